@@ -1,0 +1,1 @@
+"""Scripts: flags, a checked config, one library call each."""

@@ -1,0 +1,251 @@
+"""What every script has: its flags, a config, and one way to end when all is not well.
+
+A script ends with status 0 when it is done; with 2 after a user's mistake, told in at
+most two lines on stderr; with 1 after a fault, told in one line; and with 130 when
+interrupted. A traceback is shown with `--debug` only.
+
+jax and mha_haiku are imported inside functions: `--help` needs neither.
+"""
+
+import contextlib
+import os
+import pathlib
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from experiments import config_files
+
+# The extra of setup.cfg that installs a package which only some runs need.
+_EXTRAS = {
+    "matplotlib": "plots",
+    "sklearn": "data",
+    "tensorboardX": "tensorboard",
+    "tokenizers": "data",
+}
+
+
+def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
+    """Returns a script's flags, and `--debug` and `--help`.
+
+    They are a script's own, not absl's global ones, so that scripts can be imported
+    beside each other.
+
+    Args:
+      table: Of each flag its type, its default and its help. Types are `str`, `int`,
+        `bool`, and `list` for integers with commas between them. With a flag named
+        `config`, fields of that config can be overridden by `--config.<field>=value`.
+    """
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    own = {
+        "debug": (bool, False, "Show the traceback of an error."),
+        "help": (bool, False, "Show this and end."),
+    }
+    for name, (kind, default, text) in {**table, **own}.items():
+        if kind is list:
+            flags.DEFINE(_Integers(), name, default, text, flag_values=values)
+        else:
+            _DEFINE[kind](name, default, text, flag_values=values)
+    return values
+
+
+def run(
+    main: Callable[..., int | None],
+    values: flags.FlagValues,
+    description: str,
+    argv: Sequence[str],
+) -> int:
+    """Runs a script.
+
+    Args:
+      main: The script's work; called with the config where `values` has `--config`, and
+        with nothing otherwise. Returns an exit status, or None for 0.
+      values: The script's flags, from `flag_values`.
+      description: The docstring of the script, shown by `--help`.
+      argv: The command line, with the program's name first.
+
+    Returns:
+      The exit status: 0, 1, 2 or 130.
+    """
+    try:
+        return _run(main, values, argv, description) or 0
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # of `... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if values["debug"].value or "--debug" in argv:  # parsed, or not that far
+            traceback.print_exc()
+        return _tell(error)
+
+
+def default_compilation_cache() -> str:
+    """Returns the user's folder for compiled programs."""
+    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser()
+    return str(pathlib.Path(caches, "mha_haiku", "compiled"))
+
+
+def use_compilation_cache(folder: str) -> None:
+    """Makes jax keep all that it compiles in `folder`; nowhere if that is ""."""
+    if not folder:
+        return
+    try:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"No compilation cache in {folder}: {error.strerror}.", file=sys.stderr)
+        return
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", folder)
+    # By itself jax keeps what took a second to compile; most here takes less.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def require(flag: str, value: str | None, hint: str = "") -> None:
+    """Raises ConfigError where a flag that must be given was not."""
+    if not value:
+        from mha_haiku import checks
+
+        raise checks.ConfigError(f"--{flag}=... is missing.\n{hint}")
+
+
+class _Integers(flags.ArgumentParser):
+    """Reads `0,2` as [0, 2]."""
+
+    def parse(self, argument: str | list[int]) -> list[int]:
+        if not isinstance(argument, str):
+            return argument
+        try:
+            return [int(word) for word in argument.split(",")]
+        except ValueError as error:
+            raise ValueError("must be integers, as 0,2") from error
+
+
+_DEFINE = {
+    bool: flags.DEFINE_boolean,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+}
+
+
+def _run(main, values, argv, description) -> int | None:
+    values.unparse_flags()
+    with_config = "config" in values
+    arguments, overrides = _split_overrides(argv) if with_config else (argv, [])
+    if {"--help", "-help", "-h"} & set(arguments):
+        with contextlib.suppress(flags.Error, ValueError):
+            values([word for word in arguments if word != "-h"], known_only=True)
+        print(_help(values, description), flush=True)
+        return 0
+    _parse(values, arguments)
+    if not with_config:
+        return main()
+    require(
+        "config",
+        values.config,
+        f"It is one of {', '.join(config_files.available())}, or your own.",
+    )
+    config = config_files.load(values.config)
+    config_files.override(config, overrides)
+    return main(config)
+
+
+def _split_overrides(argv) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns `argv` without `--config.x.y=value`, and those as pairs (name, value)."""
+    arguments, overrides = [], []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith(("--config.", "-config.")):
+            arguments.append(word)
+            continue
+        name, equals, text = word.lstrip("-").partition("=")
+        if not equals:  # `--config.x value`, or only `--config.x`, which is true.
+            has_value = words and not words[0].startswith("--")
+            text = words.pop(0) if has_value else "true"
+        overrides.append((name, text))
+    return arguments, overrides
+
+
+def _parse(values, arguments) -> None:
+    from mha_haiku import checks
+
+    names = [f"--{name}" for name in values]
+    if "config" in values:
+        names.append("--config.<field>")
+    try:
+        rest = values(arguments)[1:]
+    except flags.UnrecognizedFlagError as error:
+        nearest = _nearest_flag(error.flagname, values)
+        raise checks.ConfigError(
+            f"There is no flag --{error.flagname}.{nearest}\n"
+            f"The flags are {', '.join(names)}."
+        ) from error
+    except (flags.Error, ValueError) as error:
+        raise checks.ConfigError(str(error)) from error
+    if rest:
+        raise checks.ConfigError(
+            f"{rest[0]!r} belongs to no flag; write --name=value.\n"
+            f"The flags are {', '.join(names)}."
+        )
+
+
+def _nearest_flag(name: str, values) -> str:
+    from mha_haiku import checks
+
+    first, _, field = name.partition(".")
+    if field and "config" in values:  # a field; `config` is misspelt or left out
+        field = field if checks.nearest(first, ["config"]) else name
+        return f" Did you mean '--config.{field}'?"
+    return checks.nearest(f"--{first}", [f"--{flag}" for flag in values])
+
+
+def _help(values, description: str) -> str:
+    lines = [description.strip(), "", "Flags:"]
+    for name in values:
+        flag = values[name]
+        entry = f"--{name}: {flag.help}"
+        if flag.default not in (None, False):
+            entry += f" (default: {flag.default})"
+        lines += textwrap.wrap(
+            entry, 88, initial_indent="  ", subsequent_indent="      "
+        )
+    if "config" in values:
+        lines.append("")
+        if not values.config:
+            lines.append(
+                "Configs; with --config=<one of them>, --help shows its fields:"
+            )
+            for path in config_files.available():
+                lines.append(f"  {path}: {config_files.title(path)}")
+        else:
+            lines.append(f"Fields of {values.config}, with their values there:")
+            lines += [f"  {line}" for line in config_files.describe(values.config)]
+    return "\n".join(lines)
+
+
+def _tell(error: Exception) -> int:
+    """Writes what went wrong on stderr; returns the exit status."""
+    from mha_haiku import checks
+
+    if isinstance(error, checks.ConfigError):
+        first, *others = str(error).splitlines() or [""]
+        print(f"error: {first}", file=sys.stderr)
+        if others:
+            print(" ".join(line.strip() for line in others), file=sys.stderr)
+        return 2
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    extra = _EXTRAS.get(error.name) if isinstance(error, ImportError) else None
+    hint = "--debug shows the traceback"
+    if extra:
+        hint = f"pip install -e '.[{extra}]' installs it"
+    print(f"fault: {message} ({hint})", file=sys.stderr)
+    return 1

@@ -1,0 +1,213 @@
+"""Config files: found, loaded, overridden from the command line, and described.
+
+A config file is Python that runs: it has a function `get_config()` that returns an
+`ml_collections.ConfigDict` with every field of the run.
+
+`ml_collections.config_flags` is not used: it answers a misspelt field with three
+tracebacks, and its `--help` lists no fields. What is wanted of it, to set a field from
+text of the type of its default, is `override`.
+"""
+
+import ast
+import io
+import pathlib
+import tokenize
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ml_collections import config_dict
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+_WANTED = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    list: "a list such as [1, 2]",
+    tuple: "a tuple such as (1, 2)",
+}
+
+
+def available() -> list[str]:
+    """Returns the project's config files, as `configs/<name>.py`."""
+    files = sorted((_REPOSITORY / "configs").glob("*.py"))
+    return [f"configs/{file.name}" for file in files if file.stem != "__init__"]
+
+
+def title(path: str) -> str:
+    """Returns the first line of a config file's docstring; the file does not run."""
+    try:
+        docstring = ast.get_docstring(ast.parse(_source(path)))
+    except SyntaxError:
+        docstring = None
+    return (docstring or "").partition("\n")[0]
+
+
+def load(path: str) -> config_dict.ConfigDict:
+    """Returns the config that the file's `get_config()` gives.
+
+    Args:
+      path: Of the file, from the working directory or from the project's folder.
+
+    Raises:
+      ConfigError: If there is no such file or it gives no config.
+    """
+    source = _source(path)
+    try:
+        code = compile(source, path, "exec")
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise _mistake(f"{path} is not Python{line}: {error.msg}.") from error
+    except ValueError as error:  # a null byte
+        raise _mistake(f"{path} is not Python: {error}.") from error
+    module = {"__name__": "config_file", "__file__": path}
+    try:
+        exec(code, module)
+        config = module["get_config"]() if "get_config" in module else None
+    except Exception as error:
+        raise _mistake(f"{path} raised {type(error).__name__}: {error}") from error
+    if "get_config" not in module:
+        raise _mistake(f"{path} has no get_config(); {available()[0]} shows one.")
+    if not isinstance(config, config_dict.ConfigDict):
+        raise _mistake(
+            f"get_config() of {path} must return a ml_collections.ConfigDict, "
+            f"got {type(config).__name__}."
+        )
+    return config
+
+
+def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]]):
+    """Sets fields of `config` from text.
+
+    Args:
+      config: Changed in place.
+      overrides: Pairs of a field's dotted name, such as `config.model.num_heads`, and
+        the text to read with the type of its default.
+
+    Raises:
+      ConfigError: If there is no such field, or the text is not of its type.
+    """
+    fields = {name: (section, key) for name, section, key in _fields(config)}
+    for name, text in overrides:
+        if name not in fields:
+            raise _unknown_field(config, fields, name, text)
+        section, key = fields[name]
+        kind = section.get_type(key)
+        # "none" is also a name, of no positions for one.
+        is_none = text.lower() == "none" and (kind is not str or section[key] is None)
+        try:
+            section[key] = None if is_none else _parse(text, kind)
+        except (KeyError, SyntaxError, TypeError, ValueError) as error:
+            wanted = _WANTED.get(kind, "a Python literal")
+            raise _mistake(
+                f"{name} must be {wanted}, as its default {section[key]!r} is; "
+                f"got {text!r}."
+            ) from error
+
+
+def describe(path: str) -> list[str]:
+    """Returns a line for each field of a config file: its flag, default and comment."""
+    config = load(path)
+    comments = _comments(_source(path))
+    order = {name: place for place, name in enumerate(comments)}
+    fields = sorted(_fields(config), key=lambda field: order.get(field[0], len(order)))
+    entries = []
+    for name, section, key in fields:
+        value = section[key]
+        comment = comments.get(name, "")
+        if value is None:
+            comment = f"({section.get_type(key).__name__}) {comment}"
+        entries.append((f"--{name}={value}", comment))
+    width = max((len(flag) for flag, _ in entries), default=0)
+    return [f"{flag:{width}}  {comment}".rstrip() for flag, comment in entries]
+
+
+def _source(path: str) -> str:
+    for folder in (pathlib.Path(), _REPOSITORY):
+        if (folder / path).is_file():
+            try:
+                with tokenize.open(folder / path) as file:
+                    return file.read()
+            except (SyntaxError, UnicodeDecodeError) as error:
+                raise _mistake(f"{path} is not Python: it is not text.") from error
+            except OSError as error:
+                raise _mistake(f"{path} cannot be read: {error.strerror}.") from error
+    from mha_haiku import checks
+
+    nearest = checks.nearest(f"configs/{pathlib.Path(path).stem}.py", available())
+    raise checks.ConfigError(
+        f"--config: there is no file {path!r}.{nearest}\n"
+        f"The project's are {', '.join(available())}."
+    )
+
+
+def _fields(section, prefix: str = "config") -> Iterator[tuple[str, Any, str]]:
+    """Yields each field's dotted name, the section that holds it, and its key there."""
+    for key in section:
+        name = f"{prefix}.{key}"
+        if isinstance(section[key], config_dict.ConfigDict):
+            yield from _fields(section[key], name)
+        else:
+            yield name, section, key
+
+
+def _parse(text: str, kind: type) -> Any:
+    if kind is str:
+        return text
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    if kind in (int, float):
+        return kind(text)
+    value = ast.literal_eval(text)
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if kind is not type(None) and not isinstance(value, kind):
+        raise TypeError(f"{text} is not a {kind.__name__}")
+    return value
+
+
+def _unknown_field(config, fields, name: str, text: str) -> Exception:
+    from mha_haiku import checks
+
+    section, section_name = config, "config"
+    for key in name.split(".")[1:]:
+        if not isinstance(section.get(key), config_dict.ConfigDict):
+            break
+        section, section_name = section[key], f"{section_name}.{key}"
+    listed = f"{section_name} has the fields {', '.join(section)}."
+    if section_name == name:
+        return checks.ConfigError(f"--{name}={text} sets no field.\n{listed}")
+    # The right field of another section is a likelier wish than a similar one of this.
+    leaf = name.rpartition(".")[-1]
+    elsewhere = [field for field in fields if field.rpartition(".")[-1] == leaf]
+    nearest = checks.nearest(name, elsewhere or fields)
+    return checks.ConfigError(f"--{name}: there is no such field.{nearest}\n{listed}")
+
+
+def _comments(source: str) -> dict[str, str]:
+    """Returns the comment behind, or else above, each `config.x.y = ...` of a file."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = {
+        t.start: t.string[1:].strip() for t in tokens if t.type == tokenize.COMMENT
+    }
+    lines = source.splitlines()
+    behind = {row: text for (row, _), text in found.items()}
+    comments = {}
+    assignments = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Assign)]
+    for node in sorted(assignments, key=lambda node: node.lineno):
+        above = ""
+        row = node.lineno - 1
+        while row in behind and lines[row - 1].lstrip().startswith("#"):
+            above = f"{behind[row]} {above}".strip()
+            row -= 1
+        for target in node.targets:
+            comments[ast.unparse(target)] = behind.get(node.end_lineno, above)
+    return comments
+
+
+def _mistake(message: str) -> Exception:
+    # mha_haiku is imported where something went wrong only: it takes as long as all of
+    # --help may.
+    from mha_haiku import checks
+
+    return checks.ConfigError(message)

@@ -1,0 +1,57 @@
+"""Trains a model and writes its attention maps.
+
+Run: python -m experiments.train --config=configs/reverse.py --config.model.num_heads=2
+
+The same command on a folder that holds a run goes on where that one stopped.
+"""
+
+import functools
+import pathlib
+import sys
+
+from experiments import command_line
+
+FLAGS = command_line.flag_values(
+    {
+        "config": (
+            str,
+            None,
+            "File with the config of the run; it is Python and runs.",
+        ),
+        "workdir": (
+            str,
+            None,
+            "Folder of the run; runs/<name of the config> if left out.",
+        ),
+        "override_config": (bool, False, "Go on with a run that had another config."),
+        "compilation_cache": (
+            str,
+            command_line.default_compilation_cache(),
+            "Folder that keeps compiled programs for the next start; empty for none.",
+        ),
+    }
+)
+
+
+def main(config) -> int:
+    from mha_haiku import report
+    from mha_haiku.training import attention_dump, loop
+
+    command_line.use_compilation_cache(FLAGS.compilation_cache)
+    workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
+    summary = loop.train(config, workdir, override_config=FLAGS.override_config)
+    maps = attention_dump.dump(workdir)
+    report.write(maps.parent)
+    print(f"Summary:        {workdir / 'summary.json'}")
+    print(f"Attention maps: {maps.parent / 'index.html'}")
+    if summary.interrupted:
+        print("Interrupted; the same command goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

@@ -1,0 +1,110 @@
+"""Attention of queries to keys, by whichever implementation.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
+(G divides H), K query/key size and V value size per head.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import checks, masks, positions
+from mha_haiku.attention import attention_map, dense, faults, scores
+
+Array = jax.Array
+
+IMPLEMENTATIONS: dict[str, Callable] = {"dense": dense.attend}
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: masks.Mask | Array | None = None,
+    bias: positions.ScoreBias | Array | None = None,
+    score: scores.Score | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    implementation: str = "dense",
+) -> tuple[Array, attention_map.AttentionMap]:
+    """Returns `softmax(score(query, key) + bias) value` and the attention map.
+
+    What is masked cannot be felt: NaN or inf in a masked key or value changes no bit of
+    the outputs or gradients. A query that sees nothing gets zeros. Softmax is float32,
+    or float64 for float64 inputs. A map that nobody reads costs nothing under jit.
+
+    Args:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
+      mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
+        None: everything is seen. True means "may attend".
+      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`.
+      score: `scores.dot_product()` when None, scaled by 1 / sqrt(K).
+      dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
+        one, and the weights that stay grow by 1 / (1 - dropout_rate).
+      rng: The key of the dropout; required with it.
+      implementation: "dense" holds the `[B..., H, T, S]` scores.
+
+    Returns:
+      Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
+
+    Raises:
+      ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
+        lengths exceed S, or dropout has no key.
+
+    Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
+    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
+    """
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    mask, bias = masks.as_mask(mask), positions.as_bias(bias)
+    score = scores.dot_product() if score is None else score
+    _check(query, key, value, mask, bias)
+    checks.choice("implementation", implementation, IMPLEMENTATIONS)
+    checks.fraction("dropout_rate", dropout_rate)
+    if dropout_rate and rng is None:
+        raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
+
+    batch_ndim = query.ndim - 3
+    score = score.aligned(batch_ndim)
+    bias = None if bias is None else bias.aligned(batch_ndim)
+    if not isinstance(mask, masks.Full):
+        query, key, value, bias = faults.moved_to_bias(query, key, value, bias)
+    values, logsumexp = IMPLEMENTATIONS[implementation](
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        score=score,
+        dropout_rate=dropout_rate,
+        rng=rng,
+    )
+    return values, attention_map.AttentionMap(query, key, logsumexp, mask, bias, score)
+
+
+def _check(query, key, value, mask, bias):
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim >= 3:
+        raise ValueError(
+            "query, key and value must be [B..., T, H, K], [B..., S, G, K] and "
+            f"[B..., S, G, V]; got {shapes}."
+        )
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must be of floats, got {array.dtype}.")
+    batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
+    num_keys, num_key_heads = key.shape[-3:-1]
+    if not batch_shape == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(f"query, key and value disagree on batch axes: {shapes}.")
+    if key.shape[-1] != key_size:
+        raise ValueError(f"query and key disagree on the size K per head: {shapes}.")
+    if value.shape[-3:-1] != (num_keys, num_key_heads):
+        raise ValueError(f"key and value disagree on positions S or heads G: {shapes}.")
+    if not num_key_heads or num_heads % num_key_heads:
+        raise ValueError(f"the key heads G must divide the query heads H: {shapes}.")
+    mask.check(batch_shape, num_heads, num_queries, num_keys)
+    if bias is not None:
+        bias.check(batch_shape, num_heads, num_queries, num_keys)

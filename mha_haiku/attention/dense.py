@@ -1,0 +1,76 @@
+"""Attention by the whole matrix of scores: the fastest for short sequences.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import attention_map, scores
+
+Array = jax.Array
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: masks.Mask,
+    bias: positions.ScoreBias | None,
+    score: scores.Score,
+    dropout_rate: float,
+    rng: Array | None,
+) -> tuple[Array, Array]:
+    """Returns the attended values and the logsumexp of each row of scores.
+
+    Args:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
+      mask: Which query may attend to which key.
+      bias: What is added to the scores, or None.
+      score: The score.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+      rng: The key of the dropout; None without.
+
+    Returns:
+      Values `[B..., T, H, V]` of `value`'s dtype, and the logsumexp `[B..., H, T]`,
+      float32 or float64. A row whose keys are all masked gives 0 and -inf.
+    """
+    rows, columns = jnp.arange(query.shape[-3]), jnp.arange(key.shape[-3])
+    tile = attention_map.masked_scores(query, key, mask, bias, score, rows, columns)
+    largest = jnp.max(tile, axis=-1, keepdims=True, initial=-jnp.inf)
+    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
+    weights = jnp.exp(tile - largest)
+    total = weights.sum(-1, keepdims=True)
+    blind = total == 0
+    total = jnp.where(blind, 1, total)
+    logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))[..., 0]
+    weights = weights / total
+    if dropout_rate:
+        kept = jax.random.bernoulli(rng, 1 - dropout_rate, weights.shape)
+        weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
+    return _weighted_sum(weights, value), logsumexp
+
+
+def _weighted_sum(weights: Array, value: Array) -> Array:
+    """Returns `[B..., T, H, V]` from `[B..., H, T, S]` and `[B..., S, G, V]`."""
+    num_heads, num_value_heads = weights.shape[-3], value.shape[-2]
+    dtype = weights.dtype
+    weights = weights.astype(value.dtype)
+    if num_heads == num_value_heads:
+        values = jnp.einsum(
+            "...hts,...shv->...thv", weights, value, preferred_element_type=dtype
+        )
+        return values.astype(value.dtype)
+    weights = weights.reshape(
+        *weights.shape[:-3], num_value_heads, -1, *weights.shape[-2:]
+    )
+    values = jnp.einsum(
+        "...grts,...sgv->...tgrv", weights, value, preferred_element_type=dtype
+    )
+    values = values.reshape(*values.shape[:-3], num_heads, values.shape[-1])
+    return values.astype(value.dtype)

@@ -1,0 +1,73 @@
+"""Checks of what a caller hands in, with messages that name it and what was wanted.
+
+Every check returns the value it was given, so that it can stand in an assignment.
+"""
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
+
+
+def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
+    """Returns `value`, which must be one of `choices`."""
+    choices = tuple(choices)
+    if value not in choices:
+        listed = ", ".join(map(str, choices))
+        suggestion = nearest(str(value), map(str, choices))
+        raise ConfigError(f"{name} must be one of {listed}; got {value!r}.{suggestion}")
+    return value
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Returns `value`, which must be an integer of at least 1."""
+    return integer_in(name, value, 1, None)
+
+
+def non_negative_integer(name: str, value: Any) -> int:
+    """Returns `value`, which must be an integer of at least 0."""
+    return integer_in(name, value, 0, None)
+
+
+def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
+    """Returns `value`, an integer from `low` to `high` (None: no upper end)."""
+    wanted = f"an integer of at least {low}"
+    if high is not None:
+        wanted = f"an integer from {low} to {high}"
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+    return value
+
+
+def positive_number(name: str, value: Any) -> float:
+    """Returns `value`, which must be a finite number above 0."""
+    return _number(name, value, "a finite number above 0", lambda x: x > 0)
+
+
+def non_negative_number(name: str, value: Any) -> float:
+    """Returns `value`, which must be a finite number of at least 0."""
+    return _number(name, value, "a finite number of at least 0", lambda x: x >= 0)
+
+
+def fraction(name: str, value: Any) -> float:
+    """Returns `value`, which must be a number in [0, 1)."""
+    return _number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Returns " Did you mean 'x'?" for the closest of `words`, or "" if none is near."""
+    found = difflib.get_close_matches(word, tuple(words), n=1, cutoff=0.5)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def _number(name, value, wanted, accepts) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not accepts(value):
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+    return value

@@ -1,0 +1,33 @@
+"""Masks as an algebra: `masks.causal() & masks.padding(lengths) | ~...`.
+
+A mask says which query may attend to which key (True: may attend), lazily: it gives any
+rectangle of itself without holding the whole.
+"""
+
+from mha_haiku.masks.algebra import Mask
+from mha_haiku.masks.arrays import as_mask, dense, segments
+from mha_haiku.masks.lengths import padding, prefix, valid_lens
+from mha_haiku.masks.relative import (
+    Full,
+    causal,
+    dilated,
+    full,
+    global_tokens,
+    window,
+)
+
+__all__ = [
+    "Full",
+    "Mask",
+    "as_mask",
+    "causal",
+    "dense",
+    "dilated",
+    "full",
+    "global_tokens",
+    "padding",
+    "prefix",
+    "segments",
+    "valid_lens",
+    "window",
+]

@@ -1,0 +1,120 @@
+"""Masks made of whole arrays: segment ids, or the mask itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import tiles
+from mha_haiku.masks import algebra, relative
+
+Array = jax.Array
+Mask = algebra.Mask
+
+
+def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
+    """Returns the mask of keys in the query's own segment.
+
+    Args:
+      query_ids: `[B..., T]` integers.
+      key_ids: `[B..., S]` integers; None: those of the queries.
+
+    Raises:
+      ValueError: If the ids are not integers or differ in rank.
+    """
+    query_ids = tiles.integers("query_ids", query_ids, low=None)
+    key_ids = (
+        query_ids if key_ids is None else tiles.integers("key_ids", key_ids, low=None)
+    )
+    if query_ids.ndim < 1 or query_ids.ndim != key_ids.ndim:
+        raise ValueError(
+            "segment ids must be [B..., T] and [B..., S], got shapes "
+            f"{query_ids.shape} and {key_ids.shape}."
+        )
+    return Segments(query_ids, key_ids)
+
+
+def dense(array: Array) -> Mask:
+    """Returns the mask that an array spells out.
+
+    Args:
+      array: Boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`; an axis may
+        have size 1. Its rank alone decides which of the two it is.
+
+    Raises:
+      ValueError: If it is of floats, of other integers, or of fewer than two axes.
+    """
+    array = array if isinstance(array, jax.Array) else np.asarray(array)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        known = tiles.known(array)
+        if known is not None and not np.isin(known, (0, 1)).all():
+            raise ValueError(
+                "mask must be boolean or 0/1 integers, got other integers; "
+                "lengths become a mask by masks.padding(lengths)."
+            )
+        array = array != 0
+    if array.dtype != bool:
+        raise ValueError(
+            f"mask must be boolean or 0/1 integers, got {array.dtype}; "
+            "an additive score goes in bias=."
+        )
+    if array.ndim < 2:
+        raise ValueError(
+            f"mask must be [B..., T, S] or [B..., H, T, S], got shape {array.shape}; "
+            "lengths become a mask by masks.padding(lengths)."
+        )
+    return Dense(array)
+
+
+def as_mask(value: Mask | Array | None) -> Mask:
+    """Returns a mask from a mask, an array (see `dense`) or None (everything)."""
+    if isinstance(value, Mask):
+        return value
+    return relative.full() if value is None else dense(value)
+
+
+@tiles.pytree(data=("query_ids", "key_ids"))
+class Segments(Mask):
+    """Keys of the query's own segment."""
+
+    query_ids: Array
+    key_ids: Array
+
+    def batch_ranks(self):
+        return (jnp.ndim(self.query_ids) - 1,)
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        axes = "[B..., T] and [B..., S]"
+        tiles.check_axes("query_ids", self.query_ids, (*batch_shape, num_queries), axes)
+        tiles.check_axes("key_ids", self.key_ids, (*batch_shape, num_keys), axes)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        query_ids = tiles.take(self.query_ids, rows, axis=-1)
+        key_ids = tiles.take(self.key_ids, columns, axis=-1)
+        return query_ids[..., None, :, None] == key_ids[..., None, None, :]
+
+
+@tiles.pytree(data=("values",))
+class Dense(Mask):
+    """A mask spelt out as an array."""
+
+    values: Array
+
+    def batch_ranks(self):
+        rank = jnp.ndim(self.values)
+        return (rank - 2, rank - 3) if rank > 2 else (0,)
+
+    def has_heads(self, batch_ndim):
+        return jnp.ndim(self.values) == batch_ndim + 3
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        wanted = (*batch_shape, num_queries, num_keys)
+        if self.has_heads(len(batch_shape)):
+            wanted = (*batch_shape, num_heads, num_queries, num_keys)
+        tiles.check_axes("mask", self.values, wanted, "[B..., T, S] or [B..., H, T, S]")
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        values = jnp.asarray(self.values)
+        if not self.has_heads(batch_ndim):
+            values = values[..., None, :, :]
+        values = tiles.take(values, rows, axis=-2)
+        return tiles.take(values, columns, axis=-1)

@@ -1,0 +1,153 @@
+"""Masks that depend on positions alone.
+
+R and C are the numbers of query and key positions asked for.
+"""
+
+import abc
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import tiles
+from mha_haiku.masks import algebra
+
+Array = jax.Array
+Mask = algebra.Mask
+
+
+def full() -> Mask:
+    """Returns the mask that allows everything."""
+    return Full()
+
+
+def causal() -> Mask:
+    """Returns the mask of positions up to the query's own."""
+    return Band(None, 0, 0)
+
+
+def window(left: int | None, right: int | None) -> Mask:
+    """Returns the mask of positions from t - `left` to t + `right`; None: no end."""
+    for name, reach in (("left", left), ("right", right)):
+        if reach is not None and reach < 0:
+            raise ValueError(f"{name} must be at least 0 positions, got {reach}.")
+    return full() if left is None and right is None else Band(left, right, 0)
+
+
+def dilated(rate: int) -> Mask:
+    """Returns the mask of positions whose distance is a multiple of `rate`."""
+    if rate < 1:
+        raise ValueError(f"rate must be at least 1, got {rate}.")
+    return Dilated(rate)
+
+
+def global_tokens(positions: Iterable[int]) -> Mask:
+    """Returns the mask of positions that see all and are seen by all.
+
+    Source: Beltagy et al. 2020 (Longformer), section 3.1,
+    https://arxiv.org/abs/2004.05150.
+    """
+    positions = tuple(int(position) for position in positions)
+    if any(position < 0 for position in positions):
+        raise ValueError(f"positions must be at least 0, got {positions}.")
+    return GlobalTokens(positions)
+
+
+@tiles.pytree()
+class Full(Mask):
+    """Everything may attend to everything."""
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
+        return None
+
+    def aligned_blind_queries(self, num_queries, num_keys, batch_ndim):
+        return None
+
+
+class _Relative(Mask):
+    """A mask that depends on positions alone."""
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        rows = tiles.on_rows(rows, batch_ndim)
+        return self.allows(rows, tiles.on_columns(columns, batch_ndim))
+
+    @abc.abstractmethod
+    def allows(self, rows: Array, columns: Array) -> Array:
+        """Returns whether queries at `rows` may attend to keys at `columns`."""
+
+
+@tiles.pytree(meta=("left", "right", "offset"))
+class Band(_Relative):
+    """Keys from t + offset - left to t + offset + right."""
+
+    left: int | None
+    right: int | None
+    offset: int
+
+    def shifted(self, offset):
+        return Band(self.left, self.right, self.offset + offset)
+
+    def allows(self, rows, columns):
+        distance = columns - (rows + self.offset)
+        if self.left is None:
+            return distance <= self.right
+        if self.right is None:
+            return distance >= -self.left
+        return (distance >= -self.left) & (distance <= self.right)
+
+    def key_range(self, rows, num_keys):
+        start, stop = rows
+        first, last = 0, num_keys
+        if self.left is not None:
+            first = tiles.largest(start + self.offset - self.left, 0)
+        if self.right is not None:
+            last = tiles.smallest(stop + self.offset + self.right, num_keys)
+        first = tiles.smallest(first, num_keys)
+        return first, tiles.largest(last, first)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
+        keys = np.arange(num_keys)
+        unseen = np.full(num_keys, num_queries == 0)
+        if self.right is not None:
+            unseen |= keys - self.right > self.offset + num_queries - 1
+        if self.left is not None:
+            unseen |= keys + self.left < self.offset
+        return _aligned_or_none(unseen, batch_ndim)
+
+    def aligned_blind_queries(self, num_queries, num_keys, batch_ndim):
+        queries = self.offset + np.arange(num_queries)
+        blind = np.full(num_queries, num_keys == 0)
+        if self.right is not None:
+            blind |= queries + self.right < 0
+        if self.left is not None:
+            blind |= queries - self.left > num_keys - 1
+        return _aligned_or_none(blind, batch_ndim)
+
+
+@tiles.pytree(meta=("rate",))
+class Dilated(_Relative):
+    """Keys at a multiple of `rate` positions."""
+
+    rate: int
+
+    def allows(self, rows, columns):
+        return (columns - rows) % self.rate == 0
+
+
+@tiles.pytree(meta=("global_positions",))
+class GlobalTokens(_Relative):
+    """Positions that see all and are seen by all."""
+
+    global_positions: tuple[int, ...]
+
+    def allows(self, rows, columns):
+        global_positions = np.asarray(self.global_positions, np.int32)
+        return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
+
+
+def _aligned_or_none(flags: np.ndarray, batch_ndim: int) -> Array | None:
+    return tiles.on_columns(flags, batch_ndim - 1) if flags.any() else None

@@ -1,0 +1,27 @@
+"""Haiku modules; they own parameters, and leave the numbers to pure functions."""
+
+from mha_haiku.modules.decoder import Decoder, DecoderLayer
+from mha_haiku.modules.embeddings import (
+    LearnedPositions,
+    RelativePositions,
+    TokenEmbedding,
+)
+from mha_haiku.modules.encoder import Encoder, EncoderLayer
+from mha_haiku.modules.feed_forward import FeedForward
+from mha_haiku.modules.multi_head_attention import MultiHeadAttention, additive_score
+from mha_haiku.modules.norms import LayerNorm, RMSNorm
+
+__all__ = [
+    "Decoder",
+    "DecoderLayer",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "LayerNorm",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "RelativePositions",
+    "TokenEmbedding",
+    "additive_score",
+]

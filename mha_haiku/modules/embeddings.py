@@ -1,0 +1,85 @@
+"""Embeddings of tokens and of positions.
+
+`...` leading axes, T positions, C vocabulary, D width, H heads.
+"""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import checks, positions
+
+Array = jax.Array
+
+
+class TokenEmbedding(hk.Module):
+    """A learned vector per token."""
+
+    def __init__(self, num_tokens: int, size: int, name: str | None = None):
+        """Initialises the module for C = `num_tokens` and D = `size`."""
+        super().__init__(name=name)
+        self.num_tokens = num_tokens
+        self.size = size
+
+    def __call__(self, tokens: Array) -> Array:
+        """Returns the embeddings `[..., D]` of tokens `[...]` in 0..C - 1."""
+        init = hk.initializers.RandomNormal(1.0)
+        table = hk.get_parameter("embeddings", (self.num_tokens, self.size), init=init)
+        return embed(tokens, table)
+
+
+class LearnedPositions(hk.Module):
+    """A learned vector per position.
+
+    Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
+    """
+
+    def __init__(self, max_length: int, name: str | None = None):
+        """Initialises the module for positions 0..`max_length` - 1."""
+        super().__init__(name=name)
+        self.max_length = max_length
+
+    def __call__(self, x: Array) -> Array:
+        """Returns `x` `[..., T, D]` plus the encodings of positions 0..T - 1."""
+        length, size = x.shape[-2:]
+        if length > self.max_length:
+            raise checks.ConfigError(
+                f"there are learned positions for {self.max_length} tokens, got "
+                f"{length}."
+            )
+        init = hk.initializers.RandomNormal(0.02)
+        table = hk.get_parameter("positions", (self.max_length, size), x.dtype, init)
+        return x + table[:length].reshape((1,) * (x.ndim - 2) + (length, size))
+
+
+class RelativePositions(hk.Module):
+    """Learned score biases per bucket of distance; see `positions.relative_bias`."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        bidirectional: bool,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        name: str | None = None,
+    ):
+        """Initialises the module; the arguments are those of `relative_bias`."""
+        super().__init__(name=name)
+        self.num_heads = num_heads
+        self.bidirectional = bidirectional
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+
+    def __call__(self) -> positions.ScoreBias:
+        """Returns the bias."""
+        init = hk.initializers.RandomNormal(0.02)
+        table = hk.get_parameter("table", (self.num_buckets, self.num_heads), init=init)
+        return positions.relative_bias(
+            table, bidirectional=self.bidirectional, max_distance=self.max_distance
+        )
+
+
+def embed(tokens: Array, table: Array) -> Array:
+    """Returns the rows `[..., D]` of the table `[C, D]` that tokens `[...]` name."""
+    return jnp.take(table, tokens, axis=0, mode="clip")

@@ -1,0 +1,214 @@
+"""Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
+K query/key size and V value size per head, D model width.
+"""
+
+from collections.abc import Callable
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import attention, checks, masks, positions
+from mha_haiku.modules import norms
+
+Array = jax.Array
+Initializer = hk.initializers.Initializer
+
+
+class MultiHeadAttention(hk.Module):
+    """Multi-head attention that also returns its attention map.
+
+    The constructor and the parameters (`query`, `key`, `value`, `linear`) are those of
+    `hk.MultiHeadAttention`, so its checkpoints load and give the same numbers.
+
+    Source: Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_size: int,
+        w_init_scale: float | None = None,
+        *,
+        w_init: Initializer | None = None,
+        with_bias: bool = True,
+        b_init: Initializer | None = None,
+        value_size: int | None = None,
+        model_size: int | None = None,
+        num_key_value_heads: int | None = None,
+        make_score: Callable[[int, int], attention.Score] | None = None,
+        rotary: Callable[[Array, Array], Array] | None = None,
+        qk_norm: bool = False,
+        implementation: str = "dense",
+        name: str | None = None,
+    ):
+        """Initialises the module.
+
+        Args:
+          num_heads: H.
+          key_size: K.
+          w_init_scale: Scale of the variance-scaling initialiser; 1 if left out.
+          w_init: Initialiser of all weights, in place of `w_init_scale`.
+          with_bias: Whether the four linear maps have biases.
+          b_init: Initialiser of the biases; zeros if left out.
+          value_size: V; K if left out.
+          model_size: Width of the output; H K if left out.
+          num_key_value_heads: G, which divides H; H if left out.
+          make_score: Makes the score from (H, K), and its parameters where it has any,
+            as `modules.additive_score` does; scaled dot product if left out.
+          rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
+            `positions.rotary` does.
+          qk_norm: Whether queries and keys are normalised by their root mean square,
+            with learned scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442).
+          implementation: See `attend`.
+          name: The module's name.
+        """
+        super().__init__(name=name)
+        if w_init is not None and w_init_scale is not None:
+            raise ValueError("give w_init or w_init_scale, not both.")
+        if w_init is None:
+            w_init = hk.initializers.VarianceScaling(w_init_scale or 1.0)
+        self.num_heads = checks.positive_integer("num_heads", num_heads)
+        self.key_size = checks.positive_integer("key_size", key_size)
+        self.num_key_value_heads = num_key_value_heads or num_heads
+        if num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads must divide num_heads = {num_heads}, got "
+                f"{num_key_value_heads}."
+            )
+        self.value_size = value_size or key_size
+        self.model_size = model_size or key_size * num_heads
+        self.w_init = w_init
+        self.with_bias = with_bias
+        self.b_init = b_init
+        self.make_score = make_score
+        self.rotary = rotary
+        self.qk_norm = qk_norm
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        bias: positions.ScoreBias | Array | None = None,
+        gates: Array | None = None,
+        query_offset: int = 0,
+        dropout_rate: float = 0.0,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the attended output and the attention map.
+
+        What no query may see (padding) is blanked before it is projected, so that NaN
+        there reaches neither results nor gradients.
+
+        Args:
+          query: `[B..., T, D]`; the three widths may differ.
+          key: `[B..., S, D]`.
+          value: `[B..., S, D]`.
+          mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
+            `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
+          bias: What is added to the scores; see `attend`.
+          gates: `[H]` or `[B..., H]`; multiply each head's output before the last
+            linear map.
+          query_offset: Position of the first query, for `rotary`.
+          dropout_rate: Of the weights, in [0, 1); needs an rng.
+
+        Returns:
+          Output `[B..., T, model_size]` and the map of shape `(B..., H, T, S)`.
+
+        Raises:
+          ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
+        """
+        mask = masks.as_mask(mask)
+        query, key, value = self._with_unseen_blanked(query, key, value, mask)
+        query = self._heads(query, self.num_heads, self.key_size, "query")
+        key = self._heads(key, self.num_key_value_heads, self.key_size, "key")
+        value = self._heads(value, self.num_key_value_heads, self.value_size, "value")
+        if self.qk_norm:
+            query = norms.RMSNorm(name="query_norm")(query)
+            key = norms.RMSNorm(name="key_norm")(key)
+        if self.rotary is not None:
+            query = self.rotary(query, query_offset + jnp.arange(query.shape[-3]))
+            key = self.rotary(key, jnp.arange(key.shape[-3]))
+        score = None
+        if self.make_score is not None:
+            score = self.make_score(self.num_heads, self.key_size)
+
+        values, attention_map = attention.attend(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            score=score,
+            dropout_rate=dropout_rate,
+            rng=hk.next_rng_key() if dropout_rate else None,
+            implementation=self.implementation,
+        )
+        if gates is not None:
+            values = values * self._aligned_gates(gates, values)
+        values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
+        return self._linear(self.model_size, None)(values), attention_map
+
+    @hk.transparent
+    def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:
+        """Returns the projection `[..., T, H, size]` of `[..., T, D]`."""
+        projected = self._linear(num_heads * size, name)(x)
+        return projected.reshape(*x.shape[:-1], num_heads, size)
+
+    @hk.transparent
+    def _linear(self, size: int, name: str | None) -> hk.Linear:
+        return hk.Linear(
+            size,
+            with_bias=self.with_bias,
+            w_init=self.w_init,
+            b_init=self.b_init,
+            name=name,
+        )
+
+    def _with_unseen_blanked(self, query, key, value, mask):
+        """Puts zeros where no query sees a key, or a query sees no key."""
+        if not query.ndim == key.ndim == value.ndim >= 2:
+            raise ValueError(
+                "query, key and value must be [B..., T, D] and [B..., S, D], got "
+                f"shapes {query.shape}, {key.shape} and {value.shape}."
+            )
+        batch_shape, num_queries, num_keys = (
+            query.shape[:-2],
+            query.shape[-2],
+            key.shape[-2],
+        )
+        mask.check(batch_shape, self.num_heads, num_queries, num_keys)
+        sizes = (num_queries, num_keys, len(batch_shape))
+        query = _blanked(query, mask.aligned_blind_queries(*sizes))
+        unseen = mask.aligned_unseen_keys(*sizes)
+        return query, _blanked(key, unseen), _blanked(value, unseen)
+
+    def _aligned_gates(self, gates, values):
+        gates = jnp.asarray(gates, values.dtype)
+        if gates.shape not in ((self.num_heads,), (*values.shape[:-3], self.num_heads)):
+            raise ValueError(
+                f"gates must be [H] or [B..., H] with H = {self.num_heads}, got shape "
+                f"{gates.shape}."
+            )
+        batch_shape = gates.shape[:-1] or (1,) * (values.ndim - 3)
+        return gates.reshape(*batch_shape, 1, self.num_heads, 1)
+
+
+def additive_score(num_heads: int, key_size: int) -> attention.Score:
+    """Returns an additive score with a learned weight `[H, K]` named "score"."""
+    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
+    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
+    return attention.additive(weight)
+
+
+def _blanked(x: Array, blank: Array | None) -> Array:
+    """Returns `[B..., T, D]` with zeros where `[B..., H, T]` is true of all heads."""
+    if blank is None:
+        return x
+    blank = blank.all(-2)[..., None]
+    return jnp.where(blank, 0, x)

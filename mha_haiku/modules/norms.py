@@ -1,0 +1,80 @@
+"""Normalisation of features: layer norm and root-mean-square norm.
+
+D is the number of features. Moments are float32 at least; the output has the dtype of
+the input. Parameters are named as in Haiku.
+"""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class LayerNorm(hk.Module):
+    """Features less their mean, over their standard deviation, scaled and shifted.
+
+    Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
+    """
+
+    def __init__(self, epsilon: float = 1e-5, name: str | None = None):
+        """Initialises the module; `epsilon` is added to the variance."""
+        super().__init__(name=name)
+        self.epsilon = epsilon
+
+    def __call__(self, x: Array) -> Array:
+        """Returns the normalised `[..., D]`."""
+        size = x.shape[-1:]
+        scale = hk.get_parameter("scale", size, x.dtype, jnp.ones)
+        offset = hk.get_parameter("offset", size, x.dtype, jnp.zeros)
+        return layer_norm(x, scale, offset, epsilon=self.epsilon)
+
+
+class RMSNorm(hk.Module):
+    """Features over their root mean square, scaled.
+
+    Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.
+    """
+
+    def __init__(self, epsilon: float = 1e-5, name: str | None = None):
+        """Initialises the module; `epsilon` is added to the mean square."""
+        super().__init__(name=name)
+        self.epsilon = epsilon
+
+    def __call__(self, x: Array) -> Array:
+        """Returns the normalised `[..., D]`."""
+        scale = hk.get_parameter("scale", x.shape[-1:], x.dtype, jnp.ones)
+        return rms_norm(x, scale, epsilon=self.epsilon)
+
+
+def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:
+    """Returns `(x - mean) / sqrt(variance + epsilon) * scale + offset`.
+
+    Args:
+      x: `[..., D]`.
+      scale: `[D]`.
+      offset: `[D]`.
+      epsilon: Added to the variance.
+    """
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    wide = x.astype(dtype)
+    centred = wide - wide.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    normalised = centred * jax.lax.rsqrt(variance + epsilon)
+    return (normalised * _last(scale, x, dtype) + _last(offset, x, dtype)).astype(
+        x.dtype
+    )
+
+
+def rms_norm(x: Array, scale: Array, *, epsilon: float) -> Array:
+    """Returns `x / sqrt(mean(x^2) + epsilon) * scale` for `[..., D]` and `[D]`."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    wide = x.astype(dtype)
+    mean_square = jnp.square(wide).mean(-1, keepdims=True)
+    normalised = wide * jax.lax.rsqrt(mean_square + epsilon)
+    return (normalised * _last(scale, x, dtype)).astype(x.dtype)
+
+
+def _last(parameter: Array, x: Array, dtype) -> Array:
+    """Returns `[D]` beside `[..., D]`."""
+    return parameter.astype(dtype).reshape((1,) * (x.ndim - 1) + (-1,))

@@ -1,0 +1,250 @@
+"""Where a token stands: sinusoidal and rotary encodings, ALiBi and T5 score biases.
+
+`B...` batch axes, T query positions, S key positions, H heads, K size per head, D
+width. A score bias is lazy like a mask: it gives tiles of itself, `[B..., H, R, C]`,
+to be added to the scores of R queries and C keys. Learned encodings are parameters: see
+`modules.embeddings`.
+"""
+
+import abc
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import tiles
+
+Array = jax.Array
+
+
+def sinusoidal(positions: Array, size: int, *, max_period: float = 10_000.0) -> Array:
+    """Returns sines and cosines of the positions at geometrically spaced periods.
+
+    Args:
+      positions: `[..., T]` integers.
+      size: D, even; feature 2i is a sine and 2i + 1 the cosine of the same angle.
+      max_period: The longest wavelength is 2 pi times this many positions.
+
+    Returns:
+      `[..., T, D]` float32, in [-1, 1].
+
+    Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
+    """
+    if size < 2 or size % 2:
+        raise ValueError(f"size must be even and at least 2, got {size}.")
+    angles = _angles(positions, size, max_period)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return pairs.reshape(*angles.shape[:-1], size)
+
+
+def rotary(x: Array, positions: Array, *, max_period: float = 10_000.0) -> Array:
+    """Returns queries or keys whose feature pairs are turned by their position.
+
+    Dot products of turned queries and keys depend on the distance of their positions.
+    Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA).
+
+    Args:
+      x: `[..., T, H, K]` with K even.
+      positions: `[T]` or `[..., T]` integers.
+      max_period: The slowest pair turns by about 1 / `max_period` radians a position.
+
+    Returns:
+      `[..., T, H, K]` of x's dtype.
+
+    Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
+    """
+    size = x.shape[-1]
+    if size % 2:
+        raise ValueError(f"rotary positions need an even key size K, got {size}.")
+    angles = _angles(positions, size, max_period)[..., None, :]
+    angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    sine, cosine = jnp.sin(angles).astype(dtype), jnp.cos(angles).astype(dtype)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def alibi(num_heads: int) -> "ScoreBias":
+    """Returns the bias `-slope_h |t - s|`, its slopes a geometric series over heads.
+
+    Source: Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409; numbers of
+    heads that are no power of two as in the authors' code.
+    """
+    largest_power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / largest_power) for i in range(largest_power)]
+    between = [2 ** (-4 * (2 * i + 1) / largest_power) for i in range(largest_power)]
+    slopes = slopes + between[: num_heads - largest_power]
+    return Alibi(np.asarray(slopes, np.float32), 0)
+
+
+def relative_bias(
+    table: Array, *, bidirectional: bool, max_distance: int = 128
+) -> "ScoreBias":
+    """Returns a learned bias per head and bucket of the distance.
+
+    Args:
+      table: `[buckets, H]`. Half of a direction's buckets stand for one distance each;
+        the others for ranges that grow geometrically up to `max_distance`.
+      bidirectional: Whether keys after the query have buckets of their own; if not,
+        they share bucket 0 (for causal masks).
+      max_distance: Distances from here on share the last bucket, in positions.
+
+    Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
+    """
+    return RelativeBias(table.T, bidirectional, max_distance, 0)
+
+
+def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
+    """Returns a score bias from one, from None or from an array.
+
+    Args:
+      value: An array is float `[B..., T, S]` or `[B..., H, T, S]`; an axis may have
+        size 1. Its rank alone decides which of the two it is.
+    """
+    if value is None or isinstance(value, ScoreBias):
+        return value
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"bias must be of floats, got {value.dtype}; what may be attended to goes "
+            "in mask=."
+        )
+    return DenseBias(value)
+
+
+class ScoreBias(abc.ABC):
+    """What is added to the scores; a pytree."""
+
+    @abc.abstractmethod
+    def aligned_tile(self, rows: Array, columns: Array, batch_ndim: int) -> Array:
+        """Returns the bias at positions `rows` x `columns` as `[B..., H, R, C]`."""
+
+    @abc.abstractmethod
+    def check(
+        self, batch_shape: tuple, num_heads: int, num_queries: int, num_keys: int
+    ):
+        """Raises ValueError where the bias does not fit attention of these sizes."""
+
+    def aligned(self, batch_ndim: int) -> "ScoreBias":
+        """Returns the bias with its arrays' axes standing beside `[B..., H, T, S]`.
+
+        So that a bias inside a stack of attention maps keeps its meaning.
+        """
+        del batch_ndim
+        return self
+
+
+@tiles.pytree(data=("slopes",), meta=("offset",))
+class Alibi(ScoreBias):
+    """`-slope_h |t + offset - s|`; slopes `[H]` or `[B..., H]`."""
+
+    slopes: Array
+    offset: int
+
+    def shifted(self, offset: int) -> "Alibi":
+        """Returns the bias in which query t stands at position t + `offset`."""
+        return Alibi(self.slopes, self.offset + offset)
+
+    def check(self, batch_shape, num_heads, num_queries, num_keys):
+        if self.slopes.shape[-1] != num_heads:
+            raise ValueError(
+                f"the ALiBi bias is of {self.slopes.shape[-1]} heads, "
+                f"attention of {num_heads}."
+            )
+
+    def aligned(self, batch_ndim):
+        if self.slopes.ndim == batch_ndim + 1:
+            return self
+        return Alibi(_stood_beside(self.slopes, batch_ndim + 1), self.offset)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        rows = tiles.on_rows(rows, batch_ndim) + self.offset
+        distance = jnp.abs(rows - tiles.on_columns(columns, batch_ndim))
+        slopes = self.aligned(batch_ndim).slopes[..., None, None]
+        return -slopes * distance.astype(slopes.dtype)
+
+
+@tiles.pytree(data=("table",), meta=("bidirectional", "max_distance", "offset"))
+class RelativeBias(ScoreBias):
+    """A bias per bucket of the distance; the table is `[H, buckets]`."""
+
+    table: Array
+    bidirectional: bool
+    max_distance: int
+    offset: int
+
+    def shifted(self, offset: int) -> "RelativeBias":
+        """Returns the bias in which query t stands at position t + `offset`."""
+        return self._replace_table(self.table, self.offset + offset)
+
+    def check(self, batch_shape, num_heads, num_queries, num_keys):
+        if self.table.shape[-2] != num_heads:
+            raise ValueError(
+                f"the relative bias is of {self.table.shape[-2]} heads, attention of "
+                f"{num_heads}."
+            )
+
+    def aligned(self, batch_ndim):
+        if self.table.ndim == batch_ndim + 2:
+            return self
+        return self._replace_table(
+            _stood_beside(self.table, batch_ndim + 2), self.offset
+        )
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        distance = jnp.asarray(columns)[None, :] - jnp.asarray(rows)[:, None]
+        table = self.aligned(batch_ndim).table
+        return jnp.take(table, self.buckets(distance - self.offset), axis=-1)
+
+    def buckets(self, distance: Array) -> Array:
+        """Returns the bucket of each distance s - t, in positions."""
+        num_buckets = self.table.shape[-1]
+        first = jnp.zeros_like(distance)
+        if self.bidirectional:
+            num_buckets //= 2
+            first = jnp.where(distance > 0, num_buckets, 0)
+            distance = jnp.abs(distance)
+        else:
+            distance = jnp.maximum(-distance, 0)
+        num_exact = num_buckets // 2
+        growth = jnp.log(jnp.maximum(distance, 1) / num_exact)
+        growth = growth / math.log(self.max_distance / num_exact)
+        far = num_exact + (growth * (num_buckets - num_exact)).astype(distance.dtype)
+        far = jnp.minimum(far, num_buckets - 1)
+        return first + jnp.where(distance < num_exact, distance, far)
+
+    def _replace_table(self, table, offset):
+        return RelativeBias(table, self.bidirectional, self.max_distance, offset)
+
+
+@tiles.pytree(data=("values",))
+class DenseBias(ScoreBias):
+    """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
+
+    values: Array
+
+    def check(self, batch_shape, num_heads, num_queries, num_keys):
+        wanted = (*batch_shape, num_queries, num_keys)
+        if self.values.ndim == len(batch_shape) + 3:
+            wanted = (*batch_shape, num_heads, num_queries, num_keys)
+        axes = "[B..., T, S] or [B..., H, T, S]"
+        tiles.check_axes("bias", self.values, wanted, axes)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        values = jnp.asarray(self.values)
+        if values.ndim == batch_ndim + 2:
+            values = values[..., None, :, :]
+        return tiles.take(tiles.take(values, rows, axis=-2), columns, axis=-1)
+
+
+def _angles(positions: Array, size: int, max_period: float) -> Array:
+    """Returns position / max_period^(2i / size) for each pair i: `[..., size / 2]`."""
+    frequencies = max_period ** (-np.arange(0, size, 2, dtype=np.float32) / size)
+    positions = jnp.asarray(positions, jnp.float32)[..., None]
+    return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))
+
+
+def _stood_beside(array: Array, ndim: int) -> Array:
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)

@@ -1,0 +1,51 @@
+"""Pictures and a page of a run's attention, made from its saved arrays alone.
+
+Nothing here runs a model: what `write` reads is the `maps.npz` that a run left, so the
+report of any run can be made again, on any machine, without an accelerator.
+"""
+
+import os
+import pathlib
+import re
+
+from mha_haiku.report import figures, maps, page
+
+_PICTURE = re.compile(r"layer_\d{2,}\.png")
+
+
+def write(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
+
+    Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
+    holds are removed, so that the folder never mixes two runs.
+
+    Args:
+      folder: Where `maps.npz` is, and where the report goes.
+
+    Returns:
+      The written files: `layer_00.png`, `layer_01.png`, ..., then `index.html`.
+
+    Raises:
+      ConfigError: If `maps.npz` is missing or is not what a run writes.
+    """
+    folder = pathlib.Path(folder)
+    saved = maps.load(folder / "maps.npz")
+    written = []
+    for layer, picture in enumerate(figures.pictures(saved)):
+        written.append(_replace(folder / f"layer_{layer:02d}.png", picture))
+    for path in folder.iterdir():
+        if _PICTURE.fullmatch(path.name) and path not in written:
+            path.unlink()
+    written.append(_replace(folder / "index.html", page.render(saved).encode()))
+    return written
+
+
+def _replace(path: pathlib.Path, content: bytes) -> pathlib.Path:
+    """Puts `content` at `path` in one step; a reader never sees half of it."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path

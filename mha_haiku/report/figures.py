@@ -1,0 +1,255 @@
+"""One picture per layer: a grid of its heads, drawn without a window or `pyplot`.
+
+Each head has a panel for the first example, with its tokens on both axes where they are
+legible, and one below it for the mean over many examples where the run saved that. All
+pictures of a run share one colour scale, so that layers can be compared.
+"""
+
+import functools
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mha_haiku.report import labels
+from mha_haiku.report.maps import Maps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+_EXAMPLE = 0
+_DOTS_PER_INCH = 120
+_BAR_INCHES = 1.0  # the colour bar, its numbers and its name
+# Up to this many positions tokens stand on the axes; above it, position numbers.
+_MOST_TOKENS = 64
+_LONGEST_TOKEN = 12
+# With more keys than this most weights are small, and a square-root scale shows them.
+_MOST_LINEAR = 32
+_WIDER_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Noto Sans",
+    "WenQuanYi Zen Hei",
+    "Arial Unicode MS",
+    "Hiragino Sans",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Segoe UI Symbol",
+)
+
+
+def pictures(saved: Maps) -> Iterator[bytes]:
+    """Yields each layer's picture as the bytes of a PNG file."""
+    import matplotlib
+
+    families, _ = _fonts()
+    scale = _shared_scale(saved)
+    style = {"font.family": list(families), "text.usetex": False}
+    for layer in range(saved.num_layers):
+        with matplotlib.rc_context(style), warnings.catch_warnings():
+            # What no font has is spelt as a code point; shaping may still ask for more.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            picture = io.BytesIO()
+            # Without the version of matplotlib, the same maps give the same file.
+            layer_figure(saved, layer, scale).savefig(
+                picture, format="png", metadata={"Software": None}
+            )
+        yield picture.getvalue()
+
+
+def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
+    """Draws the heads of one layer.
+
+    Args:
+      saved: The run's maps.
+      layer: Which layer.
+      scale: What the colours mean, from 0 to the largest weight of the run.
+
+    Returns:
+      A figure that belongs to no window.
+    """
+    from matplotlib import cm, figure
+
+    heads = saved.head_names[layer]
+    bands = 2 if heads and saved.means is not None else 1
+    rows, columns = _grid(len(heads))
+    side, margin = _panel_inches(saved)
+    step_across, step_down = side + margin + 0.2, side + margin + 0.35
+    width = columns * step_across + _BAR_INCHES
+    heading = _heading(saved, layer, width)
+    top = 0.25 + 0.21 * len(heading)
+    height = top + rows * bands * step_down
+    sheet = figure.Figure((width, height), dpi=_DOTS_PER_INCH, facecolor="white")
+
+    def panel(row: int, column: int, title: str) -> "Axes":
+        left = column * step_across + margin
+        bottom = height - top - row * step_down - 0.3 - side
+        place = (left / width, bottom / height, side / width, side / height)
+        axes = sheet.add_axes(place)
+        axes.set_title(_literal(title), fontsize=10, parse_math=False)
+        return axes
+
+    for head, name in enumerate(heads):
+        row, column = divmod(head, columns)
+        axes = panel(row * bands, column, name)
+        _draw_example(axes, saved, layer, head, scale)
+        if saved.means is not None:
+            title = f"{name}, mean of {saved.mean_examples} examples"
+            axes = panel(row * bands + 1, column, title)
+            _draw(axes, saved.means[layer][head], scale)
+            _number_axes(axes, saved, *saved.means[layer].shape[1:])
+    if not heads:
+        panel(0, 0, "this layer has no heads left").set_axis_off()
+    tall = min(height - top - 0.8, 5.0)
+    bar = sheet.add_axes(
+        (1 - (_BAR_INCHES - 0.2) / width, 1 - (top + 0.3 + tall) / height)
+        + (0.18 / width, tall / height)
+    )
+    sheet.colorbar(cm.ScalarMappable(scale, "viridis"), cax=bar)
+    how = "" if scale.gamma == 1 else " (square-root scale)"
+    bar.set_ylabel(f"attention weight{how}", fontsize=9)
+    sheet.text(
+        0.15 / width,
+        1 - 0.12 / height,
+        "\n".join(heading),
+        va="top",
+        fontsize=11,
+        linespacing=1.3,
+        parse_math=False,
+    )
+    return sheet
+
+
+def _heading(saved: Maps, layer: int, width: float) -> list[str]:
+    """Returns the lines above the panels, wrapped to a figure `width` inches wide."""
+    which = saved.layer_names[layer]
+    if saved.num_examples > 1:
+        which += f", example {_EXAMPLE + 1} of {saved.num_examples}"
+    lines = [saved.title, which, "One colour scale for all layers."]
+    if saved.pooled:
+        queries = int(np.diff(saved.query_edges).max())
+        keys = int(np.diff(saved.key_edges).max())
+        lines.append(
+            f"Pooled: a cell is the weight of up to {queries} queries, averaged, "
+            f"on up to {keys} keys together."
+        )
+    wide = max(30, int(11 * width))
+    return [part for line in lines for part in textwrap.wrap(_literal(line), wide)]
+
+
+def _draw_example(
+    panel: "Axes", saved: Maps, layer: int, head: int, scale: "Normalize"
+) -> None:
+    rows, columns = saved.shown_cells(_EXAMPLE)
+    weights = saved.weights[layer][_EXAMPLE, head, :rows, :columns]
+    _draw(panel, weights, scale)
+    if saved.pooled or max(rows, columns) > _MOST_TOKENS:
+        _number_axes(panel, saved, rows, columns)
+        return
+    tokens = _tokens(saved)
+    size = {"fontsize": _token_points(saved), "parse_math": False}
+    turned = 90 if max(map(len, tokens[:columns])) > 1 else 0
+    panel.set_xticks(range(columns), tokens[:columns], rotation=turned, **size)
+    panel.set_yticks(range(rows), tokens[:rows], **size)
+    panel.tick_params(length=2, pad=2)
+
+
+def _draw(panel: "Axes", weights: np.ndarray, scale: "Normalize") -> None:
+    panel.set_axis_on()
+    panel.imshow(
+        weights.astype(np.float32), norm=scale, cmap="viridis", interpolation="nearest"
+    )
+    panel.set_xlabel("key (attended to)", fontsize=9)
+    panel.set_ylabel("query (attends)", fontsize=9)
+
+
+def _number_axes(panel: "Axes", saved: Maps, rows: int, columns: int) -> None:
+    """Puts the position at which a cell starts on some of the cells."""
+    for set_ticks, edges, cells in (
+        (panel.set_xticks, saved.key_edges, columns),
+        (panel.set_yticks, saved.query_edges, rows),
+    ):
+        steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
+        step = next(step for step in steps if cells / step <= 9)
+        if saved.pooled:
+            step = 2 ** math.ceil(math.log2(max(cells / 8, 1)))
+        shown = range(0, cells, step)
+        set_ticks(shown, [str(edges[cell]) for cell in shown], fontsize=8)
+
+
+def _literal(text: str) -> str:
+    """Returns a title or a name as it can be drawn."""
+    return labels.drawable(labels.one_line(text), _fonts()[1], longest=200)
+
+
+def _tokens(saved: Maps) -> list[str]:
+    return [
+        labels.drawable(labels.visible(token), _fonts()[1], _LONGEST_TOKEN)
+        for token in saved.tokens[_EXAMPLE].tolist()
+    ]
+
+
+def _grid(num_heads: int) -> tuple[int, int]:
+    """Returns the rows and columns of a grid near a square, or of one row up to 4."""
+    if num_heads <= 4:
+        return 1, max(1, num_heads)
+    near = math.ceil(math.sqrt(num_heads))
+    columns = min(near, near + 1, key=lambda columns: -num_heads % columns)
+    return math.ceil(num_heads / columns), columns
+
+
+def _panel_inches(saved: Maps) -> tuple[float, float]:
+    """Returns the side of a panel, and the margin that its labels need."""
+    cells = max(saved.shown_cells(_EXAMPLE))
+    if saved.pooled or cells > _MOST_TOKENS:
+        return 2.8, 0.65
+    longest = max(map(len, _tokens(saved)))
+    label = longest * _token_points(saved) * 0.75 / 72
+    return _whole_panel_inches(cells), 0.4 + max(0.2, label)
+
+
+def _whole_panel_inches(cells: int) -> float:
+    return max(2.8, 0.095 * cells)
+
+
+def _token_points(saved: Maps) -> float:
+    """Returns the font size at which tokens do not touch each other."""
+    cells = max(saved.shown_cells(_EXAMPLE))
+    return min(10.0, 72 * 0.95 * _whole_panel_inches(cells) / cells)
+
+
+def _shared_scale(saved: Maps) -> "Normalize":
+    from matplotlib import colors
+
+    shown = [weights[_EXAMPLE] for weights in saved.weights] + list(saved.means or ())
+    largest = max(
+        (float(weights.max()) for weights in shown if weights.size), default=1
+    )
+    linear = len(saved.key_edges) - 1 <= _MOST_LINEAR
+    # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
+    unit = 10 ** math.floor(math.log10(largest or 1) - 1)
+    top = math.ceil(largest / unit) * unit or 1.0
+    return colors.PowerNorm(1.0 if linear else 0.5, vmin=0.0, vmax=top)
+
+
+@functools.cache
+def _fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
+    """Returns the font families in use, and whether one of them has a character."""
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    families = ("DejaVu Sans", *(name for name in _WIDER_FONTS if name in installed))
+    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in families]
+
+    @functools.cache
+    def has_glyph(character: str) -> bool:
+        return any(font.get_char_index(ord(character)) for font in fonts)
+
+    return families, has_glyph

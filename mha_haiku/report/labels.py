@@ -1,0 +1,65 @@
+"""Token text that a reader can see, and that a font can draw.
+
+A token may be a space, a line break, half an emoji or an invisible character that turns
+the text around it; on an axis or a page each has to be something one can point at.
+"""
+
+import unicodedata
+from collections.abc import Callable
+
+import numpy as np
+
+_SYMBOLS = {" ": "␣", "\n": "↵", "\r": "⇠", "\t": "⇥"}
+# Controls, invisible formatting, lone surrogates, unassigned; odd spaces and line ends.
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+
+
+def visible(text: str) -> str:
+    """Returns `text` with all that is invisible in it replaced by something to see.
+
+    A space is ␣, a line break ↵, a carriage return ⇠, a tab ⇥, the empty text ∅; any
+    other invisible character is its code point, such as U+200B.
+    """
+    shown = "".join(map(_visible_character, text)) or "∅"
+    # A combining mark with nothing to stand on takes the usual dotted circle.
+    return "◌" + shown if unicodedata.combining(shown[0]) else shown
+
+
+def one_line(text: str) -> str:
+    """Returns `text`, a title or a name, as `visible` but with its spaces kept."""
+    return "".join(c if c == " " else _visible_character(c) for c in text)
+
+
+def drawable(text: str, has_glyph: Callable[[str], bool], longest: int) -> str:
+    """Returns `text` with code points for what the fonts lack, shortened with an ….
+
+    Args:
+      text: Already visible text.
+      has_glyph: Whether a font can draw a character.
+      longest: Number of characters that are kept.
+    """
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    return "".join(c if has_glyph(c) else _code_point(c) for c in text)
+
+
+def ranges(edges: np.ndarray, length: int) -> list[str]:
+    """Returns the positions of each bin that starts before `length`: "7" or "8–15"."""
+    bins = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    return [
+        str(start) if stop - start == 1 else f"{start}–{stop - 1}"
+        for start, stop in bins
+        if start < length
+    ]
+
+
+def _visible_character(character: str) -> str:
+    if character in _SYMBOLS:
+        return _SYMBOLS[character]
+    if unicodedata.category(character) in _INVISIBLE:
+        return _code_point(character)
+    return character
+
+
+def _code_point(character: str) -> str:
+    return f"U+{ord(character):04X}"

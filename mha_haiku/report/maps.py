@@ -1,0 +1,207 @@
+"""The attention maps that a run saved: read from `maps.npz` and checked.
+
+Dimensions: `L` layers, `N` examples, `H` heads (of a layer), `T` positions of the
+input, `T'` and `S'` query and key bins, which are single positions in a whole map.
+"""
+
+import dataclasses
+import os
+import pathlib
+import zipfile
+import zlib
+from typing import Any
+
+import numpy as np
+
+from mha_haiku import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """What a report shows of one run.
+
+    Attributes:
+      title: Which run and step.
+      layer_names: `[L]`.
+      head_names: For each layer, `[H]`.
+      weights: For each layer, `[N, H, T', S']` attention weights.
+      means: For each layer, `[H, T', S']`, over `mean_examples` examples; or None.
+      mean_examples: How many examples `means` is over; 0 where there is none.
+      tokens: `[N, T]` text of each position.
+      query_edges: `[T' + 1]`: query bin `i` covers positions `edges[i]:edges[i + 1]`.
+      key_edges: `[S' + 1]`, the same of the keys.
+      lengths: `[N]`, valid positions of each example.
+      predictions: `[N, T]`, or `[N, 1]` where the whole input has one answer.
+      targets: As `predictions`; "" where there is nothing to predict.
+    """
+
+    title: str
+    layer_names: tuple[str, ...]
+    head_names: tuple[tuple[str, ...], ...]
+    weights: tuple[np.ndarray, ...]
+    means: tuple[np.ndarray, ...] | None
+    mean_examples: int
+    tokens: np.ndarray
+    query_edges: np.ndarray
+    key_edges: np.ndarray
+    lengths: np.ndarray
+    predictions: np.ndarray
+    targets: np.ndarray
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.weights)
+
+    @property
+    def num_examples(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a cell covers more than one query and one key."""
+        num_positions = self.tokens.shape[1]
+        return min(len(self.query_edges), len(self.key_edges)) <= num_positions
+
+    def shown_cells(self, example: int) -> tuple[int, int]:
+        """Returns how many query and key bins hold valid positions of an example."""
+        length = max(1, int(self.lengths[example]))
+        return (
+            int(np.searchsorted(self.query_edges[:-1], length)),
+            int(np.searchsorted(self.key_edges[:-1], length)),
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Maps:
+    """Reads `maps.npz` without unpickling anything, and checks all of it.
+
+    Args:
+      path: The file.
+
+    Returns:
+      Its maps.
+
+    Raises:
+      ConfigError: If the file is missing, damaged, lacks an array, or holds arrays
+        whose types, shapes or values do not fit together.
+    """
+    path = pathlib.Path(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise checks.ConfigError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise checks.ConfigError(
+            f"{path} cannot be read: {error.strerror or error}."
+        ) from None
+    # A lone .npy has no `files`; the others are what damaged or pickled archives raise.
+    except (
+        AttributeError,
+        EOFError,
+        TypeError,
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise checks.ConfigError(
+            f"{path} is not a readable .npz archive of plain arrays: {error}"
+        ) from None
+    return _Reader(path, arrays).maps()
+
+
+class _Reader:
+    """Takes arrays out of the archive, each checked for its type and shape."""
+
+    def __init__(self, path: pathlib.Path, arrays: dict[str, np.ndarray]):
+        self._path = path
+        self._arrays = arrays
+
+    def maps(self) -> Maps:
+        tokens = self._text("tokens", (None, None))
+        num_examples, num_positions = tokens.shape
+        if not num_examples or not num_positions:
+            self._fail("tokens", "hold at least one example and position", tokens.shape)
+        layer_names = self._text("layer_names", (None,))
+        if not len(layer_names):
+            self._fail("layer_names", "name at least one layer", layer_names.shape)
+        query_edges = self._edges("query_edges", num_positions)
+        key_edges = self._edges("key_edges", num_positions)
+        cells = len(query_edges) - 1, len(key_edges) - 1
+        layers = range(len(layer_names))
+        if f"layer_{len(layers):02d}" in self._arrays:
+            wanted = f"name every layer; layer_{len(layers):02d} has no name"
+            self._fail("layer_names", wanted, layer_names.shape)
+        heads = [self._text(f"heads_{i:02d}", (None,)) for i in layers]
+        weights = [
+            self._weights(f"layer_{i:02d}", (num_examples, len(heads[i]), *cells))
+            for i in layers
+        ]
+        means, mean_examples = None, 0
+        if "mean_examples" in self._arrays or "mean_00" in self._arrays:
+            mean_examples = int(self._integers("mean_examples", ()))
+            means = tuple(
+                self._weights(f"mean_{i:02d}", (len(heads[i]), *cells)) for i in layers
+            )
+        lengths = self._integers("lengths", (num_examples,))
+        if lengths.min() < 0 or lengths.max() > num_positions:
+            self._fail("lengths", f"be from 0 to {num_positions}", lengths.tolist())
+        predictions = self._text("predictions", (num_examples, None))
+        if predictions.shape[1] not in (1, num_positions):
+            wanted = f"have shape {tokens.shape} or {(num_examples, 1)}"
+            self._fail("predictions", wanted, predictions.shape)
+        return Maps(
+            title=str(self._text("title", ())),
+            layer_names=tuple(layer_names.tolist()),
+            head_names=tuple(tuple(names.tolist()) for names in heads),
+            weights=tuple(weights),
+            means=means,
+            mean_examples=mean_examples,
+            tokens=tokens,
+            query_edges=query_edges,
+            key_edges=key_edges,
+            lengths=lengths,
+            predictions=predictions,
+            targets=self._text("targets", predictions.shape),
+        )
+
+    def _text(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        return self._array(name, shape, "U", "text")
+
+    def _integers(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        return self._array(name, shape, "iu", "integers")
+
+    def _weights(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        weights = self._array(name, shape, "f", "floating-point numbers")
+        # Written so that a NaN fails it too.
+        if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
+            found = f"values from {weights.min()} to {weights.max()}"
+            self._fail(name, "hold finite weights of at least 0", found)
+        return weights
+
+    def _edges(self, name: str, num_positions: int) -> np.ndarray:
+        edges = self._integers(name, (None,)).astype(np.int64)
+        rises = len(edges) > 1 and (np.diff(edges) > 0).all()
+        if not rises or edges[0] != 0 or edges[-1] != num_positions:
+            self._fail(name, f"rise from 0 to {num_positions}", edges.tolist()[:9])
+        return edges
+
+    def _array(
+        self, name: str, shape: tuple[int | None, ...], kinds: str, described: str
+    ) -> np.ndarray:
+        if name not in self._arrays:
+            near = checks.nearest(name, self._arrays)
+            raise checks.ConfigError(f"{self._path} has no array {name!r}.{near}")
+        array = self._arrays[name]
+        if array.dtype.kind not in kinds:
+            self._fail(name, f"hold {described}", array.dtype)
+        fits = array.ndim == len(shape) and all(
+            wanted in (None, size)
+            for wanted, size in zip(shape, array.shape, strict=True)
+        )
+        if not fits:
+            wanted = str(tuple("any" if s is None else s for s in shape))
+            self._fail(name, f"have shape {wanted.replace(chr(39), '')}", array.shape)
+        return array
+
+    def _fail(self, name: str, wanted: str, found: Any) -> None:
+        raise checks.ConfigError(f"{self._path}: {name} must {wanted}, got {found}.")

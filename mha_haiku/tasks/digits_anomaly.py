@@ -1,0 +1,161 @@
+"""Find the one image of a different digit in a set of handwritten digits."""
+
+import dataclasses
+import functools
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.tasks import sampling
+from mha_haiku.tasks import task as task_lib
+
+_NUM_DIGITS = 10
+_NUM_PIXELS = 64
+_LARGEST_PIXEL = 16
+_LARGEST_SET = 64
+_MOST_IMAGES = 183  # of one digit, in both parts together
+
+
+class Images(NamedTuple):
+    """Images sorted by digit: digit d has `counts[d]` of them, from `starts[d]` on."""
+
+    pixels: np.ndarray  # [N, 64] float32 in [0, 1]
+    starts: np.ndarray  # [10] int32
+    counts: np.ndarray  # [10] int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DigitsAnomaly(task_lib.Task):
+    """T images, all different; T - 1 are of one digit and one is of another: which?
+
+    A set task: the target is the position of the odd one, and the order says nothing.
+    The digits, the images and the position are uniform. Images are scikit-learn's 1,797
+    of 8 x 8 pixels, scaled to [0, 1]. Example, T = 10, by the digit of each image:
+
+        inputs   7 7 7 3 7 7 7 7 7 7
+        target   3
+
+    Of each digit the last images are held out: no set has images of both parts.
+
+    Metric: accuracy, the part of the sets whose odd image has the largest logit.
+    Chance: one in T, log T nats.
+
+    Attributes:
+      sequence_length: T, images in a set, 3 to 64.
+      held_out_fraction: The part of the images of each digit to evaluate on.
+    """
+
+    name: ClassVar[str] = "digits_anomaly"
+    num_tokens: ClassVar[None] = None
+    feature_size: ClassVar[int] = _NUM_PIXELS
+    num_classes: ClassVar[int] = 1
+    sequence_length: int
+    held_out_fraction: float
+
+    def __post_init__(self):
+        checks.integer_in("sequence_length", self.sequence_length, 3, _LARGEST_SET)
+        checks.fraction("held_out_fraction", self.held_out_fraction)
+        for part, images in zip(("training", "held-out"), self._split, strict=True):
+            if images.counts.min() < self.sequence_length:
+                raise checks.ConfigError(
+                    f"held_out_fraction must leave {self.sequence_length} images of "
+                    f"each digit to the {part} part, got {self.held_out_fraction!r}, "
+                    f"which leaves {images.counts.min()}."
+                )
+
+    @property
+    def train_data(self) -> Images:
+        """The images to train on."""
+        return self._split[0]
+
+    @property
+    def held_out_data(self) -> Images:
+        """The images to evaluate on."""
+        return self._split[1]
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: the position is uniform."""
+        return {
+            "accuracy": 1 / self.sequence_length,
+            "loss": math.log(self.sequence_length),
+        }
+
+    def example(self, key: jax.Array, data: Images) -> task_lib.Example:
+        """Returns one set from the images of `data`."""
+        pixels, starts, counts = jax.tree.map(jnp.asarray, data)
+        random = sampling.words(key, 4 + _MOST_IMAGES)
+        usual = sampling.integers(random[0], _NUM_DIGITS)
+        shift = 1 + sampling.integers(random[1], _NUM_DIGITS - 1)
+        odd = (usual + shift) % _NUM_DIGITS
+        odd_image = starts[odd] + sampling.integers(random[2], counts[odd])
+        position = sampling.integers(random[3], self.sequence_length)
+        images = starts[usual] + sampling.distinct(
+            random[4:], self.sequence_length, counts[usual]
+        )
+        is_odd = jnp.arange(self.sequence_length) == position
+        return task_lib.Example(
+            inputs=pixels[jnp.where(is_odd, odd_image, images)],
+            targets=position,
+            weights=task_lib.all_count(position),
+        )
+
+    def labels(self, example: task_lib.Example) -> list[str]:
+        """Returns the digit of each image; "?" where it is none of the task's."""
+        inputs = np.asarray(example.inputs, np.float32)
+        return [self._digits.get(image.tobytes(), "?") for image in inputs]
+
+    def class_label(self, c: int) -> str:
+        """Returns "image 0", "image 1", ...: a class is a position in the set."""
+        return f"image {c}"
+
+    def encode(self, text: str) -> np.ndarray:
+        """Refuses: a text has no images.
+
+        Raises:
+          ConfigError: Always.
+        """
+        raise checks.ConfigError(
+            f"text must be left out for {self.name}, whose inputs are images; "
+            f"got {text!r}."
+        )
+
+    @functools.cached_property
+    def _split(self) -> tuple[Images, Images]:
+        pixels, digits = _load()
+        counts = np.bincount(digits, minlength=_NUM_DIGITS)
+        num_held_out = np.round(counts * self.held_out_fraction).astype(np.int64)
+        rank = np.arange(len(digits)) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_held_out = rank >= (counts - num_held_out)[digits]
+
+        def part(chosen):
+            sizes = np.bincount(digits[chosen], minlength=_NUM_DIGITS).astype(np.int32)
+            starts = (np.cumsum(sizes) - sizes).astype(np.int32)
+            return Images(pixels[chosen], starts, sizes)
+
+        return part(~is_held_out), part(is_held_out)
+
+    @functools.cached_property
+    def _digits(self) -> dict[bytes, str]:
+        pixels, digits = _load()
+        named = zip(pixels, digits, strict=True)
+        return {image.tobytes(): str(digit) for image, digit in named}
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the pixels `[N, 64]` and digits `[N]` of all images, sorted by digit."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise checks.ConfigError(
+            "task.name 'digits_anomaly' needs scikit-learn: "
+            "pip install 'mha_haiku[data]'."
+        ) from error
+    digits = datasets.load_digits()
+    order = np.argsort(digits.target, kind="stable")
+    pixels = digits.data[order].astype(np.float32) / _LARGEST_PIXEL
+    return pixels, digits.target[order]

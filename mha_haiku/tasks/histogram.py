@@ -1,0 +1,73 @@
+"""Say of each token how often it occurs."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import checks
+from mha_haiku.tasks import sampling
+from mha_haiku.tasks import task as task_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Histogram(task_lib.Task):
+    """The target at position t is how often the token at t occurs in the sequence.
+
+    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
+
+        inputs   3 1 4 1 5
+        targets  1 2 1 2 1
+        weights  1 1 1 1 1
+
+    Metric: accuracy over all positions. Chance: the likeliest count; a count is 1
+    plus a binomial of T - 1 tries at one in `num_tokens`, whose largest probability
+    and entropy are exact.
+
+    Attributes:
+      sequence_length: T. Class c is the count c, so there are T + 1 (0 never occurs).
+      num_tokens: Number of different tokens, 0 to num_tokens - 1.
+
+    Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981.
+    """
+
+    name: ClassVar[str] = "histogram"
+    sequence_length: int
+    num_tokens: int
+
+    def __post_init__(self):
+        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
+        checks.integer_in("num_tokens", self.num_tokens, 2, sampling.LARGEST)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: the counts 0 to T."""
+        return self.sequence_length + 1
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level, of the distribution of a count."""
+        tries = self.sequence_length - 1
+        hit, miss = math.log(1 / self.num_tokens), math.log1p(-1 / self.num_tokens)
+        logs = [
+            math.lgamma(tries + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(tries - k + 1)
+            + k * hit
+            + (tries - k) * miss
+            for k in range(tries + 1)
+        ]
+        loss = -sum(math.exp(log) * log for log in logs)
+        return {"accuracy": math.exp(max(logs)), "loss": loss}
+
+    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+        """Returns one example; `data` is unused."""
+        del data
+        random = sampling.words(key, self.sequence_length)
+        inputs = sampling.integers(random, self.num_tokens)
+        tokens = jnp.arange(self.num_tokens, dtype=jnp.int32)
+        counts = jnp.sum(inputs[:, None] == tokens[None, :], axis=0, dtype=jnp.int32)
+        return task_lib.Example(inputs, counts[inputs], task_lib.all_count(inputs))

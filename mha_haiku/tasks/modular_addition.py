@@ -1,0 +1,108 @@
+"""Add two numbers modulo a third, from part of the addition table."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.tasks import sampling
+from mha_haiku.tasks import task as task_lib
+
+_LARGEST_MODULUS = 1024  # a table of a million entries
+_SPLIT_SEED = 0  # the split is part of the task: every run has the same
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModularAddition(task_lib.Task):
+    """The inputs are `a + b =`; the target at the last position is a + b mod p.
+
+    The p * p sums are split once and for all into a training and a held-out part, with
+    a + b and b + a on the same side: a held-out sum was never seen the other way round.
+    Example, p = 7:
+
+        inputs   3 + 6 =
+        targets  . . . 2
+        weights  0 0 0 1
+
+    Metric: accuracy at the last position. Chance: one in p, log p nats; each sum is as
+    frequent as any other in the whole table.
+
+    Attributes:
+      modulus: p. Tokens 0 to p - 1 are numbers, p is "+" and p + 1 is "="; the classes
+        are the numbers.
+      train_fraction: The part of the table to train on, above 0 and below 1.
+
+    Source: Power et al. 2022, https://arxiv.org/abs/2201.02177.
+    """
+
+    name: ClassVar[str] = "modular_addition"
+    sequence_length: ClassVar[int] = 4
+    modulus: int
+    train_fraction: float
+
+    def __post_init__(self):
+        checks.integer_in("modulus", self.modulus, 2, _LARGEST_MODULUS)
+        checks.fraction("train_fraction", self.train_fraction)
+        for part, pairs in zip(("training", "held-out"), self._split, strict=True):
+            if not len(pairs):
+                raise checks.ConfigError(
+                    f"train_fraction must leave a sum to the {part} part of the table "
+                    f"of modulus {self.modulus}, got {self.train_fraction!r}."
+                )
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens: the numbers, "+" and "="."""
+        return self.modulus + 2
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, one per number."""
+        return self.modulus
+
+    @property
+    def train_data(self) -> np.ndarray:
+        """The pairs to train on, `[N, 2]` int32."""
+        return self._split[0]
+
+    @property
+    def held_out_data(self) -> np.ndarray:
+        """The pairs to evaluate on, `[N, 2]` int32."""
+        return self._split[1]
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: every number is the sum of equally many pairs."""
+        return {"accuracy": 1 / self.modulus, "loss": math.log(self.modulus)}
+
+    def token_label(self, token: int) -> str:
+        """Returns the number, "+" or "="."""
+        signs = {self.modulus: "+", self.modulus + 1: "="}
+        return signs.get(token, str(token))
+
+    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+        """Returns one example, a sum of `data`'s."""
+        pairs = jnp.asarray(data)
+        a, b = pairs[sampling.integers(sampling.words(key), len(pairs))]
+        inputs = jnp.stack([a, jnp.int32(self.modulus), b, jnp.int32(self.modulus + 1)])
+        at_end = jnp.arange(self.sequence_length) == self.sequence_length - 1
+        targets = jnp.where(at_end, (a + b) % self.modulus, 0).astype(jnp.int32)
+        return task_lib.Example(inputs, targets, at_end.astype(jnp.float32))
+
+    @functools.cached_property
+    def _split(self) -> tuple[np.ndarray, np.ndarray]:
+        low, high = np.triu_indices(self.modulus)
+        order = np.random.RandomState(_SPLIT_SEED).permutation(len(low))
+        num_train = round(self.train_fraction * len(low))
+
+        def both_ways(chosen):
+            pairs = np.stack([low[chosen], high[chosen]], axis=1)
+            mirrored = pairs[pairs[:, 0] != pairs[:, 1], ::-1]
+            return np.concatenate([pairs, mirrored]).astype(np.int32)
+
+        return both_ways(order[:num_train]), both_ways(order[num_train:])

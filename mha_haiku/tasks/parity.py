@@ -1,0 +1,62 @@
+"""Say whether the number of ones so far is odd."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import checks
+from mha_haiku.tasks import sampling
+from mha_haiku.tasks import task as task_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parity(task_lib.Task):
+    """The target at position t is the parity of the ones at positions 0 to t.
+
+    A target per position, as in the studies of state tracking below; the last one is
+    the parity of the whole sequence. Bits are independent and uniform. Example, T = 6:
+
+        inputs   1 0 1 1 0 1
+        targets  1 1 0 1 1 0
+        weights  1 1 1 1 1 1
+
+    Metric: accuracy over all positions. Chance: one half, log 2 nats; nothing less than
+    all of the bits so far tells anything.
+
+    Attributes:
+      sequence_length: T.
+
+    Sources: Bhattamishra et al. 2020, https://arxiv.org/abs/2009.11264; Liu et al.
+    2023, https://arxiv.org/abs/2210.10749.
+    """
+
+    name: ClassVar[str] = "parity"
+    num_tokens: ClassVar[int] = 2
+    num_classes: ClassVar[int] = 2
+    sequence_length: int
+
+    def __post_init__(self):
+        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: every parity is a fair coin."""
+        return {"accuracy": 0.5, "loss": math.log(2)}
+
+    def class_label(self, c: int) -> str:
+        """Returns "even" or "odd"."""
+        return ("even", "odd")[c]
+
+    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+        """Returns one example; `data` is unused."""
+        del data
+        # Fair bits have fair and independent parities: drawing those first, a bit is
+        # where they change, and no running sum is needed.
+        targets = sampling.integers(sampling.words(key, self.sequence_length), 2)
+        before = jnp.concatenate([jnp.zeros(1, jnp.int32), targets[:-1]])
+        inputs = targets ^ before
+        return task_lib.Example(inputs, targets, task_lib.all_count(targets))

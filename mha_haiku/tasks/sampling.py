@@ -1,0 +1,55 @@
+"""Random integers from raw random words, at the cost of one draw per example.
+
+`jax.random.randint` splits its key and draws twice, and `jax.random.choice` without
+replacement sorts several times; in a training step of a few milliseconds that shows. A
+task draws all words that it needs at once, and shares them out to these functions.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Vocabularies, lengths and moduli stay below this, so that the remainder of a 32-bit
+# word is uniform to one part in 4,096.
+LARGEST = 2**20
+
+# Up to this many comparisons, ranks take less time than a sort on the CPU.
+_FEW_COMPARISONS = 2**12
+
+
+def words(key: jax.Array, *shape: int) -> jax.Array:
+    """Returns uniform uint32 words of the given shape."""
+    return jax.random.bits(key, shape, jnp.uint32)
+
+
+def integers(random: jax.Array, count: int | jax.Array) -> jax.Array:
+    """Returns int32 integers, uniform in [0, count), shaped like the `random` words."""
+    return (random % jnp.asarray(count, jnp.uint32)).astype(jnp.int32)
+
+
+def distinct(
+    random: jax.Array, num_drawn: int, count: int | jax.Array | None = None
+) -> jax.Array:
+    """Returns integers drawn without replacement, in random order.
+
+    Args:
+      random: `[N]` uint32 words.
+      num_drawn: How many to draw, at most `count`.
+      count: The integers are from 0 to count - 1, at most N, which is the default.
+
+    Returns:
+      `[num_drawn]` int32, no two alike; every ordered choice is equally likely.
+    """
+    (size,) = random.shape
+    index_bits = np.uint32((size - 1).bit_length())
+    index = jnp.arange(size, dtype=jnp.uint32)
+    # The low bits hold the position, so that no two words are equal.
+    tickets = (random >> index_bits << index_bits) | index
+    if count is not None:
+        is_drawn_from = index < jnp.asarray(count, jnp.uint32)
+        tickets = jnp.where(is_drawn_from, tickets, np.uint32(2**32 - 1))
+    if num_drawn * size <= _FEW_COMPARISONS:
+        lower = tickets[None, :] < tickets[:num_drawn, None]
+        return jnp.sum(lower, axis=-1, dtype=jnp.int32)
+    position = np.uint32((1 << int(index_bits)) - 1)
+    return (jnp.sort(tickets)[:num_drawn] & position).astype(jnp.int32)

@@ -1,0 +1,144 @@
+"""What a task is: examples from keys, a metric, its chance level, and text to read.
+
+Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes.
+"""
+
+import abc
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import checks
+
+
+class Example(NamedTuple):
+    """One example of a task; a batch of them has leading axes on every array."""
+
+    inputs: jax.Array
+    """`[T]` int32 tokens, or `[T, D]` float32 features."""
+    targets: jax.Array
+    """`[T]` int32 class of each position; a set task: `[]` int32 place in the set."""
+    weights: jax.Array
+    """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
+    lengths: jax.Array | None = None
+    """`[]` int32 valid positions; None where every position of every example is."""
+
+
+class Task(abc.ABC):
+    """Something to learn. A subclass is a frozen dataclass: a task is a static value.
+
+    Its constructor takes the fields of `config.task` and `config.data`. The metric of
+    every task is its accuracy: the mean of `correct` over the positions that count.
+    """
+
+    name: ClassVar[str]
+    """The task's name in the registry."""
+    sequence_length: int
+    """T, positions of an example."""
+    num_tokens: int | None
+    """Number of different input tokens; None where inputs are features."""
+    feature_size: int | None = None
+    """D, width of the input features; None where inputs are tokens."""
+    num_classes: int
+    """C, classes of the logits of a position; 1 for a set task, a logit per element."""
+    train_data: Any = ()
+    """Host arrays that `example` draws training examples from; () if it needs none."""
+    held_out_data: Any = ()
+    """The same for evaluation: shares nothing with `train_data`."""
+    baseline: dict[str, float]
+    """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
+    sees no input, only the position, and so answers the same for every example."""
+    baseline_name: str = "chance"
+    """What `baseline` is the level of: "chance" or "unigram"."""
+
+    @abc.abstractmethod
+    def example(self, key: jax.Array, data: Any) -> Example:
+        """Returns one example, a pure function of its arguments, under jit and vmap.
+
+        Args:
+          key: The PRNG key that decides the example.
+          data: `train_data` or `held_out_data`, on the device or not.
+        """
+
+    def correct(self, logits: jax.Array, example: Example) -> jax.Array:
+        """Returns where the likeliest class is the target, whether it counts or not.
+
+        Args:
+          logits: `[..., T, C]`; a set task: `[..., T]`.
+          example: One example or a batch, with the leading axes of `logits`.
+
+        Returns:
+          Boolean, shaped like `example.targets`.
+        """
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
+
+    def token_label(self, token: int) -> str:
+        """Returns the text of an input token."""
+        return str(token)
+
+    def class_label(self, c: int) -> str:
+        """Returns the text of class `c`."""
+        return str(c)
+
+    def labels(self, example: Example) -> list[str]:
+        """Returns the text of each position of one example's inputs."""
+        return [
+            self.token_label(token) for token in np.asarray(example.inputs).tolist()
+        ]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's text.
+
+        Args:
+          text: T token ids or token labels, separated by spaces: "3 1 4".
+
+        Returns:
+          `[T]` int32.
+
+        Raises:
+          ConfigError: If there are more or fewer than T, or one is not a token.
+        """
+        words = text.split()
+        if len(words) != self.sequence_length:
+            raise checks.ConfigError(
+                f"text must be {self.sequence_length} tokens separated by spaces for "
+                f"{self.name}, got {len(words)}."
+            )
+        tokens = {str(token): token for token in range(self.num_tokens)}
+        tokens |= {self.token_label(token): token for token in range(self.num_tokens)}
+        for word in words:
+            if word not in tokens:
+                raise checks.ConfigError(
+                    f"text must be token ids from 0 to {self.num_tokens - 1} or labels "
+                    f"of {self.name}, got {word!r}.{checks.nearest(word, tokens)}"
+                )
+        return np.array([tokens[word] for word in words], np.int32)
+
+
+def all_count(targets: jax.Array) -> jax.Array:
+    """Returns weights of 1 for every one of `targets`."""
+    return jnp.ones(targets.shape, jnp.float32)
+
+
+def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
+    """Returns the examples of a batch that have the given indices.
+
+    An example depends on `key` and its own index alone, so that a batch is the same
+    however its indices are spread over devices.
+
+    Args:
+      task: The task.
+      key: The PRNG key of the whole batch.
+      data: `task.train_data` or `task.held_out_data`.
+      indices: `[B]` integers, positions in the whole batch.
+
+    Returns:
+      The examples, with a leading axis of size B.
+    """
+
+    def one(index):
+        return task.example(jax.random.fold_in(key, index), data)
+
+    return jax.vmap(one)(indices)

@@ -1,0 +1,233 @@
+"""Text from files as tokens, in a part to train on and a part held out."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.tasks import task as task_lib
+from mha_haiku.tasks import tokenization
+
+_TOKENIZERS = {
+    "characters": tokenization.Characters.train,
+    "bpe": tokenization.BytePairs.train,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A text as tokens, cut once: the first part to train on, the last one held out."""
+
+    tokenizer: tokenization.Tokenizer
+    train: np.ndarray  # [N] int32
+    held_out: np.ndarray  # [M] int32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(task_lib.Task):
+    """What the tasks over text share: the corpus, its labels, the unigram baseline.
+
+    Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
+    tokenizer come first, 0 to num_classes - 1; they are the classes as well.
+
+    Attributes:
+      sequence_length: T, in tokens.
+      path: A UTF-8 file, or a folder whose files are read in the order of their names;
+        "" is Python's own documentation, `pydoc_data.topics`.
+      tokenizer: "characters" or "bpe", trained on the training part alone.
+      vocabulary_size: Most tokens that the tokenizer may have.
+      held_out_fraction: The last part of the text, to evaluate on.
+    """
+
+    baseline_name = "unigram"
+    sequence_length: int
+    path: str
+    tokenizer: str
+    vocabulary_size: int
+    held_out_fraction: float
+
+    def __post_init__(self):
+        checks.positive_integer("sequence_length", self.sequence_length)
+        self._check_lengths()  # reads the files, so that their faults show now
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """The text of both parts."""
+        return load(
+            path=self.path,
+            tokenizer=self.tokenizer,
+            vocabulary_size=self.vocabulary_size,
+            held_out_fraction=self.held_out_fraction,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the tokenizer's tokens."""
+        return self.num_classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of the tokenizer's tokens."""
+        return self.corpus.tokenizer.num_tokens
+
+    @property
+    def train_data(self) -> np.ndarray:
+        """The tokens to train on, `[N]` int32."""
+        return self.corpus.train
+
+    @property
+    def held_out_data(self) -> np.ndarray:
+        """The tokens to evaluate on, `[M]` int32."""
+        return self.corpus.held_out
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """The unigram predictor: counts of the training part, measured on the held-out.
+
+        Its accuracy is that of always saying the commonest token; its loss that of the
+        frequencies, with one added to every count so that none is zero.
+        """
+        train, held_out = self.corpus.train, self.corpus.held_out
+        counts = np.bincount(train, minlength=self.num_classes)
+        log_probabilities = np.log((counts + 1) / (len(train) + self.num_classes))
+        return {
+            "accuracy": float(np.mean(held_out == counts.argmax())),
+            "loss": float(-np.mean(log_probabilities[held_out])),
+        }
+
+    def token_label(self, token: int) -> str:
+        """Returns the text of a token."""
+        return self.class_label(token)
+
+    def class_label(self, c: int) -> str:
+        """Returns the text of the tokenizer's token `c`."""
+        return self.corpus.tokenizer.label(c)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's text.
+
+        Args:
+          text: Any text, of at least 1 and at most T tokens.
+
+        Returns:
+          `[t]` int32, as many as the text has.
+
+        Raises:
+          ConfigError: If there are none or more than T, or the text is not Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise checks.ConfigError(
+                f"text must be Unicode, got {text[error.start]!r} at character "
+                f"{error.start}."
+            ) from error
+        tokens = self._tokens(text)
+        if not 1 <= len(tokens) <= self.sequence_length:
+            raise checks.ConfigError(
+                f"text must have from 1 to {self.sequence_length} tokens "
+                f"(sequence_length), got {len(tokens)}."
+            )
+        return tokens
+
+    def _check_lengths(self) -> None:
+        needed = self.sequence_length + 1
+        parts = {"training": self.corpus.train, "held-out": self.corpus.held_out}
+        for part, tokens in parts.items():
+            if len(tokens) < needed:
+                raise checks.ConfigError(
+                    f"path must have at least {needed} tokens in its {part} part "
+                    f"(sequence_length + 1), got {len(tokens)} from {self.path!r} "
+                    f"with held_out_fraction {self.held_out_fraction!r}."
+                )
+
+    def _tokens(self, text: str) -> np.ndarray:
+        return self.corpus.tokenizer.encode(text)
+
+
+def load(
+    *, path: str, tokenizer: str, vocabulary_size: int, held_out_fraction: float
+) -> Corpus:
+    """Returns the text at a path as tokens; see `TextTask` for the arguments.
+
+    Raises:
+      ConfigError: If an argument is not what it must be, or the text is missing, empty,
+        binary, or not UTF-8.
+    """
+    checks.choice("tokenizer", tokenizer, _TOKENIZERS)
+    checks.fraction("held_out_fraction", held_out_fraction)
+    if held_out_fraction == 0:
+        raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
+    text = read(path)
+    # At least one character to train the tokenizer on; too short is the task's to say.
+    cut = max(1, round(len(text) * (1 - held_out_fraction)))
+    trained = _TOKENIZERS[tokenizer](text[:cut], vocabulary_size)
+    return Corpus(trained, trained.encode(text[:cut]), trained.encode(text[cut:]))
+
+
+def read(path: str) -> str:
+    r"""Returns the text of a file, of all files of a folder, or of Python's topics.
+
+    Files of a folder and its folders are joined by an empty line, in the order of their
+    paths; hidden ones are left out. A byte order mark is dropped, and `\r\n` is `\n`.
+
+    Raises:
+      ConfigError: If there is no such file, or it is empty, binary, or not UTF-8.
+    """
+    if not isinstance(path, str):
+        raise checks.ConfigError(f"path must be a text, got {path!r}.")
+    if not path:
+        from pydoc_data import topics
+
+        return "\n\n".join(topics.topics.values())
+    try:
+        text = "\n\n".join(filter(None, map(_read_file, _files(path))))
+    except OSError as error:
+        raise checks.ConfigError(
+            f"path must be readable, got {error.filename or path!r}: {error.strerror}."
+        ) from error
+    if not text.strip():
+        raise checks.ConfigError(
+            f"path must have some text, got {path!r}: it is empty."
+        )
+    return text
+
+
+def _files(path: str) -> list[pathlib.Path]:
+    root = pathlib.Path(os.path.expanduser(path))
+    if root.is_file():
+        return [root]
+    if root.is_dir():
+        found = (file for file in sorted(root.rglob("*")) if file.is_file())
+        return [
+            file
+            for file in found
+            if not any(name.startswith(".") for name in file.relative_to(root).parts)
+        ]
+    what = "is neither a file nor a folder" if root.exists() else "does not exist"
+    folder = root.parent
+    siblings = os.listdir(folder) if folder.is_dir() else []
+    raise checks.ConfigError(
+        f"path must be a text file or a folder of them, got {path!r}, which {what}."
+        f"{checks.nearest(root.name, siblings)}"
+    )
+
+
+def _read_file(file: pathlib.Path) -> str:
+    raw = file.read_bytes()
+    if (offset := raw.find(b"\0")) >= 0:
+        raise checks.ConfigError(
+            f"path must be UTF-8 text, got {str(file)!r}: it is binary, with a NUL at "
+            f"byte {offset}."
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise checks.ConfigError(
+            f"path must be UTF-8 text, got {str(file)!r}: byte {error.start} is "
+            f"0x{raw[error.start]:02x}."
+        ) from error
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")

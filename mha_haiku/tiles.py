@@ -1,0 +1,124 @@
+"""How rectangles of `[B..., H, T, S]` arrays are addressed, and what they are made of.
+
+Masks and score biases are pytrees that give tiles of themselves: positions of rows and
+columns come in, and arrays whose axes stand beside `[B..., H, T, S]` go out.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Index = slice | range | np.ndarray | Array
+
+
+def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
+    """Makes a frozen dataclass a pytree with leaves `data` and static fields `meta`."""
+
+    def register(cls):
+        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+        return jax.tree_util.register_dataclass(
+            cls, data_fields=list(data), meta_fields=list(meta)
+        )
+
+    return register
+
+
+def positions(index: Index, size: int | None = None) -> Array:
+    """Returns the positions that a slice, a range or an array of integers names.
+
+    Args:
+      index: What to name; a slice needs an end where `size` is not given.
+      size: How many positions there are, where known.
+
+    Raises:
+      ValueError: If a slice has no end, or an array is not of integers in one axis.
+    """
+    if isinstance(index, slice):
+        if size is not None:
+            return np.arange(size)[index]
+        if index.stop is None or index.stop < 0 or (index.start or 0) < 0:
+            raise ValueError(
+                f"a tile of a mask needs a slice with ends of at least 0, got {index}; "
+                "a mask does not know how many positions there are."
+            )
+        return np.arange(index.start or 0, index.stop, index.step or 1)
+    index = index if isinstance(index, jax.Array) else np.asarray(index)
+    if index.ndim != 1 or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise ValueError(
+            "positions must be a slice, a range or one axis of integers, got "
+            f"{index.dtype} of shape {index.shape}."
+        )
+    known_index = known(index)
+    if size is not None and known_index is not None and known_index.size:
+        if known_index.min() < -size or known_index.max() >= size:
+            raise ValueError(
+                f"positions must be in {-size}..{size - 1}, got "
+                f"{known_index.min()}..{known_index.max()}."
+            )
+        return known_index % size
+    return index
+
+
+def on_rows(rows: Array, batch_ndim: int) -> Array:
+    """Returns positions `[R]` as `[1..., 1, R, 1]`, beside `[B..., H, T, S]`."""
+    return jnp.asarray(rows).reshape((1,) * (batch_ndim + 1) + (-1, 1))
+
+
+def on_columns(columns: Array, batch_ndim: int) -> Array:
+    """Returns positions `[C]` as `[1..., 1, 1, C]`, beside `[B..., H, T, S]`."""
+    return jnp.asarray(columns).reshape((1,) * (batch_ndim + 2) + (-1,))
+
+
+def take(array: Array, index: Array, axis: int) -> Array:
+    """Returns `array` at positions `index` of an axis, whose size 1 stands for any."""
+    size = array.shape[axis]
+    if size == 1:
+        return jnp.repeat(array, len(index), axis=axis)
+    known_index = None if isinstance(index, jax.Array) else index
+    if known_index is not None and np.array_equal(known_index, np.arange(size)):
+        return jnp.asarray(array)
+    return jnp.take(array, jnp.asarray(index), axis=axis, mode="clip")
+
+
+def largest(first, second):
+    """Returns the larger of two integers, either of which may be traced."""
+    both_known = isinstance(first, int) and isinstance(second, int)
+    return max(first, second) if both_known else jnp.maximum(first, second)
+
+
+def smallest(first, second):
+    """Returns the smaller of two integers, either of which may be traced."""
+    both_known = isinstance(first, int) and isinstance(second, int)
+    return min(first, second) if both_known else jnp.minimum(first, second)
+
+
+def known(array) -> np.ndarray | None:
+    """Returns the numbers of an array, or None while it is being traced."""
+    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def integers(name: str, value, low: int | None = 0) -> Array:
+    """Returns `value` as an array, which must be integers of at least `low`."""
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"{name} must be integers, got {array.dtype}.")
+    numbers = known(array)
+    if low is not None and numbers is not None and (numbers < low).any():
+        raise ValueError(f"{name} must be at least {low}, got {numbers.min()}.")
+    return array
+
+
+def check_axes(name: str, array: Array, wanted: tuple, axes: str):
+    """Raises ValueError unless the shape is `wanted`, but for axes of size 1."""
+    shape = jnp.shape(array)
+    fits = len(shape) == len(wanted) and all(
+        size in (1, full_size) for size, full_size in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} must be {axes}, which is {wanted} here (an axis may have size 1); "
+            f"got shape {shape}."
+        )

@@ -1,0 +1,92 @@
+"""Held-out evaluation: a fixed set of examples, with a key and data of its own."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import devices as device_placement
+from mha_haiku import models, tasks
+from mha_haiku.training import loss
+from mha_haiku.training import step as training_step
+
+
+def held_out_batch(
+    task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array
+) -> tasks.Example:
+    """Returns the held-out examples of the given indices.
+
+    Index i is the same example in every evaluation of a run.
+
+    Args:
+      task: The task.
+      seed: `config.seed`.
+      data: `task.held_out_data`.
+      indices: `[B]` int32.
+    """
+    key = training_step.stream(seed, "held_out")
+    return tasks.batch(task, key, data, indices)
+
+
+def make_evaluation(
+    model: models.Model,
+    task: tasks.Task,
+    *,
+    num_examples: int,
+    batch_size: int,
+    devices: Sequence[jax.Device],
+) -> Callable[[Any, Any, np.uint32], loss.Sums]:
+    """Returns the program that evaluates on the first `num_examples` held-out examples.
+
+    They are taken in whole batches; what the last one has too many of gets no weight,
+    so the result is the same whatever the number of devices.
+
+    Returns:
+      `evaluate(params, data, seed)`, `jax.pmap`ped: params and data with an axis of
+      devices, seed a scalar; the sums over all examples, on every device.
+    """
+    num_devices = len(devices)
+    num_batches = -(-num_examples // batch_size)
+
+    @functools.partial(
+        jax.pmap,
+        axis_name=device_placement.AXIS,
+        in_axes=(0, 0, None),
+        devices=devices,
+    )
+    def evaluate(params, data, seed):
+        own = device_placement.part_of_batch(batch_size, num_devices)
+
+        def add_batch(index, total):
+            indices = index * batch_size + own
+            example = held_out_batch(task, seed, data, indices)
+            counts = (indices < num_examples).reshape(
+                indices.shape + (1,) * (example.weights.ndim - 1)
+            )
+            weights = jnp.where(counts, example.weights, 0)
+            example = example._replace(weights=weights)
+            sums = training_step.loss_sums(
+                model, task, params, None, example, is_training=False
+            )
+            return jax.tree.map(jnp.add, total, sums)
+
+        zero = jnp.zeros((), jnp.float32)
+        nothing = loss.Sums(zero, zero, zero)
+        total = jax.lax.fori_loop(0, num_batches, add_batch, nothing)
+        return device_placement.total(total, num_devices)
+
+    return evaluate
+
+
+def means(sums: loss.Sums) -> dict[str, float]:
+    """Returns loss (nats per target) and accuracy (in [0, 1]) of host sums."""
+    weight = float(sums.weight)
+    if not weight:
+        return {"loss": float("nan"), "accuracy": float("nan")}
+    return {
+        "loss": float(sums.loss) / weight,
+        "accuracy": float(sums.correct) / weight,
+    }

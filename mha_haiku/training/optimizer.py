@@ -1,0 +1,57 @@
+"""The optimizer: AdamW with warm-up, cosine decay and clipping by global norm."""
+
+from typing import Any
+
+import jax
+import ml_collections
+import optax
+
+
+def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule:
+    """Returns the learning rate of each step.
+
+    It rises linearly from 0 at step 0 to `learning_rate` at `warmup_steps`, then falls
+    along half a cosine to `learning_rate * final_learning_rate_fraction` at `steps`.
+
+    Args:
+      config: `config.optimizer` of a run.
+      steps: Training steps of the whole run.
+    """
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        decay_steps=max(steps, config.warmup_steps + 1),
+        end_value=config.learning_rate * config.final_learning_rate_fraction,
+    )
+
+
+def make(
+    config: ml_collections.ConfigDict, *, steps: int
+) -> optax.GradientTransformation:
+    """Returns AdamW as the config describes it.
+
+    Weight decay leaves out what has fewer than two axes: biases, and the scales and
+    offsets of the norms.
+
+    Args:
+      config: `config.optimizer` of a run; `clip_norm` None means no clipping.
+      steps: Training steps of the whole run.
+
+    Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
+    """
+    adamw = optax.adamw(
+        schedule(config, steps=steps),
+        b1=config.b1,
+        b2=config.b2,
+        weight_decay=config.weight_decay,
+        mask=is_decayed,
+    )
+    if config.clip_norm is None:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+
+def is_decayed(params: Any) -> Any:
+    """Returns the tree of `params` with True where weight decay applies."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -1,0 +1,189 @@
+"""The training step: a pure function of the state, the data and the seed.
+
+One dispatch runs as many steps as it is told to, in one compiled program. Everything
+random is derived from (seed, step, index of the example), so resuming needs no state
+besides `TrainState`, and the global batch is the same on any number of devices.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from mha_haiku import devices as device_placement
+from mha_haiku import models, tasks
+from mha_haiku.training import loss
+
+_STREAMS = ("init", "data", "dropout", "held_out")
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds."""
+
+    step: Array  # [] int32, steps taken
+    params: Any
+    optimizer_state: optax.OptState
+
+
+class Report(NamedTuple):
+    """What one dispatch says about its steps."""
+
+    sums: loss.Sums  # over all examples of all steps
+    gradient_norm: Array  # [] float32, of the last step, before clipping
+    finite: Array  # [] bool, False where the last step's loss or gradient was not
+
+
+def stream(seed: int | Array, name: str) -> Array:
+    """Returns the PRNG key of one of the run's independent random streams.
+
+    Args:
+      seed: `config.seed`, in 0..2**32-1.
+      name: "init", "data", "dropout" or "held_out".
+    """
+    key = jax.random.key(jnp.asarray(seed, jnp.uint32))
+    return jax.random.fold_in(key, _STREAMS.index(name))
+
+
+def initial_state(
+    model: models.Model,
+    optimizer: optax.GradientTransformation,
+    task: tasks.Task,
+    seed: int | Array,
+) -> TrainState:
+    """Returns the state before the first step (jit it, or see it by `eval_shape`)."""
+    key = stream(seed, "init")
+    example = jax.eval_shape(
+        lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.train_data
+    )
+    inputs, lengths = jax.tree.map(
+        lambda x: jnp.ones(x.shape, x.dtype), (example.inputs, example.lengths)
+    )
+    params = model.init(key, inputs, lengths)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def loss_sums(
+    model: models.Model,
+    task: tasks.Task,
+    params: Any,
+    rng: Array | None,
+    example: tasks.Example,
+    *,
+    is_training: bool,
+) -> loss.Sums:
+    """Returns the sums of loss, right answers and weights over a batch of examples."""
+    output = model.apply(
+        params, rng, example.inputs, lengths=example.lengths, is_training=is_training
+    )
+    correct = task.correct(output.logits, example)
+    return loss.sums(output.logits, example.targets, example.weights, correct)
+
+
+def gradients(
+    model: models.Model,
+    task: tasks.Task,
+    params: Any,
+    data: Any,
+    *,
+    seed: int | Array,
+    step: Array,
+    batch_size: int,
+    num_devices: int,
+) -> tuple[Any, loss.Sums]:
+    """Returns the gradient of the mean loss over the global batch, and its sums.
+
+    Both are summed over devices; only inside a function `pmap`ped over `devices.AXIS`.
+    """
+    indices = device_placement.part_of_batch(batch_size, num_devices)
+    data_key = jax.random.fold_in(stream(seed, "data"), step)
+    example = tasks.batch(task, data_key, data, indices)
+    dropout_key = jax.random.fold_in(stream(seed, "dropout"), step)
+    dropout_key = jax.random.fold_in(
+        dropout_key, jax.lax.axis_index(device_placement.AXIS)
+    )
+    # The weights do not depend on the parameters: dividing inside the loss costs one
+    # scalar sum over devices and saves a pass over the gradient.
+    weight = device_placement.total(example.weights.sum(), num_devices)
+    scale = jnp.where(weight > 0, 1 / weight, 0)
+
+    def mean_loss(params):
+        sums = loss_sums(model, task, params, dropout_key, example, is_training=True)
+        return sums.loss * scale, sums
+
+    gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
+    return device_placement.total((gradient, sums), num_devices)
+
+
+def make_dispatch(
+    model: models.Model,
+    task: tasks.Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    batch_size: int,
+    devices: Sequence[jax.Device],
+) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
+    """Returns the program that trains up to a given step.
+
+    Args:
+      model: The model.
+      task: What it learns.
+      optimizer: Turns gradients into updates.
+      batch_size: B, examples per step over all devices.
+      devices: The devices to run on.
+
+    Returns:
+      `dispatch(state, data, seed, stop)`, `jax.pmap`ped: state (donated) and data with
+      an axis of devices, seed and stop scalars. It takes the steps from `state.step` to
+      `stop`, any number of them by the same program, and stops early after a step whose
+      loss or gradient is not finite.
+    """
+    num_devices = len(devices)
+
+    def take_step(state, data, seed):
+        gradient, sums = gradients(
+            model,
+            task,
+            state.params,
+            data,
+            seed=seed,
+            step=state.step,
+            batch_size=batch_size,
+            num_devices=num_devices,
+        )
+        norm = optax.tree.norm(gradient)
+        updates, optimizer_state = optimizer.update(
+            gradient, state.optimizer_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+        finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
+        state = TrainState(state.step + 1, params, optimizer_state)
+        return state, Report(sums, norm, finite)
+
+    @functools.partial(
+        jax.pmap,
+        axis_name=device_placement.AXIS,
+        in_axes=(0, 0, None, None),
+        devices=devices,
+        donate_argnums=0,
+    )
+    def dispatch(state, data, seed, stop):
+        def goes_on(carry):
+            state, report = carry
+            return (state.step < stop) & report.finite
+
+        def take(carry):
+            state, before = carry
+            state, report = take_step(state, data, seed)
+            total = jax.tree.map(jnp.add, before.sums, report.sums)
+            return state, report._replace(sums=total)
+
+        zero = jnp.zeros((), jnp.float32)
+        nothing = Report(loss.Sums(zero, zero, zero), zero, jnp.array(True))
+        return jax.lax.while_loop(goes_on, take, (state, nothing))
+
+    return dispatch

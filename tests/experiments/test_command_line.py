@@ -1,0 +1,352 @@
+"""A user's mistake costs exit status 2 and two lines; --help shows every field."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+from ml_collections import config_dict
+
+from experiments import config_files, dump_attention, train
+from mha_haiku import checks
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_REVERSE = "--config=configs/reverse.py"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Stands in for training; holds what it was called with."""
+    from mha_haiku import report
+    from mha_haiku.training import attention_dump, loop
+
+    calls = types.SimpleNamespace(interrupted=False, error=None)
+
+    def stand_in(config, workdir, **options):
+        calls.config, calls.workdir, calls.options = config, workdir, options
+        if calls.error is not None:
+            raise calls.error
+        return types.SimpleNamespace(interrupted=calls.interrupted)
+
+    def dump(workdir, **options):
+        calls.workdir, calls.dump_options = workdir, options
+        return pathlib.Path(workdir, "attention", "maps.npz")
+
+    monkeypatch.setattr(loop, "train", stand_in)
+    monkeypatch.setattr(attention_dump, "dump", dump)
+    monkeypatch.setattr(report, "write", lambda folder: [folder / "index.html"])
+    return calls
+
+
+def _train(*arguments):
+    return train.run(["train", *arguments, "--compilation_cache="])
+
+
+def _config_file(source):
+    path = pathlib.Path("my_config.py")
+    path.write_text(source)
+    return f"--config={path}"
+
+
+def _mistake(capsys, status):
+    """Returns what the user is told."""
+    out, told = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert "Traceback" not in told
+    assert 1 <= len(told.splitlines()) <= 2, told
+    return told
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ([], ["--config=... is missing", "configs/reverse.py"]),
+        (["--confg=configs/reverse.py"], ["--confg", "Did you mean '--config'?"]),
+        ([_REVERSE, "--wrkdir=x"], ["--wrkdir", "Did you mean '--workdir'?"]),
+        ([_REVERSE, "--model.num_heads=2"], ["'--config.model.num_heads'?"]),
+        (["--confg.model.num_heads=2"], ["'--config.model.num_heads'?"]),
+        ([_REVERSE, "stray"], ["'stray' belongs to no flag", "--workdir"]),
+        ([_REVERSE, "--debug=perhaps"], ["--debug=perhaps"]),
+        ([_REVERSE, "--workdir"], ["--workdir"]),
+        (
+            ["--config=configs/revers.py"],
+            ["'configs/revers.py'", "'configs/reverse.py'?"],
+        ),
+        (["--config=reverse"], ["'reverse'", "'configs/reverse.py'?"]),
+        (["--config=."], ["there is no file '.'"]),
+        ([_REVERSE, "--config.model.num_head=2"], ["'config.model.num_heads'?"]),
+        (
+            [_REVERSE, "--config.num_heads=2"],
+            ["'config.model.num_heads'?", "optimizer"],
+        ),
+        ([_REVERSE, "--config.steps=9"], ["Did you mean 'config.training.steps'?"]),
+        ([_REVERSE, "--config.modle.num_heads=2"], ["'config.model.num_heads'?"]),
+        ([_REVERSE, "--config.seed.x=2"], ["config.seed.x"]),
+        ([_REVERSE, "--config.model=2"], ["sets no field", "num_heads"]),
+        ([_REVERSE, "--config.="], ["no such field"]),
+        ([_REVERSE, "--config.model.num_heads=two"], ["an integer", "'two'", "1"]),
+        ([_REVERSE, "--config.model.num_heads=2.5"], ["an integer", "'2.5'"]),
+        ([_REVERSE, "--config.model.num_heads="], ["an integer", "''"]),
+        ([_REVERSE, "--config.optimizer.b1=high"], ["a number", "'high'", "0.9"]),
+        ([_REVERSE, "--config.model.qk_norm=2"], ["true or false", "'2'"]),
+        ([_REVERSE, "--config.model.key_size=x"], ["an integer", "None", "'x'"]),
+    ],
+)
+def test_a_mistaken_command_line_names_the_mistake_and_the_choices(
+    capsys, arguments, parts
+):
+    told = _mistake(capsys, train.run(["train", *arguments]))
+    for part in parts:
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    "source, parts",
+    [
+        ("def get_config(:\n", ["my_config.py is not Python, line 1"]),
+        ("x = 1\n\0", ["my_config.py is not Python"]),
+        ("x = 1\n", ["no get_config()"]),
+        ("get_config = 3\n", ["raised TypeError"]),
+        ("def get_config():\n  return 3\n", ["ConfigDict", "got int"]),
+        ("def get_config():\n  return 1 / 0\n", ["my_config.py raised ZeroDivision"]),
+        ("import no_such_module\n", ["my_config.py raised ModuleNotFoundError"]),
+        ("raise ValueError('a\\nb\\nc\\nd')\n", ["raised ValueError: a", "b c d"]),
+    ],
+)
+def test_a_file_that_is_no_config_says_where_it_fails(capsys, source, parts):
+    told = _mistake(capsys, _train(_config_file(source)))
+    for part in parts:
+        assert part in told
+
+
+def test_a_file_that_is_not_text_is_no_config(capsys):
+    pathlib.Path("picture.py").write_bytes(b"\x89PNG\xff\xfe")
+    told = _mistake(capsys, _train("--config=picture.py"))
+    assert "picture.py is not Python" in told
+
+
+@pytest.mark.parametrize(
+    "override, field",
+    [
+        ("--config.optimizer.learning_rate=nan", "config.optimizer.learning_rate"),
+        ("--config.training.steps=-3", "config.training.steps"),
+        ("--config.model.num_heads=none", "config.model.num_heads"),
+        ("--config.model.num_heads=3", "config.model.num_heads"),
+        ("--config.task.name=revers", "'reverse'?"),
+    ],
+)
+def test_a_value_that_no_run_can_have_ends_before_a_folder_is_made(
+    capsys, override, field
+):
+    assert field in _mistake(capsys, _train(_REVERSE, override))
+    assert not pathlib.Path("runs").exists()
+
+
+def test_a_workdir_that_is_a_file_is_refused(capsys):
+    pathlib.Path("taken").write_text("")
+    told = _mistake(capsys, _train(_REVERSE, "--workdir=taken"))
+    assert "taken" in told
+
+
+def test_a_workdir_that_cannot_be_made_is_refused(capsys):
+    pathlib.Path("taken").write_text("")
+    told = _mistake(capsys, _train(_REVERSE, "--workdir=taken/below"))
+    assert "taken" in told
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ([], ["--workdir=... is missing"]),
+        (["--workdir=absent"], ["absent"]),
+        (["--workdir=absent", "--layers=first"], ["--layers=first", "integers"]),
+        (["--workdir=absent", "--step=last"], ["--step=last"]),
+        (["--workdir=absent", "--config.model.num_heads=2"], ["There is no flag"]),
+    ],
+)
+def test_a_mistake_in_dump_attention_is_told_like_any_other(capsys, arguments, parts):
+    told = _mistake(capsys, dump_attention.run(["dump_attention", *arguments]))
+    for part in parts:
+        assert part in told
+    assert not pathlib.Path("absent").exists()
+
+
+def test_overrides_are_read_with_the_type_of_the_default(trained):
+    status = _train(
+        _REVERSE,
+        "--config.model.num_heads=4",
+        "--config.model.key_size=8",
+        "--config.optimizer.learning_rate=1e-3",
+        "--config.optimizer.clip_norm",
+        "2",
+        "--config.model.with_bias=False",
+        "--config.training.tensorboard",
+        "--config.model.positions=none",
+        "--config.model.num_key_value_heads=None",
+        "--override_config",
+    )
+    assert status == 0
+    model, optimizer = trained.config.model, trained.config.optimizer
+    assert (model.num_heads, model.key_size) == (4, 8)
+    assert optimizer.learning_rate == 1e-3
+    assert optimizer.clip_norm == 2.0
+    assert isinstance(optimizer.clip_norm, float)
+    assert model.with_bias is False
+    assert trained.config.training.tensorboard is True
+    assert model.positions == "none"
+    assert model.num_key_value_heads is None
+    assert trained.options == {"override_config": True}
+    assert trained.workdir == pathlib.Path("runs/reverse")
+
+
+def test_one_run_leaves_nothing_to_the_next(trained):
+    _train(_REVERSE, "--workdir=first", "--override_config", "--config.seed=3")
+    _train(_REVERSE)
+    assert trained.workdir == pathlib.Path("runs/reverse")
+    assert trained.options == {"override_config": False}
+    assert trained.config.seed == 0
+
+
+def test_tuples_are_read_as_python_writes_them():
+    config = config_dict.ConfigDict({"widths": (1, 2)})
+    config_files.override(config, [("config.widths", "[3, 4, 5]")])
+    assert config.widths == (3, 4, 5)
+    config_files.override(config, [("config.widths", "6,")])
+    assert config.widths == (6,)
+    for wrong in ("3", "three", "(1"):
+        with pytest.raises(checks.ConfigError, match="a tuple such as"):
+            config_files.override(config, [("config.widths", wrong)])
+
+
+def test_a_config_of_the_user_may_lie_anywhere(trained):
+    source = (_REPOSITORY / "configs/reverse.py").read_text()
+    assert _train(_config_file(source)) == 0
+    assert trained.workdir == pathlib.Path("runs/my_config")
+
+
+def test_a_finished_run_says_where_its_maps_are(trained, capsys):
+    assert _train(_REVERSE) == 0
+    out = capsys.readouterr().out
+    assert "runs/reverse/summary.json" in out
+    assert "runs/reverse/attention/index.html" in out
+
+
+def test_an_interrupted_run_still_has_maps(trained, capsys):
+    trained.interrupted = True
+    assert _train(_REVERSE) == 130
+    out, told = capsys.readouterr()
+    assert "runs/reverse/attention/index.html" in out
+    assert len(told.splitlines()) == 1
+
+
+def test_an_interruption_outside_the_loop_is_one_line(trained, capsys):
+    trained.error = KeyboardInterrupt()
+    assert _train(_REVERSE) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
+def test_a_fault_is_one_line_with_the_way_to_its_traceback(trained, capsys):
+    trained.error = RuntimeError("out of\nluck")
+    assert _train(_REVERSE) == 1
+    told = capsys.readouterr().err
+    assert told == "fault: RuntimeError: out of luck (--debug shows the traceback)\n"
+    assert _train(_REVERSE, "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_its_extra(trained, capsys):
+    trained.error = ModuleNotFoundError("No module 'matplotlib'", name="matplotlib")
+    assert _train(_REVERSE) == 1
+    assert "pip install -e '.[plots]'" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback_of_a_mistake_too(capsys):
+    assert _train("--config=absent.py", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_dump_attention_hands_its_flags_on(trained):
+    status = dump_attention.run(
+        ["dump_attention", "--workdir=w", "--layers=0,2", "--step=7", "--tokens=4,1"]
+    )
+    assert status == 0
+    chosen = {name: x for name, x in trained.dump_options.items() if x is not None}
+    assert chosen == {"layers": [0, 2], "step": 7, "tokens": [4, 1], "weights": False}
+
+
+def test_help_shows_every_field_with_its_default_and_comment(capsys):
+    assert train.run(["train", "--help", _REVERSE, "--config.modle.x=1"]) == 0
+    out = capsys.readouterr().out
+    config = config_files.load("configs/reverse.py")
+    shown = re.findall(r"^  --config\.([\w.]+)=(\S*)", out, re.MULTILINE)
+    wanted = {}
+    for section, values in config.items():
+        if isinstance(values, config_dict.ConfigDict):
+            wanted |= {f"{section}.{key}": str(x) for key, x in values.items()}
+        else:
+            wanted[section] = str(values)
+    assert dict(shown) == wanted
+    assert len(shown) == len(wanted)
+    assert re.search(r"--config\.model\.norm_position=pre +pre or post\n", out)
+    assert re.search(r"positions=learned +none, learned, sinusoidal", out)
+    assert re.search(r"key_size=None +\(int\) query and key size", out)
+
+
+def test_help_without_a_config_lists_them(capsys):
+    assert train.run(["train", "-h"]) == 0
+    out = capsys.readouterr().out
+    for path in config_files.available():
+        assert path in out
+    assert "Reverses a sequence" in out
+    assert "--workdir" in out
+
+
+def test_every_config_file_loads():
+    assert "configs/reverse.py" in config_files.available()
+    for path in config_files.available():
+        config_files.load(path)
+        assert config_files.title(path)
+
+
+def _process(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.train", *arguments],
+        cwd=_REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_help_is_there_before_jax_is():
+    code = (
+        "import sys; from experiments import train;"
+        f"train.run(['train', '--help', {_REVERSE!r}]);"
+        "sys.exit('jax' in sys.modules)"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], cwd=_REPOSITORY, timeout=60)
+    assert done.returncode == 0
+    assert time.perf_counter() - started < 1.5
+
+
+def test_the_exit_status_reaches_the_shell():
+    done = _process(_REVERSE, "--config.model.num_head=2")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 2
+    assert _process("--help").returncode == 0
+
+
+@pytest.mark.parametrize("script", [train, dump_attention])
+def test_scripts_stay_short(script):
+    source = pathlib.Path(script.__file__).read_text()
+    assert len(source.splitlines()) <= 60

@@ -1,0 +1,25 @@
+import numpy as np
+import pytest
+
+from mha_haiku import checks
+from mha_haiku.tasks import copy
+
+
+def test_targets_are_the_inputs(sampled):
+    batch = sampled(copy.Copy(sequence_length=5, num_tokens=7))
+    np.testing.assert_array_equal(batch.targets, batch.inputs)
+    np.testing.assert_array_equal(batch.weights, np.ones((64, 5)))
+
+
+def test_worked_example_obeys_the_rule(worked_example):
+    task = copy.Copy(sequence_length=5, num_tokens=10)
+    inputs, targets, weights = worked_example(task)
+    assert targets.tolist() == inputs.tolist()
+    assert weights.tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("name", ["sequence_length", "num_tokens"])
+def test_impossible_sizes_are_refused(name):
+    options = {"sequence_length": 5, "num_tokens": 7} | {name: -1}
+    with pytest.raises(checks.ConfigError, match=f"^{name} must be an integer from"):
+        copy.Copy(**options)

@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from mha_haiku import checks
+from mha_haiku.tasks import digits_anomaly
+
+
+def make(sequence_length=6, held_out_fraction=0.2):
+    return digits_anomaly.DigitsAnomaly(
+        sequence_length=sequence_length, held_out_fraction=held_out_fraction
+    )
+
+
+def digits_by_image():
+    digits = datasets.load_digits()
+    images = (digits.data / 16).astype(np.float32)
+    return {
+        image.tobytes(): int(digit)
+        for image, digit in zip(images, digits.target, strict=True)
+    }
+
+
+def images_of(part):
+    return {image.tobytes() for image in part.pixels}
+
+
+def test_all_but_the_target_are_one_digit_and_no_image_comes_twice(sampled):
+    known = digits_by_image()
+    batch = sampled(make(), size=256)
+    for inputs, target in zip(batch.inputs, batch.targets, strict=True):
+        digits = [known[image.tobytes()] for image in inputs]
+        odd = digits.pop(target)
+        assert len(set(digits)) == 1 and odd not in digits
+        assert len({image.tobytes() for image in inputs}) == 6
+    np.testing.assert_array_equal(batch.weights, np.ones(256))
+
+
+def test_digits_and_positions_are_uniform(sampled):
+    task = make()
+    batch = sampled(task, size=4096)
+    positions = np.bincount(batch.targets, minlength=6) / 4096
+    np.testing.assert_allclose(positions, np.full(6, 1 / 6), atol=0.03)
+    known = digits_by_image()
+    odd = batch.inputs[np.arange(4096), batch.targets]
+    for images in (odd, batch.inputs[np.arange(4096), (batch.targets + 1) % 6]):
+        digits = [known[image.tobytes()] for image in images]
+        frequencies = np.bincount(digits, minlength=10) / 4096
+        np.testing.assert_allclose(frequencies, np.full(10, 0.1), atol=0.02)
+
+
+def test_parts_share_no_image_and_are_all_of_them():
+    task = make()
+    train, held_out = images_of(task.train_data), images_of(task.held_out_data)
+    assert not train & held_out
+    assert train | held_out == set(digits_by_image())
+    assert len(task.train_data.pixels) + len(task.held_out_data.pixels) == 1797
+    np.testing.assert_allclose(len(task.held_out_data.pixels) / 1797, 0.2, atol=0.01)
+
+
+def test_examples_come_from_the_data_they_are_given(sampled):
+    task = make()
+    for data in (task.train_data, task.held_out_data):
+        drawn = sampled(task, size=512, data=data).inputs.reshape(-1, 64)
+        images = {image.tobytes() for image in drawn}
+        assert images <= images_of(data)
+        assert len(images) > 0.7 * len(data.pixels)
+
+
+def test_no_digit_has_more_images_than_there_are_words():
+    counts = np.bincount(datasets.load_digits().target)
+    assert counts.max() == digits_anomaly._MOST_IMAGES
+
+
+def test_labels_are_the_digits(sampled):
+    task = make()
+    batch = sampled(task, size=1)
+    inputs = batch.inputs[0]
+    known = digits_by_image()
+    labels = task.labels(batch._replace(inputs=inputs))
+    assert labels == [str(known[image.tobytes()]) for image in inputs]
+    unknown = batch._replace(inputs=np.zeros((6, 64), np.float32))
+    assert task.labels(unknown) == ["?"] * 6
+
+
+def test_logits_are_one_per_image():
+    task = make()
+    batch = digits_anomaly.task_lib.Example(
+        inputs=np.zeros((2, 6, 64), np.float32),
+        targets=np.array([4, 1], np.int32),
+        weights=np.ones(2, np.float32),
+    )
+    logits = np.zeros((2, 6), np.float32)
+    logits[:, 4] = 1.0
+    assert np.asarray(task.correct(logits, batch)).tolist() == [True, False]
+
+
+def test_text_is_refused():
+    with pytest.raises(checks.ConfigError, match="whose inputs are images"):
+        make().encode("7 7 7 3 7 7")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence_length": 2}, "^sequence_length must be an integer from 3"),
+        ({"held_out_fraction": 1.0}, "^held_out_fraction must be a number"),
+        ({"held_out_fraction": 0.0}, "6 images of each digit to the held-out part"),
+        ({"held_out_fraction": 0.99}, "6 images of each digit to the training part"),
+    ],
+)
+def test_impossible_sets_are_refused(options, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        make(**options)

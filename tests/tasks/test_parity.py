@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+
+from mha_haiku import checks
+from mha_haiku.tasks import parity
+
+
+def test_targets_are_the_parities_so_far(sampled):
+    batch = sampled(parity.Parity(sequence_length=7))
+    np.testing.assert_array_equal(batch.targets, np.cumsum(batch.inputs, axis=1) % 2)
+    np.testing.assert_array_equal(batch.weights, np.ones((64, 7)))
+
+
+def test_bits_are_fair_and_independent(sampled):
+    batch = sampled(parity.Parity(sequence_length=3), size=8192)
+    numbers = batch.inputs @ np.array([4, 2, 1])
+    frequencies = np.bincount(numbers, minlength=8) / len(numbers)
+    np.testing.assert_allclose(frequencies, np.full(8, 1 / 8), atol=0.015)
+
+
+def test_worked_example_obeys_the_rule(worked_example):
+    inputs, targets, weights = worked_example(parity.Parity(sequence_length=6))
+    assert targets.tolist() == (np.cumsum(inputs) % 2).tolist()
+    assert weights.tolist() == [1.0] * 6
+
+
+def test_classes_read_even_and_odd():
+    task = parity.Parity(sequence_length=6)
+    assert [task.class_label(c) for c in range(2)] == ["even", "odd"]
+
+
+def test_impossible_length_is_refused():
+    with pytest.raises(checks.ConfigError, match="^sequence_length must be"):
+        parity.Parity(sequence_length=0)

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from mha_haiku import checks
+from mha_haiku.tasks import reverse
+
+
+def test_targets_are_the_inputs_back_to_front(sampled):
+    batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7))
+    for inputs, targets, weights in zip(*batch[:3], strict=True):
+        assert targets.tolist() == list(reversed(inputs.tolist()))
+        assert weights.tolist() == [1.0] * 5
+
+
+def test_tokens_are_uniform(sampled):
+    batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7), size=4096)
+    frequencies = np.bincount(batch.inputs.ravel()) / batch.inputs.size
+    np.testing.assert_allclose(frequencies, np.full(7, 1 / 7), atol=0.015)
+
+
+def test_worked_example_obeys_the_rule(worked_example):
+    inputs, targets, weights = worked_example(
+        reverse.Reverse(sequence_length=5, num_tokens=10)
+    )
+    assert targets.tolist() == inputs.tolist()[::-1]
+    assert weights.tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sequence_length": 0, "num_tokens": 10},
+        {"sequence_length": 2.5, "num_tokens": 10},
+        {"sequence_length": 16, "num_tokens": 1},
+        {"sequence_length": 16, "num_tokens": float("nan")},
+    ],
+)
+def test_impossible_sizes_are_refused(options):
+    with pytest.raises(checks.ConfigError, match="must be an integer from"):
+        reverse.Reverse(**options)

@@ -1,0 +1,207 @@
+"""Laws that every task obeys."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import checks, tasks
+
+DATA = {"path": "", "vocabulary_size": 300, "held_out_fraction": 0.1}
+OPTIONS = {
+    "reverse": {"sequence_length": 5, "num_tokens": 7},
+    "copy": {"sequence_length": 5, "num_tokens": 7},
+    "sort": {"sequence_length": 5, "num_tokens": 7},
+    "histogram": {"sequence_length": 5, "num_tokens": 3},
+    "associative_recall": {
+        "sequence_length": 11,
+        "num_pairs": 3,
+        "num_keys": 7,
+        "num_values": 4,
+    },
+    "induction": {"sequence_length": 12, "num_tokens": 9},
+    "modular_addition": {"modulus": 7, "train_fraction": 0.6},
+    "parity": {"sequence_length": 5},
+    "digits_anomaly": {"sequence_length": 6, "held_out_fraction": 0.2},
+    "masked_language_model": {
+        "sequence_length": 19,
+        "tokenizer": "characters",
+        **DATA,
+    },
+    "language_model": {"sequence_length": 19, "tokenizer": "bpe", **DATA},
+}
+every_task = pytest.mark.parametrize("name", tasks.names())
+sampled_tasks = pytest.mark.parametrize("name", list(OPTIONS)[:8])
+
+
+@functools.cache
+def make(name):
+    return tasks.make(name, **OPTIONS[name])
+
+
+@functools.cache
+def draw(name):
+    """Returns a compiled function of the task's key, data and indices."""
+    return jax.jit(functools.partial(tasks.batch, make(name)))
+
+
+def draw_train(name, indices, seed=0):
+    indices = np.asarray(indices, np.int32)
+    batch = draw(name)(jax.random.key(seed), make(name).train_data, indices)
+    return jax.tree.map(np.asarray, batch)
+
+
+def assert_equal(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@every_task
+def test_example_has_the_declared_shapes_types_and_ranges(name):
+    task = make(name)
+    batch = draw_train(name, range(64))
+    assert batch.weights.shape == batch.targets.shape
+    assert batch.targets.dtype == np.int32 and batch.weights.dtype == np.float32
+    assert batch.lengths is None
+    assert set(np.unique(batch.weights)) <= {0.0, 1.0}
+    if task.num_tokens is None:
+        assert batch.inputs.shape == (64, task.sequence_length, task.feature_size)
+        assert batch.inputs.dtype == np.float32
+        assert batch.inputs.min() >= 0 and batch.inputs.max() <= 1
+        assert batch.targets.shape == (64,)
+        num_targets = task.sequence_length
+    else:
+        assert task.feature_size is None
+        assert batch.inputs.shape == (64, task.sequence_length)
+        assert batch.inputs.dtype == np.int32
+        assert batch.inputs.min() >= 0 and batch.inputs.max() < task.num_tokens
+        assert batch.targets.shape == (64, task.sequence_length)
+        num_targets = task.num_classes
+    assert batch.targets.min() >= 0 and batch.targets.max() < num_targets
+    assert batch.weights.sum() > 0
+
+
+@every_task
+def test_batch_is_the_same_however_its_indices_are_spread(name):
+    whole = draw_train(name, range(6))
+    halves = [draw_train(name, indices) for indices in ([4, 2, 0], [1, 3, 5])]
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts), *halves)
+    order = [4, 2, 0, 1, 3, 5]
+    assert_equal(jax.tree.map(lambda x: x[order], whole), joined)
+
+
+@every_task
+def test_example_depends_on_its_key_and_index_alone(name):
+    first, again = draw_train(name, range(64)), draw_train(name, range(64))
+    assert_equal(first, again)
+    assert np.any(first.inputs != draw_train(name, range(64), seed=1).inputs)
+    assert np.any(first.inputs[:32] != first.inputs[32:])
+
+
+@every_task
+def test_compiled_and_uncompiled_give_the_same(name):
+    task = make(name)
+    batch = draw_train(name, [3])
+    key = jax.random.fold_in(jax.random.key(0), 3)
+    assert_equal(
+        jax.tree.map(lambda x: x[0], batch), task.example(key, task.train_data)
+    )
+
+
+@every_task
+def test_double_precision_changes_nothing(name):
+    expected = draw_train(name, range(3))
+    jax.config.update("jax_enable_x64", True)
+    try:
+        # Not the compiled function: what it computes was fixed without x64.
+        task = make(name)
+        batch = tasks.batch(task, jax.random.key(0), task.train_data, jnp.arange(3))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert_equal(expected, jax.tree.map(np.asarray, batch))
+    assert [x.dtype for x in batch[:3]] == [x.dtype for x in expected[:3]]
+
+
+@every_task
+def test_likeliest_class_decides_what_is_correct(name):
+    task = make(name)
+    batch = draw_train(name, range(8))
+    is_set = task.num_tokens is None
+    num_logits = task.sequence_length if is_set else task.num_classes
+    right = np.eye(num_logits, dtype=np.float32)[batch.targets]
+    wrong = np.roll(right, 1, axis=-1)
+    assert task.correct(right, batch).shape == batch.targets.shape
+    assert np.all(task.correct(right, batch))
+    assert not np.any(task.correct(wrong, batch))
+
+
+@pytest.mark.parametrize("name", [*list(OPTIONS)[:8], "digits_anomaly"])
+def test_baseline_is_the_best_that_no_look_at_the_input_can_do(name):
+    task = make(name)
+    # All of the table of modular addition: a part of it has sums of its own frequency.
+    data = jax.tree.map(
+        lambda *parts: np.concatenate(parts), task.train_data, task.held_out_data
+    )
+    data = data if name == "modular_addition" else task.train_data
+    batch = draw(name)(jax.random.key(1), data, np.arange(16384, dtype=np.int32))
+    targets, weights = np.asarray(batch.targets), np.asarray(batch.weights)
+    accuracies, losses, totals = [], [], []
+    for position in np.ndindex(targets.shape[1:]):
+        counted = targets[:, *position][weights[:, *position] == 1]
+        if len(counted):
+            frequencies = np.unique_counts(counted).counts / len(counted)
+            accuracies.append(frequencies.max())
+            losses.append(-np.sum(frequencies * np.log(frequencies)))
+            totals.append(len(counted))
+    assert task.baseline_name == "chance"
+    expected = (
+        np.average(accuracies, weights=totals),
+        np.average(losses, weights=totals),
+    )
+    np.testing.assert_allclose(task.baseline["accuracy"], expected[0], atol=0.015)
+    np.testing.assert_allclose(task.baseline["loss"], expected[1], atol=0.01)
+
+
+@every_task
+def test_equal_tasks_are_equal_static_values(name):
+    task = tasks.make(name, **OPTIONS[name])
+    assert task == make(name) and hash(task) == hash(make(name))
+
+
+@every_task
+def test_every_position_and_class_has_a_text(name):
+    task = make(name)
+    labels = task.labels(jax.tree.map(lambda x: x[0], draw_train(name, [0])))
+    assert len(labels) == task.sequence_length
+    assert all(isinstance(label, str) and label for label in labels)
+    classes = [task.class_label(c) for c in range(task.num_classes)]
+    assert all(isinstance(label, str) and label for label in classes)
+
+
+@sampled_tasks
+def test_labels_and_ids_are_both_understood_as_text(name):
+    task = make(name)
+    example = jax.tree.map(lambda x: x[0], draw_train(name, [0]))
+    for words in (task.labels(example), map(str, example.inputs.tolist())):
+        tokens = task.encode(" ".join(words))
+        np.testing.assert_array_equal(tokens, example.inputs)
+        assert tokens.dtype == np.int32
+
+
+@sampled_tasks
+def test_text_of_another_length_is_refused(name):
+    task = make(name)
+    for length in (0, task.sequence_length - 1, task.sequence_length + 1):
+        message = f"must be {task.sequence_length} tokens .* {name}, got {length}"
+        with pytest.raises(checks.ConfigError, match=message):
+            task.encode(" ".join("0" * length))
+
+
+@sampled_tasks
+@pytest.mark.parametrize("word", ["-1", "99", "1.5", "x", "9" * 5000])
+def test_words_that_are_no_tokens_are_refused(name, word):
+    task = make(name)
+    message = f"ids from 0 to {task.num_tokens - 1} or labels of {name}, got '{word}'"
+    with pytest.raises(checks.ConfigError, match=message):
+        task.encode(" ".join([word, *"0" * (task.sequence_length - 1)]))

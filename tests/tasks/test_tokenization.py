@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from mha_haiku import checks
+from mha_haiku.tasks import tokenization
+
+ENGLISH = "the cat sat on the mat, the hat sat on the cat\n" * 20
+ANYTHING = "naïve 日本語 🙂\u200d\n\t\x07\r \x85 the"
+
+
+def test_characters_are_numbered_from_one_in_their_order():
+    tokenizer = tokenization.Characters.train("banana", vocabulary_size=10)
+    assert tokenizer.num_tokens == 4
+    assert tokenizer.encode("nab").tolist() == [3, 1, 2]
+    assert tokenizer.encode("nab").dtype == np.int32
+    assert [tokenizer.label(token) for token in (1, 2, 3)] == ["a", "b", "n"]
+
+
+def test_unknown_characters_are_token_zero():
+    tokenizer = tokenization.Characters.train("banana", vocabulary_size=10)
+    assert tokenizer.encode("a~z🙂").tolist() == [1, 0, 0, 0]
+    assert tokenizer.label(0) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_the_commonest_characters_are_kept():
+    tokenizer = tokenization.Characters.train("banana", vocabulary_size=3)
+    assert tokenizer.alphabet == "an"
+    assert tokenizer.encode("banana").tolist() == [0, 1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("text", [ENGLISH, ANYTHING])
+def test_byte_pairs_keep_every_text_whole(text):
+    tokenizer = tokenization.BytePairs.train(ENGLISH, vocabulary_size=270)
+    tokens = tokenizer.encode(text)
+    assert tokens.dtype == np.int32
+    assert max(tokens) < tokenizer.num_tokens == 270
+    letters = tokenization._byte_of_letter()
+    runs = [
+        "".join(tokenizer.tokenizer.id_to_token(token)) for token in tokens.tolist()
+    ]
+    assert bytes(letters[x] for run in runs for x in run).decode() == text
+
+
+def test_byte_pairs_merge_what_is_common_and_read_as_text():
+    tokenizer = tokenization.BytePairs.train(ENGLISH, vocabulary_size=270)
+    labels = [
+        tokenizer.label(token) for token in tokenizer.encode("on the mat").tolist()
+    ]
+    assert labels[1] == " the"
+    assert "".join(labels) == "on the mat"
+
+
+def test_part_of_a_character_reads_as_its_bytes():
+    tokenizer = tokenization.BytePairs.train(ENGLISH, vocabulary_size=256)
+    labels = [tokenizer.label(token) for token in tokenizer.encode("é").tolist()]
+    assert labels == [r"\xc3", r"\xa9"]
+
+
+def test_training_twice_gives_the_same_tokens():
+    first, second = (
+        tokenization.BytePairs.train(ENGLISH, vocabulary_size=280) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first.encode(ENGLISH), second.encode(ENGLISH))
+
+
+def test_every_byte_has_its_letter():
+    letters = tokenization._byte_of_letter()
+    assert sorted(letters.values()) == list(range(256))
+    tokenizer = tokenization.BytePairs.train(ENGLISH, vocabulary_size=256)
+    assert set(tokenizer.tokenizer.get_vocab()) == set(letters)
+
+
+@pytest.mark.parametrize(
+    ("train", "least"),
+    [(tokenization.Characters.train, 2), (tokenization.BytePairs.train, 256)],
+)
+def test_too_small_a_vocabulary_is_refused(train, least):
+    with pytest.raises(
+        checks.ConfigError, match=f"of at least {least}, got {least - 1}"
+    ):
+        train(ENGLISH, least - 1)

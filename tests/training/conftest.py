@@ -1,0 +1,125 @@
+"""A task and a model small enough to check by hand, and a config of a tiny run."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from mha_haiku import models, tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(tasks.Task):
+    """The target is the token plus what the data says; a random part counts."""
+
+    name: ClassVar[str] = "shifted"
+    sequence_length: int = 5
+    num_tokens: int = 7
+    num_classes: int = 7
+
+    # Numbers that tell training from held-out data apart.
+    train_data = np.array([1, 1, 1], np.int32)
+    held_out_data = np.array([3, 3, 3], np.int32)
+    baseline: ClassVar[dict] = {"accuracy": 1 / 7, "loss": float(np.log(7))}
+
+    def example(self, key: jax.Array, data: Any) -> tasks.Example:
+        inputs_key, length_key = jax.random.split(key)
+        inputs = jax.random.randint(inputs_key, (5,), 0, 7)
+        length = jax.random.randint(length_key, (), 1, 6)
+        weights = (jnp.arange(5) < length).astype(jnp.float32)
+        return tasks.Example(inputs, (inputs + data[0]) % 7, weights, None)
+
+
+def linear_model(dropout_rate: float = 0.0) -> models.Model:
+    """A table of logits by token, behind dropout."""
+
+    def init(rng, inputs, lengths=None):
+        return {"table": jax.random.normal(rng, (7, 7)), "bias": jnp.zeros(7)}
+
+    def apply(params, rng, inputs, *, lengths=None, gates=None, is_training):
+        one_hot = jax.nn.one_hot(inputs, 7)
+        if is_training and dropout_rate:
+            kept = jax.random.bernoulli(rng, 1 - dropout_rate, one_hot.shape)
+            one_hot = jnp.where(kept, one_hot, 0)
+        bias = params["bias"].reshape(1, 1, -1)
+        return models.Output(one_hot @ params["table"] + bias, ())
+
+    return models.Model(init, apply)
+
+
+@pytest.fixture
+def task():
+    return Shifted()
+
+
+@pytest.fixture
+def make_model():
+    return linear_model
+
+
+@pytest.fixture
+def make_config():
+    """A function that makes a config that trains in a second, with fields replaced."""
+
+    def make(**fields):
+        config = ml_collections.ConfigDict()
+        config.seed = 3
+        config.task = {"name": "reverse", "sequence_length": 6, "num_tokens": 5}
+        config.model = {
+            "family": "encoder",
+            "num_layers": 2,
+            "num_heads": 2,
+            "num_key_value_heads": None,
+            "model_size": 8,
+            "key_size": None,
+            "hidden_size": 12,
+            "activation": "relu",
+            "norm": "layer_norm",
+            "norm_epsilon": 1e-5,
+            "norm_position": "pre",
+            "positions": "learned",
+            "max_length": 6,
+            "dropout_rate": 0.1,
+            "with_bias": True,
+            "qk_norm": False,
+            "precision": "float32",
+        }
+        config.optimizer = {
+            "learning_rate": 1e-2,
+            "warmup_steps": 5,
+            "final_learning_rate_fraction": 0.1,
+            "weight_decay": 0.01,
+            "b1": 0.9,
+            "b2": 0.98,
+            "clip_norm": 1.0,
+        }
+        config.training = {
+            "steps": 30,
+            "batch_size": 8,
+            "steps_per_dispatch": 4,
+            "report_every": 5,
+            "evaluate_every": 10,
+            "evaluation_examples": 12,
+            "checkpoint_every": 10,
+            "tensorboard": False,
+        }
+        config.attention = {
+            "examples": 2,
+            "dtype": "float16",
+            "full_length": 256,
+            "pooled_size": 128,
+        }
+        for path, value in fields.items():
+            *sections, field = path.split("__")
+            section = config
+            for name in sections:
+                section = section[name]
+            with section.ignore_type():
+                section[field] = value
+        return config
+
+    return make
