@@ -88,8 +88,8 @@ def run(
 
 def default_compilation_cache() -> str:
     """Returns the user's folder for compiled programs."""
-    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser()
-    return str(pathlib.Path(caches, "mha_haiku", "compiled"))
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(caches, "mha_haiku", "compiled")
 
 
 def use_compilation_cache(folder: str) -> None:

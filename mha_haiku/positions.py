@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import tiles
+from mha_haiku import checks, tiles
 
 Array = jax.Array
 
@@ -33,7 +33,7 @@ def sinusoidal(positions: Array, size: int, *, max_period: float = 10_000.0) -> 
     """
     if size < 2 or size % 2:
         raise ValueError(f"size must be even and at least 2, got {size}.")
-    angles = _angles(positions, size, max_period)
+    angles = _angles(positions, size, max_period, jnp.float32)
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*angles.shape[:-1], size)
 
@@ -57,11 +57,13 @@ def rotary(x: Array, positions: Array, *, max_period: float = 10_000.0) -> Array
     size = x.shape[-1]
     if size % 2:
         raise ValueError(f"rotary positions need an even key size K, got {size}.")
-    angles = _angles(positions, size, max_period)[..., None, :]
-    angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
+    wanted = x.shape[:-2] if jnp.ndim(positions) > 1 else x.shape[-3:-2]
+    tiles.check_axes("positions", positions, wanted, "[T] or [..., T]")
     dtype = jnp.promote_types(x.dtype, jnp.float32)
+    angles = _angles(positions, size, max_period, dtype)[..., None, :]
+    angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-    sine, cosine = jnp.sin(angles).astype(dtype), jnp.cos(angles).astype(dtype)
+    sine, cosine = jnp.sin(angles), jnp.cos(angles)
     turned = [first * cosine - second * sine, second * cosine + first * sine]
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
@@ -72,11 +74,12 @@ def alibi(num_heads: int) -> "ScoreBias":
     Source: Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409; numbers of
     heads that are no power of two as in the authors' code.
     """
+    checks.positive_integer("num_heads", num_heads)
     largest_power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (i + 1) / largest_power) for i in range(largest_power)]
     between = [2 ** (-4 * (2 * i + 1) / largest_power) for i in range(largest_power)]
     slopes = slopes + between[: num_heads - largest_power]
-    return Alibi(np.asarray(slopes, np.float32), 0)
+    return Alibi(np.asarray(slopes), 0)
 
 
 def relative_bias(
@@ -91,8 +94,22 @@ def relative_bias(
         they share bucket 0 (for causal masks).
       max_distance: Distances from here on share the last bucket, in positions.
 
+    Raises:
+      ValueError: If the table is not `[buckets, H]`, has fewer than two buckets for a
+        direction, or `max_distance` is below the distances with a bucket of their own.
+
     Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
     """
+    table = jnp.asarray(table)
+    if table.ndim != 2:
+        raise ValueError(f"table must be [buckets, H], got shape {table.shape}.")
+    num_exact = table.shape[0] // (4 if bidirectional else 2)
+    if not num_exact:
+        raise ValueError(
+            f"table needs at least {4 if bidirectional else 2} buckets where "
+            f"bidirectional is {bidirectional}, got {table.shape[0]}."
+        )
+    checks.integer_in("max_distance", max_distance, num_exact + 1, None)
     return RelativeBias(table.T, bidirectional, max_distance, 0)
 
 
@@ -162,7 +179,7 @@ class Alibi(ScoreBias):
     def aligned_tile(self, rows, columns, batch_ndim):
         rows = tiles.on_rows(rows, batch_ndim) + self.offset
         distance = jnp.abs(rows - tiles.on_columns(columns, batch_ndim))
-        slopes = self.aligned(batch_ndim).slopes[..., None, None]
+        slopes = jnp.asarray(self.aligned(batch_ndim).slopes)[..., None, None]
         return -slopes * distance.astype(slopes.dtype)
 
 
@@ -239,10 +256,10 @@ class DenseBias(ScoreBias):
         return tiles.take(tiles.take(values, rows, axis=-2), columns, axis=-1)
 
 
-def _angles(positions: Array, size: int, max_period: float) -> Array:
+def _angles(positions: Array, size: int, max_period: float, dtype) -> Array:
     """Returns position / max_period^(2i / size) for each pair i: `[..., size / 2]`."""
-    frequencies = max_period ** (-np.arange(0, size, 2, dtype=np.float32) / size)
-    positions = jnp.asarray(positions, jnp.float32)[..., None]
+    frequencies = np.asarray(max_period ** (-np.arange(0, size, 2) / size), dtype)
+    positions = jnp.asarray(positions, dtype)[..., None]
     return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))
 
 

@@ -73,13 +73,22 @@ def on_columns(columns: Array, batch_ndim: int) -> Array:
 
 
 def take(array: Array, index: Array, axis: int) -> Array:
-    """Returns `array` at positions `index` of an axis, whose size 1 stands for any."""
+    """Returns `array` at positions `index` of an axis, whose size 1 stands for any.
+
+    Raises:
+      ValueError: If a position that is known on the host is outside of the axis.
+    """
     size = array.shape[axis]
     if size == 1:
         return jnp.repeat(array, len(index), axis=axis)
-    known_index = None if isinstance(index, jax.Array) else index
-    if known_index is not None and np.array_equal(known_index, np.arange(size)):
-        return jnp.asarray(array)
+    if not isinstance(index, jax.Array):
+        if np.array_equal(index, np.arange(size)):
+            return jnp.asarray(array)
+        if len(index) and (np.min(index) < 0 or np.max(index) >= size):
+            raise ValueError(
+                f"positions must be in 0..{size - 1} here, got "
+                f"{np.min(index)}..{np.max(index)}."
+            )
     return jnp.take(array, jnp.asarray(index), axis=axis, mode="clip")
 
 

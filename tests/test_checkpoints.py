@@ -1,7 +1,6 @@
 """Which checkpoints are kept, and that what comes back is what was saved."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -32,7 +31,7 @@ def test_tree_comes_back_with_its_structure_and_bits(tmp_path):
     with checkpoints.Checkpoints(tmp_path) as stored:
         for step in (4, 9):
             stored.save(step, _tree(step))
-    abstract = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, _tree()))
+    abstract = jax.eval_shape(lambda tree: tree, _tree())
     with checkpoints.Checkpoints(tmp_path, read_only=True) as stored:
         for step, wanted in ((4, 4), (9, 9), (None, 9)):
             found = stored.restore(abstract, step)

@@ -37,7 +37,9 @@ def test_host_copy_outlives_donation():
 def test_devices_share_the_batch_in_order(count):
     local = devices.local(count)
     part = jax.pmap(
-        lambda _: devices.part_of_batch(12, count), axis_name=devices.AXIS, devices=local
+        lambda _: devices.part_of_batch(12, count),
+        axis_name=devices.AXIS,
+        devices=local,
     )
     indices = part(jnp.zeros(count))
     assert indices.dtype == jnp.int32

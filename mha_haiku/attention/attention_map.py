@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mha_haiku import masks, positions, tiles
+from mha_haiku import checks, masks, positions, tiles
 from mha_haiku.attention import scores
 
 Array = jax.Array
@@ -179,7 +179,7 @@ def bin_edges(size: int, bins: int) -> np.ndarray:
     Returns:
       `[bins + 1]` integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
     """
-    if bins < 1:
-        raise ValueError(f"the number of bins must be at least 1, got {bins}.")
+    checks.positive_integer("the number of positions", size)
+    checks.positive_integer("the number of bins", bins)
     width = math.ceil(size / bins)
     return np.minimum(np.arange(math.ceil(size / width) + 1) * width, size)

@@ -49,28 +49,25 @@ def attend(
     blind = total == 0
     total = jnp.where(blind, 1, total)
     logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))[..., 0]
-    weights = weights / total
     if dropout_rate:
         kept = jax.random.bernoulli(rng, 1 - dropout_rate, weights.shape)
-        weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
-    return _weighted_sum(weights, value), logsumexp
+        weights = jnp.where(kept, weights, 0)
+        total = total * (1 - dropout_rate)
+    # Dividing T V sums costs less than dividing T S weights.
+    values = _weighted_sum(weights, value) / total
+    return jnp.moveaxis(values, -3, -2).astype(value.dtype), logsumexp
 
 
 def _weighted_sum(weights: Array, value: Array) -> Array:
-    """Returns `[B..., T, H, V]` from `[B..., H, T, S]` and `[B..., S, G, V]`."""
+    """Returns `[B..., H, T, V]` from `[B..., H, T, S]` and `[B..., S, G, V]`."""
     num_heads, num_value_heads = weights.shape[-3], value.shape[-2]
-    dtype = weights.dtype
-    weights = weights.astype(value.dtype)
-    if num_heads == num_value_heads:
-        values = jnp.einsum(
-            "...hts,...shv->...thv", weights, value, preferred_element_type=dtype
-        )
-        return values.astype(value.dtype)
-    weights = weights.reshape(
+    grouped = weights.astype(value.dtype).reshape(
         *weights.shape[:-3], num_value_heads, -1, *weights.shape[-2:]
     )
     values = jnp.einsum(
-        "...grts,...sgv->...tgrv", weights, value, preferred_element_type=dtype
+        "...grts,...gsv->...grtv",
+        grouped,
+        jnp.moveaxis(value, -2, -3),
+        preferred_element_type=weights.dtype,
     )
-    values = values.reshape(*values.shape[:-3], num_heads, values.shape[-1])
-    return values.astype(value.dtype)
+    return values.reshape(*values.shape[:-4], num_heads, *values.shape[-2:])

@@ -11,7 +11,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import tiles
+from mha_haiku import checks, tiles
 
 Array = jax.Array
 
@@ -30,14 +30,16 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     """Returns the score `scale * query . key`, capped smoothly at +-`soft_cap`.
 
     Args:
-      scale: None means 1 / sqrt(K).
+      scale: Of at least 0; None means 1 / sqrt(K).
       soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`; None: no cap.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma
     Team 2024, section 2, https://arxiv.org/abs/2408.00118.
     """
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap must be above 0, got {soft_cap}.")
+    if scale is not None:
+        checks.non_negative_number("scale", scale)
+    if soft_cap is not None:
+        checks.positive_number("soft_cap", soft_cap)
     return DotProduct(scale, soft_cap)
 
 
@@ -49,6 +51,8 @@ def additive(weight: Array) -> Score:
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
     """
+    if jnp.ndim(weight) != 2:
+        raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
     return Additive(weight)
 
 
@@ -61,20 +65,17 @@ class DotProduct:
 
     def __call__(self, query, key):
         num_heads, size = query.shape[-2:]
-        num_key_heads = key.shape[-2]
         scale = 1 / math.sqrt(size) if self.scale is None else self.scale
         dtype = accumulation_dtype(query.dtype)
-        if num_heads == num_key_heads:
-            scores = jnp.einsum(
-                "...thk,...shk->...hts", query, key, preferred_element_type=dtype
-            )
-        else:
-            query = query.reshape(*query.shape[:-2], num_key_heads, -1, size)
-            scores = jnp.einsum(
-                "...tgrk,...sgk->...grts", query, key, preferred_element_type=dtype
-            )
-            scores = scores.reshape(*scores.shape[:-4], num_heads, *scores.shape[-2:])
-        scores = scores * scale
+        if query.dtype == dtype:
+            query, scale = query * scale, 1  # fewer numbers than the scores
+        # Axes are moved here, as XLA's own choice for the einsum is slower on the CPU.
+        query, key = grouped_heads(query, key.shape[-2]), jnp.moveaxis(key, -2, -3)
+        scores = jnp.einsum(
+            "...grtk,...gsk->...grts", query, key, preferred_element_type=dtype
+        )
+        scores = scores.reshape(*scores.shape[:-4], num_heads, *scores.shape[-2:])
+        scores = scores * scale if scale != 1 else scores
         if self.soft_cap is None:
             return scores
         return self.soft_cap * jnp.tanh(scores / self.soft_cap)
@@ -93,6 +94,8 @@ class Additive:
 
     def __call__(self, query, key):
         num_heads = query.shape[-2]
+        wanted = (*self.weight.shape[:-2], *query.shape[-2:])
+        tiles.check_axes("weight", self.weight, wanted, "[H, K]")
         dtype = accumulation_dtype(query.dtype)
         key = repeat_heads(key, num_heads)
         pairs = query[..., :, None, :, :].astype(dtype) + key[..., None, :, :, :]
@@ -119,3 +122,9 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
     if num_key_heads == num_heads:
         return key
     return jnp.repeat(key, num_heads // num_key_heads, axis=-2)
+
+
+def grouped_heads(query: Array, num_key_heads: int) -> Array:
+    """Returns `[..., G, H / G, T, K]` from `[..., T, H, K]`."""
+    query = jnp.moveaxis(query, -2, -3)
+    return query.reshape(*query.shape[:-3], num_key_heads, -1, *query.shape[-2:])

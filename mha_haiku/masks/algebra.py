@@ -34,6 +34,12 @@ class Mask(abc.ABC):
     def __invert__(self) -> "Mask":
         return Complement(self)
 
+    def __bool__(self):
+        raise TypeError(
+            "a mask is neither true nor false: combine masks with & | ~, which `and`, "
+            "`or` and `not` cannot do."
+        )
+
     def shifted(self, offset: int) -> "Mask":
         """Returns the mask in which query t stands at position t + `offset`.
 
@@ -83,7 +89,7 @@ class Mask(abc.ABC):
         batch_ndim = self.batch_ndim()
         unseen = self.aligned_unseen_keys(num_queries, num_keys, batch_ndim)
         if unseen is None:
-            unseen = jnp.zeros((1,) * (batch_ndim + 1) + (num_keys,), bool)
+            unseen = jnp.full((1,) * (batch_ndim + 1) + (num_keys,), not num_queries)
         return self._without_heads(unseen, batch_ndim, (num_keys,))
 
     def blind_queries(self, num_queries: int, num_keys: int) -> Array:
@@ -91,7 +97,7 @@ class Mask(abc.ABC):
         batch_ndim = self.batch_ndim()
         blind = self.aligned_blind_queries(num_queries, num_keys, batch_ndim)
         if blind is None:
-            blind = jnp.zeros((1,) * (batch_ndim + 1) + (num_queries,), bool)
+            blind = jnp.full((1,) * (batch_ndim + 1) + (num_queries,), not num_keys)
         return self._without_heads(blind, batch_ndim, (num_queries,))
 
     def check(
@@ -212,9 +218,8 @@ class Intersection(_Pair):
     def key_range(self, rows, num_keys):
         left_start, left_stop = self.left.key_range(rows, num_keys)
         right_start, right_stop = self.right.key_range(rows, num_keys)
-        return tiles.largest(left_start, right_start), tiles.smallest(
-            left_stop, right_stop
-        )
+        start = tiles.largest(left_start, right_start)
+        return start, tiles.largest(tiles.smallest(left_stop, right_stop), start)
 
 
 @tiles.pytree(data=("left", "right"))

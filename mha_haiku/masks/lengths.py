@@ -67,8 +67,8 @@ class _Lengths(Mask):
     def key_range(self, rows, num_keys):
         known = tiles.known(self.lengths)
         if known is None:
-            return 0, jnp.max(self.lengths, initial=0)
-        return 0, int(known.max(initial=0))
+            return 0, jnp.minimum(jnp.max(self.lengths, initial=0), num_keys)
+        return 0, min(int(known.max(initial=0)), num_keys)
 
 
 @tiles.pytree(data=("lengths", "query_lengths"))
@@ -96,7 +96,7 @@ class Padding(_Lengths):
 
     def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
         keys = tiles.on_columns(jnp.arange(num_keys), batch_ndim - 1)
-        unseen = keys >= self.lengths[..., None, None]
+        unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
         if self.query_lengths is None:
             return unseen
         return unseen | (self.query_lengths <= 0)[..., None, None]

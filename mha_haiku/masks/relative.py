@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import tiles
+from mha_haiku import checks, tiles
 from mha_haiku.masks import algebra
 
 Array = jax.Array
@@ -30,16 +30,14 @@ def causal() -> Mask:
 def window(left: int | None, right: int | None) -> Mask:
     """Returns the mask of positions from t - `left` to t + `right`; None: no end."""
     for name, reach in (("left", left), ("right", right)):
-        if reach is not None and reach < 0:
-            raise ValueError(f"{name} must be at least 0 positions, got {reach}.")
+        if reach is not None:
+            checks.non_negative_integer(name, reach)
     return full() if left is None and right is None else Band(left, right, 0)
 
 
 def dilated(rate: int) -> Mask:
     """Returns the mask of positions whose distance is a multiple of `rate`."""
-    if rate < 1:
-        raise ValueError(f"rate must be at least 1, got {rate}.")
-    return Dilated(rate)
+    return Dilated(checks.positive_integer("rate", rate))
 
 
 def global_tokens(positions: Iterable[int]) -> Mask:
@@ -48,10 +46,11 @@ def global_tokens(positions: Iterable[int]) -> Mask:
     Source: Beltagy et al. 2020 (Longformer), section 3.1,
     https://arxiv.org/abs/2004.05150.
     """
-    positions = tuple(int(position) for position in positions)
-    if any(position < 0 for position in positions):
-        raise ValueError(f"positions must be at least 0, got {positions}.")
-    return GlobalTokens(positions)
+    positions = (
+        int(checks.non_negative_integer("positions", position))
+        for position in positions
+    )
+    return GlobalTokens(tuple(positions))
 
 
 @tiles.pytree()

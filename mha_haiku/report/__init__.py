@@ -4,6 +4,8 @@ Nothing here runs a model: what `write` reads is the `maps.npz` that a run left,
 report of any run can be made again, on any machine, without an accelerator.
 """
 
+import importlib.util
+import logging
 import os
 import pathlib
 import re
@@ -17,7 +19,8 @@ def write(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
 
     Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
-    holds are removed, so that the folder never mixes two runs.
+    holds are removed, so that the folder never mixes two runs. Where matplotlib is not
+    installed a warning is logged and the page alone is written.
 
     Args:
       folder: Where `maps.npz` is, and where the report goes.
@@ -31,7 +34,12 @@ def write(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     folder = pathlib.Path(folder)
     saved = maps.load(folder / "maps.npz")
     written = []
-    for layer, picture in enumerate(figures.pictures(saved)):
+    drawn = figures.pictures(saved)
+    if importlib.util.find_spec("matplotlib") is None:
+        message = "No pictures: matplotlib is missing (pip install 'mha_haiku[plots]')."
+        logging.getLogger(__name__).warning(message)
+        drawn = ()
+    for layer, picture in enumerate(drawn):
         written.append(_replace(folder / f"layer_{layer:02d}.png", picture))
     for path in folder.iterdir():
         if _PICTURE.fullmatch(path.name) and path not in written:

@@ -64,7 +64,8 @@ function drawBar(canvas) {
 // Where the enlarged map lies on its canvas: sizes in CSS pixels.
 function layout(map, queries, keys) {
   const cells = Math.max(map.rows, map.columns);
-  const cell = Math.max(2, Math.min(32, Math.floor(620 / cells)));
+  const roomy = Math.max(32, Math.floor(170 / cells)); // the axes' names have to fit
+  const cell = Math.max(2, Math.min(roomy, Math.floor(620 / cells)));
   const legible = cell >= 9 && !page.pooled;
   const size = legible ? Math.min(14, cell + 1) : 11;
   const context = document.createElement('canvas').getContext('2d');

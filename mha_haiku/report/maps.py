@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> Maps:
     """
     path = pathlib.Path(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise checks.ConfigError(f"{path} does not exist.") from None
@@ -94,9 +94,8 @@ def load(path: str | os.PathLike[str]) -> Maps:
         raise checks.ConfigError(
             f"{path} cannot be read: {error.strerror or error}."
         ) from None
-    # A lone .npy has no `files`; the others are what damaged or pickled archives raise.
+    # What lone, damaged and pickled arrays raise.
     except (
-        AttributeError,
         EOFError,
         TypeError,
         ValueError,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from mha_haiku import checks, tasks
+from mha_haiku import checks, models, tasks
 from mha_haiku.checks import ConfigError
 
 _LARGEST_SEED = 2**32 - 1
@@ -51,24 +51,25 @@ _SECTIONS = {
         "vocabulary_size": checks.positive_integer,
         "held_out_fraction": checks.fraction,
     },
+    # `models.check` has the rest of these; None: it alone checks the field.
     "model": {
-        "family": _choice("encoder", "causal", "set_classifier"),
-        "num_layers": checks.positive_integer,
-        "num_heads": checks.positive_integer,
-        "num_key_value_heads": _optional(checks.positive_integer),
-        "model_size": checks.positive_integer,
-        "key_size": _optional(checks.positive_integer),
-        "hidden_size": _optional(checks.positive_integer),
-        "activation": _choice("gelu", "gelu_tanh", "relu", "swiglu"),
-        "norm": _choice("layer_norm", "rms_norm"),
-        "norm_epsilon": checks.positive_number,
-        "norm_position": _choice("pre", "post"),
-        "positions": _choice("none", "learned", "sinusoidal", "rotary", "alibi", "t5"),
-        "max_length": _optional(checks.positive_integer),
-        "dropout_rate": checks.fraction,
+        "family": None,
+        "num_layers": None,
+        "num_heads": None,
+        "num_key_value_heads": None,
+        "model_size": None,
+        "key_size": None,
+        "hidden_size": None,
+        "activation": None,
+        "norm": None,
+        "norm_epsilon": None,
+        "norm_position": None,
+        "positions": None,
+        "max_length": None,
+        "dropout_rate": None,
         "with_bias": _boolean,
         "qk_norm": _boolean,
-        "precision": _choice("float32", "bfloat16"),
+        "precision": None,
     },
     "optimizer": {
         "learning_rate": checks.positive_number,
@@ -123,10 +124,11 @@ def validate(
         if section in values:
             _check_names(f"config.{section}", values[section], fields)
             for field, check in fields.items():
-                check(f"config.{section}.{field}", values[section][field])
+                if check is not None:
+                    check(f"config.{section}.{field}", values[section][field])
     _check_names("config.task", values["task"], ("name",), optional=None)
     checks.choice("config.task.name", values["task"]["name"], tasks.names())
-    _check_heads(config.model)
+    models.check(config.model)
     _check_training(config, num_devices or jax.local_device_count())
 
 
@@ -137,9 +139,7 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
       ConfigError: If the positions are too few, or the model answers something else.
     """
     model = config.model
-    if model.positions == "learned" and (
-        model.max_length is None or model.max_length < task.sequence_length
-    ):
+    if model.positions == "learned" and model.max_length < task.sequence_length:
         raise ConfigError(
             f"config.model.max_length must be at least the task's sequence length "
             f"{task.sequence_length} with learned positions, got {model.max_length}."
@@ -211,21 +211,6 @@ def _check_names(path, values, required, *, optional=()) -> None:
         raise ConfigError(f"{path}.{missing[0]} is missing.{suggestion}")
 
 
-def _check_heads(model) -> None:
-    size, heads, groups = model.model_size, model.num_heads, model.num_key_value_heads
-    if model.key_size is None and size % heads:
-        raise ConfigError(
-            f"config.model.num_heads must divide config.model.model_size {size} unless "
-            f"config.model.key_size is given, got {heads}."
-            f"{_nearest_divisors(size, heads)}"
-        )
-    if groups is not None and heads % groups:
-        raise ConfigError(
-            f"config.model.num_key_value_heads must divide config.model.num_heads "
-            f"{heads}, got {groups}.{_nearest_divisors(heads, groups)}"
-        )
-
-
 def _check_training(config, num_devices) -> None:
     training = config.training
     size, rest = training.batch_size, training.batch_size % num_devices
@@ -241,13 +226,6 @@ def _check_training(config, num_devices) -> None:
             f"config.optimizer.warmup_steps must be at most config.training.steps "
             f"{training.steps}, got {config.optimizer.warmup_steps}."
         )
-
-
-def _nearest_divisors(number, wrong) -> str:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < wrong][-1:]
-    above = [d for d in divisors if d > wrong][:1]
-    return f" The nearest: {' and '.join(map(str, below + above))}."
 
 
 def _flat(path, values) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def check_rule(inputs, targets, weights, *, num_pairs, num_keys):
 
 def test_each_query_asks_for_the_value_of_its_key(sampled):
     batch = sampled(make())
-    for inputs, targets, weights in zip(*batch[:3], strict=True):
+    for inputs, targets, weights in list(zip(*batch[:3], strict=True))[:256]:
         check_rule(inputs, targets, weights, num_pairs=3, num_keys=7)
 
 
@@ -34,7 +34,7 @@ def test_worked_example_obeys_the_rule(worked_example):
 
 
 def test_keys_queries_and_values_are_uniform(sampled):
-    inputs = sampled(make(), size=8192).inputs
+    inputs = sampled(make()).inputs
     for part, low, count in (
         (inputs[:, [0]], 0, 7),
         (inputs[:, [4]], 0, 7),
@@ -50,7 +50,7 @@ def test_long_sequences_obey_the_rule():
     task = make(sequence_length=8192, **sizes)
     draw = jax.jit(lambda indices: tasks.batch(task, jax.random.key(0), (), indices))
     batch = jax.tree.map(np.asarray, draw(np.arange(2)))
-    for inputs, targets, weights in zip(*batch[:3], strict=True):
+    for inputs, targets, weights in list(zip(*batch[:3], strict=True))[:256]:
         check_rule(inputs, targets, weights, num_pairs=2048, num_keys=4096)
 
 

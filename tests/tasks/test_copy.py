@@ -8,7 +8,7 @@ from mha_haiku.tasks import copy
 def test_targets_are_the_inputs(sampled):
     batch = sampled(copy.Copy(sequence_length=5, num_tokens=7))
     np.testing.assert_array_equal(batch.targets, batch.inputs)
-    np.testing.assert_array_equal(batch.weights, np.ones((64, 5)))
+    np.testing.assert_array_equal(batch.weights, np.ones((4096, 5)))
 
 
 def test_worked_example_obeys_the_rule(worked_example):

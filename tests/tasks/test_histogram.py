@@ -16,9 +16,9 @@ def occurrences(inputs):
 
 def test_targets_count_each_token(sampled):
     batch = sampled(histogram.Histogram(sequence_length=9, num_tokens=4))
-    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+    for inputs, targets in list(zip(*batch[:2], strict=True))[:256]:
         assert targets.tolist() == occurrences(inputs)
-    np.testing.assert_array_equal(batch.weights, np.ones((64, 9)))
+    np.testing.assert_array_equal(batch.weights, np.ones((4096, 9)))
 
 
 def test_worked_example_obeys_the_rule(worked_example):

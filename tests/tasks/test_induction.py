@@ -28,7 +28,7 @@ def check_rule(inputs, targets, weights):
 
 def test_second_half_repeats_the_first_from_some_place(sampled):
     batch = sampled(make())
-    for inputs, targets, weights in zip(*batch[:3], strict=True):
+    for inputs, targets, weights in list(zip(*batch[:3], strict=True))[:256]:
         check_rule(inputs, targets, weights)
 
 
@@ -37,7 +37,7 @@ def test_worked_example_obeys_the_rule(worked_example):
 
 
 def test_no_distance_leads_to_the_answer(sampled):
-    inputs = sampled(make(), size=4096).inputs
+    inputs = sampled(make()).inputs
     distances = 6 - np.argmax(inputs[:, :6] == inputs[:, [6]], axis=1)
     frequencies = np.bincount(distances, minlength=7)[1:] / len(distances)
     np.testing.assert_allclose(frequencies, np.full(6, 1 / 6), atol=0.03)

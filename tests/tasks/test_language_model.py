@@ -24,11 +24,11 @@ def windows(tokens, size):
 def test_examples_are_all_windows_of_their_part_and_nothing_else(tmp_path, sampled):
     task = make(tmp_path)
     for data in (task.train_data, task.held_out_data):
-        batch = sampled(task, size=512, data=data)
+        batch = sampled(task, data=data)
         np.testing.assert_array_equal(batch.inputs[:, 1:], batch.targets[:, :-1])
         whole = np.concatenate([batch.inputs, batch.targets[:, -1:]], axis=1)
         assert {tuple(window) for window in whole.tolist()} == windows(data, 6)
-        np.testing.assert_array_equal(batch.weights, np.ones((512, 5)))
+        np.testing.assert_array_equal(batch.weights, np.ones((4096, 5)))
 
 
 def test_worked_example_obeys_the_rule(tmp_path):

@@ -25,7 +25,7 @@ def windows(tokens, size):
 
 def test_targets_are_all_windows_of_their_part_and_nothing_else(task, sampled):
     for data in (task.train_data, task.held_out_data):
-        batch = sampled(task, size=512, data=data)
+        batch = sampled(task, data=data)
         assert {tuple(window) for window in batch.targets.tolist()} == windows(data, 9)
 
 
@@ -37,7 +37,7 @@ def test_what_does_not_count_is_left_as_it_was(task, sampled):
 
 
 def test_fifteen_percent_count_and_are_hidden_as_in_bert(task, sampled):
-    batch = sampled(task, size=16384)
+    batch = sampled(task)
     chosen = batch.weights == 1
     np.testing.assert_allclose(chosen.mean(axis=0), np.full(9, 0.15), atol=0.015)
     inputs, targets = batch.inputs[chosen], batch.targets[chosen]

@@ -7,13 +7,13 @@ from mha_haiku.tasks import reverse
 
 def test_targets_are_the_inputs_back_to_front(sampled):
     batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7))
-    for inputs, targets, weights in zip(*batch[:3], strict=True):
+    for inputs, targets, weights in list(zip(*batch[:3], strict=True))[:256]:
         assert targets.tolist() == list(reversed(inputs.tolist()))
         assert weights.tolist() == [1.0] * 5
 
 
 def test_tokens_are_uniform(sampled):
-    batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7), size=4096)
+    batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7))
     frequencies = np.bincount(batch.inputs.ravel()) / batch.inputs.size
     np.testing.assert_allclose(frequencies, np.full(7, 1 / 7), atol=0.015)
 

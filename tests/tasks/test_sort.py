@@ -11,9 +11,9 @@ from mha_haiku.tasks import sort
 
 def test_targets_are_the_inputs_in_order(sampled):
     batch = sampled(sort.Sort(sequence_length=5, num_tokens=7))
-    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+    for inputs, targets in list(zip(*batch[:2], strict=True))[:256]:
         assert targets.tolist() == sorted(inputs.tolist())
-    np.testing.assert_array_equal(batch.weights, np.ones((64, 5)))
+    np.testing.assert_array_equal(batch.weights, np.ones((4096, 5)))
 
 
 def test_worked_example_obeys_the_rule(worked_example):

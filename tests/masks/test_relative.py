@@ -1,0 +1,88 @@
+"""Masks of positions alone, against statements about pairs of positions."""
+
+import numpy as np
+import pytest
+
+from mha_haiku import masks
+
+T, S = 5, 7
+KINDS = {
+    "full": (masks.full(), lambda t, s: True),
+    "causal": (masks.causal(), lambda t, s: s <= t),
+    "window": (masks.window(2, 1), lambda t, s: t - 2 <= s <= t + 1),
+    "window of itself": (masks.window(0, 0), lambda t, s: s == t),
+    "window to the left": (masks.window(1, None), lambda t, s: s >= t - 1),
+    "window to the right": (masks.window(None, 1), lambda t, s: s <= t + 1),
+    "window without ends": (masks.window(None, None), lambda t, s: True),
+    "dilated": (masks.dilated(3), lambda t, s: abs(s - t) in (0, 3, 6)),
+    "global": (masks.global_tokens([4, 1]), lambda t, s: t in (1, 4) or s in (1, 4)),
+    "no global": (masks.global_tokens([]), lambda t, s: False),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_mask_allows_what_its_definition_says(name):
+    mask, allows = KINDS[name]
+    expected = [[allows(t, s) for s in range(S)] for t in range(T)]
+    array = mask.array(T, S)
+    assert array.dtype == bool
+    np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 2])
+@pytest.mark.parametrize("name", KINDS)
+def test_shifted_mask_moves_the_queries(name, offset):
+    mask, allows = KINDS[name]
+    expected = [[allows(t + offset, s) for s in range(S)] for t in range(T)]
+    np.testing.assert_array_equal(mask.shifted(offset).array(T, S), expected)
+    np.testing.assert_array_equal(
+        mask.shifted(offset + 3).shifted(-3).array(T, S), expected
+    )
+
+
+def test_causal_mask_written_by_hand():
+    expected = [[1, 0, 0], [1, 1, 0]]
+    np.testing.assert_array_equal(masks.causal().array(2, 3), expected)
+
+
+def test_last_queries_of_longer_keys_see_all_before_them():
+    whole = np.asarray(masks.causal().array(S, S))
+    last = masks.causal().shifted(S - 2).array(2, S)
+    np.testing.assert_array_equal(last, whole[-2:])
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows", "expected"),
+    [
+        (masks.causal(), (2, 5), (0, 5)),
+        (masks.causal(), (5, 20), (0, 10)),
+        (masks.causal().shifted(3), (2, 5), (0, 8)),
+        (masks.causal().shifted(-4), (2, 5), (0, 1)),
+        (masks.causal().shifted(-9), (2, 5), (0, 0)),
+        (masks.window(1, 2), (3, 5), (2, 7)),
+        (masks.window(1, None), (3, 5), (2, 10)),
+        (masks.window(1, 2), (20, 25), (10, 10)),
+        (masks.window(2, 0) & masks.window(0, 2), (3, 5), (3, 5)),
+        (masks.window(0, 0) | masks.window(0, 3), (3, 5), (3, 8)),
+        (masks.full(), (3, 5), (0, 10)),
+    ],
+)
+def test_key_range_is_tight_for_bands(mask, rows, expected):
+    assert mask.key_range(rows, 10) == expected
+    assert all(isinstance(end, int) for end in mask.key_range(rows, 10))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: masks.window(-1, 0), "left must be an integer of at least 0, got -1"),
+        (lambda: masks.window(0, -2), "right must be an integer of at least 0, got -2"),
+        (lambda: masks.window(1.5, 0), "left must be an integer .* got 1.5"),
+        (lambda: masks.dilated(0), "rate must be an integer of at least 1, got 0"),
+        (lambda: masks.global_tokens([2, -1]), "positions must be .* got -1"),
+        (lambda: masks.global_tokens([0.5]), "positions must be an integer .* got 0.5"),
+    ],
+)
+def test_positions_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

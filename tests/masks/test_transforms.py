@@ -1,0 +1,80 @@
+"""Masks as pytrees: through jit, vmap, pmap and scan."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mha_haiku import masks
+
+B, T, S = 2, 3, 5
+L = 4  # as many as there are virtual devices
+
+
+def composed(lengths, ids, array):
+    """Returns a mask with static parts, lengths, segment ids and an array."""
+    lazy = masks.causal().shifted(1) | masks.global_tokens([2]) | ~masks.dilated(2)
+    held = masks.padding(lengths) & masks.segments(ids, ids) & masks.dense(array)
+    return (lazy & held) | masks.padding(lengths).shifted(1) & masks.dense(array)
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, S + 1, [L, B])
+    ids = rng.integers(0, 2, [L, B, S])
+    return lengths, ids, rng.random([L, B, S, S]) < 0.5
+
+
+@pytest.fixture
+def expected(arrays):
+    return np.stack([composed(*a).array(T, S) for a in zip(*arrays, strict=True)])
+
+
+def test_mask_passes_into_and_out_of_jit(arrays, expected):
+    mask = jax.jit(composed)(*(array[0] for array in arrays))
+    assert isinstance(mask, masks.Mask)
+    array = jax.jit(lambda mask: mask.array(T, S))(mask)
+    np.testing.assert_array_equal(array, expected[0])
+
+
+def test_structure_is_static_and_lengths_are_not():
+    traces = []
+
+    @jax.jit
+    def array(mask):
+        traces.append(mask)
+        return mask.array(T, S)
+
+    for lengths in ([1, 2], [3, 4]):
+        array(masks.padding(jnp.asarray(lengths)) & masks.window(1, 0))
+    assert len(traces) == 1
+    array(masks.padding(jnp.asarray([1, 2])) & masks.window(2, 0))
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize("transform", [jax.vmap, jax.pmap])
+def test_mask_passes_into_and_out_of_maps_over_an_axis(transform, arrays, expected):
+    stacked = transform(composed)(*arrays)
+    assert stacked.batch_ndim() == 2
+    np.testing.assert_array_equal(stacked.array(T, S), expected)
+    mapped = transform(lambda mask: mask.array(T, S))(stacked)
+    np.testing.assert_array_equal(mapped, expected)
+
+
+def test_mask_passes_through_scan(arrays, expected):
+    stacked = jax.vmap(composed)(*arrays)
+
+    def step(seen, mask):
+        return seen | mask.array(T, S), mask
+
+    seen, masks_out = lax.scan(step, jnp.zeros([B, T, S], bool), stacked)
+    np.testing.assert_array_equal(seen, expected.any(0))
+    np.testing.assert_array_equal(masks_out.array(T, S), expected)
+
+
+def test_mask_of_positions_alone_has_no_leaves():
+    mask = ~(masks.causal().shifted(2) | masks.dilated(3)) & masks.global_tokens([1])
+    assert not jax.tree.leaves(mask)
+    assert jax.tree.structure(mask) == jax.tree.structure(jax.tree.map(abs, mask))

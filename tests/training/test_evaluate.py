@@ -1,0 +1,66 @@
+"""Held-out evaluation: exactly these examples, on any number of devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import devices as device_placement
+from mha_haiku import tasks
+from mha_haiku.training import evaluate, loss, step
+
+SEED = np.uint32(4)
+
+
+def _evaluate(model, task, params, *, num_examples, batch_size, count):
+    local = device_placement.local(count)
+    program = evaluate.make_evaluation(
+        model, task, num_examples=num_examples, batch_size=batch_size, devices=local
+    )
+    params, data = device_placement.replicate((params, task.held_out_data), local)
+    return device_placement.unreplicate(program(params, data, SEED))
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "batch_size", "count"),
+    [(12, 4, 1), (12, 8, 4), (12, 20, 2), (11, 4, 4)],
+)
+def test_exactly_the_first_examples_count(
+    task, make_model, num_examples, batch_size, count
+):
+    model = make_model(dropout_rate=0.5)  # which evaluation leaves out
+    params = model.init(jax.random.key(1), None)
+    sums = _evaluate(
+        model,
+        task,
+        params,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        count=count,
+    )
+    key = step.stream(SEED, "held_out")
+    indices = jnp.arange(num_examples)
+    example = tasks.batch(task, key, task.held_out_data, indices)
+    logits = model.apply(params, None, example.inputs, is_training=False).logits
+    wanted = loss.sums(
+        logits, example.targets, example.weights, logits.argmax(-1) == example.targets
+    )
+    assert sums.weight == wanted.weight
+    assert sums.correct == wanted.correct
+    np.testing.assert_allclose(sums.loss, wanted.loss, rtol=1e-6)
+
+
+def test_held_out_examples_are_not_those_of_training(task):
+    indices = jnp.arange(32)
+    held_out = evaluate.held_out_batch(task, SEED, task.held_out_data, indices)
+    for at in range(3):
+        key = jax.random.fold_in(step.stream(SEED, "data"), at)
+        trained = tasks.batch(task, key, task.train_data, indices)
+        assert not np.array_equal(held_out.inputs, trained.inputs)
+
+
+def test_means_are_per_target():
+    means = evaluate.means(loss.Sums(np.float32(6), np.float32(1), np.float32(4)))
+    assert means == {"loss": 1.5, "accuracy": 0.25}
+    nothing = evaluate.means(loss.Sums(np.float32(0), np.float32(0), np.float32(0)))
+    assert np.isnan(nothing["loss"]) and np.isnan(nothing["accuracy"])

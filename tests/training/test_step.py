@@ -1,0 +1,185 @@
+"""The step: the same on any number of devices, by dispatches of any size."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mha_haiku import devices as device_placement
+from mha_haiku import tasks
+from mha_haiku.training import config as run_config
+from mha_haiku.training import run, step
+
+SEED = np.uint32(11)
+
+
+def _gradients(model, task, params, count, batch_size, at=5):
+    local = device_placement.local(count)
+    function = functools.partial(
+        step.gradients,
+        model,
+        task,
+        seed=SEED,
+        step=jnp.int32(at),
+        batch_size=batch_size,
+        num_devices=count,
+    )
+    mapped = jax.pmap(function, axis_name=device_placement.AXIS, devices=local)
+    data = device_placement.replicate(task.train_data, local)
+    gradient, sums = mapped(device_placement.replicate(params, local), data)
+    for leaf in jax.tree.leaves(gradient):
+        np.testing.assert_array_equal(leaf[0], leaf[-1])
+    return device_placement.unreplicate((gradient, sums))
+
+
+def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
+    model = make_model()
+    params = model.init(jax.random.key(0), None)
+    key = jax.random.fold_in(step.stream(SEED, "data"), 5)
+    example = tasks.batch(task, key, task.train_data, jnp.arange(8))
+
+    def mean_loss(params):
+        logits = model.apply(params, None, example.inputs, is_training=True).logits
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, example.targets)
+        return (each * example.weights).sum() / example.weights.sum()
+
+    value, wanted = jax.value_and_grad(mean_loss)(params)
+    found, sums = _gradients(model, task, params, 4, 8)
+    # Devices have different weights: a mean of the devices' means is something else.
+    per_device = np.asarray(example.weights).reshape(4, -1).sum(axis=1)
+    assert len(set(per_device)) > 1
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-6), found, wanted
+    )
+    np.testing.assert_allclose(sums.loss / sums.weight, value, rtol=1e-6)
+    assert sums.weight == example.weights.sum()
+
+
+def test_gradients_of_four_devices_equal_those_of_one(make_config):
+    config = make_config(model__dropout_rate=0.0)
+    task = run_config.make_task(config)
+    model = run.make_model(config, task)
+    optimizer = optax.sgd(1.0)
+    initial = functools.partial(step.initial_state, model, optimizer, task)
+    params = jax.jit(initial)(SEED).params
+    one, one_sums = _gradients(model, task, params, 1, 8)
+    four, four_sums = _gradients(model, task, params, 4, 8)
+    assert one_sums.weight == four_sums.weight == 8 * task.sequence_length
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(one)) > 1e-2
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), one, four)
+
+
+def test_streams_are_independent_and_come_from_the_seed():
+    names = ("init", "data", "dropout", "held_out")
+    keys = {tuple(jax.random.key_data(step.stream(SEED, x)).tolist()) for x in names}
+    assert len(keys) == 4
+    other = {tuple(jax.random.key_data(step.stream(12, x)).tolist()) for x in names}
+    assert not keys & other
+    largest = step.stream(2**32 - 1, "data")
+    assert largest == step.stream(np.uint32(2**32 - 1), "data")
+
+
+def test_devices_and_steps_drop_different_positions(task, make_model):
+    model = make_model(dropout_rate=0.5)
+    params = model.init(jax.random.key(0), None)
+
+    class SameExample(type(task)):
+        def example(self, key, data):
+            return super().example(jax.random.key(0), data)
+
+    same = SameExample()
+    seen = [_gradients(model, same, params, 1, 4, at=at)[0]["table"] for at in (5, 6)]
+    assert not np.array_equal(*seen)
+    np.testing.assert_array_equal(
+        seen[0], _gradients(model, same, params, 1, 4, at=5)[0]["table"]
+    )
+    # With the same dropout everywhere, four devices would just repeat what one does.
+    one = _gradients(model, same, params, 1, 1)[0]["table"]
+    four = _gradients(model, same, params, 4, 4)[0]["table"]
+    assert not np.allclose(one, four)
+
+
+class _Training:
+    """A compiled dispatch and a way to run it."""
+
+    def __init__(self, model, task, optimizer, count=2):
+        self.local = device_placement.local(count)
+        self.data = device_placement.replicate(task.train_data, self.local)
+        initial = step.initial_state(model, optimizer, task, SEED)
+        self.initial = jax.tree.map(np.asarray, initial)
+        dispatch = step.make_dispatch(
+            model, task, optimizer, batch_size=8, devices=self.local
+        )
+        self.dispatch = dispatch.lower(
+            self.fresh(), self.data, SEED, np.int32(0)
+        ).compile()
+
+    def fresh(self):
+        return device_placement.replicate(self.initial, self.local)
+
+    def run(self, *stops):
+        state, reports = self.fresh(), []
+        for stop in stops:
+            state, report = self.dispatch(state, self.data, SEED, np.int32(stop))
+            reports.append(device_placement.unreplicate(report))
+        return device_placement.unreplicate(state), reports
+
+
+def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
+    training = _Training(make_model(dropout_rate=0.2), task, optax.adam(0.1))
+    whole, (report,) = training.run(7)
+    parts, reports = training.run(3, 4, 4, 7)
+    assert whole.step == parts.step == 7
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+    assert not np.allclose(whole.params["table"], training.initial.params["table"])
+    np.testing.assert_allclose(
+        report.sums.loss, sum(x.sums.loss for x in reports), rtol=1e-6
+    )
+    assert report.sums.weight == sum(x.sums.weight for x in reports)
+    assert report.gradient_norm == reports[-1].gradient_norm > 0
+    assert all(x.finite for x in (report, *reports))
+
+
+def test_state_is_donated(task, make_model):
+    training = _Training(make_model(), task, optax.adam(0.1))
+    state = training.fresh()
+    training.dispatch(state, training.data, SEED, np.int32(1))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_it_learns(task, make_model):
+    training = _Training(make_model(), task, optax.adam(0.1))
+    _, (before, _, after) = training.run(1, 99, 100)
+    assert after.sums.loss / after.sums.weight < 0.1 < before.sums.loss
+    assert after.sums.correct == after.sums.weight
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_steps_end_at_the_first_that_is_not_finite(task, make_model, bad):
+    model = make_model()
+
+    def apply(params, *args, **kwargs):
+        output = model.apply(params, *args, **kwargs)
+        # The update makes the bias pass 2.5 in the third step.
+        broken = jnp.where(params["count"].sum() > 2.5, bad, 0)
+        return output._replace(logits=output.logits + broken)
+
+    def init(rng, *args):
+        return model.init(rng, *args) | {"count": jnp.zeros(1)}
+
+    count = optax.GradientTransformation(
+        lambda params: (),
+        lambda gradient, state, params: (
+            jax.tree.map(jnp.zeros_like, gradient) | {"count": jnp.ones(1)},
+            state,
+        ),
+    )
+    counting = model._replace(init=init, apply=apply)
+    training = _Training(counting, task, count)
+    state, (report,) = training.run(3)
+    assert report.finite and state.step == 3
+    state, (report,) = training.run(20)
+    assert not report.finite and state.step == 4
