@@ -31,8 +31,7 @@ def get_config() -> config_dict.ConfigDict:
     config.model.norm = "layer_norm"  # layer_norm or rms_norm
     config.model.norm_epsilon = 1e-5
     config.model.norm_position = "pre"  # pre or post
-    # none, learned, sinusoidal, rotary, alibi or t5
-    config.model.positions = "learned"
+    config.model.positions = "learned"  # none, learned, sinusoidal, rotary, alibi or t5
     config.model.max_length = 16  # positions that the model can tell apart
     config.model.dropout_rate = 0.0  # in [0, 1)
     config.model.with_bias = True  # whether projections add a bias
@@ -43,19 +42,19 @@ def get_config() -> config_dict.ConfigDict:
     config.optimizer.learning_rate = 1e-2  # the highest, after warm-up
     config.optimizer.warmup_steps = 50
     config.optimizer.final_learning_rate_fraction = 0.1  # where the cosine ends
-    config.optimizer.weight_decay = 0.0
+    config.optimizer.weight_decay = 0.0  # not of biases and norms
     config.optimizer.b1 = 0.9  # decay of Adam's mean of gradients
     config.optimizer.b2 = 0.98  # decay of Adam's mean of squared gradients
     config.optimizer.clip_norm = 1.0  # global norm above which gradients shrink
 
     config.training = config_dict.ConfigDict()
-    config.training.steps = 1000
+    config.training.steps = 400
     config.training.batch_size = 128  # examples in a step, over all devices
     config.training.steps_per_dispatch = 50  # steps in one compiled call
-    config.training.report_every = 100  # steps
-    config.training.evaluate_every = 500  # steps
+    config.training.report_every = 50  # steps
+    config.training.evaluate_every = 200  # steps
     config.training.evaluation_examples = 1024  # held-out examples
-    config.training.checkpoint_every = 500  # steps
+    config.training.checkpoint_every = 200  # steps
     config.training.tensorboard = False  # whether TensorBoard files are written too
 
     config.attention = config_dict.ConfigDict()

@@ -78,8 +78,8 @@ def build(
     policy = jmp.get_policy(PRECISIONS[config.precision])
 
     def forward(inputs, lengths=None, gates=None, *, is_training):
-        inputs = policy.cast_to_compute(inputs)
-        x = _embedded(config, inputs, num_tokens, policy.compute_dtype)
+        valid = None if lengths is None else _valid(inputs, lengths)
+        x = _embedded(config, _blanked(inputs, valid), num_tokens)
         mask = masks.full() if lengths is None else masks.padding(lengths, lengths)
         if config.family == "causal":
             mask = masks.causal() if lengths is None else masks.causal() & mask
@@ -95,18 +95,18 @@ def build(
         is_set = config.family == "set_classifier"
         logits = hk.Linear(1 if is_set else num_classes, name="logits")(x)
         logits = policy.cast_to_output(logits[..., 0] if is_set else logits)
-        if is_set and lengths is not None:
-            element = jnp.arange(logits.shape[-1])[None, :]
-            logits = jnp.where(element < lengths[:, None], logits, -jnp.inf)
+        if is_set and valid is not None:
+            logits = jnp.where(valid, logits, -jnp.inf)
         return Output(logits, maps)
 
     transformed = hk.transform(forward)
 
     def init(rng, inputs, lengths=None):
+        inputs = policy.cast_to_param(inputs)
         return transformed.init(rng, inputs, lengths, is_training=False)
 
     def apply(params, rng, inputs, *, lengths=None, gates=None, is_training):
-        params = policy.cast_to_compute(params)
+        params, inputs = policy.cast_to_compute((params, inputs))
         return transformed.apply(
             params, rng, inputs, lengths, gates, is_training=is_training
         )
@@ -155,7 +155,19 @@ def check(config: Any) -> None:
         )
 
 
-def _embedded(config, inputs, num_tokens, dtype):
+def _valid(inputs, lengths):
+    """Returns which positions of inputs `[B, T, ...]` count: `[B, T]`."""
+    return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
+
+
+def _blanked(inputs, valid):
+    """Puts zeros where inputs do not count, so that NaN there reaches no gradient."""
+    if valid is None:
+        return inputs
+    return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
+
+
+def _embedded(config, inputs, num_tokens):
     """Returns `[B, T, D]` from tokens or features, plus positions where added."""
     if num_tokens is None:
         x = hk.Linear(config.model_size, name="embedding")(inputs)
@@ -167,7 +179,7 @@ def _embedded(config, inputs, num_tokens, dtype):
         x = modules.LearnedPositions(config.max_length, name="positions")(x)
     if config.positions == "sinusoidal":
         encoding = positions.sinusoidal(jnp.arange(x.shape[-2]), config.model_size)
-        x = x + encoding.astype(dtype)[None]
+        x = x + encoding.astype(x.dtype)[None]
     return x
 
 

@@ -45,6 +45,8 @@ def positions(index: Index, size: int | None = None) -> Array:
                 "a mask does not know how many positions there are."
             )
         return np.arange(index.start or 0, index.stop, index.step or 1)
+    if isinstance(index, range):
+        index = np.arange(index.start, index.stop, index.step)
     index = index if isinstance(index, jax.Array) else np.asarray(index)
     if index.ndim != 1 or not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(

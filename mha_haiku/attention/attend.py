@@ -99,6 +99,8 @@ def _check(query, key, value, mask, bias):
     num_keys, num_key_heads = key.shape[-3:-1]
     if not batch_shape == key.shape[:-3] == value.shape[:-3]:
         raise ValueError(f"query, key and value disagree on batch axes: {shapes}.")
+    if not key_size:
+        raise ValueError(f"the size K per head must be at least 1: {shapes}.")
     if key.shape[-1] != key_size:
         raise ValueError(f"query and key disagree on the size K per head: {shapes}.")
     if value.shape[-3:-1] != (num_keys, num_key_heads):

@@ -61,8 +61,9 @@ def attend(
 def _weighted_sum(weights: Array, value: Array) -> Array:
     """Returns `[B..., H, T, V]` from `[B..., H, T, S]` and `[B..., S, G, V]`."""
     num_heads, num_value_heads = weights.shape[-3], value.shape[-2]
+    heads = num_value_heads, num_heads // num_value_heads
     grouped = weights.astype(value.dtype).reshape(
-        *weights.shape[:-3], num_value_heads, -1, *weights.shape[-2:]
+        *weights.shape[:-3], *heads, *weights.shape[-2:]
     )
     values = jnp.einsum(
         "...grts,...gsv->...grtv",

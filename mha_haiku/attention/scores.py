@@ -127,4 +127,5 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
 def grouped_heads(query: Array, num_key_heads: int) -> Array:
     """Returns `[..., G, H / G, T, K]` from `[..., T, H, K]`."""
     query = jnp.moveaxis(query, -2, -3)
-    return query.reshape(*query.shape[:-3], num_key_heads, -1, *query.shape[-2:])
+    heads = num_key_heads, query.shape[-3] // num_key_heads
+    return query.reshape(*query.shape[:-3], *heads, *query.shape[-2:])

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import haiku as hk
 import jax
 
+from mha_haiku import checks
+
 Array = jax.Array
 
 
@@ -40,7 +42,7 @@ class FeedForward(hk.Module):
           name: The module's name.
         """
         super().__init__(name=name)
-        self.hidden_size = hidden_size
+        self.hidden_size = checks.positive_integer("hidden_size", hidden_size)
         self.activation = activation
         self.gated = gated
         self.with_bias = with_bias

@@ -69,17 +69,20 @@ class MultiHeadAttention(hk.Module):
         if w_init is not None and w_init_scale is not None:
             raise ValueError("give w_init or w_init_scale, not both.")
         if w_init is None:
-            w_init = hk.initializers.VarianceScaling(w_init_scale or 1.0)
+            scale = 1.0 if w_init_scale is None else w_init_scale
+            w_init = hk.initializers.VarianceScaling(scale)
         self.num_heads = checks.positive_integer("num_heads", num_heads)
         self.key_size = checks.positive_integer("key_size", key_size)
-        self.num_key_value_heads = num_key_value_heads or num_heads
+        self.num_key_value_heads = _size(
+            "num_key_value_heads", num_key_value_heads, num_heads
+        )
         if num_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads must divide num_heads = {num_heads}, got "
                 f"{num_key_value_heads}."
             )
-        self.value_size = value_size or key_size
-        self.model_size = model_size or key_size * num_heads
+        self.value_size = _size("value_size", value_size, key_size)
+        self.model_size = _size("model_size", model_size, key_size * num_heads)
         self.w_init = w_init
         self.with_bias = with_bias
         self.b_init = b_init
@@ -204,6 +207,11 @@ def additive_score(num_heads: int, key_size: int) -> attention.Score:
     w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
     weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
     return attention.additive(weight)
+
+
+def _size(name: str, value: int | None, default: int) -> int:
+    """Returns `value`, which must be a positive integer, or `default` for None."""
+    return default if value is None else checks.positive_integer(name, value)
 
 
 def _blanked(x: Array, blank: Array | None) -> Array:

@@ -18,8 +18,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.training import evaluate
 from mha_haiku.training import run as run_folder
 
-_MEAN_EXAMPLES = 64
-_MEAN_BATCH = 8
+_MEAN_EXAMPLES = 64  # at least
 
 
 def dump(
@@ -63,58 +62,78 @@ def dump(
     if text is not None and tokens is not None:
         raise ConfigError("Give text or tokens, not both.")
     run = run_folder.load_run(workdir, step)
-    example = _example(run, examples, text, tokens)
-    is_own = text is not None or tokens is not None
-    length = example.inputs.shape[1]
+    own = _own_example(run, text, tokens)
+    indices = _indices(run, examples)
+    length = run.task.sequence_length if own is None else own.inputs.shape[1]
     is_whole = weights or length <= run.config.attention.full_length
     size = length if is_whole else min(run.config.attention.pooled_size, length)
-
-    num_heads = _heads_of_layers(run, example)
+    num_heads = _heads_of_layers(run)
     layers = _chosen("layers", layers, len(num_heads))
-    chosen = {i: _chosen("heads", heads, num_heads[i]) for i in layers}
+    chosen = [_chosen("heads", heads, num_heads[i]) for i in layers]
 
-    def select(maps):
-        shown = [
-            maps[i].weights() if is_whole else maps[i].pooled(size, size)
-            for i in layers
-        ]
-        return [x[:, np.array(chosen[i])] for i, x in zip(layers, shown, strict=True)]
+    def observe(params, example):
+        output = run.model.apply(
+            params, None, example.inputs, lengths=example.lengths, is_training=False
+        )
+        maps = [output.maps[i] for i in layers]
+        maps = [x.weights() if is_whole else x.pooled(size, size) for x in maps]
+        maps = [x[:, np.array(js)] for x, js in zip(maps, chosen, strict=True)]
+        return example, output.logits, maps
 
     @jax.jit
-    def observe(params, example):
-        output = _apply(run, params, example)
-        return output.logits, select(output.maps)
+    def observe_held_out(params, data, indices):
+        return observe(
+            params,
+            evaluate.held_out_batch(run.task, run.config.seed, data, indices),
+        )
 
-    logits, selected = observe(run.params, example)
+    def held_out(indices):
+        data = run.task.held_out_data
+        results = observe_held_out(run.params, data, np.asarray(indices, np.int32))
+        return jax.device_get(results)
+
+    if own is None:
+        example, logits, maps = held_out(indices)
+    else:
+        example, logits, maps = jax.device_get(jax.jit(observe)(run.params, own))
     edges = attention.bin_edges(length, size)
     arrays = {
         "title": np.array(f"{run.task.name}, step {run.step}"),
         "layer_names": np.array([f"layer {i}" for i in layers]),
         "query_edges": edges,
         "key_edges": edges,
-        **_texts(run.task, jax.device_get(example), np.asarray(logits), is_own=is_own),
+        **_texts(run.task, example, logits, is_own=own is not None),
     }
-    for i, maps in enumerate(selected):
-        arrays[f"layer_{i:02d}"] = np.asarray(maps, run.config.attention.dtype)
-        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in chosen[layers[i]]])
-    if is_whole and not is_own:
-        for i, mean in enumerate(_means(run, select)):
-            arrays[f"mean_{i:02d}"] = np.asarray(mean, np.float32)
-        arrays["mean_examples"] = np.array(_MEAN_EXAMPLES)
+    for i, layer in enumerate(maps):
+        arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
+        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in chosen[i]])
+    if is_whole and own is None:
+        # In batches of the size that is compiled already.
+        starts = range(0, _MEAN_EXAMPLES, len(indices))
+        batches = [np.arange(start, start + len(indices)) for start in starts]
+        means = [[x.mean(axis=0) for x in held_out(batch)[2]] for batch in batches]
+        for i, of_batches in enumerate(zip(*means, strict=True)):
+            arrays[f"mean_{i:02d}"] = np.mean(of_batches, axis=0, dtype=np.float32)
+        arrays["mean_examples"] = np.array(len(batches) * len(indices))
     folder = run_folder.Folder(Path(workdir).expanduser()).attention
-    return _write(Path(out).expanduser() if out is not None else folder, arrays)
+    return _write(folder if out is None else Path(out).expanduser(), arrays)
 
 
-def _example(run, examples, text, tokens) -> tasks.Example:
-    """Returns the batch to look at."""
+def _indices(run, examples) -> list[int]:
+    """Returns the indices of the held-out examples to show."""
+    if examples is None or isinstance(examples, int):
+        count = run.config.attention.examples if examples is None else examples
+        return list(range(checks.positive_integer("examples", count)))
+    indices = [checks.integer_in("examples", i, 0, 2**31 - 1) for i in examples]
+    if not indices:
+        raise ConfigError("examples must not be empty.")
+    return indices
+
+
+def _own_example(run, text, tokens) -> tasks.Example | None:
+    """Returns a batch of the user's text or tokens, or None where there are none."""
     if text is None and tokens is None:
-        if examples is None or isinstance(examples, int):
-            count = run.config.attention.examples if examples is None else examples
-            examples = range(checks.positive_integer("examples", count))
-        for index in examples:
-            checks.integer_in("examples", index, 0, 2**31 - 1)
-        indices = jnp.asarray(list(examples), jnp.int32)
-        return _held_out(run, indices)
+        return None
     if run.task.num_tokens is None:
         raise ConfigError(
             f"The task {run.task.name!r} takes features, not text or tokens."
@@ -124,53 +143,33 @@ def _example(run, examples, text, tokens) -> tasks.Example:
     for token in tokens:
         checks.integer_in("tokens", token, 0, run.task.num_tokens - 1)
     inputs = np.asarray(tokens, np.int32)[None]
+    if not inputs.size:
+        raise ConfigError("tokens must not be empty.")
     longest = run.config.model.max_length
     if run.config.model.positions == "learned" and inputs.shape[1] > longest:
         raise ConfigError(
             f"tokens must be at most config.model.max_length {longest} with learned "
             f"positions, got {inputs.shape[1]}."
         )
-    if not inputs.size:
-        raise ConfigError("tokens must not be empty.")
     return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
 
 
-def _held_out(run, indices) -> tasks.Example:
-    return evaluate.held_out_batch(
-        run.task, run.config.seed, run.task.held_out_data, indices
-    )
+def _heads_of_layers(run) -> list[int]:
+    def maps(params):
+        example = evaluate.held_out_batch(
+            run.task, run.config.seed, run.task.held_out_data, jnp.arange(1)
+        )
+        return run.model.apply(
+            params, None, example.inputs, lengths=example.lengths, is_training=False
+        ).maps
 
-
-def _apply(run, params, example):
-    return run.model.apply(
-        params, None, example.inputs, lengths=example.lengths, is_training=False
-    )
-
-
-def _heads_of_layers(run, example) -> list[int]:
-    output = jax.eval_shape(lambda params: _apply(run, params, example), run.params)
-    return [layer.logsumexp.shape[-2] for layer in output.maps]
+    return [layer.logsumexp.shape[-2] for layer in jax.eval_shape(maps, run.params)]
 
 
 def _chosen(name, wanted, count) -> list[int]:
     if wanted is None:
         return list(range(count))
     return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
-
-
-def _means(run, select) -> list[jax.Array]:
-    """Returns the mean map of each chosen layer over held-out examples."""
-
-    @jax.jit
-    def mean(params):
-        def of_batch(indices):
-            maps = select(_apply(run, params, _held_out(run, indices)).maps)
-            return [x.mean(axis=0) for x in maps]
-
-        indices = jnp.arange(_MEAN_EXAMPLES).reshape(-1, _MEAN_BATCH)
-        return [x.mean(axis=0) for x in jax.lax.map(of_batch, indices)]
-
-    return mean(run.params)
 
 
 def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:

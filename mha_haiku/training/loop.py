@@ -85,11 +85,11 @@ def _run(config, folder, stored, devices) -> Summary:
     training = config.training
     task = run_config.make_task(config)
     run_config.validate_for_task(config, task)
-    run_folder.write_config(folder, config, devices)
     before = time.perf_counter()
     model = run_folder.make_model(config, task)
     state, programs = run_progress.prepare(config, task, model, stored, devices)
     compile_seconds = time.perf_counter() - before
+    run_folder.write_config(folder, config, devices)
     with (
         metrics_log.MetricsLog(
             folder.metrics,
@@ -150,8 +150,8 @@ def _take_steps(progress, training, interrupted) -> None:
     if progress.step != saved:
         progress.save()
     if not progress.metrics and progress.step == training.steps:
-        # Killed after its last checkpoint and before its summary.
-        progress.report(is_evaluated=True)
+        # Killed after its last report and before its summary.
+        progress.evaluate()
 
 
 def _next_stop(step, training) -> int:
@@ -172,7 +172,7 @@ def _check_unchanged(folder, config, override) -> bool:
         raise ConfigError(
             f"The run in {folder.root} has another config: "
             f"{'; '.join(lines[:4] + more)}."
-            "\nTake another workdir, or override the run's config to resume with this."
+            "\nTake another workdir, or pass override_config to go on with this one."
         )
     return bool(lines)
 
@@ -204,6 +204,6 @@ def _opening_line(config, state, start, compile_seconds) -> str:
     verb = f"resumes at step {start}" if start else "starts"
     return (
         f"{config.task.name} {verb}: {num_params:,} parameters, {num_devices} "
-        f"{leaves[0].devices().pop().platform} device{'s' * (num_devices > 1)}, "
+        f"{next(iter(leaves[0].devices())).platform} device{'s' * (num_devices > 1)}, "
         f"compiled in {compile_seconds:.1f} s"
     )

@@ -128,9 +128,23 @@ class Progress:
                 "examples_per_second": examples / seconds,
             }
         if is_evaluated:
-            self.metrics |= self._evaluate()
+            self.evaluate()
         self._log.report(self.step, self.metrics)
         self._open_window()
+
+    def evaluate(self) -> None:
+        """Adds the held-out loss and accuracy to `metrics`.
+
+        Raises:
+          NonFiniteLossError: If the loss is not finite.
+        """
+        sums = self._programs.evaluate(
+            self._state.params, self._programs.held_out_data, self._programs.seed
+        )
+        means = evaluate.means(device_placement.unreplicate(sums))
+        if not math.isfinite(means["loss"]):
+            self._refuse(f"The held-out loss is not finite at step {self.step}")
+        self.metrics |= {f"held_out_{name}": value for name, value in means.items()}
 
     def save(self) -> None:
         """Starts to save a checkpoint, with the held-out loss if the report has it."""
@@ -139,15 +153,6 @@ class Progress:
             device_placement.unreplicate(self._state),
             held_out_loss=self.metrics.get("held_out_loss"),
         )
-
-    def _evaluate(self) -> dict[str, float]:
-        sums = self._programs.evaluate(
-            self._state.params, self._programs.held_out_data, self._programs.seed
-        )
-        means = evaluate.means(device_placement.unreplicate(sums))
-        if not math.isfinite(means["loss"]):
-            self._refuse(f"The held-out loss is not finite at step {self.step}")
-        return {f"held_out_{name}": value for name, value in means.items()}
 
     def _open_window(self) -> None:
         zero = np.float64(0)

@@ -12,7 +12,7 @@ import pytest
 import mha_haiku as mh
 
 B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
-W_INIT = hk.initializers.VarianceScaling(2.0)
+W_INIT = hk.initializers.RandomNormal(0.5)
 VARIANTS = {
     "defaults": {"w_init": W_INIT},
     "w_init_scale": {"w_init_scale": 2.0},
@@ -87,8 +87,10 @@ def test_parameter_names_and_shapes(inputs):
     }
 
 
-@pytest.mark.parametrize("variant", ["defaults", "w_init_scale", "b_init"])
-def test_initial_parameters_are_equal(variant, inputs):
+@pytest.mark.parametrize("variant", ["w_init_scale", "b_init"])
+def test_initial_parameters_are_equal(variant, normal):
+    # All matrices are of one shape, as random numbers compile anew for each.
+    inputs = [normal(1, 1, H * K)] * 3
     key, kwargs = jax.random.key(3), VARIANTS[variant]
     ours = _ours(None, **kwargs).init(key, *inputs)
     theirs = _theirs(None, **kwargs).init(key, *inputs)
@@ -180,7 +182,7 @@ def test_vmap_of_haiku_equals_a_batch_axis(inputs, random_parameters, jax_usage)
     mapped = hk.transform(forward)
     shapes = jax.eval_shape(mapped.init, jax.random.key(0), *inputs)
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
-    output, attention_map = jax.jit(mapped.apply)(params, None, *inputs)
+    output, attention_map = jax.jit(mapped.apply)(params, jax.random.key(1), *inputs)
     assert_close(output, jax.jit(batched.apply)(params, None, *inputs))
     assert attention_map.shape == (B, H, T, S)
 

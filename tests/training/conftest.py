@@ -27,9 +27,9 @@ class Shifted(tasks.Task):
     baseline: ClassVar[dict] = {"accuracy": 1 / 7, "loss": float(np.log(7))}
 
     def example(self, key: jax.Array, data: Any) -> tasks.Example:
-        inputs_key, length_key = jax.random.split(key)
-        inputs = jax.random.randint(inputs_key, (5,), 0, 7)
-        length = jax.random.randint(length_key, (), 1, 6)
+        bits = jax.random.bits(key, (6,))
+        inputs = (bits[:5] % 7).astype(jnp.int32)
+        length = 1 + (bits[5] % 5).astype(jnp.int32)
         weights = (jnp.arange(5) < length).astype(jnp.float32)
         return tasks.Example(inputs, (inputs + data[0]) % 7, weights, None)
 
@@ -49,6 +49,17 @@ def linear_model(dropout_rate: float = 0.0) -> models.Model:
         return models.Output(one_hot @ params["table"] + bias, ())
 
     return models.Model(init, apply)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """A folder for compiled programs: most tests of runs compile the same three."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    yield folder
+    jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture

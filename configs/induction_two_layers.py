@@ -1,0 +1,66 @@
+"""Continues a repeated random sequence with two layers: an induction head.
+
+Run: python -m experiments.train --config=configs/induction_two_layers.py
+Expect: 100 percent held-out accuracy.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the config of the run."""
+    config = config_dict.ConfigDict()
+    config.seed = 0  # what every random number of the run is made from
+
+    config.task = config_dict.ConfigDict()
+    config.task.name = "induction"
+    config.task.sequence_length = 32  # tokens in an example
+    config.task.num_tokens = 32  # vocabulary
+
+    config.model = config_dict.ConfigDict()
+    config.model.family = "causal"  # encoder, causal or set_classifier
+    config.model.num_layers = 2
+    config.model.num_heads = 4  # heads of queries, in each layer
+    # divides num_heads; None: as many
+    config.model.num_key_value_heads = config_dict.placeholder(int)
+    config.model.model_size = 64  # width of the residual stream
+    # query and key size of a head; None: model_size / num_heads
+    config.model.key_size = config_dict.placeholder(int)
+    config.model.hidden_size = 128  # width inside the feed-forward part
+    config.model.activation = "gelu"  # gelu, gelu_tanh, relu or swiglu
+    config.model.norm = "layer_norm"  # layer_norm or rms_norm
+    config.model.norm_epsilon = 1e-5
+    config.model.norm_position = "pre"  # pre or post
+    config.model.positions = "learned"  # none, learned, sinusoidal, rotary, alibi or t5
+    config.model.max_length = 32  # positions that the model can tell apart
+    config.model.dropout_rate = 0.0  # in [0, 1)
+    config.model.with_bias = True  # whether projections add a bias
+    config.model.qk_norm = False  # whether queries and keys are normalized
+    config.model.precision = "float32"  # float32, or bfloat16 to compute in it
+
+    config.optimizer = config_dict.ConfigDict()
+    config.optimizer.learning_rate = 3e-3  # the highest, after warm-up
+    config.optimizer.warmup_steps = 100
+    config.optimizer.final_learning_rate_fraction = 0.1  # where the cosine ends
+    config.optimizer.weight_decay = 0.0  # not of biases and norms
+    config.optimizer.b1 = 0.9  # decay of Adam's mean of gradients
+    config.optimizer.b2 = 0.98  # decay of Adam's mean of squared gradients
+    config.optimizer.clip_norm = 1.0  # global norm above which gradients shrink
+
+    config.training = config_dict.ConfigDict()
+    config.training.steps = 1000
+    config.training.batch_size = 64  # examples in a step, over all devices
+    config.training.steps_per_dispatch = 50  # steps in one compiled call
+    config.training.report_every = 100  # steps
+    config.training.evaluate_every = 500  # steps
+    config.training.evaluation_examples = 1024  # held-out examples
+    config.training.checkpoint_every = 500  # steps
+    config.training.tensorboard = False  # whether TensorBoard files are written too
+
+    config.attention = config_dict.ConfigDict()
+    config.attention.examples = 8  # examples whose maps are kept
+    config.attention.dtype = "float16"  # float16 or float32
+    config.attention.full_length = 256  # longer inputs get pooled maps
+    config.attention.pooled_size = 128  # rows and columns of a pooled map
+
+    return config

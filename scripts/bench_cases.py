@@ -1,0 +1,138 @@
+"""What bench_training measures, against whom, and what the project promises of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scripts import duel, duel_table
+from scripts.contenders import sizes
+
+# Contender: its module in scripts/contenders, and options of the module's `prepare`.
+_LIBRARIES = {
+    "ours": ("ours", {}),
+    "haiku": ("plain_haiku", {}),
+    "haiku_scan": ("plain_haiku", {"scan": True}),
+    "flax": ("flax_nnx", {}),
+    "torch": ("torch_eager", {}),
+}
+
+# Steps in a sample: about half a second, but two steps at least for a scan to scan.
+_STEPS = {"reverse": 100, "length_64": 4}
+
+_ACCURATE = 10  # calls in a sample of a few milliseconds each
+
+
+class Duel(NamedTuple):
+    """One table of the benchmark."""
+
+    case: str
+    title: str
+    unit: str  # of work
+    contenders: tuple[duel.Contender, ...]
+    bases: tuple[str, ...]  # the first that takes part is what the others are held to
+    promises: tuple[duel_table.Promise, ...]
+    retries: int = 2
+
+
+def cases(names: Sequence[str], *, is_quick: bool) -> list[Duel]:
+    """Returns the duels of the named cases.
+
+    Args:
+      names: Of `CASES`.
+      is_quick: Whether samples are so small that their times mean nothing.
+    """
+    return [each for name in names for each in CASES[name](name, is_quick)]
+
+
+def _training(case, is_quick) -> list[Duel]:
+    config = sizes.training_config(case)
+    steps = 2 if is_quick else _STEPS[case]
+    model = config.model
+    title = (
+        f"{case}: a training step; batch {config.training.batch_size}, length "
+        f"{config.task.sequence_length}, vocabulary {config.task.num_tokens}, width "
+        f"{model.model_size}, layers {model.num_layers}, heads {model.num_heads}, "
+        f"feed-forward {model.hidden_size}; {steps} steps a sample"
+    )
+    promise = duel_table.Promise("ours", 1.0, "torch", aim=0.5)
+    contenders = _libraries(_LIBRARIES, case=case, size=steps)
+    return [Duel(case, title, "step", contenders, ("torch", "haiku"), (promise,))]
+
+
+def _attention(case, is_quick) -> list[Duel]:
+    size = sizes.ATTENTION
+    names = [name for name in _LIBRARIES if name != "haiku_scan"]
+    duels = []
+    for direction, calls, limit in (
+        ("forward", _ACCURATE, 0.6),
+        ("forward_and_backward", _ACCURATE // 2, 0.9),
+    ):
+        calls = 1 if is_quick else calls
+        title = (
+            f"{case}: the attention module, {direction.replace('_', ' ')}; batch "
+            f"{size.batch}, length {size.length}, width {size.width}, heads "
+            f"{size.heads}; {calls} calls a sample"
+        )
+        promise = duel_table.Promise("ours", limit, "haiku")
+        contenders = _libraries(names, case=direction, size=calls)
+        duels.append(Duel(case, title, "call", contenders, ("haiku",), (promise,)))
+    return duels
+
+
+def _map(case, is_quick) -> list[Duel]:
+    duels = []
+    for direction, uses in (
+        ("forward", ("formula", "ignored", "returned", "weights")),
+        ("forward_and_backward", ("formula", "ignored")),
+    ):
+        calls = 1 if is_quick else _ACCURATE
+        contenders = tuple(
+            _contender(use, "attention_map", case=direction, size=calls, use=use)
+            for use in uses
+        )
+        title = (
+            f"{case}: what the attention map costs, {direction.replace('_', ' ')}; "
+            "the formula has none"
+        )
+        promises = tuple(
+            duel_table.Promise("ignored", 1.0, "formula", quantity)
+            for quantity in ("flops", "temporary bytes")
+        )
+        duels.append(Duel(case, title, "call", contenders, ("formula",), promises))
+    return duels
+
+
+def _start(case, is_quick) -> list[Duel]:
+    limits = {"train_cold": 30.0, "train_warm": 12.0, "help": 1.5, "import": 0.3}
+    steps = {"steps": 20} if is_quick else {}
+    title = (
+        f"{case}: from the start of the process to summary.json of configs/reverse.py, "
+        "without compiled programs and with; --help; importing mha_haiku after jax and "
+        "haiku"
+    )
+    contenders = tuple(
+        _contender(name, "command", case=name, **(steps if "train" in name else {}))
+        for name in limits
+    )
+    promises = tuple(duel_table.Promise(*limit) for limit in limits.items())
+    return [Duel(case, title, "start", contenders, (), promises, retries=0)]
+
+
+def _libraries(names, **options) -> tuple[duel.Contender, ...]:
+    contenders = []
+    for name in names:
+        module, more = _LIBRARIES[name]
+        contenders.append(_contender(name, module, **options, **more))
+    return tuple(contenders)
+
+
+def _contender(name, module, **options) -> duel.Contender:
+    return duel.Contender(name, f"scripts.contenders.{module}", options)
+
+
+CASES = {
+    "reverse": _training,
+    "length_64": _training,
+    "attention": _attention,
+    "start": _start,
+    "map": _map,
+}

@@ -1,0 +1,53 @@
+"""Attention alone, with its map ignored or used, and the plain formula beside it."""
+
+import jax
+import jax.numpy as jnp
+
+import mha_haiku as mh
+from scripts import duel_worker
+from scripts.contenders import jax_programs, sizes
+
+
+def prepare(case: str, size: int, use: str) -> duel_worker.Program:
+    """Returns calls of attention.
+
+    Args:
+      case: "forward" or "forward_and_backward".
+      size: Calls in a run.
+      use: "formula" without a map; or what is done with the map: "ignored", "returned"
+        factored as it is, or "weights" for all its numbers.
+    """
+    attention = sizes.ATTENTION
+    shape = (attention.batch, attention.length, attention.heads, attention.head_width)
+    arrays = tuple(jax_programs.normal(seed, shape) for seed in (2, 3, 4))
+    function = _USES[use]
+    return jax_programs.calls_of(function, arrays, case=case, calls=size)
+
+
+def _formula(query, key, value):
+    scores = jnp.einsum("bthk,bshk->bhts", query, key) / query.shape[-1] ** 0.5
+    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), value)
+
+
+def _ignored(query, key, value):
+    return mh.attend(query, key, value)[0]
+
+
+def _returned(query, key, value):
+    return mh.attend(query, key, value)
+
+
+def _weights(query, key, value):
+    values, attention_map = mh.attend(query, key, value)
+    return values, attention_map.weights()
+
+
+_USES = {
+    "formula": _formula,
+    "ignored": _ignored,
+    "returned": _returned,
+    "weights": _weights,
+}
+
+if __name__ == "__main__":
+    duel_worker.serve(prepare)

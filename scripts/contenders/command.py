@@ -1,0 +1,91 @@
+"""Commands as a user starts them, each in a process of its own."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from scripts import duel_worker
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+_IMPORT = """
+import time, jax, haiku
+before = time.perf_counter()
+import mha_haiku
+print(time.perf_counter() - before)
+"""
+
+
+def prepare(case: str, steps: int | None = None) -> duel_worker.Program:
+    """Returns a command.
+
+    Args:
+      case: "train_cold" or "train_warm" (with an empty compilation cache or a full
+        one), "help", or "import" of mha_haiku where jax and haiku are there already.
+      steps: Training steps; None for the config's.
+    """
+    if case == "help":
+        return duel_worker.Program(lambda: _timed("-m", "experiments.train", "--help"))
+    if case == "import":
+        return duel_worker.Program(lambda: float(_output("-c", _IMPORT)))
+    return _train(case, steps)
+
+
+def _train(case, steps) -> duel_worker.Program:
+    cache = tempfile.TemporaryDirectory() if case == "train_warm" else None
+    summary = {}
+
+    def run():
+        nonlocal summary
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "run", "summary.json")
+            started = time.time()
+            _output(
+                "-m",
+                "experiments.train",
+                "--config=configs/reverse.py",
+                f"--workdir={path.parent}",
+                f"--compilation_cache={cache.name if cache else folder + '/cache'}",
+                *([] if steps is None else [f"--config.training.steps={steps}"]),
+            )
+            summary = json.loads(path.read_text())
+            return path.stat().st_mtime - started
+
+    # The first run with a cache fills it; without one there is nothing to prepare.
+    return duel_worker.Program(
+        run,
+        warm_up=int(cache is not None),
+        finish=lambda: {
+            "accuracy": summary["metrics"].get("held_out_accuracy"),
+            "compile s": summary["compile_seconds"],
+            "steps/s inside": summary["steps_per_second"],
+        },
+    )
+
+
+def _timed(*arguments) -> float:
+    before = time.perf_counter()
+    _output(*arguments)
+    return time.perf_counter() - before
+
+
+def _output(*arguments) -> str:
+    """Returns what a Python process prints; its mistakes become ours."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=_REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"status {done.returncode} of {arguments}: {last}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    duel_worker.serve(prepare)

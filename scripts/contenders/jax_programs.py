@@ -1,0 +1,154 @@
+"""What the contenders on JAX share: how a step and an attention module are run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+from jax import Array
+
+from scripts import duel_worker
+from scripts.contenders import sizes
+
+
+def optimizer(config: ml_collections.ConfigDict) -> optax.GradientTransformation:
+    """Returns the optimizer of a config as anyone would write it with optax."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0,
+        config.optimizer.learning_rate,
+        config.optimizer.warmup_steps,
+        config.training.steps,
+        config.optimizer.learning_rate * config.optimizer.final_learning_rate_fraction,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(config.optimizer.clip_norm),
+        optax.adamw(
+            schedule,
+            b1=config.optimizer.b1,
+            b2=config.optimizer.b2,
+            weight_decay=config.optimizer.weight_decay,
+        ),
+    )
+
+
+def training(
+    config: ml_collections.ConfigDict,
+    params: Any,
+    logits: Callable[[Any, Array], Array],
+    *,
+    steps: int,
+    scan: bool = False,
+) -> duel_worker.Program:
+    """Returns training to reverse tokens, sampled anew in each step.
+
+    Args:
+      config: Of the run.
+      params: At the start.
+      logits: Gives `[B, T, C]` from the parameters and tokens `[B, T]`.
+      steps: Training steps in a run.
+      scan: Whether a run is one compiled call, rather than one per step.
+    """
+    transformation = optimizer(config)
+    shape = (config.training.batch_size, config.task.sequence_length)
+
+    def mean_loss(params, tokens):
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits(params, tokens), tokens[:, ::-1]
+        )
+        return losses.mean()
+
+    def step(state, _=None):
+        params, optimizer_state, key = state
+        key, sample_key = jax.random.split(key)
+        tokens = jax.random.randint(sample_key, shape, 0, config.task.num_tokens)
+        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens)
+        updates, optimizer_state = transformation.update(
+            gradient, optimizer_state, params
+        )
+        params = optax.apply_updates(params, updates)
+        return (params, optimizer_state, key), loss
+
+    def scanned(state):
+        state, losses = jax.lax.scan(step, state, length=steps)
+        return state, losses[-1]
+
+    take = jax.jit(scanned if scan else step, donate_argnums=0)
+    state = (params, transformation.init(params), jax.random.key(config.seed))
+    num_parameters = count(params)  # before they are donated
+    loss = None
+
+    def run():
+        nonlocal state, loss
+        for _ in range(1 if scan else steps):
+            state, loss = take(state)
+        jax.block_until_ready((state, loss))
+
+    return duel_worker.Program(
+        run,
+        units=steps,
+        facts={"parameters": num_parameters},
+        finish=lambda: {"last loss": float(loss)},
+    )
+
+
+def attention(
+    params: Any, apply: Callable[[Any, Array], Array], *, case: str, calls: int
+) -> duel_worker.Program:
+    """Returns calls of self-attention.
+
+    Args:
+      params: Of the module.
+      apply: Gives `[B, T, D]` from the parameters and `x` `[B, T, D]`.
+      case: "forward", or "forward_and_backward" with the gradient with respect to both.
+      calls: Calls in a run.
+    """
+    size = sizes.ATTENTION
+    shape = (size.batch, size.length, size.width)
+    program = calls_of(apply, (params, normal(0, shape)), case=case, calls=calls)
+    return program._replace(facts={"parameters": count(params), **program.facts})
+
+
+def calls_of(
+    function: Callable[..., Array], arguments: tuple[Any, ...], *, case: str, calls: int
+) -> duel_worker.Program:
+    """Returns calls of a compiled function, and what the compiler says of its cost.
+
+    Args:
+      function: Gives one array, or anything if it is run forward only.
+      arguments: Of the function.
+      case: "forward", or "forward_and_backward" with the gradient with respect to all
+        arguments.
+      calls: Calls in a run.
+    """
+
+    def forward_and_backward(cotangent, *arguments):
+        output, pull = jax.vjp(function, *arguments)
+        return output, pull(cotangent)
+
+    called = function
+    if case == "forward_and_backward":
+        called = forward_and_backward
+        arguments = (normal(1, jax.eval_shape(function, *arguments).shape), *arguments)
+    compiled = jax.jit(called).lower(*arguments).compile()
+
+    def run():
+        for _ in range(calls):
+            jax.block_until_ready(compiled(*arguments))
+
+    facts = {
+        "flops": int(compiled.cost_analysis()["flops"]),
+        "temporary bytes": compiled.memory_analysis().temp_size_in_bytes,
+    }
+    return duel_worker.Program(run, units=calls, facts=facts)
+
+
+def normal(seed: int, shape: tuple[int, ...]) -> Array:
+    """Returns standard normal float32 numbers."""
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+
+
+def count(params: Any) -> int:
+    """Returns the number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

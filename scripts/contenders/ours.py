@@ -1,0 +1,70 @@
+"""mha_haiku: its own training step, and its attention module."""
+
+import haiku as hk
+import jax
+import numpy as np
+
+import mha_haiku as mh
+from mha_haiku import devices as device_placement
+from mha_haiku.training import config as run_config
+from mha_haiku.training import optimizer, run
+from mha_haiku.training import step as training_step
+from scripts import duel_worker
+from scripts.contenders import jax_programs, sizes
+
+
+def prepare(case: str, size: int) -> duel_worker.Program:
+    """Returns what is measured in a case; `size` is steps or calls in a run."""
+    if case in sizes.TRAINING_CASES:
+        return _training(sizes.training_config(case), size)
+    attention = hk.without_apply_rng(hk.transform(_attention))
+    x = jax_programs.normal(0, (1, 1, sizes.ATTENTION.width))
+    params = attention.init(jax.random.key(0), x)
+    return jax_programs.attention(params, attention.apply, case=case, calls=size)
+
+
+def _attention(x):
+    size = sizes.ATTENTION
+    output, _ = mh.MultiHeadAttention(size.heads, size.head_width)(x, x, x)
+    return output
+
+
+def _training(config, steps) -> duel_worker.Program:
+    """Returns what `mha_haiku.training.loop` does between two reports."""
+    devices = device_placement.local(1)
+    task = run_config.make_task(config)
+    model = run.make_model(config, task)
+    transformation = optimizer.make(config.optimizer, steps=config.training.steps)
+    dispatch = training_step.make_dispatch(
+        model,
+        task,
+        transformation,
+        batch_size=config.training.batch_size,
+        devices=devices,
+    )
+    seed = np.uint32(config.seed)
+    state = training_step.initial_state(model, transformation, task, seed)
+    num_parameters = jax_programs.count(state.params)
+    state = device_placement.replicate(state, devices)
+    data = device_placement.replicate(task.train_data, devices)
+    dispatch = dispatch.lower(state, data, seed, np.int32(0)).compile()
+    taken, sums = 0, None
+
+    def take_steps():
+        nonlocal state, taken, sums
+        end = taken + steps
+        while taken < end:
+            taken = min(end, taken + config.training.steps_per_dispatch)
+            state, report = dispatch(state, data, seed, np.int32(taken))
+            sums = device_placement.unreplicate(report).sums
+
+    return duel_worker.Program(
+        take_steps,
+        units=steps,
+        facts={"parameters": num_parameters},
+        finish=lambda: {"last loss": float(sums.loss / sums.weight)},
+    )
+
+
+if __name__ == "__main__":
+    duel_worker.serve(prepare)

@@ -1,0 +1,62 @@
+"""Haiku and optax as their examples use them: hk.MultiHeadAttention, a jitted step."""
+
+import haiku as hk
+import jax
+
+from scripts import duel_worker
+from scripts.contenders import jax_programs, sizes
+
+
+def prepare(case: str, size: int, scan: bool = False) -> duel_worker.Program:
+    """Returns what is measured in a case.
+
+    Args:
+      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      size: Steps or calls in a run.
+      scan: Whether all steps of a run are one call.
+    """
+    if case in sizes.TRAINING_CASES:
+        config = sizes.training_config(case)
+        model = hk.without_apply_rng(hk.transform(lambda x: _logits(config, x)))
+        tokens = jax.numpy.zeros((1, config.task.sequence_length), int)
+        params = model.init(jax.random.key(config.seed), tokens)
+        return jax_programs.training(config, params, model.apply, steps=size, scan=scan)
+    attention = hk.without_apply_rng(
+        hk.transform(
+            lambda x: _attention(sizes.ATTENTION.heads, sizes.ATTENTION.width, x)
+        )
+    )
+    x = jax_programs.normal(0, (1, 1, sizes.ATTENTION.width))
+    params = attention.init(jax.random.key(0), x)
+    return jax_programs.attention(params, attention.apply, case=case, calls=size)
+
+
+def _logits(config, tokens):
+    model = config.model
+    x = hk.Embed(config.task.num_tokens, model.model_size)(tokens)
+    x += hk.get_parameter(
+        "positions",
+        (1, model.max_length, model.model_size),
+        init=hk.initializers.RandomNormal(0.02),
+    )
+    for _ in range(model.num_layers):
+        x += _attention(model.num_heads, model.model_size, _norm(config, x))
+        hidden = hk.Linear(model.hidden_size)(_norm(config, x))
+        hidden = jax.nn.gelu(hidden, approximate=False)
+        x += hk.Linear(model.model_size)(hidden)
+    return hk.Linear(config.task.num_tokens)(_norm(config, x))
+
+
+def _attention(num_heads, width, x):
+    attention = hk.MultiHeadAttention(
+        num_heads, width // num_heads, w_init=hk.initializers.VarianceScaling()
+    )
+    return attention(x, x, x)
+
+
+def _norm(config, x):
+    return hk.LayerNorm(-1, True, True, eps=config.model.norm_epsilon)(x)
+
+
+if __name__ == "__main__":
+    duel_worker.serve(prepare)

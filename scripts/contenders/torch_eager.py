@@ -1,0 +1,140 @@
+"""PyTorch without compilation: nn.MultiheadAttention, AdamW with its fused kernel."""
+
+import math
+import os
+
+import torch
+from torch import nn
+
+from scripts import duel_worker
+from scripts.contenders import sizes
+
+
+def prepare(case: str, size: int) -> duel_worker.Program:
+    """Returns what is measured in a case; `size` is steps or calls in a run."""
+    torch.set_num_threads(os.cpu_count())  # as many as the others use
+    torch.manual_seed(0)
+    if case in sizes.TRAINING_CASES:
+        return _training(sizes.training_config(case), size)
+    return _calls(case, size)
+
+
+class _Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        model = config.model
+        size = model.model_size
+        self.embedding = nn.Embedding(config.task.num_tokens, size)
+        self.positions = nn.Parameter(0.02 * torch.randn(model.max_length, size))
+        self.layers = nn.Sequential(*(_Layer(model) for _ in range(model.num_layers)))
+        self.norm = nn.LayerNorm(size, model.norm_epsilon)
+        self.logits = nn.Linear(size, config.task.num_tokens)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.positions
+        return self.logits(self.norm(self.layers(x)))
+
+
+class _Layer(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        size = model.model_size
+        self.norm_1 = nn.LayerNorm(size, model.norm_epsilon)
+        self.attention = _attention(size, model.num_heads)
+        self.norm_2 = nn.LayerNorm(size, model.norm_epsilon)
+        self.hidden = nn.Linear(size, model.hidden_size)
+        self.output = nn.Linear(model.hidden_size, size)
+
+    def forward(self, x):
+        y = self.norm_1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.output(nn.functional.gelu(self.hidden(self.norm_2(x))))
+
+
+def _attention(size, num_heads):
+    return nn.MultiheadAttention(size, num_heads, batch_first=True)
+
+
+def _training(config, steps) -> duel_worker.Program:
+    model = _Model(config)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=config.optimizer.learning_rate,
+        betas=(config.optimizer.b1, config.optimizer.b2),
+        weight_decay=config.optimizer.weight_decay,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: _learning_rate_factor(config, step)
+    )
+    shape = (config.training.batch_size, config.task.sequence_length)
+    loss = None
+
+    def run():
+        nonlocal loss
+        for _ in range(steps):
+            tokens = torch.randint(config.task.num_tokens, shape)
+            logits = model(tokens)
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, 1), tokens.flip(1).flatten()
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+            optimizer.step()
+            schedule.step()
+
+    return duel_worker.Program(
+        run,
+        units=steps,
+        facts={"parameters": _count(model)},
+        finish=lambda: {"last loss": loss.item()},
+    )
+
+
+def _learning_rate_factor(config, step) -> float:
+    """Returns the share of the highest learning rate: warm-up, then half a cosine."""
+    warmup, end = config.optimizer.warmup_steps, config.training.steps
+    if step < warmup:
+        return step / warmup
+    progress = min(1.0, (step - warmup) / (end - warmup))
+    last = config.optimizer.final_learning_rate_fraction
+    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _calls(case, calls) -> duel_worker.Program:
+    size = sizes.ATTENTION
+    attention = _attention(size.width, size.heads)
+    x = torch.randn(size.batch, size.length, size.width)
+    cotangent = torch.randn(x.shape)
+
+    def forward():
+        with torch.inference_mode():
+            attention(x, x, x, need_weights=False)
+
+    def forward_and_backward():
+        attention.zero_grad()
+        inputs = x.detach().requires_grad_()
+        attention(inputs, inputs, inputs, need_weights=False)[0].backward(cotangent)
+
+    if case == "forward":
+        attention.eval()
+        call = forward
+    else:
+        call = forward_and_backward
+
+    def run():
+        for _ in range(calls):
+            call()
+
+    return duel_worker.Program(
+        run, units=calls, facts={"parameters": _count(attention)}
+    )
+
+
+def _count(module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+if __name__ == "__main__":
+    duel_worker.serve(prepare)

@@ -1,0 +1,218 @@
+"""Measures programs against each other on a machine that others may be using too.
+
+Every contender is a process of its own, and they take turns: in each round each runs
+once, in an order that turns round every time, so that what drifts over minutes meets
+all alike. A sample during which others kept the machine busy is taken again, up to a
+limit, and of the tries the one with the least foreign load is kept, never the fastest.
+See `duel_worker.py` for the other side and `duel_table.py` for the statistics.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scripts import duel_worker
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+# These would give a contender other devices, ranks or threads than it asks for.
+_UNWANTED = ("JAX_NUM_CPU_DEVICES", "JAX_NUMPY_RANK_PROMOTION", "OMP_NUM_THREADS")
+
+# Share of the machine's processors that others may use during a quiet sample.
+_QUIET_SHARE = 0.1
+
+# Rounds that are taken however long they last.
+_FEWEST_ROUNDS = 3
+
+
+class Contender(NamedTuple):
+    """One who takes part."""
+
+    name: str
+    module: str  # run as `python -m module`; it serves
+    options: Mapping[str, Any]  # of the module's `prepare`; JSON
+
+
+class Sample(NamedTuple):
+    """One turn of one contender."""
+
+    seconds: float  # per unit of work
+    foreign: float | None  # processors that others kept busy; None: unknown
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether others left the machine alone, as far as is known."""
+        return (self.foreign or 0.0) <= _QUIET_SHARE * (os.cpu_count() or 1)
+
+
+@dataclasses.dataclass
+class Result:
+    """How a contender did."""
+
+    name: str
+    samples: list[Sample] = dataclasses.field(default_factory=list)  # one per round
+    units: int = 1  # of work in a sample
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    peak_bytes: int | None = None  # above what it held before the run
+    missing: str = ""  # the package for want of which it did not take part
+    fault: str = ""  # why it did not come to the end
+
+
+def duel(
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    retries: int = 2,
+    longest: float = 240.0,
+    with_memory: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Result]:
+    """Lets contenders take turns.
+
+    Args:
+      contenders: Who takes part; all are prepared before the first round.
+      rounds: Turns of each.
+      retries: How often a sample that was not quiet is taken again.
+      longest: Seconds of rounds after which no sample is taken again, and no round
+        begins that is not one of the first three.
+      with_memory: Whether each runs once more, at the end, for its peak of memory.
+      say: Called with lines that tell how far it is.
+
+    Returns:
+      A result for each contender; one with `fault` has fewer samples, or none.
+    """
+    results = [Result(contender.name) for contender in contenders]
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for contender, result in zip(contenders, results, strict=True):
+            say(f"preparing {contender.name}")
+            worker = stack.enter_context(_Worker(contender, result))
+            workers.append(worker)
+            worker.prepare()
+        until = time.perf_counter() + longest
+        for i in range(rounds):
+            if i >= _FEWEST_ROUNDS and time.perf_counter() > until:
+                say(f"stopped after {i} of {rounds} rounds: it took too long")
+                break
+            say(f"round {i + 1} of {rounds}")
+            for worker in workers[:: -1 if i % 2 else 1]:
+                worker.take_turn(0 if time.perf_counter() > until else retries)
+        for worker in workers:
+            worker.finish(with_memory)
+    return results
+
+
+class _Worker:
+    """A contender's process; once it has failed it is left alone."""
+
+    def __init__(self, contender: Contender, result: Result):
+        self._contender = contender
+        self._result = result
+
+    def __enter__(self):
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", self._contender.module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=_environment(),
+        )
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def prepare(self) -> None:
+        answer = self._ask("prepare", options=dict(self._contender.options))
+        if answer is not None:
+            self._result.units = answer["units"]
+            self._result.facts |= answer["facts"]
+
+    def take_turn(self, retries: int) -> None:
+        tries = []
+        for _ in range(1 + retries):
+            _wait_for_quiet()
+            answer = self._ask("sample")
+            if answer is None:
+                return
+            seconds = answer["seconds"] / self._result.units
+            tries.append(Sample(seconds, answer["foreign"]))
+            if tries[-1].is_quiet:
+                break
+        self._result.samples.append(least_disturbed(tries))
+
+    def finish(self, with_memory: bool) -> None:
+        if (answer := self._ask("finish")) is not None:
+            self._result.facts |= answer["facts"]
+        if with_memory and (answer := self._ask("memory")) is not None:
+            self._result.peak_bytes = answer["peak_bytes"]
+
+    def _ask(self, request: str, **details: Any) -> dict[str, Any] | None:
+        """Returns the worker's answer; None, with the fault noted, if there is none."""
+        if self._result.fault:
+            return None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            print(
+                json.dumps({"request": request, **details}),
+                file=self._process.stdin,
+                flush=True,
+            )
+            line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"fault": self._last_words()}
+        if "fault" not in answer:
+            return answer
+        self._result.fault = answer["fault"]
+        self._result.missing = answer.get("missing", "")
+        return None
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().splitlines() or ["it said nothing"]
+        return f"ended with status {status}: {lines[-1]}"
+
+
+def least_disturbed(tries: Sequence[Sample]) -> Sample:
+    """Returns the sample with the least foreign load, the first of several."""
+    return min(tries, key=lambda sample: sample.foreign or 0.0)
+
+
+def _wait_for_quiet(longest: float = 0.5, interval: float = 0.1) -> None:
+    """Waits until the machine rests for a moment, but not for long."""
+    until = time.perf_counter() + longest
+    while time.perf_counter() < until:
+        busy, before = duel_worker.busy_seconds(), time.perf_counter()
+        time.sleep(interval)
+        if busy is None:
+            return
+        load = (duel_worker.busy_seconds() - busy) / (time.perf_counter() - before)
+        if Sample(0.0, load).is_quiet:
+            return
+
+
+def _environment() -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k not in _UNWANTED}
+    environment.setdefault("JAX_PLATFORMS", "cpu")
+    inherited = environment.get("PYTHONPATH")
+    paths = [str(_REPOSITORY), *([inherited] if inherited else [])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment

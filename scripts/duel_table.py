@@ -1,0 +1,180 @@
+"""The statistics of a duel, what was promised of them, and both as a plain table.
+
+A ratio is taken within each round, where both contenders met much the same machine; the
+ratio of the whole is the median over rounds. Rounds with a foreign load are left out
+where enough quiet ones remain; where not, all count, and the table says so.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scripts import duel
+
+
+class Spread(NamedTuple):
+    """Median and quartiles."""
+
+    low: float
+    median: float
+    high: float
+    num_quiet: int  # values that no foreign load disturbed
+    num_all: int
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only quiet values count."""
+        return self.num_quiet >= _enough(self.num_all)
+
+
+class Promise(NamedTuple):
+    """What the project promises of a contender."""
+
+    contender: str
+    limit: float  # of `quantity`: at most this share of the base's, or this much
+    base: str = ""  # "" where the limit is not a share
+    quantity: str = "seconds"  # or the name of a fact
+    aim: float | None = None  # what is hoped for beyond the promise
+
+
+def seconds(result: duel.Result) -> Spread:
+    """Returns the spread of the seconds per unit of work."""
+    values = [sample.seconds for sample in result.samples]
+    return _spread(values, [sample.is_quiet for sample in result.samples])
+
+
+def ratio(result: duel.Result, base: duel.Result) -> Spread:
+    """Returns the spread of this one's seconds over the base's, round by round."""
+    pairs = list(zip(result.samples, base.samples, strict=False))
+    values = [mine.seconds / other.seconds for mine, other in pairs]
+    return _spread(values, [mine.is_quiet and other.is_quiet for mine, other in pairs])
+
+
+def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
+    """Returns the lines of a table with a row per contender that came to the end.
+
+    Args:
+      results: Of a duel.
+      base: The contender that the others are compared with; "" for none.
+      unit: What a unit of work is called: "step".
+    """
+    by_name = {result.name: result for result in results}
+    shown = [result for result in results if result.samples and not result.fault]
+    if not shown:
+        return ["(nobody came to the end)"]
+    facts = list(dict.fromkeys(name for result in shown for name in result.facts))
+    header = ["contender", f"ms/{unit}", "quartiles", f"{unit}s/s"]
+    header += [f"time / {base}", "quartiles"] if base else []
+    header += ["quiet rounds", *facts]
+    with_memory = any(result.peak_bytes is not None for result in shown)
+    header += ["peak MiB"] if with_memory else []
+    rows = [header]
+    for result in shown:
+        time = seconds(result)
+        low, median, high = (f"{1e3 * value:.4g}" for value in time[:3])
+        row = [result.name, median, f"{low} - {high}", f"{1 / time.median:.4g}"]
+        if base:
+            share = ratio(result, by_name[base])
+            row += [f"{share.median:.2f}", f"{share.low:.2f} - {share.high:.2f}"]
+        row.append(f"{time.num_quiet}/{time.num_all}{'' if time.is_quiet else ' !'}")
+        row += [_text(result.facts.get(name)) for name in facts]
+        if with_memory:
+            row.append(_text(result.peak_bytes and result.peak_bytes / 2**20))
+        rows.append(row)
+    lines = _aligned(rows)
+    if any(not seconds(result).is_quiet for result in shown):
+        lines.append(
+            "! LOADED: other work kept the machine busy; all rounds count, as too few "
+            "were quiet."
+        )
+    return lines
+
+
+def troubles(results: Sequence[duel.Result], extra: str) -> list[str]:
+    """Returns a line for each contender that did not come to the end.
+
+    Args:
+      results: Of a duel.
+      extra: What to install where a package is missing.
+    """
+    lines = []
+    for result in results:
+        if result.missing:
+            lines.append(
+                f"SKIPPED {result.name}: there is no package {result.missing!r}; "
+                f"pip install {extra}"
+            )
+        elif result.fault:
+            lines.append(f"FAILED {result.name}: {result.fault}")
+    return lines
+
+
+def verdict(promise: Promise, results: Sequence[duel.Result]) -> str:
+    """Returns a line that says what was promised, what was measured, and the outcome.
+
+    Kept and broken are said where all between the quartiles is on one side.
+    """
+    by_name = {result.name: result for result in results if result.samples}
+    limit = f"{promise.limit:g}"
+    of = f" of {promise.base}'s" if promise.base else ""
+    aim = "" if promise.aim is None else f" (aim: {promise.aim:g})"
+    said = f"promised: {promise.contender} {promise.quantity} <= {limit}{of}{aim}; "
+    if {promise.contender, promise.base or promise.contender} - set(by_name):
+        return said + "NOT MEASURED"
+    spread = _promised_quantity(promise, by_name)
+    if spread.high <= promise.limit:
+        outcome = "kept"
+    elif spread.low > promise.limit:
+        outcome = "BROKEN"
+    else:
+        outcome = "UNCLEAR, the quartiles are on both sides"
+    is_loaded = "" if spread.is_quiet else ", under foreign load"
+    return said + f"measured {spread.median:.3g}{is_loaded}: {outcome}"
+
+
+def _promised_quantity(promise, by_name) -> Spread:
+    result = by_name[promise.contender]
+    if promise.quantity == "seconds":
+        if promise.base:
+            return ratio(result, by_name[promise.base])
+        return seconds(result)
+    value = result.facts[promise.quantity]
+    if promise.base:
+        value /= by_name[promise.base].facts[promise.quantity]
+    return Spread(value, value, value, 1, 1)
+
+
+def _spread(values: Sequence[float], is_quiet: Sequence[bool]) -> Spread:
+    quiet = [value for value, good in zip(values, is_quiet, strict=True) if good]
+    counted = quiet if len(quiet) >= _enough(len(values)) else values
+    if len(counted) == 1:
+        low = median = high = counted[0]
+    else:
+        low, median, high = statistics.quantiles(counted, method="inclusive")
+    return Spread(low, median, high, len(quiet), len(values))
+
+
+def _enough(num_all: int) -> int:
+    """Returns how many quiet values are enough: half of all, rounded up."""
+    return max(1, (num_all + 1) // 2)
+
+
+def _text(value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns lines with columns of one width; the first to the left, others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [
+            cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

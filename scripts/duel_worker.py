@@ -1,0 +1,129 @@
+"""The worker's side of a duel: a process that runs one contender when it is told to.
+
+A contender's module ends with `duel_worker.serve(prepare)`. The two sides exchange one
+line of JSON at a time over the worker's standard input and output; what the contender
+itself prints goes to standard error.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import pathlib
+import resource
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+_NO_FACTS: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Program(NamedTuple):
+    """What a contender does, ready to run."""
+
+    # Does all the work of one sample and waits for its end. Returns the seconds that
+    # count where that is not the time that it took, else None.
+    run: Callable[[], float | None]
+    units: int = 1  # of work in a run: steps, calls
+    facts: Mapping[str, Any] = _NO_FACTS  # what is known before it runs
+    finish: Callable[[], Mapping[str, Any]] = dict  # what is known after the last run
+    warm_up: int = 1  # runs before the first that counts
+
+
+def serve(prepare: Callable[..., Program]) -> None:
+    """Answers the duel until it closes the worker's standard input.
+
+    Args:
+      prepare: Makes the program from the contender's options; called once.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    program = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            if message["request"] == "prepare":
+                program = prepare(**message["options"])
+                for _ in range(program.warm_up):
+                    program.run()
+                answer = {"units": program.units, "facts": dict(program.facts)}
+            elif message["request"] == "sample":
+                answer = measured(program)
+            elif message["request"] == "memory":
+                answer = {"peak_bytes": peak_bytes(program)}
+            else:
+                answer = {"facts": dict(program.finish())}
+        except ModuleNotFoundError as error:
+            answer = {"missing": error.name, "fault": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"fault": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def measured(program: Program) -> dict[str, float | None]:
+    """Runs a program once.
+
+    Returns:
+      "seconds" of the run, and "foreign": how many processors, on average, others kept
+      busy meanwhile; None where the system does not tell.
+    """
+    busy, own = busy_seconds(), _own_seconds()
+    before = time.perf_counter()
+    seconds = program.run()
+    elapsed = time.perf_counter() - before
+    foreign = None
+    if busy is not None:
+        foreign = (busy_seconds() - busy) - (_own_seconds() - own)
+        foreign = max(0.0, foreign) / elapsed
+    return {"seconds": elapsed if seconds is None else seconds, "foreign": foreign}
+
+
+def peak_bytes(program: Program) -> int | None:
+    """Runs a program once; returns how far its memory rose above where it began.
+
+    None where the system does not tell. What the process holds but does not use is
+    given back first: else a second run would seem to need nothing. That makes the run
+    slow, so time is not measured in it.
+    """
+    status, marks = pathlib.Path("/proc/self/status"), "/proc/self/clear_refs"
+    if not os.access(marks, os.W_OK):
+        return None
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path(marks).write_text("5")  # forgets the highest mark so far
+    before = _field(status, "VmRSS:")
+    program.run()
+    return 1024 * (_field(status, "VmHWM:") - before)
+
+
+def busy_seconds() -> float | None:
+    """Returns the processor seconds that the whole machine has worked since its start.
+
+    What another guest of the same host took from this one counts as work. None where
+    there is no /proc/stat.
+    """
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, interrupts, soft_interrupts, stolen = ticks
+    busy = user + nice + system + interrupts + soft_interrupts + stolen
+    return busy / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Returns processor seconds of this process and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _field(path, name) -> int:
+    lines = path.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))

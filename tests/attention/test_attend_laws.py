@@ -1,0 +1,189 @@
+"""Laws of attention: gradients, invariances, dropout.
+
+B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import additive, attend
+from mha_haiku.attention import dot_product as dot_product_score
+
+B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
+LENGTHS = np.asarray([4, 2])
+
+
+def naive(query, key, value, *, allowed, bias, soft_cap=None, weight=None):
+    """Returns values, logsumexp and weights by the formula, in JAX and float64."""
+    repeats = query.shape[-2] // key.shape[-2]
+    key, value = (jnp.repeat(x, repeats, axis=-2) for x in (key, value))
+    if weight is None:
+        scores = jnp.einsum("bthk,bshk->bhts", query, key) / np.sqrt(query.shape[-1])
+    else:
+        pairs = jnp.tanh(query[:, :, None] + key[:, None])
+        scores = jnp.einsum("btshk,hk->bhts", pairs, weight)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    masses = jnp.where(allowed, jnp.exp(scores + bias), 0)
+    total = masses.sum(-1, keepdims=True)
+    total = jnp.where(total == 0, 1, total)
+    weights = masses / total
+    values = jnp.einsum("bhts,bshv->bthv", weights, value)
+    return values, jnp.log(total)[..., 0], weights
+
+
+@pytest.mark.parametrize("score", ["dot product", "soft cap", "additive"])
+def test_gradients_equal_those_of_the_naive_formula(score, arrays):
+    rng = np.random.default_rng(3)
+    allowed = rng.random([B, H, T, S]) < 0.6
+    allowed[1, 2, 0] = False  # a query that sees nothing
+    chosen = [rng.normal(size=shape) for shape in ([B, T, H, V], [B, H, T])]
+    chosen.append(rng.normal(size=[B, H, T, S]))
+
+    def loss(values, logsumexp, weights):
+        logsumexp = jnp.where(logsumexp == -jnp.inf, 0, logsumexp)
+        parts = zip((values, logsumexp, weights), chosen, strict=True)
+        return sum((part * factor).sum() for part, factor in parts)
+
+    def ours(query, key, value, bias, weight):
+        options = {
+            "dot product": {},
+            "soft cap": {"score": dot_product_score(soft_cap=1.5)},
+            "additive": {"score": additive(weight)},
+        }[score]
+        values, found = attend(query, key, value, mask=allowed, bias=bias, **options)
+        return loss(values, found.logsumexp, found.weights())
+
+    def formula(query, key, value, bias, weight):
+        weight = weight if score == "additive" else None
+        soft_cap = 1.5 if score == "soft cap" else None
+        return loss(
+            *naive(
+                *(query, key, value),
+                allowed=allowed,
+                bias=bias,
+                soft_cap=soft_cap,
+                weight=weight,
+            )
+        )
+
+    with jax.enable_x64(True):
+        inputs = [*arrays((B,), T, S, H, G, K, V, dtype=jnp.float64)]
+        inputs += [jnp.asarray(rng.normal(size=n)) for n in ([B, H, T, S], [H, K])]
+        expected = jax.jit(jax.grad(formula, range(5)))(*inputs)
+        gradient_of_ours = jax.jit(jax.grad(ours, range(5)))
+        for dtype, tolerance in ((jnp.float64, 1e-10), (jnp.float32, 3e-5)):
+            found = gradient_of_ours(*(x.astype(dtype) for x in inputs))
+            for gradient, wanted in zip(found, expected, strict=True):
+                assert gradient.dtype == dtype
+                np.testing.assert_allclose(gradient, wanted, tolerance, tolerance)
+
+
+@jax.jit
+def attended(query, key, value, mask=None):
+    """Returns values, logsumexp and weights, compiled as a whole."""
+    values, found = attend(query, key, value, mask=mask)
+    return values, found.logsumexp, found.weights()
+
+
+def test_order_of_the_keys_does_not_matter(arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    mask = np.random.default_rng(0).random([B, H, T, S]) < 0.6
+    order = np.asarray([3, 0, 4, 1, 2])
+    values, logsumexp, weights = attended(query, key, value, mask)
+    moved_values, moved_logsumexp, moved_weights = attended(
+        query, key[:, order], value[:, order], mask[..., order]
+    )
+    np.testing.assert_allclose(moved_values, values, atol=5e-7)
+    np.testing.assert_allclose(moved_logsumexp, logsumexp, rtol=1e-6)
+    np.testing.assert_allclose(moved_weights, weights[..., order], 1e-6, 1e-7)
+
+
+def test_order_of_the_queries_is_kept(arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    order = np.asarray([2, 0, 1])
+    values, _, weights = attended(query, key, value)
+    moved_values, _, moved_weights = attended(query[:, order], key, value)
+    np.testing.assert_allclose(moved_values, values[:, order], atol=5e-7)
+    np.testing.assert_allclose(moved_weights, weights[..., order, :], 1e-6)
+
+
+def test_causal_attention_does_not_see_the_future(arrays):
+    query, key, value = arrays((B,), S, S, H, G, K, V)
+    mask, cut = masks.causal(), 3
+    values, logsumexp, weights = attended(query, key, value, mask)
+    others = arrays((B,), S, S, H, G, K, V, seed=1)
+    changed = [
+        x.at[:, cut:].set(other[:, cut:])
+        for x, other in zip((query, key, value), others, strict=True)
+    ]
+    changed_values, changed_logsumexp, changed_weights = attended(*changed, mask)
+    past = np.s_[:, :, :cut]
+    np.testing.assert_array_equal(changed_values[:, :cut], values[:, :cut])
+    np.testing.assert_array_equal(changed_logsumexp[past], logsumexp[past])
+    np.testing.assert_array_equal(changed_weights[past], weights[past])
+    assert not np.array_equal(changed_values[:, cut:], values[:, cut:])
+
+    def past_total(key, value):
+        return attended(query, key, value, mask)[0][:, :cut].sum()
+
+    for gradient in jax.jit(jax.grad(past_total, (0, 1)))(key, value):
+        assert not gradient[:, cut:].any()
+        assert gradient[:, :cut].all()
+
+
+def test_gradient_reaches_just_the_keys_that_a_query_may_attend_to(arrays):
+    query, key, value = arrays((), T, S, H, H, K, V)
+    mask = np.random.default_rng(0).random([H, T, S]) < 0.5
+
+    def values_of(value):
+        return attend(query, key, value, mask=mask)[0].sum(-1)
+
+    reaches = jax.jit(jax.jacobian(values_of))(value).any(-1)  # [T, H, S, H]
+    expected = np.einsum("hts,hg->thsg", mask, np.eye(H)).astype(bool)
+    np.testing.assert_array_equal(reaches, expected)
+
+
+@pytest.mark.parametrize("filling", [0.0, -1e30, 3e38, np.nan, np.inf])
+def test_content_of_padding_is_not_felt_bit_for_bit(filling, arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    beyond = (np.arange(S) >= LENGTHS[:, None])[..., None, None]
+    mask = masks.padding(LENGTHS)
+    expected = attended(query, key, value, mask)
+    filled = [np.where(beyond, np.float32(filling), x) for x in (key, value)]
+    for found, wanted in zip(attended(query, *filled, mask), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("more", [1, 11])
+def test_amount_of_padding_is_not_felt(more, arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    mask = masks.padding(LENGTHS)
+    values, _, weights = attended(query, key, value, mask)
+    filling = (
+        np.full([B, more, G, K], 9, np.float32),
+        np.ones([B, more, G, V], np.float32),
+    )
+    padded = [
+        np.concatenate(pair, 1) for pair in zip((key, value), filling, strict=True)
+    ]
+    padded_values, _, padded_weights = attended(query, *padded, mask)
+    np.testing.assert_allclose(padded_values, values, rtol=0, atol=5e-7)
+    np.testing.assert_allclose(padded_weights[..., :S], weights, rtol=0, atol=5e-7)
+    assert not padded_weights[..., S:].any()
+
+
+def test_last_queries_alone_give_what_they_give_among_all(arrays):
+    query, key, value = arrays((B,), S, S, H, G, K, V)
+
+    @jax.jit
+    def run(query, mask, bias):
+        return attend(query, key, value, mask=mask, bias=bias)[0]
+
+    mask, bias = masks.causal(), positions.alibi(H)
+    values = run(query, mask, bias)
+    last = run(query[:, -2:], mask.shifted(S - 2), bias.shifted(S - 2))
+    np.testing.assert_allclose(last, values[:, -2:], rtol=0, atol=5e-7)

@@ -1,0 +1,205 @@
+"""The attention map: its tiles, its pools, its way through transformations.
+
+B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import AttentionMap, additive, attend, bin_edges
+
+B, T, S, H, G, K, V = 2, 7, 9, 4, 2, 6, 3
+L = 4  # as many as there are virtual devices
+LENGTHS = np.asarray([9, 4])
+
+
+def map_of(inputs, lengths=LENGTHS, weight=None, score=None):
+    """Returns a map with every kind of part: mask, bias, score with parameters."""
+    mask = masks.padding(lengths) & ~masks.global_tokens([3]) | masks.window(0, 0)
+    table = jnp.linspace(-1, 1, 8 * H).reshape(8, H)
+    score = additive(jnp.ones([H, K]) if weight is None else weight)
+    bias = positions.relative_bias(table, bidirectional=True, max_distance=5)
+    return attend(*inputs, mask=mask & masks.dilated(1), bias=bias, score=score)[1]
+
+
+@pytest.fixture(scope="module")
+def inputs(arrays):
+    return arrays((B,), T, S, H, G, K, V)
+
+
+@pytest.fixture(scope="module")
+def attention_map(inputs):
+    return jax.jit(map_of)(inputs)
+
+
+@pytest.fixture(scope="module")
+def weights(attention_map):
+    return np.asarray(attention_map)
+
+
+def test_map_says_its_shape_without_being_made(attention_map):
+    assert attention_map.shape == (B, H, T, S)
+    assert attention_map.ndim == 4
+    assert attention_map.dtype == jnp.float32
+    sizes = [leaf.size for leaf in jax.tree.leaves(attention_map)]
+    assert max(sizes) < B * H * T * S
+
+
+def test_rows_sum_to_one(weights):
+    assert weights.min() >= 0
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+
+
+def test_map_becomes_an_array(attention_map, weights):
+    assert isinstance(weights, np.ndarray)
+    np.testing.assert_array_equal(attention_map.weights(), weights)
+    as_jax = jnp.asarray(attention_map)
+    assert isinstance(as_jax, jax.Array)
+    np.testing.assert_array_equal(as_jax, weights)
+    halves = np.asarray(attention_map, np.float16)
+    assert halves.dtype == np.float16
+    np.testing.assert_array_equal(halves, weights.astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (slice(2, 6), slice(None)),
+        (slice(-1, None, -3), slice(1, -1, 2)),
+        (range(1, 7, 2), np.asarray([8, 0, 0, -2])),
+        (np.asarray([-1, 3]), range(5)),
+        (slice(0, 0), slice(None)),
+        (range(0), range(9)),
+    ],
+)
+def test_tile_is_a_rectangle_of_the_map(rows, columns, attention_map, weights):
+    tile = jax.jit(lambda m: m.tile(rows, columns))(attention_map)
+    np.testing.assert_allclose(
+        tile, weights[..., rows, :][..., columns], rtol=2e-6, atol=1e-7
+    )
+
+
+def test_tile_takes_positions_that_are_not_known_yet(attention_map, weights):
+    rows, columns = jnp.asarray([6, 0, 1]), jnp.asarray([8, 2])
+    tile = jax.jit(lambda m, r, c: m.tile(r, c))(attention_map, rows, columns)
+    expected = weights[..., rows, :][..., columns]
+    np.testing.assert_allclose(tile, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("index", [np.asarray([0, 9]), range(-10, 0), jnp.arange(10)])
+def test_tile_outside_of_the_map_is_refused(index, attention_map):
+    with pytest.raises(ValueError, match=r"positions must be in -9..8, got"):
+        attention_map.tile(slice(None), index)
+    with pytest.raises(ValueError, match=r"positions must be in -7..6, got"):
+        attention_map.tile(index, slice(None))
+
+
+def pooled_of(weights, rows, columns):
+    """Returns the mass of each cell, averaged over the queries that see anything."""
+    row_edges, column_edges = (
+        [min(i * -(-size // bins), size) for i in range(bins + 1)]
+        for size, bins in zip(weights.shape[-2:], (rows, columns), strict=True)
+    )
+    cells = []
+    for top, bottom in zip(row_edges, row_edges[1:], strict=False):
+        if top == bottom:
+            continue
+        block = weights[..., top:bottom, :]
+        seeing = np.maximum((block.sum(-1) > 0).sum(-1), 1)[..., None]
+        ends = zip(column_edges, column_edges[1:], strict=False)
+        mass = [block[..., a:b].sum((-1, -2)) for a, b in ends if a < b]
+        cells.append(np.stack(mass, -1) / seeing)
+    return np.stack(cells, -2)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (1, 2), (7, 9), (100, 100)])
+def test_pooled_cells_are_the_mass_of_the_map(rows, columns, attention_map, weights):
+    rows, columns = min(rows, T), min(columns, S)
+    pooled = jax.jit(lambda m: m.pooled(rows, columns))(attention_map)
+    expected = pooled_of(weights.astype(np.float64), rows, columns)
+    np.testing.assert_allclose(pooled, expected, rtol=5e-6, atol=1e-7)
+    np.testing.assert_allclose(pooled.sum(-1), 1, rtol=5e-6)
+
+
+def test_pooled_leaves_out_the_queries_that_see_nothing(inputs):
+    lengths, query_lengths = np.asarray([9, 9]), np.asarray([4, 2])
+
+    @jax.jit
+    def run(inputs):
+        _, found = attend(*inputs, mask=masks.padding(lengths, query_lengths))
+        return found.weights(), found.pooled(3, 2)
+
+    weights, pooled = run(inputs)
+    expected = pooled_of(np.asarray(weights, np.float64), 3, 2)
+    np.testing.assert_allclose(pooled, expected, rtol=5e-6, atol=1e-7)
+    sums = [[1, 1, 0], [1, 0, 0]]
+    np.testing.assert_allclose(pooled.sum(-1)[:, 0], sums, rtol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "bins", "expected"),
+    [(10, 3, [0, 4, 8, 10]), (5, 9, range(6)), (9, 4, [0, 3, 6, 9]), (7, 1, [0, 7])],
+)
+def test_bin_edges_are_equally_far_apart(size, bins, expected):
+    np.testing.assert_array_equal(bin_edges(size, bins), expected)
+
+
+@pytest.mark.parametrize(("size", "bins"), [(5, 0), (5, -1), (0, 5), (5, 1.5)])
+def test_bins_and_positions_must_be_some(size, bins):
+    with pytest.raises(ValueError, match="the number of .* must be an integer of at"):
+        bin_edges(size, bins)
+
+
+def stack_of(arrays):
+    """Returns L inputs and L lengths."""
+    inputs = arrays((L, B), T, S, H, G, K, V)
+    return inputs, np.random.default_rng(0).integers(1, S + 1, [L, B])
+
+
+@pytest.mark.parametrize("transform", [jax.vmap, jax.pmap])
+def test_map_passes_into_and_out_of_maps_over_an_axis(transform, arrays):
+    inputs, lengths = stack_of(arrays)
+    stacked = transform(map_of)(inputs, lengths)
+    assert isinstance(stacked, AttentionMap)
+    assert stacked.shape == (L, B, H, T, S)
+    each = jax.jit(lambda *a: map_of(*a).weights())
+    expected = [each([x[i] for x in inputs], lengths[i]) for i in range(L)]
+    np.testing.assert_allclose(stacked.weights(), expected, rtol=2e-6, atol=1e-7)
+    again = transform(lambda m: m.tile(slice(2, 5), slice(None)))(stacked)
+    expected = np.asarray(expected)[..., 2:5, :]
+    np.testing.assert_allclose(again, expected, rtol=2e-6, atol=1e-7)
+
+
+def test_map_passes_through_scan(arrays):
+    inputs, lengths = stack_of(arrays)
+
+    def step(total, x):
+        found = map_of(*x)
+        return total + found.weights(), found
+
+    zero = jnp.zeros([B, H, T, S])
+    total, stacked = jax.jit(lambda *x: lax.scan(step, zero, x))(inputs, lengths)
+    assert stacked.shape == (L, B, H, T, S)
+    np.testing.assert_allclose(total, stacked.weights().sum(0), rtol=5e-6, atol=1e-6)
+
+
+def test_map_can_be_differentiated_through(inputs):
+    """The derivative of a softmax, p_s (1[s = j] - p_j), times the key."""
+    query, key, value = inputs
+    direction = np.random.default_rng(1).normal(size=query.shape).astype(np.float32)
+
+    def weights_of(query):
+        return attend(query, key, value, mask=masks.padding(LENGTHS))[1].weights()
+
+    weights, change = jax.jit(lambda q, d: jax.jvp(weights_of, [q], [d]))(
+        query, direction
+    )
+    slope = np.einsum("bthk,bshk->bhts", direction, np.repeat(key, H // G, 2))
+    slope = slope / np.sqrt(K)
+    expected = weights * (slope - (weights * slope).sum(-1, keepdims=True))
+    np.testing.assert_allclose(change, expected, rtol=1e-4, atol=2e-6)
+    assert np.abs(expected).max() > 0.1

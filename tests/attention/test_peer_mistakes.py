@@ -1,0 +1,211 @@
+"""What other implementations of attention get wrong, each as a law of ours.
+
+Fully masked rows are attended to uniformly or become NaN; NaN in a masked key reaches
+valid outputs and gradients; float masks are silently inverted; masks `[B, S]` are read
+as `[T, S]` where sizes agree; empty batches raise; float64 loses its precision.
+
+B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks
+from mha_haiku.attention import attend
+
+B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
+LENGTHS = np.asarray([5, 3])
+dtypes = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+
+
+def results(query, key, value, chosen, mask):
+    """Returns values, logsumexp, weights and the gradients of a sum over all of them.
+
+    Args:
+      query: `[B, T, H, K]`.
+      key: `[B, S, G, K]`.
+      value: `[B, S, G, V]`.
+      chosen: `[B, T, H, V]`, the cotangent of the values.
+      mask: Anything that `attend` takes.
+    """
+
+    def loss(query, key, value):
+        values, found = attend(query, key, value, mask=mask)
+        logsumexp = jnp.where(found.logsumexp == -jnp.inf, 0, found.logsumexp)
+        total = (values.astype(jnp.float32) * chosen).sum() + logsumexp.sum()
+        squares = (found.weights() ** 2).sum()
+        return total + squares, (values, found.logsumexp, found.weights())
+
+    differentiate = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
+    gradients, found = differentiate(query, key, value)
+    return *found, gradients
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    return np.random.default_rng(4).normal(size=[B, T, H, V]).astype(np.float32)
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "jit"])
+def run(request):
+    return jax.jit(results) if request.param else results
+
+
+@dtypes
+def test_fully_masked_row_attends_to_nothing(dtype, run, arrays, oracle, chosen):
+    inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+    allowed = np.random.default_rng(0).random([B, H, T, S]) < 0.7
+    allowed[:, :, 1] = False  # one query of every head
+    allowed[1, 2] = False  # every query of one head
+    values, logsumexp, weights, gradients = run(*inputs, chosen, allowed)
+    blind = ~allowed.any(-1)
+    assert (np.asarray(logsumexp)[blind] == -np.inf).all()
+    assert not np.asarray(weights)[blind].any()
+    blind_values = np.moveaxis(blind, 1, 2)
+    assert not np.asarray(values, np.float32)[blind_values].any()
+    assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in gradients)
+    assert not np.asarray(gradients[0], np.float32)[blind_values].any()
+    # The other rows are as if the blind ones were not there.
+    reference = oracle(*inputs, allowed=allowed)
+    np.testing.assert_allclose(weights, reference.weights, 3e-5, 3e-6)
+
+
+@dtypes
+def test_everything_masked_gives_zeros_and_zero_gradients(dtype, run, arrays, chosen):
+    inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+    mask = np.zeros([B, H, T, S], bool)
+    values, logsumexp, weights, gradients = run(*inputs, chosen, mask)
+    assert values.dtype == dtype
+    assert not np.asarray(values, np.float32).any()
+    assert not np.asarray(weights).any()
+    assert (np.asarray(logsumexp) == -np.inf).all()
+    assert not any(np.asarray(g, np.float32).any() for g in gradients)
+
+
+@dtypes
+def test_nan_in_a_masked_key_or_value_changes_no_bit(dtype, run, arrays, chosen):
+    query, key, value = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+    mask = masks.padding(LENGTHS, query_lengths=np.asarray([3, 2]))
+    beyond = (np.arange(S) >= LENGTHS[:, None])[..., None, None]
+    expected = run(query, key, value, chosen, mask)
+    assert any(np.asarray(g, np.float32).any() for g in expected[-1])
+    for fault in (np.nan, np.inf, -np.inf):
+        faulty = [jnp.where(beyond, fault, x).astype(dtype) for x in (key, value)]
+        blind_query = query.at[1, 2].set(fault)
+        found = run(blind_query, *faulty, chosen, mask)
+        for array, wanted in zip(
+            jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+        ):
+            assert array.dtype == wanted.dtype
+            np.testing.assert_array_equal(array, wanted)
+
+
+@dtypes
+def test_nan_that_some_may_see_is_felt_by_them_alone(dtype, run, arrays, chosen):
+    query, key, value = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+    mask = masks.causal().shifted(1)  # queries 0, 1, 2 see 2, 3, 4 keys
+    expected = run(query, key, value, chosen, mask)
+    for faulty in (
+        (query, key.at[1, 3, 1, 0].set(np.nan), value),
+        (query, key, value.at[1, 3, 1, 0].set(np.inf)),
+    ):
+        values, logsumexp, weights, _ = run(*faulty, chosen, mask)
+        # Key 3 of the second example's second group of heads is seen from query 2 on.
+        feels = np.zeros([B, T, H], bool)
+        feels[1, 2, 2:] = True
+        assert np.isnan(np.asarray(values, np.float32)[feels]).all()
+        np.testing.assert_array_equal(
+            np.asarray(values, np.float32)[~feels],
+            np.asarray(expected[0], np.float32)[~feels],
+        )
+        for found, wanted in ((logsumexp, expected[1]), (weights, expected[2])):
+            found, wanted = (np.moveaxis(x, 1, 2) for x in (found, wanted))
+            np.testing.assert_array_equal(found[~feels], wanted[~feels])
+            assert np.isnan(found[feels]).any()
+
+
+@dtypes
+@pytest.mark.parametrize("read", ["values", "map"])
+def test_gradient_of_earlier_rows_does_not_feel_a_later_nan(dtype, read, arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+
+    def early(query, key, value):
+        values, found = attend(query, key, value, mask=masks.causal().shifted(1))
+        if read == "values":
+            return (values[:, :2].astype(jnp.float32) ** 2).sum()
+        return (found.weights()[:, :, :2] ** 2).sum()
+
+    gradient = jax.jit(jax.grad(early, argnums=(0, 1, 2)))
+    expected = gradient(query, key, value)
+    for faulty in (
+        (query, key.at[:, 3].set(np.nan), value),
+        (query, key, value.at[:, 3].set(np.inf)),
+        (query.at[:, 2].set(np.nan), key, value),
+    ):
+        for found, wanted in zip(gradient(*faulty), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@dtypes
+def test_float_mask_is_refused_and_pointed_to_bias(dtype, arrays):
+    inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+    additive = jnp.where(np.tri(T, S, dtype=bool), 0, -jnp.inf).astype(dtype)
+    mask = jnp.broadcast_to(additive, (B, T, S))
+    for call in (attend, jax.jit(attend)):
+        with pytest.raises(ValueError, match=r"mask must be boolean.*goes in bias="):
+            call(*inputs, mask=mask)
+
+
+@dtypes
+def test_additive_float_mask_means_as_a_bias_what_it_says(
+    dtype, arrays, check, compiled
+):
+    inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+    allowed = np.tri(T, S, dtype=bool)
+    bias = jnp.where(allowed, 0, -jnp.inf).astype(dtype)[None]
+    check(inputs, {"bias": bias}, {"allowed": allowed}, dtype=dtype, compiled=compiled)
+
+
+@dtypes
+@pytest.mark.parametrize("batch", [B, T])
+def test_mask_of_keys_by_example_is_refused_whatever_the_sizes(dtype, batch, arrays):
+    # With B = T, [B, S] could be mistaken for [T, S].
+    inputs = arrays((batch,), T, S, H, G, K, V, dtype=dtype)
+    mask = jnp.ones([batch, S], bool)
+    for call in (attend, jax.jit(attend)):
+        with pytest.raises(ValueError, match=rf"got shape \({batch}, {S}\)"):
+            call(*inputs, mask=mask)
+
+
+@dtypes
+def test_batch_may_be_empty(dtype, run, arrays):
+    inputs = arrays((0,), T, S, H, G, K, V, dtype=dtype)
+    mask = masks.padding(np.zeros([0], int))
+    values, logsumexp, weights, gradients = run(*inputs, np.zeros([0, T, H, V]), mask)
+    assert values.shape == (0, T, H, V)
+    assert logsumexp.shape == (0, H, T)
+    assert weights.shape == (0, H, T, S)
+    assert [g.shape for g in gradients] == [x.shape for x in inputs]
+
+
+def test_softmax_of_float64_is_float64(arrays, check, compiled):
+    with jax.enable_x64(True):
+        inputs = arrays((B,), T, S, H, G, K, V, dtype=jnp.float64)
+        allowed = np.random.default_rng(0).random([B, H, T, S]) < 0.7
+        check(
+            inputs,
+            {"mask": allowed},
+            {"allowed": allowed},
+            dtype=jnp.float64,
+            compiled=compiled,
+        )
+
+
+@dtypes
+def test_softmax_of_halves_is_float32(dtype, arrays):
+    _, found = attend(*arrays((B,), T, S, H, G, K, V, dtype=dtype))
+    weights = found.weights()
+    assert weights.dtype == jnp.float32
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)

@@ -1,0 +1,193 @@
+"""Decoder layers and their stack: causal to themselves, open to the encoder."""
+
+import functools
+
+import haiku as hk
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import masks, modules
+
+B, T, S, H, K, F, L = 2, 3, 5, 7, 4, 11, 2
+D = H * K
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-6)
+assert_equal = np.testing.assert_array_equal
+
+
+def _layer(i, **kwargs):
+    def attention(name):
+        return lambda: modules.MultiHeadAttention(H, K, model_size=D, name=name)
+
+    return modules.DecoderLayer(
+        attention("attention"),
+        attention("cross_attention"),
+        lambda: modules.FeedForward(F, activation=jax.nn.relu, name="feed_forward"),
+        name=f"layer_{i}",
+        **kwargs,
+    )
+
+
+def _decoder(make_layer=_layer, num_layers=L, **kwargs):
+    """A decoder as a function that gives its output and the weights of each layer."""
+
+    def forward(*args, is_training=False):
+        decoder = modules.Decoder(num_layers, make_layer, **kwargs)
+        output, maps = decoder(*args, is_training=is_training)
+        return output, [(each.own.weights(), each.cross.weights()) for each in maps]
+
+    return hk.transform(forward)
+
+
+@pytest.fixture
+def inputs(normal):
+    """The decoder's and the encoder's features, of two widths."""
+    return normal(B, T, D), normal(B, S, 13)
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_layers_are_their_formula(
+    norm_position, inputs, normal, random_parameters, oracles
+):
+    x, encoded = inputs
+    model = _decoder(
+        functools.partial(_layer, norm_position=norm_position),
+        make_norm=modules.LayerNorm,
+    )
+    params = random_parameters(model, *inputs)
+    cross_mask = np.array([[[1, 0, 1, 1, 0]], [[0, 1, 1, 1, 1]]])
+    output, weights = jax.jit(model.apply)(params, None, *inputs, None, cross_mask)
+    causal = np.tril(np.ones((T, T), int))[None]
+
+    def attend(own, x, seen, mask):
+        return oracles.haiku_style(own, x, seen, seen, mask, d_model=D, num_heads=H)
+
+    for i in range(L):
+        own = oracles.nested(params, f"decoder/layer_{i}")
+        found = []
+
+        def own_part(x, own=own, found=found):
+            values, weights = attend(own["attention"], x, x, causal)
+            found.append(weights)
+            return values
+
+        def cross_part(x, own=own, found=found):
+            parameters = own["cross_attention"]
+            values, weights = attend(parameters, x, encoded, cross_mask)
+            found.append(weights)
+            return values
+
+        def feed_forward(x, own=own):
+            hidden = np.maximum(oracles.linear(own["feed_forward"]["hidden"], x), 0)
+            return oracles.linear(own["feed_forward"]["output"], hidden)
+
+        for number, part in enumerate((own_part, cross_part, feed_forward), 1):
+            norm = own[f"norm_{number}"]
+            if norm_position == "pre":
+                x = x + part(oracles.layer_norm(x, norm))
+            else:
+                x = oracles.layer_norm(x + part(x), norm)
+        jax.tree.map(assert_close, list(weights[i]), found)
+    assert weights[0][0].shape == (B, H, T, T)
+    assert weights[0][1].shape == (B, H, T, S)
+    assert_close(output, oracles.layer_norm(x, params["decoder/norm"]))
+
+
+def test_no_position_feels_a_later_one(inputs, normal, random_parameters):
+    x, encoded = inputs
+    model = _decoder()
+    params = random_parameters(model, *inputs)
+    cotangent = normal(B, D)
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    @functools.partial(jax.grad, argnums=1)
+    def gradient(position, x):
+        output, _ = model.apply(params, None, x, encoded)
+        return (output[:, position] * cotangent).sum()
+
+    felt = np.abs(gradient(np.arange(T), x)).max(axis=(1, 3))
+    assert_equal(felt > 0, np.tril(np.ones((T, T), bool)))
+
+
+def test_a_mask_of_ones_own_comes_on_top_of_causality(inputs, random_parameters):
+    model = _decoder()
+    params = random_parameters(model, *inputs)
+    mask = masks.padding(np.array([3, 1]))
+    _, weights = jax.jit(model.apply)(params, None, *inputs, mask)
+    seen = np.tril(np.ones((T, T), bool)) & (np.arange(T) < [[[3]], [[1]]])
+    for own, _ in weights:
+        assert_equal(own > 0, np.broadcast_to(seen[:, None], own.shape))
+
+
+def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_parameters):
+    x, encoded = inputs
+    model = _decoder()
+    params = random_parameters(model, *inputs)
+    cotangent = normal(B, T, D)
+    lengths = np.array([2, 4])
+
+    def loss(params, x, encoded):
+        output, _ = model.apply(params, None, x, encoded, None, masks.padding(lengths))
+        return (output * cotangent).sum(), output
+
+    run = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+    hidden = np.arange(S)[:, None] >= lengths[:, None, None]
+    wanted = run(params, x, np.where(hidden, 0, encoded))
+    found = run(params, x, np.where(hidden, np.float32(np.nan), encoded))
+    jax.tree.map(assert_equal, found, wanted)
+    assert np.abs(wanted[0][2]).max() > 0
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_dropout_reaches_every_part_in_training_alone(is_training):
+    rates = []
+
+    def part(x, *args, dropout_rate):
+        rates.append(dropout_rate)
+        return (x, "map") if args else x
+
+    def forward(x):
+        layer = modules.DecoderLayer(
+            *[lambda: part] * 3,
+            make_norm=lambda name: lambda x: 1 + 0 * x,
+            dropout_rate=0.5,
+        )
+        return layer(x, x, is_training=is_training)[0]
+
+    x = np.ones((B, T, 64), np.float32)
+    output = hk.transform(forward).apply({}, jax.random.key(0), x)
+    assert rates == [0.5 if is_training else 0.0] * 3
+    # The residual's 1, and what is left of a 1 of each part: 2 if kept, else 0.
+    shares = [np.mean(output == value) for value in (1, 3, 4, 5, 7)]
+    wanted = [1 / 8, 3 / 8, 0, 3 / 8, 1 / 8] if is_training else [0, 0, 1, 0, 0]
+    np.testing.assert_allclose(shares, wanted, atol=0.07)
+
+
+@pytest.mark.parametrize(
+    "module", [lambda: modules.Decoder(1, _layer), lambda: _layer(0)]
+)
+def test_is_training_has_no_default(module, inputs):
+    forward = hk.transform(lambda *inputs: module()(*inputs))
+    with pytest.raises(TypeError, match="is_training"):
+        forward.init(jax.random.key(0), *inputs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: _layer(0, norm_position="mid"),
+            "norm_position .* pre, post; got 'mid'",
+        ),
+        (
+            lambda: _layer(0, dropout_rate=-0.1),
+            r"dropout_rate .* in \[0, 1\), got -0.1",
+        ),
+        (lambda: modules.Decoder(1.0, _layer), "num_layers must be .* got 1.0"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        hk.transform(make).init(jax.random.key(0))

@@ -1,0 +1,256 @@
+"""Encoder layers and their stack, against formulas written out."""
+
+import contextlib
+import functools
+
+import haiku as hk
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import masks, modules, positions
+
+B, T, H, K, F, L = 2, 5, 7, 4, 11, 3
+D = H * K
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-6)
+assert_equal = np.testing.assert_array_equal
+
+
+def _layer(i, num_heads=H, **kwargs):
+    return modules.EncoderLayer(
+        lambda: modules.MultiHeadAttention(
+            num_heads, K, model_size=D, value_size=6, name="attention"
+        ),
+        lambda: modules.FeedForward(F, activation=jax.nn.relu, name="feed_forward"),
+        name=f"layer_{i}",
+        **kwargs,
+    )
+
+
+def _encoder(make_layer=_layer, num_layers=L, **kwargs):
+    """An encoder as a function that gives its output and the weights of each layer."""
+
+    def forward(*args, is_training=False, **call):
+        encoder = modules.Encoder(num_layers, make_layer, **kwargs)
+        output, maps = encoder(*args, is_training=is_training, **call)
+        return output, tuple(each.weights() for each in maps)
+
+    return hk.transform(forward)
+
+
+class _Recorder:
+    """Stands for a part of a layer: notes how it was called, and returns its input."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, x, *args, **kwargs):
+        self.calls.append((args, kwargs))
+        return (x, "map") if args else x
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_layer_is_its_formula(norm_position, norm, normal, random_parameters, oracles):
+    x = normal(B, T, D)
+    make = {"layer_norm": modules.LayerNorm, "rms_norm": modules.RMSNorm}[norm]
+    make_norm = functools.partial(make, 0.01)
+
+    def forward(x):
+        layer = _layer(0, norm_position=norm_position, make_norm=make_norm)
+        return layer(x, is_training=False)[0]
+
+    model = hk.transform(forward)
+    params = random_parameters(model, x)
+    own = oracles.nested(params, "layer_0")
+
+    def normalised(name, x):
+        return getattr(oracles, norm)(x, own[name], epsilon=0.01)
+
+    def attention(x):
+        heads = {}
+        for name in ("query", "key", "value"):
+            heads[name] = oracles.linear(own["attention"][name], x).reshape(B, T, H, -1)
+        scores = np.einsum("bthk,bshk->bhts", heads["query"], heads["key"])
+        weights = oracles.softmax(scores / np.sqrt(K))
+        values = np.einsum("bhts,bshv->bthv", weights, heads["value"])
+        return oracles.linear(own["attention"]["linear"], values.reshape(B, T, -1))
+
+    def feed_forward(x):
+        hidden = np.maximum(oracles.linear(own["feed_forward"]["hidden"], x), 0)
+        return oracles.linear(own["feed_forward"]["output"], hidden)
+
+    if norm_position == "pre":
+        middle = x + attention(normalised("norm_1", x))
+        wanted = middle + feed_forward(normalised("norm_2", middle))
+    else:
+        middle = normalised("norm_1", x + attention(x))
+        wanted = normalised("norm_2", middle + feed_forward(middle))
+    assert_close(jax.jit(model.apply)(params, None, x), wanted)
+
+
+def test_encoder_applies_its_layers_in_order_then_the_norm(
+    normal, random_parameters, oracles
+):
+    x = normal(B, T, D)
+    mask = masks.padding(np.array([5, 3]))
+    bias = positions.alibi(H)
+    model = _encoder(make_norm=modules.LayerNorm)
+    params = random_parameters(model, x)
+    output, weights = jax.jit(model.apply)(params, None, x, mask, bias=bias)
+    assert [each.shape for each in weights] == [(B, H, T, T)] * L
+
+    def one_layer(x, mask, bias):
+        output, attention_map = _layer(0)(x, mask, bias=bias, is_training=False)
+        return output, attention_map.weights()
+
+    run = jax.jit(hk.transform(one_layer).apply)
+    for i in range(L):
+        prefix = f"encoder/layer_{i}"
+        own = {
+            k.replace(prefix, "layer_0"): v for k, v in params.items() if prefix in k
+        }
+        x, wanted = run(own, None, x, mask, bias)
+        assert_close(weights[i], wanted)
+    assert_close(output, oracles.layer_norm(np.asarray(x), params["encoder/norm"]))
+
+
+def test_parameter_names(normal):
+    model = _encoder(num_layers=2, make_norm=modules.RMSNorm)
+    params = jax.eval_shape(model.init, jax.random.key(0), normal(B, T, D))
+    parts = [f"attention/{name}" for name in ("query", "key", "value", "linear")]
+    parts += ["feed_forward/hidden", "feed_forward/output", "norm_1", "norm_2"]
+    wanted = {f"encoder/layer_{i}/{part}" for i in range(2) for part in parts}
+    assert params.keys() == wanted | {"encoder/norm"}
+
+
+def test_each_layer_has_gates_of_its_own(normal, random_parameters):
+    x = normal(B, T, D)
+    model = _encoder()
+    params = random_parameters(model, x)
+    apply = jax.jit(model.apply)
+    plain = apply(params, None, x)
+    jax.tree.map(assert_equal, apply(params, None, x, gates=np.ones((L, H))), plain)
+
+    gates = np.ones((L, H))
+    gates[1, 2] = 0
+    closed = dict(params)
+    own = closed["encoder/layer_1/attention/linear"]
+    rows = own["w"].copy()
+    rows[2 * 6 : 3 * 6] = 0
+    closed["encoder/layer_1/attention/linear"] = {**own, "w": rows}
+    found = apply(params, None, x, gates=gates)
+    jax.tree.map(assert_close, found, apply(closed, None, x))
+    assert np.abs(found[0] - plain[0]).max() > 1e-3
+    of_examples = np.stack([np.ones((L, H)), gates], axis=1)
+    mixed, _ = apply(params, None, x, gates=of_examples)
+    assert_close(mixed, np.stack([plain[0][0], found[0][1]]))
+
+
+def test_layers_with_different_numbers_of_heads_take_a_list_of_gates(
+    normal, random_parameters
+):
+    x = normal(B, T, D)
+    model = _encoder(lambda i: _layer(i, num_heads=(7, 3)[i]), num_layers=2)
+    params = random_parameters(model, x)
+    gates = [np.ones(7), np.zeros(3)]
+    output, weights = jax.jit(model.apply)(params, None, x, gates=gates)
+    assert [each.shape[1] for each in weights] == [7, 3]
+    other = params | {"encoder/layer_1/attention/value": {"w": np.zeros((D, 18), "f")}}
+    other["encoder/layer_1/attention/value"]["b"] = np.zeros(18, "f")
+    assert_close(output, jax.jit(model.apply)(other, None, x)[0])
+
+
+@pytest.mark.parametrize("gates", [np.ones((2, H)), [np.ones(H)] * 4])
+def test_gates_of_another_number_of_layers_are_refused(gates, normal):
+    message = f"gates must be .* L = 3 layers, got {len(gates)}"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(
+            functools.partial(_encoder().init, gates=gates),
+            jax.random.key(0),
+            normal(B, T, D),
+        )
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_dropout_reaches_every_part_in_training_alone(is_training):
+    attention, feed_forward = _Recorder(), _Recorder()
+    x = np.ones((B, T, 64), np.float32)
+
+    def forward(x):
+        layer = modules.EncoderLayer(
+            lambda: attention,
+            lambda: feed_forward,
+            make_norm=lambda name: lambda x: 1 + 0 * x,
+            dropout_rate=0.5,
+        )
+        return layer(x, is_training=is_training)[0]
+
+    output = hk.transform(forward).apply({}, jax.random.key(0), x)
+    rate = 0.5 if is_training else 0.0
+    ((_, attention_call),) = attention.calls
+    ((_, feed_forward_call),) = feed_forward.calls
+    assert attention_call["dropout_rate"] == feed_forward_call["dropout_rate"] == rate
+    # 1 + what is left of the attention's 1 + what is left of the feed-forward's 1.
+    shares = [np.mean(output == value) for value in (1, 3, 5)]
+    assert_close(shares, [0.25, 0.5, 0.25] if is_training else [0, 1, 0], atol=0.08)
+
+
+def test_training_needs_a_key_for_dropout_and_evaluation_none(
+    normal, random_parameters
+):
+    x = normal(B, T, D)
+    model = _encoder(functools.partial(_layer, dropout_rate=0.1), num_layers=1)
+    params = random_parameters(model, x)
+    for is_training in (False, True):
+        run = functools.partial(model.apply, is_training=is_training)
+        expected = contextlib.nullcontext()
+        if is_training:
+            expected = pytest.raises(ValueError, match="PRNGKey")
+        with expected:
+            jax.eval_shape(run, params, None, x)
+
+
+@pytest.mark.parametrize(
+    "module", [lambda: modules.Encoder(1, _layer), lambda: _layer(0)]
+)
+def test_is_training_has_no_default(module, normal):
+    forward = hk.transform(lambda x: module()(x))
+    with pytest.raises(TypeError, match="is_training"):
+        forward.init(jax.random.key(0), normal(B, T, D))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: _layer(0, norm_position="pree"),
+            "norm_position .* Did you mean 'pre'",
+        ),
+        (lambda: _layer(0, dropout_rate=1.0), r"dropout_rate .* in \[0, 1\), got 1.0"),
+        (lambda: modules.Encoder(0, _layer), "num_layers must be .* got 0"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        hk.transform(make).init(jax.random.key(0))
+
+
+def test_maps_and_outputs_go_through_scan(normal, random_parameters):
+    xs = normal(3, B, T, D)
+    model = hk.transform(lambda x: modules.Encoder(1, _layer)(x, is_training=False))
+    params = random_parameters(model, xs[0])
+
+    @jax.jit
+    def scanned(xs):
+        _, results = jax.lax.scan(
+            lambda carry, x: (carry, model.apply(params, None, x)), 0, xs
+        )
+        return results
+
+    outputs, (stacked,) = scanned(xs)
+    output, (attention_map,) = jax.jit(model.apply)(params, None, xs[2])
+    assert stacked.shape == (3, B, H, T, T)
+    assert_close(outputs[2], output)
+    assert_close(np.asarray(stacked)[2], attention_map)

@@ -1,0 +1,285 @@
+"""What `MultiHeadAttention` can that Haiku's cannot."""
+
+import functools
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks, modules, positions
+
+B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
+assert_equal = np.testing.assert_array_equal
+
+
+def _model(num_heads=H, key_size=K, **kwargs):
+    """Our module "mha" as a function that gives its output and its weights."""
+
+    def forward(*args, **call):
+        module = modules.MultiHeadAttention(num_heads, key_size, name="mha", **kwargs)
+        output, attention_map = module(*args, **call)
+        return output, attention_map.weights()
+
+    return hk.transform(forward)
+
+
+def _initialise(model, *args, **kwargs):
+    return jax.eval_shape(
+        lambda key: model.init(key, *args, **kwargs), jax.random.key(0)
+    )
+
+
+@pytest.fixture
+def inputs(normal):
+    """Query, key and value of three widths."""
+    return normal(B, T, 8), normal(B, S, 9), normal(B, S, 10)
+
+
+def test_grouped_heads_equal_repeated_heads(inputs, random_parameters):
+    G, repeats = H, 2
+    grouped = _model(G * repeats, num_key_value_heads=G, value_size=V)
+    params = random_parameters(grouped, *inputs)
+    assert params["mha/key"]["w"].shape == (9, G * K)
+    assert params["mha/value"]["w"].shape == (10, G * V)
+
+    def repeated(leaf, size):
+        heads = leaf.reshape(*leaf.shape[:-1], G, size)
+        return np.repeat(heads, repeats, axis=-2).reshape(*leaf.shape[:-1], -1)
+
+    whole = dict(params)
+    for name, size in (("mha/key", K), ("mha/value", V)):
+        whole[name] = {k: repeated(v, size) for k, v in params[name].items()}
+    mask = masks.padding(np.array([5, 2]))
+    found = jax.jit(grouped.apply)(params, None, *inputs, mask)
+    wanted = jax.jit(_model(G * repeats, value_size=V).apply)(
+        whole, None, *inputs, mask
+    )
+    assert found[1].shape == (B, G * repeats, T, S)
+    jax.tree.map(assert_close, found, wanted)
+
+
+def test_qk_norm_normalises_queries_and_keys(inputs, random_parameters, oracles):
+    model = _model(qk_norm=True)
+    params = random_parameters(model, *inputs)
+    assert params["mha/query_norm"]["scale"].shape == (K,)
+    assert params["mha/key_norm"]["scale"].shape == (K,)
+    own = oracles.nested(params, "mha")
+
+    def heads(name, x):
+        projected = oracles.linear(own[name], x).reshape(B, -1, H, K)
+        return oracles.rms_norm(projected, own[f"{name}_norm"])
+
+    scores = np.einsum(
+        "bthk,bshk->bhts", heads("query", inputs[0]), heads("key", inputs[1])
+    )
+    _, weights = jax.jit(model.apply)(params, None, *inputs)
+    assert_close(weights, oracles.softmax(scores / K**0.5))
+
+
+def test_a_bias_is_added_to_the_scores(inputs, normal, random_parameters):
+    model = _model()
+    params = random_parameters(model, *inputs)
+    bias = normal(B, H, T, S)
+    apply = jax.jit(model.apply)
+    plain = np.asarray(apply(params, None, *inputs)[1], np.float64)
+    wanted = plain * np.exp(bias)
+    wanted /= wanted.sum(-1, keepdims=True)
+    assert_close(apply(params, None, *inputs, bias=bias)[1], wanted)
+
+
+def test_gates_scale_what_each_head_contributes(inputs, normal, random_parameters):
+    model = _model(value_size=V, model_size=11)
+    params = random_parameters(model, *inputs)
+    apply = jax.jit(model.apply)
+    plain, weights = apply(params, None, *inputs)
+    ones, _ = apply(params, None, *inputs, gates=np.ones(H))
+    assert_equal(ones, plain)
+
+    def without(head):
+        rows = params["mha/linear"]["w"].copy().reshape(H, V, 11)
+        rows[head] = 0
+        linear = {**params["mha/linear"], "w": rows.reshape(H * V, 11)}
+        return apply(params | {"mha/linear": linear}, None, *inputs)[0]
+
+    closed, closed_weights = apply(params, None, *inputs, gates=1 - np.eye(H)[2])
+    assert_close(closed, without(2))
+    assert_equal(closed_weights, weights)
+    # Each example has its own gates, and between 0 and 1 they interpolate.
+    gates = np.stack([1 - np.eye(H)[4], 1 - 0.25 * np.eye(H)[5]])
+    found, _ = apply(params, None, *inputs, gates=gates)
+    assert_close(found[0], without(4)[0])
+    assert_close(found[1], 0.75 * plain[1] + 0.25 * without(5)[1])
+
+
+def test_gates_of_an_unbatched_call_and_their_gradient(normal, random_parameters):
+    x = normal(T, 8)
+    model = _model()
+    params = random_parameters(model, x, x, x)
+    cotangent = normal(T, H * K)
+
+    def loss(gates):
+        output, _ = model.apply(params, None, x, x, x, gates=gates)
+        return (output * cotangent).sum()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    at_one, gradient = run(jnp.ones(H))
+    assert gradient.shape == (H,)
+    # The output is linear in the gates, so a slope is a whole head's contribution.
+    at_closed, _ = run(jnp.ones(H).at[3].set(0))
+    assert_close(gradient[3], at_one - at_closed, atol=1e-5)
+
+
+def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
+    normal, random_parameters
+):
+    x = normal(B, S, 8)
+    model = _model(rotary=positions.rotary)
+    params = random_parameters(model, x, x, x)
+    offset = S - T
+    mask = masks.causal()
+    whole = jax.jit(model.apply)(params, None, x, x, x, mask)
+    last = x[:, offset:], x, x, mask.shifted(offset)
+    found = jax.jit(model.apply)(params, None, *last, query_offset=offset)
+    assert_close(found[0], whole[0][:, offset:])
+    assert_close(found[1], whole[1][:, :, offset:])
+    unturned = jax.jit(_model().apply)(params, None, *last)
+    assert np.abs(unturned[1] - found[1]).max() > 1e-2
+
+
+def test_mask_may_be_a_keyword(inputs, random_parameters):
+    model = _model()
+    params = random_parameters(model, *inputs)
+    mask = masks.padding(np.array([5, 2]))
+    apply = jax.jit(model.apply)
+    found = apply(params, None, *inputs, mask=mask)
+    jax.tree.map(assert_equal, found, apply(params, None, *inputs, mask))
+    assert (found[1][1, :, :, 2:] == 0).all()
+
+
+def test_dropout_is_off_by_default_and_leaves_the_map_clean(inputs, random_parameters):
+    model = _model()
+    params = random_parameters(model, *inputs)
+    plain = jax.jit(model.apply)(params, None, *inputs)
+    apply = jax.jit(functools.partial(model.apply, dropout_rate=0.5))
+    # A generator that compiles quickly.
+    keys = (jax.random.key(seed, impl="unsafe_rbg") for seed in range(2))
+    first, second = (apply(params, key, *inputs) for key in keys)
+    assert_close(first[1], plain[1])
+    assert np.abs(first[0] - plain[0]).max() > 1e-2
+    assert np.abs(first[0] - second[0]).max() > 1e-2
+    with pytest.raises(ValueError, match="PRNGKey"):
+        jax.eval_shape(apply, params, None, *inputs)
+
+
+@pytest.mark.parametrize("kind", ["padding", "dense", "causal"])
+def test_what_is_masked_cannot_be_felt(kind, normal, random_parameters):
+    """Neither in outputs nor in gradients, of parameters or inputs, by no bit."""
+    queries, keys = np.array([3, 2]), np.array([4, 5])
+    mask = masks.padding(keys, queries)
+    if kind == "dense":
+        mask = mask.array(T, S)[:, None]
+    if kind == "causal":
+        mask = masks.causal().shifted(S - T) & mask
+    seen_queries = np.arange(T) < queries[:, None]
+    seen_keys = np.arange(S) < keys[:, None]
+    model = _model(qk_norm=True, rotary=positions.rotary)
+    inputs = normal(B, T, 8), normal(B, S, 9), normal(B, S, 10)
+    params = random_parameters(model, *inputs)
+    cotangent = normal(B, T, H * K)
+
+    def loss(params, inputs):
+        output, weights = model.apply(params, None, *inputs, mask)
+        return (output * cotangent).sum(), (output, weights)
+
+    run = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+
+    def with_unseen(content):
+        seen = seen_queries, seen_keys, seen_keys
+        pairs = zip(seen, inputs, strict=True)
+        return run(params, tuple(np.where(s[..., None], x, content) for s, x in pairs))
+
+    wanted = with_unseen(np.float32(0.5))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted))
+    for fault in (np.nan, np.inf):
+        jax.tree.map(assert_equal, with_unseen(np.float32(fault)), wanted)
+
+
+def test_a_fault_that_is_seen_reaches_just_who_sees_it(inputs, random_parameters):
+    query, key, value = inputs
+    model = _model()
+    params = random_parameters(model, *inputs)
+    key = key.copy()
+    key[1, 4] = np.nan
+    mask = np.ones((B, T, S), bool)
+    mask[1, :2, 4] = False
+    output, _ = jax.jit(model.apply)(params, None, query, key, value, mask)
+    faulty = np.isnan(output)
+    assert faulty[1, 2].all()
+    assert faulty.sum() == H * K
+
+
+def test_a_query_that_sees_nothing_gets_the_bias_alone(inputs, random_parameters):
+    model = _model()
+    params = random_parameters(model, *inputs)
+    mask = masks.padding(np.array([0, 5]))
+    output, weights = jax.jit(model.apply)(params, None, *inputs, mask)
+    assert (weights[0] == 0).all()
+    bias = np.broadcast_to(params["mha/linear"]["b"], (T, H * K))
+    assert_equal(output[0], bias)
+
+
+def test_an_empty_batch_gives_an_empty_output(inputs, random_parameters):
+    model = _model()
+    params = random_parameters(model, *inputs)
+    output, weights = model.apply(params, None, *(x[:0] for x in inputs))
+    assert output.shape == (0, T, H * K)
+    assert weights.shape == (0, H, T, S)
+
+
+@pytest.mark.parametrize(
+    ("constructor", "call", "message"),
+    [
+        (
+            {"num_key_value_heads": 2},
+            {},
+            r"num_key_value_heads must divide .* 7, got 2",
+        ),
+        ({"num_key_value_heads": 0}, {}, "num_key_value_heads must be .* at least 1"),
+        ({"num_heads": 0}, {}, "num_heads must be an integer of at least 1, got 0"),
+        ({"key_size": 4.0}, {}, "key_size must be an integer of at least 1, got 4.0"),
+        ({"value_size": -6}, {}, "value_size must be .* at least 1, got -6"),
+        ({"model_size": 1.5}, {}, "model_size must be .* at least 1, got 1.5"),
+        ({"implementation": "dens"}, {}, "implementation must be .*mean 'dense'"),
+        ({}, {"gates": np.ones(3)}, r"gates must be .* H = 7, got shape \(3,\)"),
+        ({}, {"gates": np.ones((5, H))}, r"gates must be .* got shape \(5, 7\)"),
+        ({}, {"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\)"),
+        ({}, {"mask": np.ones((B, S), bool)}, r"mask must be .* got shape \(2, 5\)"),
+        ({}, {"mask": np.zeros((B, 1, S), np.float32)}, "float32; an additive score"),
+        ({}, {"bias": np.zeros((B, 3, S, 1), np.float32)}, "bias must be"),
+        ({}, {"mask": masks.padding(np.array([6, 1]))}, r"lengths .* 0\.\.5, got 6"),
+        ({"key_size": 3, "rotary": positions.rotary}, {}, "even key size"),
+    ],
+)
+def test_refusals(constructor, call, message, inputs):
+    model = _model(**constructor)
+    with pytest.raises(ValueError, match=message):
+        _initialise(model, *inputs, **call)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((8,), (S, 8), (S, 8)), r"\(8,\), \(5, 8\)"),
+        (((B, T, 8), (S, 8), (S, 8)), r"\(2, 3, 8\), \(5, 8\)"),
+        (((B, T, 8), (3, S, 8), (3, S, 8)), "disagree on batch axes"),
+        (((B, T, 8), (B, S, 8), (B, 4, 8)), "disagree on positions S"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(shapes, message, normal):
+    model = _model()
+    with pytest.raises(ValueError, match=message):
+        _initialise(model, *(normal(*shape) for shape in shapes))

@@ -1,0 +1,305 @@
+"""Whole models: every family with every kind of positions, in either precision."""
+
+import functools
+import math
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from mha_haiku import checks, models
+
+B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
+NUM_TOKENS, FEATURE_SIZE = 13, 9
+
+assert_equal = np.testing.assert_array_equal
+
+
+def _config(**fields):
+    config = ml_collections.ConfigDict(
+        {
+            "family": "encoder",
+            "num_layers": L,
+            "num_heads": H,
+            "num_key_value_heads": None,
+            "model_size": D,
+            "key_size": 4,
+            "hidden_size": F,
+            "activation": "gelu",
+            "norm": "layer_norm",
+            "norm_epsilon": 1e-5,
+            "norm_position": "pre",
+            "positions": "learned",
+            "max_length": 8,
+            "dropout_rate": 0.1,
+            "with_bias": True,
+            "qk_norm": False,
+            "precision": "float32",
+        }
+    )
+    with config.ignore_type():
+        config.update(fields)
+    return config
+
+
+def _build(**fields):
+    config = _config(**fields)
+    is_set = config.family == "set_classifier"
+    return models.build(
+        config,
+        num_tokens=None if is_set else NUM_TOKENS,
+        feature_size=FEATURE_SIZE if is_set else None,
+        num_classes=1 if is_set else C,
+    )
+
+
+def _inputs(family, seed=0):
+    """Random features for sets, else random tokens."""
+    generator = np.random.default_rng(seed)
+    if family == "set_classifier":
+        return generator.standard_normal((B, T, FEATURE_SIZE)).astype(np.float32)
+    return generator.integers(0, NUM_TOKENS, (B, T))
+
+
+def _parameters(model, inputs):
+    """Random parameters, biases and scales too."""
+    generator = np.random.default_rng(1)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), inputs)
+    return jax.tree.map(
+        lambda leaf: np.float32(
+            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
+        ),
+        shapes,
+    )
+
+
+@functools.cache
+def _run(family, positions, precision="float32"):
+    """A function from inputs, lengths and gates to logits and weights."""
+    model = _build(family=family, positions=positions, precision=precision)
+    params = _parameters(model, _inputs(family))
+
+    def run(inputs, lengths, gates):
+        output = model.apply(
+            params, None, inputs, lengths=lengths, gates=gates, is_training=False
+        )
+        return output.logits, tuple(each.weights() for each in output.maps)
+
+    # Compiled once for all tests; in half precision it runs once, quicker without.
+    run = jax.jit(run) if precision == "float32" else run
+
+    def run_on(inputs, lengths=(T, T), gates=None):
+        gates = np.ones((L, H)) if gates is None else gates
+        return run(inputs, np.asarray(lengths), gates)
+
+    return run_on
+
+
+@pytest.mark.parametrize("positions", models.POSITIONS)
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_every_family_runs_with_every_positions_in_either_precision(family, positions):
+    inputs = _inputs(family)
+    logits, weights = _run(family, positions)(inputs)
+    assert logits.shape == ((B, T) if family == "set_classifier" else (B, T, C))
+    in_half, in_half_weights = _run(family, positions, "bfloat16")(inputs)
+    for each in (*weights, *in_half_weights):
+        assert each.shape == (B, H, T, T)
+        np.testing.assert_allclose(each.sum(-1), 1, rtol=1e-5)
+    assert logits.dtype == in_half.dtype == np.float32
+    difference = np.abs(logits - in_half).max()
+    assert 1e-4 < difference < 0.05 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize("positions", models.POSITIONS)
+def test_positions_are_what_tells_the_order(positions):
+    inputs = _inputs("encoder")
+    order = np.array([3, 1, 4, 0, 2])
+    run = _run("encoder", positions)
+    found, wanted = run(inputs[:, order])[0], run(inputs)[0][:, order]
+    unmoved = np.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert unmoved == (positions == "none")
+
+
+@pytest.mark.parametrize("positions", models.POSITIONS)
+def test_causal_logits_do_not_change_by_a_bit_with_later_tokens(positions):
+    inputs = _inputs("causal")
+    run = _run("causal", positions)
+    logits, _ = run(inputs)
+    for t in range(T - 1):
+        later = np.arange(T) > t
+        changed, _ = run(np.where(later, (inputs + 5) % NUM_TOKENS, inputs))
+        assert_equal(changed[:, : t + 1], logits[:, : t + 1])
+        assert (changed[:, t + 1] != logits[:, t + 1]).any()
+
+
+def test_causal_logits_have_no_gradient_by_later_inputs():
+    model = models.build(
+        _config(family="causal", positions="t5", num_layers=2),
+        num_tokens=None,
+        feature_size=FEATURE_SIZE,
+        num_classes=C,
+    )
+    inputs = _inputs("set_classifier")
+    params = _parameters(model, inputs)
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    @functools.partial(jax.grad, argnums=1)
+    def gradient(position, inputs):
+        output = model.apply(params, None, inputs, is_training=False)
+        return output.logits[:, position, 0].sum()
+
+    felt = np.abs(gradient(np.arange(T), inputs)).max(axis=(1, 3))
+    assert_equal(felt > 0, np.tril(np.ones((T, T), bool)))
+
+
+def test_set_classifier_is_permutation_equivariant():
+    inputs = _inputs("set_classifier")
+    order = np.array([3, 1, 4, 0, 2])
+    run = _run("set_classifier", "none")
+    np.testing.assert_allclose(
+        run(inputs[:, order])[0], run(inputs)[0][:, order], rtol=1e-4, atol=1e-5
+    )
+    # The elements that count may be permuted among themselves.
+    order, lengths = np.array([2, 0, 1, 3, 4]), (3, 3)
+    found, wanted = run(inputs[:, order], lengths)[0], run(inputs, lengths)[0]
+    np.testing.assert_allclose(found, wanted[:, order], rtol=1e-4, atol=1e-5)
+    assert_equal(np.isneginf(wanted), [[False] * 3 + [True] * 2] * B)
+
+
+@pytest.mark.parametrize("positions", models.POSITIONS)
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_content_of_padding_changes_no_bit(family, positions):
+    lengths = np.array([3, 4])
+    valid = np.arange(T) < lengths[:, None]
+    inputs, other = _inputs(family), _inputs(family, seed=2)
+    if family == "set_classifier":
+        valid, other = valid[..., None], np.float32(np.nan)
+    run = _run(family, positions)
+    found, wanted = run(np.where(valid, inputs, other), lengths), run(inputs, lengths)
+    jax.tree.map(assert_equal, found, wanted)
+    assert np.isfinite(wanted[0][0, :3]).all()
+    for each in wanted[1]:
+        assert (np.asarray(each)[0, :, :, 3:] == 0).all()
+    whole, _ = run(inputs)
+    assert (whole[0, 0] != wanted[0][0, 0]).any() or family == "causal"
+
+
+def test_nan_in_padding_changes_no_bit_of_a_gradient():
+    model = _build(family="set_classifier")
+    inputs, lengths = _inputs("set_classifier"), np.array([3, 4])
+    params = _parameters(model, inputs)
+    padded = (np.arange(T) >= lengths[:, None])[..., None]
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def gradient(params, inputs):
+        output = model.apply(params, None, inputs, lengths=lengths, is_training=False)
+        return jax.nn.log_softmax(output.logits)[:, 1].sum()
+
+    wanted = gradient(params, np.where(padded, 0, inputs))
+    found = gradient(params, np.where(padded, np.float32(np.nan), inputs))
+    jax.tree.map(assert_equal, found, wanted)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted))
+    assert np.abs(wanted[1]).max() > 0
+
+
+def test_with_all_heads_closed_no_position_feels_another():
+    inputs = _inputs("encoder")
+    other = inputs.copy()
+    other[:, 2] = (other[:, 2] + 1) % NUM_TOKENS
+    run = _run("encoder", "rotary")
+    closed, _ = run(inputs, gates=np.zeros((L, H)))
+    changed, _ = run(other, gates=np.zeros((L, H)))
+    alike = np.arange(T) != 2
+    assert_equal(changed[:, alike], closed[:, alike])
+    one_closed, _ = run(inputs, gates=np.array([[1, 0, 1]]))
+    assert np.abs(one_closed - run(inputs)[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["encoder", "set_classifier"])
+def test_parameters_are_float32_in_either_precision(family):
+    for positions in ("learned", "sinusoidal", "t5"):
+        model = _build(family=family, positions=positions, precision="bfloat16")
+        params = jax.eval_shape(model.init, jax.random.key(0), _inputs(family))
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+
+
+def test_parameter_names_and_shapes():
+    model = _build(num_key_value_heads=1, qk_norm=True, activation="swiglu")
+    params = jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
+
+    def linear(inputs, outputs):
+        return {"w": (inputs, outputs), "b": (outputs,)}
+
+    norm = {"scale": (D,), "offset": (D,)}
+    layer = "encoder/layer_0"
+    assert jax.tree.map(lambda leaf: leaf.shape, params) == {
+        "embedding": {"embeddings": (NUM_TOKENS, D)},
+        "positions": {"positions": (8, D)},
+        f"{layer}/norm_1": norm,
+        f"{layer}/attention/query": linear(D, H * 4),
+        f"{layer}/attention/key": linear(D, 4),
+        f"{layer}/attention/value": linear(D, 4),
+        f"{layer}/attention/query_norm": {"scale": (4,)},
+        f"{layer}/attention/key_norm": {"scale": (4,)},
+        f"{layer}/attention/linear": linear(H * 4, D),
+        f"{layer}/norm_2": norm,
+        f"{layer}/feed_forward/hidden": linear(D, F),
+        f"{layer}/feed_forward/gate": linear(D, F),
+        f"{layer}/feed_forward/output": linear(F, D),
+        "encoder/norm": norm,
+        "logits": linear(D, C),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "absent", "present"),
+    [
+        ({"with_bias": False}, "encoder/layer_0/attention/query/b", ""),
+        ({"norm": "rms_norm"}, "encoder/layer_0/norm_1/offset", ""),
+        ({"norm_position": "post"}, "encoder/norm/scale", ""),
+        ({"positions": "rotary"}, "positions/positions", ""),
+        ({"positions": "t5"}, "positions/positions", "relative_positions/table"),
+    ],
+)
+def test_fields_decide_which_parameters_there_are(fields, absent, present):
+    def names(**fields):
+        model = _build(**fields)
+        params = jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
+        return {f"{path}/{name}" for path in params for name in params[path]}
+
+    assert absent in names()
+    assert absent not in names(**fields)
+    assert not present or present in names(**fields) - names()
+
+
+def test_training_has_dropout_and_says_so():
+    model = _build()
+    inputs = _inputs("encoder")
+    params = _parameters(model, inputs)
+    train = jax.jit(functools.partial(model.apply, is_training=True))
+    # A generator that compiles quickly.
+    keys = (jax.random.key(seed, impl="unsafe_rbg") for seed in range(2))
+    first, second = (train(params, key, inputs).logits for key in keys)
+    assert np.abs(first - second).max() > 1e-2
+    with pytest.raises(ValueError, match="PRNGKey"):
+        jax.eval_shape(train, params, None, inputs)
+    with pytest.raises(TypeError, match="is_training"):
+        model.apply(params, None, inputs)
+
+
+def test_what_does_not_fit_the_inputs_is_refused():
+    inputs = _inputs("encoder")
+
+    def init(inputs, lengths=None, **fields):
+        jax.eval_shape(
+            lambda key: _build(**fields).init(key, inputs, lengths), jax.random.key(0)
+        )
+
+    with pytest.raises(ValueError, match=r"lengths must be in 0\.\.S = 0\.\.5, got 6"):
+        init(inputs, np.array([6, 1]))
+    with pytest.raises(checks.ConfigError, match="positions for 4 tokens, got 5"):
+        init(inputs, max_length=4)
+    init(inputs, max_length=4, positions="rotary")

@@ -1,0 +1,89 @@
+"""What is written and shown while a run goes on."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from mha_haiku.checks import ConfigError
+from mha_haiku.training import metrics_log
+
+REPORT = {"loss": 1.5, "accuracy": 0.25, "examples_per_second": 12345.6}
+EVALUATION = REPORT | {"held_out_loss": 1.25, "held_out_accuracy": 0.43}
+
+
+def _open(folder, start=0, tensorboard=False):
+    return metrics_log.MetricsLog(
+        folder / "metrics.jsonl",
+        start=start,
+        steps=200,
+        baseline={"accuracy": 0.17, "loss": 2.0},
+        baseline_name="unigram",
+        tensorboard=tensorboard,
+    )
+
+
+def test_each_report_is_a_line_at_once(tmp_path):
+    with _open(tmp_path) as log:
+        log.report(10, REPORT)
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [{"step": 10, **REPORT}]
+        log.report(20, EVALUATION)
+    assert [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")] == [10, 20]
+
+
+def test_lines_after_the_resumed_step_are_dropped(tmp_path):
+    with _open(tmp_path) as log:
+        for step in (10, 20, 30):
+            log.report(step, REPORT)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "lo')  # cut short by a kill
+    with _open(tmp_path, start=20) as log:
+        log.report(30, EVALUATION)
+    reports = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert [x["step"] for x in reports] == [10, 20, 30]
+    assert reports[-1] == {"step": 30, **EVALUATION}
+
+
+def test_evaluation_is_a_plain_line_beside_its_baseline(tmp_path, capsys):
+    with _open(tmp_path) as log:
+        log.report(10, REPORT)
+        log.report(20, EVALUATION)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines() == [
+        "step  20/200  held-out accuracy 0.4300 (unigram 0.1700), "
+        "loss 1.2500 (unigram 2.0000), 12,346 examples/s"
+    ]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bar_is_on_stderr_of_a_terminal_only(tmp_path, monkeypatch, capsys):
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with _open(tmp_path, start=10) as log:
+        log.advance(15)
+        log.report(20, EVALUATION)
+    shown = terminal.getvalue()
+    assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
+    assert "held-out accuracy 0.4300" in capsys.readouterr().out
+
+
+def test_tensorboard_writes_its_files_only_if_asked(tmp_path):
+    for folder, asked in (("with", True), ("without", False)):
+        (tmp_path / folder).mkdir()
+        with _open(tmp_path / folder, tensorboard=asked) as log:
+            log.report(10, REPORT)
+        written = list((tmp_path / folder).glob("events.out.tfevents*"))
+        assert len(written) == int(asked)
+
+
+def test_missing_tensorboard_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match="config.training.tensorboard .*tensorboardX"):
+        metrics_log.check_tensorboard()
