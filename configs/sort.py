@@ -13,13 +13,13 @@ def get_config() -> config_dict.ConfigDict:
     config.seed = 0  # what every random number of the run is made from
 
     config.task = config_dict.ConfigDict()
-    config.task.name = "sort"
+    config.task.name = "sort"  # what is learned
     config.task.sequence_length = 16  # tokens in an example
     config.task.num_tokens = 20  # vocabulary
 
     config.model = config_dict.ConfigDict()
     config.model.family = "encoder"  # encoder, causal or set_classifier
-    config.model.num_layers = 2
+    config.model.num_layers = 2  # each of attention and a feed-forward part
     config.model.num_heads = 4  # heads of queries, in each layer
     # divides num_heads; None: as many
     config.model.num_key_value_heads = config_dict.placeholder(int)
@@ -29,7 +29,7 @@ def get_config() -> config_dict.ConfigDict:
     config.model.hidden_size = 128  # width inside the feed-forward part
     config.model.activation = "gelu"  # gelu, gelu_tanh, relu or swiglu
     config.model.norm = "layer_norm"  # layer_norm or rms_norm
-    config.model.norm_epsilon = 1e-5
+    config.model.norm_epsilon = 1e-5  # added to the variance
     config.model.norm_position = "pre"  # pre or post
     config.model.positions = "learned"  # none, learned, sinusoidal, rotary, alibi or t5
     config.model.max_length = 16  # positions that the model can tell apart
@@ -40,7 +40,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.optimizer = config_dict.ConfigDict()
     config.optimizer.learning_rate = 3e-3  # the highest, after warm-up
-    config.optimizer.warmup_steps = 100
+    config.optimizer.warmup_steps = 100  # in which the learning rate rises from 0
     config.optimizer.final_learning_rate_fraction = 0.1  # where the cosine ends
     config.optimizer.weight_decay = 0.0  # not of biases and norms
     config.optimizer.b1 = 0.9  # decay of Adam's mean of gradients
@@ -48,7 +48,7 @@ def get_config() -> config_dict.ConfigDict:
     config.optimizer.clip_norm = 1.0  # global norm above which gradients shrink
 
     config.training = config_dict.ConfigDict()
-    config.training.steps = 1500
+    config.training.steps = 1500  # in all
     config.training.batch_size = 128  # examples in a step, over all devices
     config.training.steps_per_dispatch = 50  # steps in one compiled call
     config.training.report_every = 100  # steps

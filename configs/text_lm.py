@@ -13,7 +13,7 @@ def get_config() -> config_dict.ConfigDict:
     config.seed = 0  # what every random number of the run is made from
 
     config.task = config_dict.ConfigDict()
-    config.task.name = "language_model"
+    config.task.name = "language_model"  # what is learned
     config.task.sequence_length = 64  # tokens in an example
 
     config.data = config_dict.ConfigDict()
@@ -25,7 +25,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.model = config_dict.ConfigDict()
     config.model.family = "causal"  # encoder, causal or set_classifier
-    config.model.num_layers = 3
+    config.model.num_layers = 3  # each of attention and a feed-forward part
     config.model.num_heads = 4  # heads of queries, in each layer
     # divides num_heads; None: as many
     config.model.num_key_value_heads = config_dict.placeholder(int)
@@ -35,7 +35,7 @@ def get_config() -> config_dict.ConfigDict:
     config.model.hidden_size = 512  # width inside the feed-forward part
     config.model.activation = "gelu"  # gelu, gelu_tanh, relu or swiglu
     config.model.norm = "layer_norm"  # layer_norm or rms_norm
-    config.model.norm_epsilon = 1e-5
+    config.model.norm_epsilon = 1e-5  # added to the variance
     config.model.norm_position = "pre"  # pre or post
     config.model.positions = "rotary"  # none, learned, sinusoidal, rotary, alibi or t5
     config.model.max_length = 64  # positions that the model can tell apart
@@ -45,8 +45,8 @@ def get_config() -> config_dict.ConfigDict:
     config.model.precision = "float32"  # float32, or bfloat16 to compute in it
 
     config.optimizer = config_dict.ConfigDict()
-    config.optimizer.learning_rate = 1e-3  # the highest, after warm-up
-    config.optimizer.warmup_steps = 200
+    config.optimizer.learning_rate = 2e-3  # the highest, after warm-up
+    config.optimizer.warmup_steps = 100  # in which the learning rate rises from 0
     config.optimizer.final_learning_rate_fraction = 0.1  # where the cosine ends
     config.optimizer.weight_decay = 0.01  # not of biases and norms
     config.optimizer.b1 = 0.9  # decay of Adam's mean of gradients
@@ -54,13 +54,13 @@ def get_config() -> config_dict.ConfigDict:
     config.optimizer.clip_norm = 1.0  # global norm above which gradients shrink
 
     config.training = config_dict.ConfigDict()
-    config.training.steps = 3000
+    config.training.steps = 1500  # in all
     config.training.batch_size = 32  # examples in a step, over all devices
     config.training.steps_per_dispatch = 50  # steps in one compiled call
     config.training.report_every = 100  # steps
     config.training.evaluate_every = 500  # steps
     config.training.evaluation_examples = 1024  # held-out examples
-    config.training.checkpoint_every = 1000  # steps
+    config.training.checkpoint_every = 500  # steps
     config.training.tensorboard = False  # whether TensorBoard files are written too
 
     config.attention = config_dict.ConfigDict()

@@ -118,9 +118,12 @@ class AttentionMap:
             rows,
             columns,
         )
-        logsumexp = tiles.take(self.logsumexp, rows, axis=-1)
-        blind = logsumexp == -jnp.inf
-        return jnp.exp(tile - jnp.where(blind, jnp.inf, logsumexp)[..., None])
+        logsumexp = tiles.take(self.logsumexp, rows, axis=-1)[..., None]
+        # A row of NaN is blind until the end, as in the attention itself.
+        faulty = jnp.isnan(logsumexp)
+        blind = faulty | (logsumexp == -jnp.inf)
+        tile = jnp.where(blind, -jnp.inf, tile) - jnp.where(blind, 0, logsumexp)
+        return jnp.where(faulty, jnp.nan, jnp.exp(tile))
 
     def pooled(self, rows: int = 128, columns: int = 128) -> Array:
         """Returns the map at a coarse grain: the mass of each cell of a grid.

@@ -43,6 +43,12 @@ def attend(
     rows, columns = jnp.arange(query.shape[-3]), jnp.arange(key.shape[-3])
     tile = attention_map.masked_scores(query, key, mask, bias, score, rows, columns)
     largest = jnp.max(tile, axis=-1, keepdims=True, initial=-jnp.inf)
+    hides = not isinstance(mask, masks.Full)
+    if hides:
+        # A row of NaN is blind until the end: in its gradient, 0 x NaN would be felt by
+        # keys of rows that may not attend to the fault.
+        faulty = jnp.isnan(largest)
+        tile, largest = (jnp.where(faulty, -jnp.inf, x) for x in (tile, largest))
     largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
     weights = jnp.exp(tile - largest)
     total = weights.sum(-1, keepdims=True)
@@ -55,6 +61,9 @@ def attend(
         total = total * (1 - dropout_rate)
     # Dividing T V sums costs less than dividing T S weights.
     values = _weighted_sum(weights, value) / total
+    if hides:
+        values = jnp.where(faulty, jnp.nan, values)
+        logsumexp = jnp.where(faulty[..., 0], jnp.nan, logsumexp)
     return jnp.moveaxis(values, -3, -2).astype(value.dtype), logsumexp
 
 

@@ -75,7 +75,8 @@ def training(
         return state, losses[-1]
 
     take = jax.jit(scanned if scan else step, donate_argnums=0)
-    state = (params, transformation.init(params), jax.random.key(config.seed))
+    optimizer_state = jax.jit(transformation.init)(params)
+    state = (params, optimizer_state, jax.random.key(config.seed))
     num_parameters = count(params)  # before they are donated
     loss = None
 

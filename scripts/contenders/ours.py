@@ -19,7 +19,7 @@ def prepare(case: str, size: int) -> duel_worker.Program:
         return _training(sizes.training_config(case), size)
     attention = hk.without_apply_rng(hk.transform(_attention))
     x = jax_programs.normal(0, (1, 1, sizes.ATTENTION.width))
-    params = attention.init(jax.random.key(0), x)
+    params = jax.jit(attention.init)(jax.random.key(0), x)
     return jax_programs.attention(params, attention.apply, case=case, calls=size)
 
 
@@ -43,7 +43,11 @@ def _training(config, steps) -> duel_worker.Program:
         devices=devices,
     )
     seed = np.uint32(config.seed)
-    state = training_step.initial_state(model, transformation, task, seed)
+
+    def initial(seed):
+        return training_step.initial_state(model, transformation, task, seed)
+
+    state = jax.jit(initial)(seed)
     num_parameters = jax_programs.count(state.params)
     state = device_placement.replicate(state, devices)
     data = device_placement.replicate(task.train_data, devices)

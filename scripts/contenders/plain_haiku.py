@@ -19,7 +19,7 @@ def prepare(case: str, size: int, scan: bool = False) -> duel_worker.Program:
         config = sizes.training_config(case)
         model = hk.without_apply_rng(hk.transform(lambda x: _logits(config, x)))
         tokens = jax.numpy.zeros((1, config.task.sequence_length), int)
-        params = model.init(jax.random.key(config.seed), tokens)
+        params = jax.jit(model.init)(jax.random.key(config.seed), tokens)
         return jax_programs.training(config, params, model.apply, steps=size, scan=scan)
     attention = hk.without_apply_rng(
         hk.transform(
@@ -27,7 +27,7 @@ def prepare(case: str, size: int, scan: bool = False) -> duel_worker.Program:
         )
     )
     x = jax_programs.normal(0, (1, 1, sizes.ATTENTION.width))
-    params = attention.init(jax.random.key(0), x)
+    params = jax.jit(attention.init)(jax.random.key(0), x)
     return jax_programs.attention(params, attention.apply, case=case, calls=size)
 
 

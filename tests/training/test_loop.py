@@ -112,11 +112,8 @@ def test_summary_that_a_kill_prevented_is_made_up_for(whole, make_config, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_saves_and_goes_on_bit_for_bit(
-    whole, make_config, tmp_path, monkeypatch, number
-):
+def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch, number):
     before = signal.getsignal(number)
-    # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), number))
     summary = _train(make_config(), tmp_path)
     assert summary.interrupted and summary.steps == 14
@@ -124,6 +121,11 @@ def test_interrupted_run_saves_and_goes_on_bit_for_bit(
     assert _state(tmp_path, make_config()).step == 14
     assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
 
+
+def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monkeypatch):
+    # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
+    _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    _train(make_config(), tmp_path)
     summary = _train(make_config(), tmp_path)
     assert not summary.interrupted
     assert (summary.steps, summary.resumed_from) == (30, 14)

@@ -1,0 +1,81 @@
+"""A map that nobody reads costs nothing: compiled operations and memory.
+
+B batch, T positions, H heads, K size per head.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks
+from mha_haiku.attention import attend, dense, faults, scores
+
+B, T, H, K = 3, 64, 4, 8
+ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
+OPTIONS = {"bias": None, "score": scores.dot_product(), "dropout_rate": 0.0}
+MASKS = {"full": masks.full(), "causal": masks.causal()}
+
+
+def cost(function, with_gradient):
+    """Returns flops and temporary bytes of a compiled function of query, key, value."""
+    run = function
+    if with_gradient:
+        run = jax.grad(lambda *inputs: (function(*inputs) ** 2).sum(), (0, 1, 2))
+    compiled = jax.jit(run).lower(ARRAY, ARRAY, ARRAY).compile()
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    return compiled.cost_analysis()["flops"], temporaries
+
+
+def values_alone(mask):
+    """Returns the dense values, with no map ever made."""
+
+    def run(query, key, value):
+        options = OPTIONS
+        if not isinstance(mask, masks.Full):
+            query, key, value, bias = faults.moved_to_bias(query, key, value, None)
+            options = OPTIONS | {"bias": bias}
+        return dense.attend(query, key, value, mask=mask, rng=None, **options)[0]
+
+    return run
+
+
+def formula(query, key, value):
+    """Returns softmax(query key / sqrt(K)) value, written the short way."""
+    scores = jnp.einsum("bthk,bshk->bhts", query / np.sqrt(K), key)
+    return jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_map_that_nobody_reads_costs_nothing(name, with_gradient):
+    mask = MASKS[name]
+    found = cost(lambda *inputs: attend(*inputs, mask=mask)[0], with_gradient)
+    assert found == cost(values_alone(mask), with_gradient)
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_attention_costs_no_more_than_the_formula(with_gradient):
+    flops, temporaries = cost(lambda *inputs: attend(*inputs)[0], with_gradient)
+    formula_flops, formula_temporaries = cost(formula, with_gradient)
+    assert flops <= 1.02 * formula_flops
+    # A copy or two of the queries in another layout; a matrix would be far more.
+    assert temporaries <= formula_temporaries + 2 * 4 * ARRAY.size
+
+
+def test_map_that_is_returned_costs_no_matrix():
+    shapes = jax.eval_shape(attend, ARRAY, ARRAY, ARRAY)
+    sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
+    assert max(sizes) == ARRAY.size
+    assert H * T * T > 2 * T * H * K
+
+
+def test_map_that_is_read_costs_more():
+    alone = cost(lambda *inputs: attend(*inputs)[0], False)
+    read = cost(lambda *inputs: attend(*inputs)[1].weights(), False)
+    assert read[0] != alone[0]
+    both = cost(
+        lambda *inputs: attend(*inputs)[0].sum() + attend(*inputs)[1].weights().sum(),
+        False,
+    )
+    assert both[0] > alone[0]
