@@ -20,7 +20,7 @@ Array = jax.Array
 
 FAMILIES = ("encoder", "causal", "set_classifier")
 ACTIVATIONS = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu": modules.gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "swiglu": jax.nn.silu,
@@ -130,9 +130,9 @@ def check(config: Any) -> None:
         checks.positive_integer("config.model.key_size", config.key_size)
     elif config.model_size % config.num_heads:
         raise checks.ConfigError(
-            f"config.model.num_heads must divide model_size = {config.model_size} where "
-            f"key_size is not given, got {config.num_heads}; the nearest that does is "
-            f"{_nearest_divisor(config.model_size, config.num_heads)}."
+            f"config.model.num_heads must divide model_size = {config.model_size} "
+            f"where key_size is not given, got {config.num_heads}; the nearest that "
+            f"does is {_nearest_divisor(config.model_size, config.num_heads)}."
         )
     if config.num_key_value_heads is not None:
         name = "config.model.num_key_value_heads"

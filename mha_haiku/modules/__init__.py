@@ -7,7 +7,7 @@ from mha_haiku.modules.embeddings import (
     TokenEmbedding,
 )
 from mha_haiku.modules.encoder import Encoder, EncoderLayer
-from mha_haiku.modules.feed_forward import FeedForward
+from mha_haiku.modules.feed_forward import FeedForward, gelu
 from mha_haiku.modules.multi_head_attention import MultiHeadAttention, additive_score
 from mha_haiku.modules.norms import LayerNorm, RMSNorm
 
@@ -24,4 +24,5 @@ __all__ = [
     "RelativePositions",
     "TokenEmbedding",
     "additive_score",
+    "gelu",
 ]

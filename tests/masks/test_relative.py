@@ -64,12 +64,23 @@ def test_last_queries_of_longer_keys_see_all_before_them():
         (masks.window(1, 2), (20, 25), (10, 10)),
         (masks.window(2, 0) & masks.window(0, 2), (3, 5), (3, 5)),
         (masks.window(0, 0) | masks.window(0, 3), (3, 5), (3, 8)),
+        ((masks.window(1, 2) & masks.full()).shifted(3), (2, 4), (4, 9)),
+        ((masks.window(1, 2) | masks.causal()).shifted(-2), (2, 4), (0, 4)),
         (masks.full(), (3, 5), (0, 10)),
     ],
 )
 def test_key_range_is_tight_for_bands(mask, rows, expected):
     assert mask.key_range(rows, 10) == expected
     assert all(isinstance(end, int) for end in mask.key_range(rows, 10))
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 2, 6])
+@pytest.mark.parametrize("name", KINDS)
+def test_unseen_keys_and_blind_queries_are_exact(name, offset):
+    mask = KINDS[name][0].shifted(offset)
+    array = np.asarray(mask.array(2, S))
+    np.testing.assert_array_equal(mask.unseen_keys(2, S), ~array.any(-2))
+    np.testing.assert_array_equal(mask.blind_queries(2, S), ~array.any(-1))
 
 
 @pytest.mark.parametrize(
