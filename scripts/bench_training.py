@@ -32,7 +32,7 @@ FLAGS = command_line.flag_values(
         "rounds": (int, 7, "Samples of each contender."),
         "contenders": (str, "", "Who takes part, with commas between; else all."),
         "quick": (bool, False, "Tiny samples, 2 rounds: does it run? Times are void."),
-        "memory": (bool, False, "Measure the peak of memory above the start, too."),
+        "memory": (bool, False, "Always measure the peak of memory."),
         "json": (str, "", "File for all samples."),
     }
 )
@@ -50,7 +50,7 @@ def main() -> int:
             chosen.contenders,
             rounds=min(2, FLAGS.rounds) if FLAGS.quick else FLAGS.rounds,
             retries=0 if FLAGS.quick else chosen.retries,
-            with_memory=FLAGS.memory,
+            with_memory=FLAGS.memory or chosen.with_memory,
             say=_say if sys.stderr.isatty() else lambda line: None,
         )
         there = [result.name for result in results if not result.fault]

@@ -46,6 +46,7 @@ class Sample(NamedTuple):
 
     seconds: float  # per unit of work
     foreign: float | None  # processors that others kept busy; None: unknown
+    processor_seconds: float = 0.0  # of all its threads, per unit of work
 
     @property
     def is_quiet(self) -> bool:
@@ -61,7 +62,6 @@ class Result:
     samples: list[Sample] = dataclasses.field(default_factory=list)  # one per round
     units: int = 1  # of work in a sample
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    peak_bytes: int | None = None  # above what it held before the run
     missing: str = ""  # the package for want of which it did not take part
     fault: str = ""  # why it did not come to the end
 
@@ -71,7 +71,7 @@ def duel(
     *,
     rounds: int,
     retries: int = 2,
-    longest: float = 240.0,
+    longest: float = 120.0,
     with_memory: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Result]:
@@ -83,7 +83,8 @@ def duel(
       retries: How often a sample that was not quiet is taken again.
       longest: Seconds of rounds after which no sample is taken again, and no round
         begins that is not one of the first three.
-      with_memory: Whether each runs once more, at the end, for its peak of memory.
+      with_memory: Whether each runs once more, at the end, for the fact "peak MiB":
+        how far its memory rises above what it held before.
       say: Called with lines that tell how far it is.
 
     Returns:
@@ -153,8 +154,11 @@ class _Worker:
             answer = self._ask("sample")
             if answer is None:
                 return
-            seconds = answer["seconds"] / self._result.units
-            tries.append(Sample(seconds, answer["foreign"]))
+            seconds, processor_seconds = (
+                answer[name] / self._result.units
+                for name in ("seconds", "processor_seconds")
+            )
+            tries.append(Sample(seconds, answer["foreign"], processor_seconds))
             if tries[-1].is_quiet:
                 break
         self._result.samples.append(least_disturbed(tries))
@@ -163,7 +167,8 @@ class _Worker:
         if (answer := self._ask("finish")) is not None:
             self._result.facts |= answer["facts"]
         if with_memory and (answer := self._ask("memory")) is not None:
-            self._result.peak_bytes = answer["peak_bytes"]
+            peak = answer["peak_bytes"]
+            self._result.facts["peak MiB"] = peak and round(peak / 2**20, 1)
 
     def _ask(self, request: str, **details: Any) -> dict[str, Any] | None:
         """Returns the worker's answer; None, with the fault noted, if there is none."""

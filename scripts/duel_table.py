@@ -12,6 +12,10 @@ from typing import NamedTuple
 from scripts import duel
 
 
+# Seconds from which on a table is in seconds, not milliseconds.
+_LONG = 5.0
+
+
 class Spread(NamedTuple):
     """Median and quartiles."""
 
@@ -43,6 +47,12 @@ def seconds(result: duel.Result) -> Spread:
     return _spread(values, [sample.is_quiet for sample in result.samples])
 
 
+def processor_seconds(result: duel.Result) -> Spread:
+    """Returns the same of processor seconds, which other work disturbs less."""
+    values = [sample.processor_seconds for sample in result.samples]
+    return _spread(values, [sample.is_quiet for sample in result.samples])
+
+
 def ratio(result: duel.Result, base: duel.Result) -> Spread:
     """Returns the spread of this one's seconds over the base's, round by round."""
     pairs = list(zip(result.samples, base.samples, strict=False))
@@ -62,24 +72,24 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
     shown = [result for result in results if result.samples and not result.fault]
     if not shown:
         return ["(nobody came to the end)"]
+    is_long = max(seconds(result).median for result in shown) >= _LONG
+    scale, prefix = (1, "") if is_long else (1e3, "m")
     facts = list(dict.fromkeys(name for result in shown for name in result.facts))
-    header = ["contender", f"ms/{unit}", "quartiles", f"{unit}s/s"]
+    header = ["contender", f"{prefix}s/{unit}", "quartiles", f"{unit}s/s"]
+    header.append(f"processor {prefix}s")
     header += [f"time / {base}", "quartiles"] if base else []
     header += ["quiet rounds", *facts]
-    with_memory = any(result.peak_bytes is not None for result in shown)
-    header += ["peak MiB"] if with_memory else []
     rows = [header]
     for result in shown:
         time = seconds(result)
-        low, median, high = (f"{1e3 * value:.4g}" for value in time[:3])
+        low, median, high = (f"{scale * value:.4g}" for value in time[:3])
         row = [result.name, median, f"{low} - {high}", f"{1 / time.median:.4g}"]
+        row.append(f"{scale * processor_seconds(result).median:.4g}")
         if base:
             share = ratio(result, by_name[base])
             row += [f"{share.median:.2f}", f"{share.low:.2f} - {share.high:.2f}"]
         row.append(f"{time.num_quiet}/{time.num_all}{'' if time.is_quiet else ' !'}")
         row += [_text(result.facts.get(name)) for name in facts]
-        if with_memory:
-            row.append(_text(result.peak_bytes and result.peak_bytes / 2**20))
         rows.append(row)
     lines = _aligned(rows)
     if any(not seconds(result).is_quiet for result in shown):
@@ -112,35 +122,40 @@ def troubles(results: Sequence[duel.Result], extra: str) -> list[str]:
 def verdict(promise: Promise, results: Sequence[duel.Result]) -> str:
     """Returns a line that says what was promised, what was measured, and the outcome.
 
-    Kept and broken are said where all between the quartiles is on one side.
+    Kept and broken are said where all between the quartiles is on one side, and, of
+    times, where enough rounds were quiet.
     """
     by_name = {result.name: result for result in results if result.samples}
     limit = f"{promise.limit:g}"
     of = f" of {promise.base}'s" if promise.base else ""
     aim = "" if promise.aim is None else f" (aim: {promise.aim:g})"
     said = f"promised: {promise.contender} {promise.quantity} <= {limit}{of}{aim}; "
-    if {promise.contender, promise.base or promise.contender} - set(by_name):
-        return said + "NOT MEASURED"
     spread = _promised_quantity(promise, by_name)
-    if spread.high <= promise.limit:
+    if spread is None:
+        return said + "NOT MEASURED"
+    if not spread.is_quiet:
+        outcome = "UNCLEAR under foreign load; measure again on a quiet machine"
+    elif spread.high <= promise.limit:
         outcome = "kept"
     elif spread.low > promise.limit:
         outcome = "BROKEN"
     else:
         outcome = "UNCLEAR, the quartiles are on both sides"
-    is_loaded = "" if spread.is_quiet else ", under foreign load"
-    return said + f"measured {spread.median:.3g}{is_loaded}: {outcome}"
+    return said + f"measured {spread.median:.3g}: {outcome}"
 
 
-def _promised_quantity(promise, by_name) -> Spread:
-    result = by_name[promise.contender]
+def _promised_quantity(promise, by_name) -> Spread | None:
+    """Returns what was measured; None where one of those needed is not there."""
+    names = [promise.contender, *([promise.base] if promise.base else [])]
+    if not set(names) <= set(by_name):
+        return None
+    results = [by_name[name] for name in names]
     if promise.quantity == "seconds":
-        if promise.base:
-            return ratio(result, by_name[promise.base])
-        return seconds(result)
-    value = result.facts[promise.quantity]
-    if promise.base:
-        value /= by_name[promise.base].facts[promise.quantity]
+        return ratio(*results) if promise.base else seconds(*results)
+    value, *others = (result.facts.get(promise.quantity) for result in results)
+    if value is None or not all(others):
+        return None
+    value /= others[0] if others else 1
     return Spread(value, value, value, 1, 1)
 
 

@@ -69,18 +69,23 @@ def measured(program: Program) -> dict[str, float | None]:
     """Runs a program once.
 
     Returns:
-      "seconds" of the run, and "foreign": how many processors, on average, others kept
-      busy meanwhile; None where the system does not tell.
+      "seconds" of the run; "processor_seconds" of this process and those it started;
+      and "foreign": how many processors, on average, others kept busy meanwhile, None
+      where the system does not tell.
     """
     busy, own = busy_seconds(), _own_seconds()
     before = time.perf_counter()
     seconds = program.run()
     elapsed = time.perf_counter() - before
+    worked = _own_seconds() - own
     foreign = None
     if busy is not None:
-        foreign = (busy_seconds() - busy) - (_own_seconds() - own)
-        foreign = max(0.0, foreign) / elapsed
-    return {"seconds": elapsed if seconds is None else seconds, "foreign": foreign}
+        foreign = max(0.0, busy_seconds() - busy - worked) / elapsed
+    return {
+        "seconds": elapsed if seconds is None else seconds,
+        "processor_seconds": worked,
+        "foreign": foreign,
+    }
 
 
 def peak_bytes(program: Program) -> int | None:

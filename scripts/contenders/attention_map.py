@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import mha_haiku as mh
+from mha_haiku.attention import dense
 from scripts import duel_worker
 from scripts.contenders import jax_programs, sizes
 
@@ -14,8 +15,9 @@ def prepare(case: str, size: int, use: str) -> duel_worker.Program:
     Args:
       case: "forward" or "forward_and_backward".
       size: Calls in a run.
-      use: "formula" without a map; or what is done with the map: "ignored", "returned"
-        factored as it is, or "weights" for all its numbers.
+      use: "formula" as in a textbook; "mapless" for the package's own arithmetic where
+        no map is made; or what is done with the map: "ignored", "returned" factored as
+        it is, or "weights" for all its numbers.
     """
     attention = sizes.ATTENTION
     shape = (attention.batch, attention.length, attention.heads, attention.head_width)
@@ -27,6 +29,19 @@ def prepare(case: str, size: int, use: str) -> duel_worker.Program:
 def _formula(query, key, value):
     scores = jnp.einsum("bthk,bshk->bhts", query, key) / query.shape[-1] ** 0.5
     return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), value)
+
+
+def _mapless(query, key, value):
+    return dense.attend(
+        query,
+        key,
+        value,
+        mask=mh.masks.full(),
+        bias=None,
+        score=mh.attention.dot_product(),
+        dropout_rate=0.0,
+        rng=None,
+    )[0]
 
 
 def _ignored(query, key, value):
@@ -44,6 +59,7 @@ def _weights(query, key, value):
 
 _USES = {
     "formula": _formula,
+    "mapless": _mapless,
     "ignored": _ignored,
     "returned": _returned,
     "weights": _weights,

@@ -148,7 +148,12 @@ def _as_it_is(function, **unused):
     return function
 
 
-@pytest.fixture(params=[_as_it_is, jax.jit], ids=["eager", "jit"])
+@pytest.fixture(
+    params=[
+        pytest.param(_as_it_is, id="eager", marks=pytest.mark.slow),
+        pytest.param(jax.jit, id="jit"),
+    ]
+)
 def compiled(request):
     """Returns what compiles a function, or leaves it: a law holds either way."""
     return request.param

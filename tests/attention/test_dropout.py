@@ -44,13 +44,13 @@ def test_weight_is_either_dropped_or_grows(with_dropout):
 
 
 def test_expectation_is_the_attention_without_dropout(with_dropout):
-    keys = jax.random.split(jax.random.key(0), 1000)
-    dropped, weights = jax.vmap(with_dropout)(keys)
-    seen = np.asarray(weights[0]) > 0
-    share = (np.asarray(dropped)[:, seen] > 0).mean()
+    keys = jax.random.split(jax.random.key(0), 600)
+    dropped = np.stack([with_dropout(key)[0] for key in keys])
+    weights = np.asarray(with_dropout(None, 0.0)[0])
+    share = (dropped[:, weights > 0] > 0).mean()
     np.testing.assert_allclose(share, 1 - RATE, atol=0.01)
-    error = np.abs(np.asarray(dropped).mean(0) - weights[0]).max()
-    assert error < 0.1  # six standard deviations of the mean of one weight
+    error = np.abs(dropped.mean(0) - weights).max()
+    assert error < 0.15  # over five standard deviations of the mean of one weight
 
 
 def test_same_key_gives_the_same_and_another_another(with_dropout):

@@ -112,7 +112,7 @@ def compare(case, arrays, check):
 
 
 @hypothesis.settings(max_examples=60)
-@hypothesis.given(case=cases(SIZES[:1], DTYPES[:2]))
+@hypothesis.given(case=cases(SIZES[:1], DTYPES[:1]))
 def test_attention_equals_the_oracle(case, arrays, check):
     compare(case, arrays, check)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mha_haiku import masks
 
 # (batch shape, H, T, S); few, as each new shape compiles anew.
-SIZES = [((2,), 3, 4, 5), ((), 2, 5, 3), ((2, 3), 1, 3, 4)]
+SIZES = [((2,), 3, 4, 5), ((), 2, 4, 5)]
 
 
 class Described(NamedTuple):

@@ -48,21 +48,20 @@ def test_array_has_a_head_axis_just_where_heads_may_differ(random_masks, data):
 @hypothesis.given(st.data())
 def test_tile_is_a_rectangle_of_the_array(random_masks, data):
     mask, expected = data.draw(random_masks)
+    hypothesis.assume(
+        mask.batch_ranks() is None or mask.batch_ndim() == expected.ndim - 3
+    )
     num_queries, num_keys = expected.shape[-2:]
     array = np.asarray(mask.array(num_queries, num_keys))
     rows = np.asarray([num_queries - 1, 0, 0])
     columns = np.asarray([0, num_keys - 1, 1])
     expected = array[..., rows[:, None], columns]
-    forms = ["arrays", "traceable arrays", "slices", "ranges"]
-    form = data.draw(st.sampled_from(forms))
+    form = data.draw(st.sampled_from(["arrays", "traceable arrays", "slices"]))
     if form == "traceable arrays":
         rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     if form == "slices":
         rows, columns = slice(0, num_queries, 2), slice(1, num_keys)
         expected = array[..., ::2, 1:]
-    if form == "ranges":
-        rows, columns = range(1, num_queries), range(num_keys - 1, -1, -2)
-        expected = array[..., 1:, ::-2]
     np.testing.assert_array_equal(mask.tile(rows, columns), expected)
 
 

@@ -19,7 +19,7 @@ def composed(lengths, ids, array):
     return (lazy & held) | masks.padding(lengths).shifted(1) & masks.dense(array)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def arrays():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, S + 1, [L, B])
@@ -27,7 +27,7 @@ def arrays():
     return lengths, ids, rng.random([L, B, S, S]) < 0.5
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(arrays):
     return np.stack([composed(*a).array(T, S) for a in zip(*arrays, strict=True)])
 

@@ -11,6 +11,17 @@ import numpy as np
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    """Halves the time of these tests, most of which is compiling each shape anew.
+
+    What has to hold to the bit also in optimised programs is tested of whole models.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def normal():
     """A function from a shape to float32 normal numbers, others at each call."""

@@ -88,24 +88,40 @@ def test_what_has_no_base_or_no_samples_is_not_measured(there):
     assert verdict.endswith("NOT MEASURED")
 
 
-def test_verdict_says_that_the_machine_was_loaded():
-    verdict = duel_table.verdict(
-        duel_table.Promise("a", 1.0), [_result("a", [0.5], [_LOUD])]
-    )
-    assert verdict.endswith("measured 0.5, under foreign load: kept")
+@pytest.mark.parametrize("facts", [{}, {"peak MiB": None}, {"peak MiB": 0.0}])
+def test_a_fact_that_the_base_lacks_is_not_measured(facts):
+    results = [_result("a", [1.0], facts={"peak MiB": 3.0})]
+    results.append(_result("b", [1.0], facts=facts))
+    promise = duel_table.Promise("a", 1.0, "b", "peak MiB")
+    assert duel_table.verdict(promise, results).endswith("NOT MEASURED")
 
 
-def test_table_shows_times_ratios_facts_and_memory():
+@pytest.mark.parametrize("limit", [0.1, 1.0])
+def test_nothing_is_kept_or_broken_on_a_loaded_machine(limit):
+    promise = duel_table.Promise("a", limit)
+    verdict = duel_table.verdict(promise, [_result("a", [0.5], [_LOUD])])
+    assert "measured 0.5: UNCLEAR under foreign load" in verdict
+
+
+def test_a_long_table_is_in_seconds():
+    header, row = duel_table.table([_result("a", [7.5])], "", "start")
+    assert "  s/start" in header
+    assert row.split()[1] == "7.5"
+
+
+def test_table_shows_times_ratios_and_facts():
     results = [
         _result("mine", [0.001, 0.003, 0.002], facts={"parameters": 1234}),
-        _result("base", [0.004] * 3, facts={"parameters": 99}, peak_bytes=3 * 2**20),
+        _result("base", [0.004] * 3, facts={"parameters": 99, "peak MiB": 3.1}),
         duel.Result("absent", missing="absent", fault="no module"),
     ]
     header, mine, base = duel_table.table(results, "base", "step")
     assert header.split("  ")[0] == "contender"
     assert "ms/step" in header and "steps/s" in header and "time / base" in header
-    assert mine.split() == ("mine 2 1.5 - 2.5 500 0.50 0.38 - 0.62 3/3 1,234 -".split())
-    assert base.split() == "base 4 4 - 4 250 1.00 1.00 - 1.00 3/3 99 3".split()
+    assert mine.split() == (
+        "mine 2 1.5 - 2.5 500 0 0.50 0.38 - 0.62 3/3 1,234 -".split()
+    )
+    assert base.split() == "base 4 4 - 4 250 0 1.00 1.00 - 1.00 3/3 99 3.1".split()
     assert len(header) >= len(mine) == len(base)
 
 

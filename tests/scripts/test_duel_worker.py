@@ -20,7 +20,7 @@ def test_only_what_others_work_is_foreign(monkeypatch):
     monkeypatch.setattr(duel_worker, "busy_seconds", iter([100.0, 108.0]).__next__)
     monkeypatch.setattr(duel_worker, "_own_seconds", iter([1.0, 7.0]).__next__)
     answer = duel_worker.measured(_program(lambda: None))
-    assert answer == {"seconds": 4.0, "foreign": 0.5}
+    assert answer == {"seconds": 4.0, "processor_seconds": 6.0, "foreign": 0.5}
 
 
 def test_own_work_that_the_clock_of_the_machine_misses_is_not_negative(monkeypatch):
