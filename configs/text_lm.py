@@ -1,8 +1,8 @@
 """Predicts the next character of Python's documentation: a causal language model.
 
 Run: python -m experiments.train --config=configs/text_lm.py
-Expect: 0 percent held-out accuracy, loss 0 (unigram 24.7 percent, 3.238); 0 s on 2 CPU
-cores.
+Expect: 67 percent held-out accuracy, loss 1.26 (unigram 24.7 percent, 3.238); 559 s on
+2 CPU cores.
 """
 
 from ml_collections import config_dict

@@ -1,8 +1,8 @@
 """Restores hidden characters of Python's documentation: a masked language model.
 
 Run: python -m experiments.train --config=configs/text_mlm.py
-Expect: 0 percent held-out accuracy, loss 0 (unigram 24.7 percent, 3.238); 0 s on 2 CPU
-cores.
+Expect: 73 percent held-out accuracy, loss 1.00 (unigram 24.7 percent, 3.238); 447 s on
+2 CPU cores.
 """
 
 from ml_collections import config_dict

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from scripts import duel
 
-
 # Seconds from which on a table is in seconds, not milliseconds.
 _LONG = 5.0
 

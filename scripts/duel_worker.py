@@ -28,6 +28,7 @@ class Program(NamedTuple):
     # Does all the work of one sample and waits for its end. Returns the seconds that
     # count where that is not the time that it took, else None.
     run: Callable[[], float | None]
+    reset: Callable[[], None] = lambda: None  # called before each run, not timed
     units: int = 1  # of work in a run: steps, calls
     facts: Mapping[str, Any] = _NO_FACTS  # what is known before it runs
     finish: Callable[[], Mapping[str, Any]] = dict  # what is known after the last run
@@ -49,6 +50,7 @@ def serve(prepare: Callable[..., Program]) -> None:
             if message["request"] == "prepare":
                 program = prepare(**message["options"])
                 for _ in range(program.warm_up):
+                    program.reset()
                     program.run()
                 answer = {"units": program.units, "facts": dict(program.facts)}
             elif message["request"] == "sample":
@@ -73,6 +75,7 @@ def measured(program: Program) -> dict[str, float | None]:
       and "foreign": how many processors, on average, others kept busy meanwhile, None
       where the system does not tell.
     """
+    program.reset()
     busy, own = busy_seconds(), _own_seconds()
     before = time.perf_counter()
     seconds = program.run()
@@ -98,6 +101,7 @@ def peak_bytes(program: Program) -> int | None:
     status, marks = pathlib.Path("/proc/self/status"), "/proc/self/clear_refs"
     if not os.access(marks, os.W_OK):
         return None
+    program.reset()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

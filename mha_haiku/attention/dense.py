@@ -6,6 +6,7 @@ query/key size and V value size per head.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku import masks, positions
 from mha_haiku.attention import attention_map, scores
@@ -40,7 +41,7 @@ def attend(
       Values `[B..., T, H, V]` of `value`'s dtype, and the logsumexp `[B..., H, T]`,
       float32 or float64. A row whose keys are all masked gives 0 and -inf.
     """
-    rows, columns = jnp.arange(query.shape[-3]), jnp.arange(key.shape[-3])
+    rows, columns = np.arange(query.shape[-3]), np.arange(key.shape[-3])
     tile = attention_map.masked_scores(query, key, mask, bias, score, rows, columns)
     largest = jnp.max(tile, axis=-1, keepdims=True, initial=-jnp.inf)
     hides = not isinstance(mask, masks.Full)

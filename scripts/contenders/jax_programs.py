@@ -43,6 +43,9 @@ def training(
 ) -> duel_worker.Program:
     """Returns training to reverse tokens, sampled anew in each step.
 
+    Every run starts at the first step: a model that has learnt all there is computes
+    with numbers so small that some processors take longer over them.
+
     Args:
       config: Of the run.
       params: At the start.
@@ -76,9 +79,13 @@ def training(
 
     take = jax.jit(scanned if scan else step, donate_argnums=0)
     optimizer_state = jax.jit(transformation.init)(params)
-    state = (params, optimizer_state, jax.random.key(config.seed))
-    num_parameters = count(params)  # before they are donated
-    loss = None
+    first_state = (params, optimizer_state, jax.random.key(config.seed))
+    state = loss = None
+
+    def reset():
+        nonlocal state
+        state = jax.tree.map(jnp.copy, first_state)  # as it will be donated
+        jax.block_until_ready(state)
 
     def run():
         nonlocal state, loss
@@ -88,8 +95,9 @@ def training(
 
     return duel_worker.Program(
         run,
+        reset,
         units=steps,
-        facts={"parameters": num_parameters},
+        facts={"parameters": count(params)},
         finish=lambda: {"last loss": float(loss)},
     )
 

@@ -47,25 +47,30 @@ def _training(config, steps) -> duel_worker.Program:
     def initial(seed):
         return training_step.initial_state(model, transformation, task, seed)
 
-    state = jax.jit(initial)(seed)
-    num_parameters = jax_programs.count(state.params)
-    state = device_placement.replicate(state, devices)
+    first_state = jax.device_get(jax.jit(initial)(seed))
+    state = device_placement.replicate(first_state, devices)
     data = device_placement.replicate(task.train_data, devices)
     dispatch = dispatch.lower(state, data, seed, np.int32(0)).compile()
-    taken, sums = 0, None
+    sums = None
+
+    def reset():
+        nonlocal state
+        state = device_placement.replicate(first_state, devices)
+        jax.block_until_ready(state)
 
     def take_steps():
-        nonlocal state, taken, sums
-        end = taken + steps
-        while taken < end:
-            taken = min(end, taken + config.training.steps_per_dispatch)
+        nonlocal state, sums
+        taken = 0
+        while taken < steps:
+            taken = min(steps, taken + config.training.steps_per_dispatch)
             state, report = dispatch(state, data, seed, np.int32(taken))
             sums = device_placement.unreplicate(report).sums
 
     return duel_worker.Program(
         take_steps,
+        reset,
         units=steps,
-        facts={"parameters": num_parameters},
+        facts={"parameters": jax_programs.count(first_state.params)},
         finish=lambda: {"last loss": float(sums.loss / sums.weight)},
     )
 

@@ -55,7 +55,9 @@ def _attention(size, num_heads):
     return nn.MultiheadAttention(size, num_heads, batch_first=True)
 
 
-def _training(config, steps) -> duel_worker.Program:
+def _start(config):
+    """Returns a new model, its optimizer and its schedule."""
+    torch.manual_seed(config.seed)
     model = _Model(config)
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -67,8 +69,17 @@ def _training(config, steps) -> duel_worker.Program:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: _learning_rate_factor(config, step)
     )
+    return model, optimizer, schedule
+
+
+def _training(config, steps) -> duel_worker.Program:
+    model, optimizer, schedule = _start(config)
     shape = (config.training.batch_size, config.task.sequence_length)
     loss = None
+
+    def reset():
+        nonlocal model, optimizer, schedule
+        model, optimizer, schedule = _start(config)
 
     def run():
         nonlocal loss
@@ -86,6 +97,7 @@ def _training(config, steps) -> duel_worker.Program:
 
     return duel_worker.Program(
         run,
+        reset,
         units=steps,
         facts={"parameters": _count(model)},
         finish=lambda: {"last loss": loss.item()},

@@ -21,9 +21,10 @@ def prepare(name, log, fails="", busy=()):
         duel_worker.busy_seconds = lambda: next(clock)
         duel_worker._own_seconds = lambda: 0.0
     turns = 0
-    def run():
+    def reset():
         nonlocal turns
         turns += 1
+    def run():
         print("noise on standard output")
         with open(log, "a") as file:
             file.write(name)
@@ -33,7 +34,7 @@ def prepare(name, log, fails="", busy=()):
             os._exit(9)
         return 10.0 * turns
     return duel_worker.Program(
-        run, units=10, facts={"kind": name}, finish=lambda: {"turns": turns}
+        run, reset, units=10, facts={"kind": name}, finish=lambda: {"turns": turns}
     )
 
 duel_worker.serve(prepare)
