@@ -5,8 +5,8 @@ Run: python scripts/bench_training.py --case=reverse
 
 All contenders build the same model, of as many parameters, and run in turn in processes
 of their own; ratios are of times, so that below 1 is faster than the base. Needs
-pip install -e '.[bench]'; who is missing is skipped and named. With no --case it takes
-some fifteen minutes.
+pip install -e '.[bench]'; who is missing is skipped and named. On a machine that does
+other work no promise about time is judged.
 """
 
 import datetime

@@ -26,6 +26,8 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 # These would give a contender other devices, ranks or threads than it asks for.
 _UNWANTED = ("JAX_NUM_CPU_DEVICES", "JAX_NUMPY_RANK_PROMOTION", "OMP_NUM_THREADS")
 
+_SERVE = "import sys; from scripts import duel_worker; duel_worker.serve(sys.argv[1])"
+
 # Share of the machine's processors that others may use during a quiet sample.
 _QUIET_SHARE = 0.1
 
@@ -37,7 +39,7 @@ class Contender(NamedTuple):
     """One who takes part."""
 
     name: str
-    module: str  # run as `python -m module`; it serves
+    module: str  # with a `prepare`; see `duel_worker.py`
     options: Mapping[str, Any]  # of the module's `prepare`; JSON
 
 
@@ -121,7 +123,7 @@ class _Worker:
     def __enter__(self):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", self._contender.module],
+            [sys.executable, "-c", _SERVE, self._contender.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

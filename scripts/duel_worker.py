@@ -1,13 +1,15 @@
 """The worker's side of a duel: a process that runs one contender when it is told to.
 
-A contender's module ends with `duel_worker.serve(prepare)`. The two sides exchange one
-line of JSON at a time over the worker's standard input and output; what the contender
-itself prints goes to standard error.
+A contender is a module with a function `prepare`, which makes a `Program` from the
+contender's options. The two sides exchange one line of JSON at a time over the worker's
+standard input and output; what the contender itself prints goes to standard error.
 """
 
 import contextlib
 import ctypes
 import gc
+import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -35,11 +37,11 @@ class Program(NamedTuple):
     warm_up: int = 1  # runs before the first that counts
 
 
-def serve(prepare: Callable[..., Program]) -> None:
+def serve(module: str) -> None:
     """Answers the duel until it closes the worker's standard input.
 
     Args:
-      prepare: Makes the program from the contender's options; called once.
+      module: The contender's; imported when the duel asks for its program.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -48,7 +50,7 @@ def serve(prepare: Callable[..., Program]) -> None:
         message = json.loads(line)
         try:
             if message["request"] == "prepare":
-                program = prepare(**message["options"])
+                program = importlib.import_module(module).prepare(**message["options"])
                 for _ in range(program.warm_up):
                     program.reset()
                     program.run()
@@ -60,7 +62,9 @@ def serve(prepare: Callable[..., Program]) -> None:
             else:
                 answer = {"facts": dict(program.finish())}
         except ModuleNotFoundError as error:
-            answer = {"missing": error.name, "fault": str(error)}
+            package = (error.name or "").partition(".")[0]
+            is_there = not package or importlib.util.find_spec(package) is not None
+            answer = {"missing": "" if is_there else package, "fault": str(error)}
         except Exception as error:
             traceback.print_exc()
             answer = {"fault": f"{type(error).__name__}: {error}"}

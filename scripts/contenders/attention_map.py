@@ -64,6 +64,3 @@ _USES = {
     "returned": _returned,
     "weights": _weights,
 }
-
-if __name__ == "__main__":
-    duel_worker.serve(prepare)

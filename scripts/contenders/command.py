@@ -85,7 +85,3 @@ def _output(*arguments) -> str:
         last = (done.stderr.splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(f"status {done.returncode} of {arguments}: {last}")
     return done.stdout
-
-
-if __name__ == "__main__":
-    duel_worker.serve(prepare)

@@ -69,7 +69,3 @@ def _attention(num_heads, width, rngs):
     return nnx.MultiHeadAttention(
         num_heads, width, decode=False, keep_rngs=False, rngs=rngs
     )
-
-
-if __name__ == "__main__":
-    duel_worker.serve(prepare)

@@ -73,7 +73,3 @@ def _training(config, steps) -> duel_worker.Program:
         facts={"parameters": jax_programs.count(first_state.params)},
         finish=lambda: {"last loss": float(sums.loss / sums.weight)},
     )
-
-
-if __name__ == "__main__":
-    duel_worker.serve(prepare)

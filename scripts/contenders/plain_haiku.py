@@ -56,7 +56,3 @@ def _attention(num_heads, width, x):
 
 def _norm(config, x):
     return hk.LayerNorm(-1, True, True, eps=config.model.norm_epsilon)(x)
-
-
-if __name__ == "__main__":
-    duel_worker.serve(prepare)

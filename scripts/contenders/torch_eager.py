@@ -146,7 +146,3 @@ def _calls(case, calls) -> duel_worker.Program:
 
 def _count(module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-if __name__ == "__main__":
-    duel_worker.serve(prepare)

@@ -119,6 +119,11 @@ def check_attention(
     np.testing.assert_allclose(weights, reference.weights, 5 * exact, exact)
 
 
+@pytest.fixture(autouse=True)
+def compiled_quickly(quick_compilation):
+    """Every test of this folder compiles quickly."""
+
+
 @pytest.fixture(scope="session")
 def oracle():
     """Returns the reference attention."""

@@ -17,6 +17,11 @@ OPTIONS = {"bias": None, "score": scores.dot_product(), "dropout_rate": 0.0}
 MASKS = {"full": masks.full(), "causal": masks.causal()}
 
 
+@pytest.fixture(autouse=True)
+def compiled_quickly():
+    """Takes the place of the folder's fixture: here programs are optimised."""
+
+
 def cost(function, with_gradient):
     """Returns flops and temporary bytes of a compiled function of query, key, value."""
     run = function

@@ -149,6 +149,11 @@ def described_compositions(draw):
     )
 
 
+@pytest.fixture(autouse=True)
+def compiled_quickly(quick_compilation):
+    """Every test of this folder compiles quickly."""
+
+
 @pytest.fixture(scope="session")
 def random_masks():
     """Returns the hypothesis strategy of masks beside their statements."""

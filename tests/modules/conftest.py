@@ -12,14 +12,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def quick_compilation():
-    """Halves the time of these tests, most of which is compiling each shape anew.
-
-    What has to hold to the bit also in optimised programs is tested of whole models.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def compiled_quickly(quick_compilation):
+    """Every test of this folder compiles quickly."""
 
 
 @pytest.fixture

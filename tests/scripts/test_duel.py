@@ -8,12 +8,14 @@ from scripts import duel
 
 _MODULE = '''
 """A contender that writes down its turns."""
-import os, pathlib, sys
+import os, sys
 from scripts import duel_worker
 
 def prepare(name, log, fails="", busy=()):
     if fails == "missing":
-        import no_such_package
+        import no_such_package.within
+    if fails == "incomplete":
+        import scripts.no_such_module
     if fails == "prepare":
         raise ValueError("cannot be prepared")
     if busy:  # what /proc/stat says before and after each sample
@@ -36,8 +38,6 @@ def prepare(name, log, fails="", busy=()):
     return duel_worker.Program(
         run, reset, units=10, facts={"kind": name}, finish=lambda: {"turns": turns}
     )
-
-duel_worker.serve(prepare)
 '''
 
 
@@ -74,6 +74,17 @@ def test_a_missing_package_is_named_and_the_others_go_on(log):
     assert absent.missing == "no_such_package"
     assert absent.fault and not absent.samples
     assert len(present.samples) == 1 and not present.fault
+
+
+def test_a_module_missing_from_a_package_that_is_there_is_a_fault(log):
+    (result,) = duel.duel([_contender("a", log, fails="incomplete")], rounds=1)
+    assert "no_such_module" in result.fault and not result.missing
+
+
+def test_a_package_missing_at_the_top_of_a_module_is_named(log):
+    (log.parent / "another.py").write_text("import no_such_package")
+    (result,) = duel.duel([duel.Contender("a", "another", {})], rounds=1)
+    assert result.missing == "no_such_package"
 
 
 def test_a_contender_that_fails_is_left_alone(log):
