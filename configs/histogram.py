@@ -1,8 +1,8 @@
 """Counts how often each token occurs, without knowing any positions.
 
 Run: python -m experiments.train --config=configs/histogram.py
-Expect: 100 percent held-out accuracy, loss 0.0014 (chance 34.3 percent, 1.506); 571 s
-on 2 CPU cores.
+Expect: 100 percent held-out accuracy, loss 0.0014 (chance 34.3 percent, 1.506); 68 s on
+2 CPU cores.
 """
 
 from ml_collections import config_dict

@@ -1,8 +1,8 @@
 """Continues a repeated random sequence with two layers: induction heads.
 
 Run: python -m experiments.train --config=configs/induction_two_layers.py
-Expect: 100 percent held-out accuracy, loss 0.0002 (chance 3.12 percent, 3.466); 116 s
-on 2 CPU cores. It stays below 20 percent for 300 steps, then the heads form within 100.
+Expect: 100 percent held-out accuracy, loss 0.0002 (chance 3.12 percent, 3.466); 92 s on
+2 CPU cores. It stays below 20 percent for 300 steps; by step 500 the heads have formed.
 """
 
 from ml_collections import config_dict

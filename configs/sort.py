@@ -1,7 +1,7 @@
 """Sorts tokens: in layer 1, place t of the result attends to the t-th smallest ones.
 
 Run: python -m experiments.train --config=configs/sort.py
-Expect: 99.98 percent held-out accuracy, loss 0.0012 (chance 24.4 percent, 1.990); 46 s
+Expect: 99.98 percent held-out accuracy, loss 0.0013 (chance 24.4 percent, 1.990); 46 s
 on 2 CPU cores.
 """
 

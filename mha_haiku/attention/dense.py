@@ -50,22 +50,61 @@ def attend(
         # keys of rows that may not attend to the fault.
         faulty = jnp.isnan(largest)
         tile, largest = (jnp.where(faulty, -jnp.inf, x) for x in (tile, largest))
-    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
+    kept = None
+    if dropout_rate:
+        kept = jax.random.bernoulli(rng, 1 - dropout_rate, tile.shape)
+        kept = kept.astype(tile.dtype) / (1 - dropout_rate)
+    values, logsumexp = _softmax_times(tile, largest, value, kept)
+    if hides:
+        values = jnp.where(faulty, jnp.nan, values)
+        logsumexp = jnp.where(faulty[..., 0], jnp.nan, logsumexp)
+    return jnp.moveaxis(values, -3, -2).astype(value.dtype), logsumexp
+
+
+@jax.custom_jvp
+def _softmax_times(
+    tile: Array, largest: Array, value: Array, kept: Array | None
+) -> tuple[Array, Array]:
+    """Returns `(softmax(tile) * kept) value`, and the logsumexp.
+
+    The sums are divided, not the weights: T V numbers in place of T S. The derivative is
+    that of divided weights, as the gradient of the division is slow on the CPU.
+
+    Args:
+      tile: `[B..., H, T, S]` scores, -inf where masked.
+      largest: `[B..., H, T, 1]`, the largest score of each row.
+      value: `[B..., S, G, V]`.
+      kept: `[B..., H, T, S]`, what each weight is multiplied by; None: by 1.
+
+    Returns:
+      `[B..., H, T, V]` and `[B..., H, T]`.
+    """
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
     weights = jnp.exp(tile - largest)
     total = weights.sum(-1, keepdims=True)
     blind = total == 0
     total = jnp.where(blind, 1, total)
     logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))[..., 0]
-    if dropout_rate:
-        kept = jax.random.bernoulli(rng, 1 - dropout_rate, weights.shape)
-        weights = jnp.where(kept, weights, 0)
-        total = total * (1 - dropout_rate)
-    # Dividing T V sums costs less than dividing T S weights.
-    values = _weighted_sum(weights, value) / total
-    if hides:
-        values = jnp.where(faulty, jnp.nan, values)
-        logsumexp = jnp.where(faulty[..., 0], jnp.nan, logsumexp)
-    return jnp.moveaxis(values, -3, -2).astype(value.dtype), logsumexp
+    weights = weights if kept is None else weights * kept
+    return _weighted_sum(weights, value) / total, logsumexp
+
+
+@_softmax_times.defjvp
+def _softmax_times_jvp(primals, tangents):
+    tile, _, value, kept = primals
+    tile_tangent, _, value_tangent, _ = tangents
+    values, logsumexp = _softmax_times(*primals)
+    blind = logsumexp == -jnp.inf
+    weights = jnp.exp(tile - jnp.where(blind, jnp.inf, logsumexp)[..., None])
+    change = weights * tile_tangent
+    logsumexp_tangent = change.sum(-1)
+    change = change - weights * logsumexp_tangent[..., None]
+    if kept is not None:
+        weights, change = weights * kept, change * kept
+    values_tangent = _weighted_sum(change, value) + _weighted_sum(
+        weights, value_tangent
+    )
+    return (values, logsumexp), (values_tangent, logsumexp_tangent)
 
 
 def _weighted_sum(weights: Array, value: Array) -> Array:
