@@ -67,8 +67,8 @@ def _softmax_times(
 ) -> tuple[Array, Array]:
     """Returns `(softmax(tile) * kept) value`, and the logsumexp.
 
-    The sums are divided, not the weights: T V numbers in place of T S. The derivative is
-    that of divided weights, as the gradient of the division is slow on the CPU.
+    The sums are divided, not the weights: T V numbers in place of T S. The derivative
+    is that of divided weights, as the gradient of the division is slow on the CPU.
 
     Args:
       tile: `[B..., H, T, S]` scores, -inf where masked.
