@@ -66,7 +66,7 @@ def build(
     """Returns the model that a config describes.
 
     Args:
-      config: `config.model`; README lists its fields.
+      config: `config.model`, whose fields each file in configs/ explains.
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C.
