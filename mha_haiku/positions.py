@@ -12,6 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mha_haiku import checks, tiles
 
@@ -147,10 +148,30 @@ class ScoreBias(abc.ABC):
     def aligned(self, batch_ndim: int) -> "ScoreBias":
         """Returns the bias with its arrays' axes standing beside `[B..., H, T, S]`.
 
-        So that a bias inside a stack of attention maps keeps its meaning.
+        They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that a
+        bias inside a stack of attention maps keeps its meaning.
         """
         del batch_ndim
         return self
+
+    def add_gradient(
+        self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
+    ) -> "ScoreBias":
+        """Returns `total` plus the gradient that a tile's cotangent gives.
+
+        Args:
+          total: A bias like this one, aligned, of gradients.
+          cotangent: `[B..., H, R, C]`.
+          rows: R positions.
+          columns: C positions.
+        """
+
+        def tile(bias):
+            of_bias = bias.aligned_tile(rows, columns, cotangent.ndim - 3)
+            return jnp.broadcast_to(of_bias.astype(cotangent.dtype), cotangent.shape)
+
+        _, pullback = jax.vjp(tile, self)
+        return jax.tree.map(jnp.add, total, *pullback(cotangent))
 
 
 @tiles.pytree(data=("slopes",), meta=("offset",))
@@ -211,9 +232,24 @@ class RelativeBias(ScoreBias):
         )
 
     def aligned_tile(self, rows, columns, batch_ndim):
-        distance = jnp.asarray(columns)[None, :] - jnp.asarray(rows)[:, None]
         table = self.aligned(batch_ndim).table
+        if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
+            return self._contiguous_tile(table, rows, columns)
+        rows, columns = tiles.as_array(rows), tiles.as_array(columns)
+        distance = columns[None, :] - rows[:, None]
         return jnp.take(table, self.buckets(distance - self.offset), axis=-1)
+
+    def _contiguous_tile(self, table, rows, columns):
+        """Returns a tile by few lookups, one per diagonal."""
+        diagonals = rows.size + columns.size  # one more than there are
+        distance = columns.start - rows.start - self.offset + jnp.arange(diagonals)
+        values = jnp.take(table, self.buckets(distance - (rows.size - 1)), axis=-1)
+        # Repeated and read with rows one shorter, they stand one to the left each row.
+        values = jnp.repeat(values[..., None, :], rows.size, axis=-2)
+        values = values.reshape(*table.shape[:-1], -1)[..., rows.size - 1 :]
+        values = values[..., : rows.size * (diagonals - 1)]
+        values = values.reshape(*table.shape[:-1], rows.size, diagonals - 1)
+        return values[..., : columns.size]
 
     def buckets(self, distance: Array) -> Array:
         """Returns the bucket of each distance s - t, in positions."""
@@ -249,11 +285,35 @@ class DenseBias(ScoreBias):
         axes = "[B..., T, S] or [B..., H, T, S]"
         tiles.check_axes("bias", self.values, wanted, axes)
 
-    def aligned_tile(self, rows, columns, batch_ndim):
+    def aligned(self, batch_ndim):
         values = jnp.asarray(self.values)
-        if values.ndim == batch_ndim + 2:
-            values = values[..., None, :, :]
+        return DenseBias(
+            values[..., None, :, :] if values.ndim == batch_ndim + 2 else values
+        )
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        values = self.aligned(batch_ndim).values
         return tiles.take(tiles.take(values, rows, axis=-2), columns, axis=-1)
+
+    def add_gradient(self, total, cotangent, rows, columns):
+        if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
+            return super().add_gradient(total, cotangent, rows, columns)
+        at = [0] * total.values.ndim
+        for axis, span in ((-2, rows), (-1, columns)):
+            at[axis] = span.start if total.values.shape[axis] > 1 else 0
+        shape = (
+            *total.values.shape[:-2],
+            *(
+                min(full, tile)
+                for full, tile in zip(
+                    total.values.shape[-2:], cotangent.shape[-2:], strict=True
+                )
+            ),
+        )
+        axes = [i for i, n in enumerate(shape) if n == 1]
+        tile = cotangent.sum(axes, keepdims=True).astype(total.values.dtype)
+        tile += lax.dynamic_slice(total.values, at, shape)
+        return DenseBias(lax.dynamic_update_slice(total.values, tile, at))
 
 
 def _angles(positions: Array, size: int, max_period: float, dtype) -> Array:

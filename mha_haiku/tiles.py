@@ -5,13 +5,40 @@ columns come in, and arrays whose axes stand beside `[B..., H, T, S]` go out.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 Array = jax.Array
 Index = slice | range | np.ndarray | Array
+
+
+class Span(NamedTuple):
+    """Positions from `start` on, `size` of them; the start may be traced.
+
+    Stands for an array of positions, but arrays are sliced by it and not gathered.
+    """
+
+    start: int | Array
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __add__(self, offset: int) -> "Span":
+        return Span(self.start + offset, self.size)
+
+    @property
+    def stop(self) -> int | Array:
+        """The position after the last."""
+        return self.start + self.size
+
+    def array(self) -> Array:
+        """Returns the positions, `[size]`."""
+        return self.start + lax.iota(jnp.int32, self.size)
 
 
 def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
@@ -64,17 +91,22 @@ def positions(index: Index, size: int | None = None) -> Array:
     return index
 
 
-def on_rows(rows: Array, batch_ndim: int) -> Array:
+def as_array(index: Array | Span) -> Array:
+    """Returns the positions as an array."""
+    return index.array() if isinstance(index, Span) else jnp.asarray(index)
+
+
+def on_rows(rows: Array | Span, batch_ndim: int) -> Array:
     """Returns positions `[R]` as `[1..., 1, R, 1]`, beside `[B..., H, T, S]`."""
-    return jnp.asarray(rows).reshape((1,) * (batch_ndim + 1) + (-1, 1))
+    return as_array(rows).reshape((1,) * (batch_ndim + 1) + (-1, 1))
 
 
-def on_columns(columns: Array, batch_ndim: int) -> Array:
+def on_columns(columns: Array | Span, batch_ndim: int) -> Array:
     """Returns positions `[C]` as `[1..., 1, 1, C]`, beside `[B..., H, T, S]`."""
-    return jnp.asarray(columns).reshape((1,) * (batch_ndim + 2) + (-1,))
+    return as_array(columns).reshape((1,) * (batch_ndim + 2) + (-1,))
 
 
-def take(array: Array, index: Array, axis: int) -> Array:
+def take(array: Array, index: Array | Span, axis: int) -> Array:
     """Returns `array` at positions `index` of an axis, whose size 1 stands for any.
 
     Raises:
@@ -83,6 +115,8 @@ def take(array: Array, index: Array, axis: int) -> Array:
     size = array.shape[axis]
     if size == 1:
         return jnp.repeat(array, len(index), axis=axis)
+    if isinstance(index, Span):
+        return lax.dynamic_slice_in_dim(array, index.start, index.size, axis)
     if not isinstance(index, jax.Array):
         if np.array_equal(index, np.arange(size)):
             return jnp.asarray(array)
@@ -92,6 +126,14 @@ def take(array: Array, index: Array, axis: int) -> Array:
                 f"{np.min(index)}..{np.max(index)}."
             )
     return jnp.take(array, jnp.asarray(index), axis=axis, mode="clip")
+
+
+def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
+    """Returns `array` at an index of its leading axes; size 1 stands for any."""
+    array = jnp.asarray(array)
+    for i in index:
+        array = array[0] if array.shape[0] == 1 else array[i]
+    return array
 
 
 def largest(first, second):

@@ -10,11 +10,33 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, masks, positions
-from mha_haiku.attention import attention_map, dense, faults, scores
+from mha_haiku.attention import (
+    attention_map,
+    blockwise,
+    dense,
+    faults,
+    gradients,
+    scores,
+    sweep,
+)
 
 Array = jax.Array
 
-IMPLEMENTATIONS: dict[str, Callable] = {"dense": dense.attend}
+
+def _formula(inputs, dropout_rate):
+    return dense.formula(inputs, dropout_rate)[:2]
+
+
+def _blockwise(inputs, dropout_rate):
+    sizes = sweep.default_sizes(*inputs.map_shape[-2:], jax.default_backend())
+    return blockwise.attend(inputs, blockwise.Options(sizes, dropout_rate))
+
+
+IMPLEMENTATIONS: dict[str, Callable] = {
+    "dense": dense.attend,
+    "formula": _formula,
+    "blockwise": _blockwise,
+}
 
 
 def attend(
@@ -61,7 +83,7 @@ def attend(
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     mask, bias = masks.as_mask(mask), positions.as_bias(bias)
     score = scores.dot_product() if score is None else score
-    _check(query, key, value, mask, bias)
+    _check(query, key, value, mask, bias, score)
     checks.choice("implementation", implementation, IMPLEMENTATIONS)
     checks.fraction("dropout_rate", dropout_rate)
     if dropout_rate and rng is None:
@@ -70,22 +92,16 @@ def attend(
     batch_ndim = query.ndim - 3
     score = score.aligned(batch_ndim)
     bias = None if bias is None else bias.aligned(batch_ndim)
+    faulty = None
     if not isinstance(mask, masks.Full):
-        query, key, value, bias = faults.moved_to_bias(query, key, value, bias)
-    values, logsumexp = IMPLEMENTATIONS[implementation](
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        score=score,
-        dropout_rate=dropout_rate,
-        rng=rng,
-    )
+        query, key, value, faulty = faults.separated(query, key, value)
+    rng = rng if dropout_rate else None
+    inputs = gradients.Inputs(query, key, value, bias, score, mask, faulty, rng)
+    values, logsumexp = IMPLEMENTATIONS[implementation](inputs, dropout_rate)
     return values, attention_map.AttentionMap(query, key, logsumexp, mask, bias, score)
 
 
-def _check(query, key, value, mask, bias):
+def _check(query, key, value, mask, bias, score):
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim >= 3:
         raise ValueError(
@@ -107,6 +123,7 @@ def _check(query, key, value, mask, bias):
         raise ValueError(f"key and value disagree on positions S or heads G: {shapes}.")
     if not num_key_heads or num_heads % num_key_heads:
         raise ValueError(f"the key heads G must divide the query heads H: {shapes}.")
+    score.check(num_heads, key_size)
     mask.check(batch_shape, num_heads, num_queries, num_keys)
     if bias is not None:
         bias.check(batch_shape, num_heads, num_queries, num_keys)

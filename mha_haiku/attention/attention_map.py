@@ -13,41 +13,9 @@ import numpy as np
 from jax import lax
 
 from mha_haiku import checks, masks, positions, tiles
-from mha_haiku.attention import scores
+from mha_haiku.attention import scores, sweep
 
 Array = jax.Array
-
-
-def masked_scores(
-    query: Array,
-    key: Array,
-    mask: masks.Mask,
-    bias: positions.ScoreBias | None,
-    score: scores.Score,
-    rows: Array,
-    columns: Array,
-) -> Array:
-    """Returns the scores of a tile, -inf where the mask forbids.
-
-    Args:
-      query: `[B..., R, H, K]`, the queries at `rows`.
-      key: `[B..., C, G, K]`, the keys at `columns`.
-      mask: Which pairs of positions may attend.
-      bias: What is added to the scores, or None.
-      score: The score.
-      rows: `[R]` positions of the queries.
-      columns: `[C]` positions of the keys.
-
-    Returns:
-      `[B..., H, R, C]`, float32 or float64.
-    """
-    batch_ndim = query.ndim - 3
-    tile = score(query, key)
-    if bias is not None:
-        tile = tile + bias.aligned_tile(rows, columns, batch_ndim).astype(tile.dtype)
-    if isinstance(mask, masks.Full):
-        return tile
-    return jnp.where(mask.aligned_tile(rows, columns, batch_ndim), tile, -jnp.inf)
 
 
 @tiles.pytree(data=("query", "key", "logsumexp", "mask", "bias", "score"))
@@ -109,7 +77,7 @@ class AttentionMap:
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
-        tile = masked_scores(
+        tile = sweep.masked_scores(
             tiles.take(self.query, rows, axis=-3),
             tiles.take(self.key, columns, axis=-3),
             self.mask,

@@ -1,29 +1,53 @@
 """How well a query and a key match: scaled dot products, or an additive score.
 
-`...` leading axes, R queries, C keys, H query heads, G key heads (G divides H), K size
-per head. A score is a callable pytree from `[..., R, H, K]` and `[..., C, G, K]` to
-`[..., H, R, C]`, float32 or, for float64 inputs, float64.
+`B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
+per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to
+`[B..., H, R, C]`, float32 or, for float64 inputs, float64.
 """
 
+import abc
 import math
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, tiles
+from mha_haiku.attention import products
 
 Array = jax.Array
 
 
-class Score(Protocol):
-    """Scores of all pairs of R queries and C keys."""
+class Score(abc.ABC):
+    """Scores of all pairs of R queries and C keys; a pytree.
 
+    The axes of its arrays are those of `aligned`: `[B..., H, ...]`, where an axis of
+    size 1 stands for any.
+    """
+
+    @abc.abstractmethod
     def __call__(self, query: Array, key: Array) -> Array:
-        """Returns `[..., H, R, C]`."""
+        """Returns `[B..., H, R, C]`."""
+
+    def gradients(
+        self, query: Array, key: Array, cotangent: Array
+    ) -> tuple[Array, Array, "Score"]:
+        """Returns the gradients of the query, the key and the score itself.
+
+        Args:
+          query: `[B..., R, H, K]`.
+          key: `[B..., C, G, K]`.
+          cotangent: `[B..., H, R, C]`.
+        """
+        _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
+        return pullback(cotangent)
 
     def aligned(self, batch_ndim: int) -> "Score":
-        """Returns the score with parameters that stand beside `[B..., T, H, K]`."""
+        """Returns the score with the axes of its arrays as `[B..., H, ...]`."""
+        del batch_ndim
+        return self
+
+    def check(self, num_heads: int, key_size: int):
+        """Raises ValueError where the score does not fit attention of these sizes."""
 
 
 def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Score:
@@ -57,63 +81,59 @@ def additive(weight: Array) -> Score:
 
 
 @tiles.pytree(meta=("scale", "soft_cap"))
-class DotProduct:
+class DotProduct(Score):
     """`scale * query . key`."""
 
     scale: float | None
     soft_cap: float | None
 
     def __call__(self, query, key):
-        num_heads, size = query.shape[-2:]
-        scale = 1 / math.sqrt(size) if self.scale is None else self.scale
-        dtype = accumulation_dtype(query.dtype)
-        if query.dtype == dtype:
+        scale = self.scale_of(query.shape[-1])
+        if _is_exact(query.dtype):
             query, scale = query * scale, 1  # fewer numbers than the scores
-        # Axes are moved here, as XLA's own choice for the einsum is slower on the CPU.
-        query, key = grouped_heads(query, key.shape[-2]), jnp.moveaxis(key, -2, -3)
-        scores = jnp.einsum(
-            "...grtk,...gsk->...grts", query, key, preferred_element_type=dtype
-        )
-        scores = scores.reshape(*scores.shape[:-4], num_heads, *scores.shape[-2:])
+        scores = products.pair(query, key)
         scores = scores * scale if scale != 1 else scores
         if self.soft_cap is None:
             return scores
         return self.soft_cap * jnp.tanh(scores / self.soft_cap)
 
-    def aligned(self, batch_ndim):
-        """Returns itself: it has no arrays."""
-        del batch_ndim
-        return self
+    def gradients(self, query, key, cotangent):
+        scale = self.scale_of(query.shape[-1])
+        if self.soft_cap is not None:
+            capped = self(query, key) / self.soft_cap
+            cotangent = cotangent * (1 - capped**2)
+        of_query = products.mix(cotangent, key) * scale
+        of_key = products.gather(cotangent, query, key.shape[-2]) * scale
+        return of_query.astype(query.dtype), of_key.astype(key.dtype), self
+
+    def scale_of(self, size: int) -> float:
+        """Returns the scale of products of vectors `[size]`."""
+        return 1 / math.sqrt(size) if self.scale is None else self.scale
 
 
 @tiles.pytree(data=("weight",))
-class Additive:
-    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., 1, H, K]`."""
+class Additive(Score):
+    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`."""
 
     weight: Array
 
     def __call__(self, query, key):
-        num_heads = query.shape[-2]
-        wanted = (*self.weight.shape[:-2], *query.shape[-2:])
-        tiles.check_axes("weight", self.weight, wanted, "[H, K]")
-        dtype = accumulation_dtype(query.dtype)
-        key = repeat_heads(key, num_heads)
+        dtype = products.accumulation_dtype(query.dtype)
+        key = repeat_heads(key, query.shape[-2])
         pairs = query[..., :, None, :, :].astype(dtype) + key[..., None, :, :, :]
-        weight = self.aligned(query.ndim - 3).weight.astype(dtype)[..., None, :, :]
-        return jnp.moveaxis((jnp.tanh(pairs) * weight).sum(-1), -1, -3)
-
-    def aligned(self, batch_ndim):
-        """Returns the score with the weight as `[B..., 1, H, K]`."""
-        if self.weight.ndim == batch_ndim + 3:
-            return self
-        return Additive(
-            self.weight.reshape((1,) * (batch_ndim + 1) + self.weight.shape)
+        weight = self.aligned(query.ndim - 3).weight.astype(dtype)
+        return jnp.moveaxis(
+            (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
         )
 
+    def aligned(self, batch_ndim):
+        if jnp.ndim(self.weight) == batch_ndim + 2:
+            return self
+        return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
 
-def accumulation_dtype(dtype) -> jnp.dtype:
-    """Returns the dtype of scores and softmax: float32, or float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
+    def check(self, num_heads, key_size):
+        wanted = (*self.weight.shape[:-2], num_heads, key_size)
+        tiles.check_axes("weight", self.weight, wanted, "[H, K]")
 
 
 def repeat_heads(key: Array, num_heads: int) -> Array:
@@ -124,8 +144,6 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
     return jnp.repeat(key, num_heads // num_key_heads, axis=-2)
 
 
-def grouped_heads(query: Array, num_key_heads: int) -> Array:
-    """Returns `[..., G, H / G, T, K]` from `[..., T, H, K]`."""
-    query = jnp.moveaxis(query, -2, -3)
-    heads = num_key_heads, query.shape[-3] // num_key_heads
-    return query.reshape(*query.shape[:-3], *heads, *query.shape[-2:])
+def _is_exact(dtype) -> bool:
+    """Whether nothing is lost by scaling an array of this dtype."""
+    return dtype == products.accumulation_dtype(dtype)

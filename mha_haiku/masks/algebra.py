@@ -6,6 +6,7 @@ decide their meaning: lengths are `[B...]`, segment ids `[B..., S]`, and so on.
 """
 
 import abc
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,26 @@ class Mask(abc.ABC):
         """
         del rows
         return 0, num_keys
+
+    def open_range(self, rows: tuple, num_keys: int) -> tuple:
+        """Returns (start, stop) of keys that surely all of the queries `rows` can see.
+
+        Args:
+          rows: (start, stop) of the queries; integers or scalar arrays.
+          num_keys: S.
+        """
+        del rows, num_keys
+        return 0, 0
+
+    def of_head(self, example: tuple, head: Array) -> "Mask":
+        """Returns the mask of one head of one example, without batch axes.
+
+        Args:
+          example: An index per batch axis; may be traced.
+          head: The index of the head, likewise.
+        """
+        del head
+        return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
 
     def unseen_keys(self, num_queries: int, num_keys: int) -> Array:
         """Returns which keys no query may attend to: boolean `[B..., (H,) S]`."""
@@ -195,6 +216,10 @@ class _Pair(Mask):
     def has_heads(self, batch_ndim):
         return self.left.has_heads(batch_ndim) or self.right.has_heads(batch_ndim)
 
+    def of_head(self, example, head):
+        left, right = (x.of_head(example, head) for x in (self.left, self.right))
+        return type(self)(left, right)
+
     def check_shape(self, *sizes):
         self.left.check_shape(*sizes)
         self.right.check_shape(*sizes)
@@ -216,10 +241,12 @@ class Intersection(_Pair):
         return left & self.right.aligned_tile(rows, columns, batch_ndim)
 
     def key_range(self, rows, num_keys):
-        left_start, left_stop = self.left.key_range(rows, num_keys)
-        right_start, right_stop = self.right.key_range(rows, num_keys)
-        start = tiles.largest(left_start, right_start)
-        return start, tiles.largest(tiles.smallest(left_stop, right_stop), start)
+        return _overlap(*(x.key_range(rows, num_keys) for x in (self.left, self.right)))
+
+    def open_range(self, rows, num_keys):
+        return _overlap(
+            *(x.open_range(rows, num_keys) for x in (self.left, self.right))
+        )
 
 
 @tiles.pytree(data=("left", "right"))
@@ -240,6 +267,16 @@ class Union(_Pair):
             left_stop, right_stop
         )
 
+    def open_range(self, rows, num_keys):
+        left = self.left.open_range(rows, num_keys)
+        right = self.right.open_range(rows, num_keys)
+        is_left = left[1] - left[0] >= right[1] - right[0]
+        if isinstance(is_left, bool):
+            return left if is_left else right
+        return tuple(
+            jnp.where(is_left, *ends) for ends in zip(left, right, strict=True)
+        )
+
 
 class _Wrapped(Mask):
     """A mask made of another one."""
@@ -248,6 +285,9 @@ class _Wrapped(Mask):
 
     def batch_ranks(self):
         return self.mask.batch_ranks()
+
+    def of_head(self, example, head):
+        return dataclasses.replace(self, mask=self.mask.of_head(example, head))
 
     def has_heads(self, batch_ndim):
         return self.mask.has_heads(batch_ndim)
@@ -286,10 +326,20 @@ class Shifted(_Wrapped):
         start, stop = rows
         return self.mask.key_range((start + self.offset, stop + self.offset), num_keys)
 
+    def open_range(self, rows, num_keys):
+        start, stop = rows
+        return self.mask.open_range((start + self.offset, stop + self.offset), num_keys)
+
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
         self.mask.check_shape(
             batch_shape, num_heads, num_queries + self.offset, num_keys
         )
+
+
+def _overlap(left: tuple, right: tuple) -> tuple:
+    """Returns the range that two ranges share; an empty one where they do not."""
+    start = tiles.largest(left[0], right[0])
+    return start, tiles.largest(tiles.smallest(left[1], right[1]), start)
 
 
 def _combine(kind, left: Mask, right: Mask) -> Mask:

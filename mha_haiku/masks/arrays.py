@@ -92,6 +92,32 @@ class Segments(Mask):
         key_ids = tiles.take(self.key_ids, columns, axis=-1)
         return query_ids[..., None, :, None] == key_ids[..., None, None, :]
 
+    def key_range(self, rows, num_keys):
+        smallest, largest = self._ids_of(rows)
+        seen = (self.key_ids >= smallest) & (self.key_ids <= largest)
+        return _hull(seen, num_keys)
+
+    def open_range(self, rows, num_keys):
+        if jnp.ndim(self.key_ids) > 1:
+            return 0, 0
+        smallest, largest = self._ids_of(rows)
+        seen = self.key_ids == smallest
+        start, stop = _hull(seen, num_keys)
+        is_open = (smallest == largest) & (
+            (seen.sum() == stop - start) | (seen.size == 1)
+        )
+        return start, jnp.where(is_open, stop, start)
+
+    def _ids_of(self, rows) -> tuple[Array, Array]:
+        """Returns the smallest and largest segment id of the queries."""
+        ids = jnp.asarray(self.query_ids)
+        limits = jnp.iinfo(ids.dtype)
+        at = jnp.arange(ids.shape[-1])
+        inside = (at >= rows[0]) & (at < rows[1]) | (ids.shape[-1] == 1)
+        inside = jnp.broadcast_to(inside, ids.shape)
+        smallest = jnp.min(jnp.where(inside, ids, limits.max), initial=limits.max)
+        return smallest, jnp.max(jnp.where(inside, ids, limits.min), initial=limits.min)
+
 
 @tiles.pytree(data=("values",))
 class Dense(Mask):
@@ -118,3 +144,19 @@ class Dense(Mask):
             values = values[..., None, :, :]
         values = tiles.take(values, rows, axis=-2)
         return tiles.take(values, columns, axis=-1)
+
+    def of_head(self, example, head):
+        values = tiles.at_batch(self.values, example)
+        if self.has_heads(len(example)):
+            values = values if values.shape[0] == 1 else values[head][None]
+        return Dense(values)
+
+
+def _hull(seen: Array, num_keys: int) -> tuple[Array, Array]:
+    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example."""
+    if seen.shape[-1] != num_keys:  # one id stands for all
+        return 0, num_keys
+    seen = seen.reshape(-1, num_keys).any(0)
+    stop = jnp.max(jnp.where(seen, jnp.arange(1, num_keys + 1), 0), initial=0)
+    start = jnp.min(jnp.where(seen, jnp.arange(num_keys), stop), initial=num_keys)
+    return start, stop

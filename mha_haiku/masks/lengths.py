@@ -70,6 +70,12 @@ class _Lengths(Mask):
             return 0, jnp.minimum(jnp.max(self.lengths, initial=0), num_keys)
         return 0, min(int(known.max(initial=0)), num_keys)
 
+    def open_range(self, rows, num_keys):
+        known = tiles.known(self.lengths)
+        if known is None:
+            return 0, jnp.min(self.lengths, initial=num_keys)
+        return 0, int(known.min(initial=num_keys))
+
 
 @tiles.pytree(data=("lengths", "query_lengths"))
 class Padding(_Lengths):
@@ -93,6 +99,12 @@ class Padding(_Lengths):
             return jnp.repeat(seen, len(rows), axis=-2)
         rows = tiles.on_rows(rows, batch_ndim)
         return seen & (rows < self.query_lengths[..., None, None, None])
+
+    def open_range(self, rows, num_keys):
+        start, stop = super().open_range(rows, num_keys)
+        if self.query_lengths is None:
+            return start, stop
+        return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, 0)
 
     def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
         keys = tiles.on_columns(jnp.arange(num_keys), batch_ndim - 1)

@@ -60,6 +60,9 @@ class Full(Mask):
     def aligned_tile(self, rows, columns, batch_ndim):
         return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
 
+    def open_range(self, rows, num_keys):
+        return 0, num_keys
+
     def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
         return None
 
@@ -105,6 +108,16 @@ class Band(_Relative):
             first = tiles.largest(start + self.offset - self.left, 0)
         if self.right is not None:
             last = tiles.smallest(stop + self.offset + self.right, num_keys)
+        first = tiles.smallest(first, num_keys)
+        return first, tiles.largest(last, first)
+
+    def open_range(self, rows, num_keys):
+        start, stop = rows
+        first, last = 0, num_keys
+        if self.left is not None:
+            first = tiles.largest(stop - 1 + self.offset - self.left, 0)
+        if self.right is not None:
+            last = tiles.smallest(start + self.offset + self.right + 1, num_keys)
         first = tiles.smallest(first, num_keys)
         return first, tiles.largest(last, first)
 

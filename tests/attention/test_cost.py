@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, dense, faults, scores
+from mha_haiku.attention import attend, dense, faults, gradients, scores
 
 B, T, H, K = 3, 64, 4, 8
 ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
-OPTIONS = {"bias": None, "score": scores.dot_product(), "dropout_rate": 0.0}
 MASKS = {"full": masks.full(), "causal": masks.causal()}
 
 
@@ -36,11 +35,12 @@ def values_alone(mask):
     """Returns the dense values, with no map ever made."""
 
     def run(query, key, value):
-        options = OPTIONS
+        faulty = None
         if not isinstance(mask, masks.Full):
-            query, key, value, bias = faults.moved_to_bias(query, key, value, None)
-            options = OPTIONS | {"bias": bias}
-        return dense.attend(query, key, value, mask=mask, rng=None, **options)[0]
+            query, key, value, faulty = faults.separated(query, key, value)
+        score = scores.dot_product()
+        inputs = (query, key, value, None, score, mask, faulty, None)
+        return dense.attend(gradients.Inputs(*inputs), 0.0)[0]
 
     return run
 

@@ -80,7 +80,7 @@ def test_score_is_a_pytree_whose_scale_is_static():
     stacked = jax.vmap(lambda weight: scores.additive(weight).aligned(1))(
         jnp.ones([7, H, K])
     )
-    assert stacked.weight.shape == (7, 1, 1, H, K)
+    assert stacked.weight.shape == (7, 1, H, K)
     assert stacked.aligned(2) is stacked
 
 

@@ -1,0 +1,216 @@
+"""Exact attention tile by tile, in O(T + S) memory, forward and backward.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head. The softmax of a row is built up over tiles of
+keys; its gradient computes the tiles again from the logsumexp. Tiles that the mask rules
+out for all of their queries are skipped.
+
+Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
+(FlashAttention), algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku import tiles
+from mha_haiku.attention import dropout, gradients, products, sweep
+
+Array = jax.Array
+
+
+class Options(NamedTuple):
+    """What is known before anything is computed.
+
+    Attributes:
+      sizes: Of the tiles; they may be larger than the map.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+    """
+
+    sizes: sweep.Sizes
+    dropout_rate: float
+
+
+def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
+    """Returns values, logsumexp and nothing else to save."""
+    *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
+    sizes = options.sizes.fitted(num_queries, num_keys)
+    dtype = products.accumulation_dtype(inputs.query.dtype)
+    value_size = inputs.value.shape[-1]
+    marked = inputs
+    if inputs.faulty is not None:
+        query, key = inputs.faulty.marked(inputs.query, inputs.key)
+        marked = inputs._replace(query=query, key=key)
+
+    def of_head(example, head):
+        view = sweep.head_of(marked, example, head)
+        value = sweep.of_key_head(inputs.value, example, head, num_heads)
+        kept = _kept(inputs, options, example, head)
+
+        def of_tile(rows, columns, seen_from, sums):
+            mixed, total, largest = sums
+            tile = view.scores(rows, columns, seen_from)
+            new = jnp.maximum(largest, tile.max(-1))
+            weights, shrunk = jnp.exp(tile - new[:, None]), jnp.exp(largest - new)
+            total = total * shrunk + weights.sum(-1)
+            weights = weights if kept is None else weights * kept(rows, columns)
+            part = products.mix(weights[None], tiles.take(value, columns, 0)[:, None])
+            return mixed * shrunk[:, None] + part[:, 0], total, new
+
+        def of_rows(rows, fresh_from, outputs):
+            del fresh_from  # rows that a block before had come out the same again
+            sums = (
+                jnp.zeros((rows.size, value_size), dtype),
+                jnp.zeros(rows.size, dtype),
+                jnp.full(rows.size, sweep.HIDDEN, dtype),
+            )
+            mixed, total, largest = sweep.over_keys(
+                functools.partial(of_tile, rows),
+                sums,
+                view.mask,
+                rows,
+                num_keys,
+                sizes.columns,
+            )
+            # Where all is hidden, its largest score is HIDDEN and its weights say 1.
+            blind = largest <= sweep.HIDDEN
+            total = jnp.where(blind, 1, total)
+            mixed = jnp.where(blind[:, None], 0, mixed / total[:, None])
+            logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))
+            return tuple(
+                lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), rows.start, 0)
+                for x, new in zip(outputs, (mixed, logsumexp), strict=True)
+            )
+
+        outputs = (
+            jnp.zeros((num_queries, value_size), inputs.value.dtype),
+            jnp.zeros(num_queries, dtype),
+        )
+        return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows), None
+
+    (values, logsumexp), _ = sweep.over_heads(
+        of_head, batch_shape, num_heads, sizes.heads
+    )
+    return jnp.moveaxis(values, -3, -2), logsumexp, ()
+
+
+def _backward(
+    inputs: gradients.Inputs,
+    saved: tuple,
+    of_rows: gradients.RowGradients,
+    wants_bias: bool,
+    options: Options,
+) -> tuple:
+    """Returns the gradients of query, key, value, bias and score."""
+    del saved
+    *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
+    sizes = options.sizes.fitted(num_queries, num_keys)
+    dtype = products.accumulation_dtype(inputs.query.dtype)
+
+    def of_head(example, head):
+        view = sweep.head_of(inputs, example, head)
+        value = sweep.of_key_head(inputs.value, example, head, num_heads)
+        kept = _kept(inputs, options, example, head)
+        of_values = tiles.at_batch(of_rows.values, example)[:, head]
+        shift, logsumexp = (tiles.at_batch(x, example)[head] for x in of_rows[1:])
+
+        def of_tile(rows, row_gradients, columns, seen_from, sums):
+            tile = view.scores(rows, columns, seen_from)[None]
+            part = gradients.of_tile(
+                tiles.take(view.query, rows, 0)[:, None],
+                tiles.take(view.key, columns, 0)[:, None],
+                tiles.take(value, columns, 0)[:, None],
+                view.score,
+                tile,
+                None if kept is None else kept(rows, columns)[None],
+                row_gradients,
+            )
+            of_query, of_key, of_value, of_bias, of_score = sums
+            if wants_bias:
+                of_bias = view.bias.add_gradient(of_bias, part.tile, rows, columns)
+            return (
+                of_query + part.query[:, 0],
+                _add(of_key, part.key[:, 0].T, columns.start, 1),
+                _add(of_value, part.value[:, 0].T, columns.start, 1),
+                of_bias,
+                jax.tree.map(jnp.add, of_score, part.score),
+            )
+
+        def of_block(rows, fresh_from, sums):
+            row_gradients = gradients.RowGradients(
+                tiles.take(of_values, rows, 0)[:, None],
+                tiles.take(shift, rows, 0)[None],
+                tiles.take(logsumexp, rows, 0)[None],
+            )
+            if num_queries % sizes.rows:
+                fresh = rows.array() >= fresh_from
+                row_gradients = row_gradients._replace(
+                    logsumexp=jnp.where(fresh, row_gradients.logsumexp, jnp.inf)
+                )
+            of_query, *sums = sums
+            part, *sums = sweep.over_keys(
+                functools.partial(of_tile, rows, row_gradients),
+                (jnp.zeros((rows.size, view.query.shape[-1]), dtype), *sums),
+                view.mask,
+                rows,
+                num_keys,
+                sizes.columns,
+            )
+            return _add(of_query, part, rows.start, 0), *sums
+
+        sums = (
+            jnp.zeros(view.query.shape, dtype),
+            jnp.zeros(view.key.shape[::-1], dtype),
+            jnp.zeros(value.shape[::-1], dtype),
+            jax.tree.map(jnp.zeros_like, view.bias) if wants_bias else None,
+            jax.tree.map(jnp.zeros_like, view.score),
+        )
+        sums = sweep.over_rows(of_block, sums, num_queries, sizes.rows)
+        return sums[:3], sums[3:]
+
+    totals = (
+        jax.tree.map(jnp.zeros_like, inputs.bias) if wants_bias else None,
+        jax.tree.map(jnp.zeros_like, inputs.score),
+    )
+    arrays, totals = sweep.over_heads(
+        of_head, batch_shape, num_heads, sizes.heads, totals
+    )
+    of_query, of_key, of_value = arrays
+    num_key_heads = inputs.key.shape[-2]
+    return (
+        jnp.moveaxis(of_query, -3, -2),
+        *(_of_key_heads(x, num_key_heads) for x in (of_key, of_value)),
+        *totals,
+    )
+
+
+attend = gradients.differentiable(_forward, _backward)
+
+
+def _kept(inputs, options, example, head):
+    """Returns what gives what dropout multiplies a tile by; None without dropout."""
+    if not options.dropout_rate:
+        return None
+    n = head
+    for i, stride in zip(
+        example, sweep.strides(inputs.map_shape[:-2])[:-1], strict=True
+    ):
+        n = n + i * stride
+    return functools.partial(dropout.kept, inputs.rng, options.dropout_rate, n)
+
+
+def _add(total, part, start, axis):
+    """Returns `total` with `part` added from `start` on."""
+    part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
+    return lax.dynamic_update_slice_in_dim(total, part, start, axis)
+
+
+def _of_key_heads(gradient, num_key_heads):
+    """Returns `[B..., S, G, K]` from `[B..., H, K, S]`, summed over query heads."""
+    *batch_shape, num_heads, size, num_keys = gradient.shape
+    heads = num_key_heads, num_heads // num_key_heads
+    gradient = gradient.reshape(*batch_shape, *heads, size, num_keys).sum(-3)
+    return jnp.moveaxis(gradient, -1, -3)

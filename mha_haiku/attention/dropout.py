@@ -1,0 +1,41 @@
+"""Which weights dropout keeps: the same ones whatever tiles they are computed in."""
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import tiles
+
+Array = jax.Array
+
+
+def kept(
+    rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
+) -> Array:
+    """Returns what each weight of a tile is multiplied by: 0 or 1 / (1 - rate).
+
+    Each weight has a key of its own, folded from its head, row and column.
+
+    Args:
+      rng: The key of the dropout.
+      rate: Share of zeros, in [0, 1).
+      head: Which head of which example, counted over all.
+      rows: R positions of queries.
+      columns: C positions of keys.
+
+    Returns:
+      `[R, C]` float32.
+    """
+    rng = rng if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) else _wrapped(rng)
+    of_rows = jax.vmap(jax.random.fold_in, (None, 0))(
+        jax.random.fold_in(rng, head), tiles.as_array(rows)
+    )
+    fold_columns = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = jax.vmap(fold_columns, (0, None))(of_rows, tiles.as_array(columns))
+    bits = jax.random.key_data(keys)[..., 0]
+    is_kept = bits >= jnp.uint32(round(rate * 2**32))
+    return is_kept.astype(jnp.float32) / (1 - rate)
+
+
+def _wrapped(rng: Array) -> Array:
+    """Returns the typed key of a raw one, as `hk.next_rng_key` gives them."""
+    return jax.random.wrap_key_data(rng)

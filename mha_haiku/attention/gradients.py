@@ -1,0 +1,170 @@
+"""The hand-written gradient that the implementations of attention share.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head. With weights `P = exp(scores - logsumexp)` the
+gradient of a score is `dS = P (dO V' - shift)`, where a row's `shift` is the product of
+its values and their cotangent, less the cotangent of its logsumexp: so tiles of P can be
+computed again from the scores, and rows need no second pass.
+
+Source: Dao et al. 2022 (FlashAttention), appendix B.2, https://arxiv.org/abs/2205.14135.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import faults, products, scores
+
+Array = jax.Array
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from.
+
+    Attributes:
+      query: `[B..., T, H, K]`, finite where `faulty` is given.
+      key: `[B..., S, G, K]`, likewise.
+      value: `[B..., S, G, V]`, likewise.
+      bias: What is added to the scores, aligned, or None.
+      score: The score, aligned.
+      mask: Which query may attend to which key.
+      faulty: Which of the vectors were not finite; None: not looked at.
+      rng: The key of the dropout; None: no dropout.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: positions.ScoreBias | None
+    score: scores.Score
+    mask: masks.Mask
+    faulty: faults.Faults | None
+    rng: Array | None
+
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """`(B..., H, T, S)`."""
+        *batch_shape, num_queries, num_heads, _ = self.query.shape
+        return (*batch_shape, num_heads, num_queries, self.key.shape[-3])
+
+
+class RowGradients(NamedTuple):
+    """What comes back to each query.
+
+    Attributes:
+      values: `[B..., T, H, V]`, the cotangent of the values.
+      shift: `[B..., H, T]`, what the gradient of each weight is less by.
+      logsumexp: `[B..., H, T]`, inf where the query has no gradient.
+    """
+
+    values: Array
+    shift: Array
+    logsumexp: Array
+
+
+class TileGradients(NamedTuple):
+    """What a tile contributes to the gradients; see `of_tile`."""
+
+    query: Array
+    key: Array
+    value: Array
+    score: scores.Score
+    tile: Array
+
+
+def of_tile(
+    query: Array,
+    key: Array,
+    value: Array,
+    score: scores.Score,
+    tile: Array,
+    kept: Array | None,
+    rows: RowGradients,
+) -> TileGradients:
+    """Returns the gradients that a tile of scores contributes.
+
+    Args:
+      query: `[B..., R, H, K]`.
+      key: `[B..., C, G, K]`.
+      value: `[B..., C, G, V]`.
+      score: The score.
+      tile: `[B..., H, R, C]` scores with bias and mask.
+      kept: What dropout multiplies each weight by, likewise; None: by 1.
+      rows: Of R queries.
+    """
+    weights = jnp.exp(tile - rows.logsumexp[..., None])
+    of_weights = products.pair(rows.values, value)
+    used = weights
+    if kept is not None:
+        used, of_weights = weights * kept, of_weights * kept
+    of_scores = weights * (of_weights - rows.shift[..., None])
+    of_query, of_key, of_score = score.gradients(query, key, of_scores)
+    of_value = products.gather(used, rows.values, value.shape[-2])
+    return TileGradients(of_query, of_key, of_value, of_score, of_scores)
+
+
+def differentiable(forward: Callable, backward: Callable) -> Callable:
+    """Returns `forward` with `backward` as its gradient.
+
+    Args:
+      forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the logsumexp
+        `[B..., H, T]` and a pytree that the gradient wants saved; options are static.
+      backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
+        gradients of query, key, value, bias (None unless wanted) and score.
+
+    Returns:
+      `attend(inputs, options)`, which returns values and logsumexp.
+    """
+    forward = jax.jit(forward, static_argnums=1)
+    backward = jax.jit(backward, static_argnums=(3, 4))
+
+    def attend(inputs, options):
+        function = jax.custom_vjp(lambda inputs: forward(inputs, options)[:2])
+        function.defvjp(
+            functools.partial(_forward, forward, options),
+            functools.partial(_backward, backward, options),
+            symbolic_zeros=True,
+        )
+        return function(inputs)
+
+    return attend
+
+
+def _forward(forward, options, primals):
+    inputs = jax.tree.map(lambda x: x.value, primals)
+    is_wanted = [x.perturbed for x in jax.tree.leaves(primals.bias)]
+    values, logsumexp, saved = forward(inputs, options)
+    wants_bias = True if any(is_wanted) else None
+    return (values, logsumexp), (inputs, values, logsumexp, saved, wants_bias)
+
+
+def _backward(backward, options, residuals, cotangents):
+    inputs, values, logsumexp, saved, wants_bias = residuals
+    of_values, of_logsumexp = (
+        jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x
+        for x in cotangents
+    )
+    has_gradient = jnp.isfinite(logsumexp)
+    if inputs.faulty is None:  # then NaN is passed on
+        has_gradient |= jnp.isnan(logsumexp)
+    of_values = jnp.where(jnp.moveaxis(has_gradient, -2, -1)[..., None], of_values, 0)
+    dtype = logsumexp.dtype
+    shift = (of_values.astype(dtype) * values.astype(dtype)).sum(-1)
+    shift = jnp.moveaxis(shift, -1, -2) - of_logsumexp
+    rows = RowGradients(
+        of_values,
+        jnp.where(has_gradient, shift, 0),
+        jnp.where(has_gradient, logsumexp, jnp.inf),
+    )
+    *arrays, bias, score = backward(
+        inputs, saved, rows, wants_bias is not None, options
+    )
+    arrays = [
+        gradient.astype(x.dtype) for gradient, x in zip(arrays, inputs[:3], strict=True)
+    ]
+    return (Inputs(*arrays, bias, score, None, None, None),)

@@ -1,0 +1,91 @@
+"""The three products that attention and its gradient consist of.
+
+`...` leading axes, T query positions, S key positions, H query heads, G key heads (G
+divides H), K and V sizes per head. Axes are moved before the products, and sums over
+queries have the small operand first, as XLA's own choices are slower on the CPU.
+"""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def pair(query: Array, key: Array) -> Array:
+    """Returns the dot products of all queries and keys.
+
+    Args:
+      query: `[..., T, H, K]`.
+      key: `[..., S, G, K]`.
+
+    Returns:
+      `[..., H, T, S]`, float32 or float64.
+    """
+    products = jnp.einsum(
+        "...grtk,...gsk->...grts",
+        _grouped_rows(query, key.shape[-2]),
+        jnp.moveaxis(key, -2, -3),
+        preferred_element_type=accumulation_dtype(query.dtype),
+    )
+    return _merged(products)
+
+
+def mix(weights: Array, value: Array) -> Array:
+    """Returns the sums of values that the weights say, for each query.
+
+    Args:
+      weights: `[..., H, T, S]`; rounded to the dtype of the values.
+      value: `[..., S, G, V]`.
+
+    Returns:
+      `[..., T, H, V]`, float32 or float64.
+    """
+    mixed = jnp.einsum(
+        "...grts,...gsv->...grtv",
+        _grouped_weights(weights.astype(value.dtype), value.shape[-2]),
+        jnp.moveaxis(value, -2, -3),
+        preferred_element_type=accumulation_dtype(value.dtype),
+    )
+    return jnp.moveaxis(_merged(mixed), -3, -2)
+
+
+def gather(weights: Array, rows: Array, num_key_heads: int) -> Array:
+    """Returns what each key receives from the queries: `mix`, transposed.
+
+    Args:
+      weights: `[..., H, T, S]`; rounded to the dtype of the rows.
+      rows: `[..., T, H, V]`.
+      num_key_heads: G.
+
+    Returns:
+      `[..., S, G, V]`, float32 or float64.
+    """
+    gathered = jnp.einsum(
+        "...grtv,...grts->...gvs",
+        _grouped_rows(rows, num_key_heads),
+        _grouped_weights(weights.astype(rows.dtype), num_key_heads),
+        preferred_element_type=accumulation_dtype(rows.dtype),
+    )
+    return jnp.moveaxis(gathered, -1, -3)
+
+
+def accumulation_dtype(dtype) -> jnp.dtype:
+    """Returns the dtype of scores and softmax: float32, or float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _grouped_rows(rows, num_key_heads):
+    """Returns `[..., G, H / G, T, K]` from `[..., T, H, K]`."""
+    return _grouped_weights(jnp.moveaxis(rows, -2, -3), num_key_heads)
+
+
+def _grouped_weights(weights, num_key_heads):
+    """Returns `[..., G, H / G, T, S]` from `[..., H, T, S]`."""
+    heads = num_key_heads, weights.shape[-3] // num_key_heads
+    return weights.reshape(*weights.shape[:-3], *heads, *weights.shape[-2:])
+
+
+def _merged(grouped):
+    """Returns `[..., H, T, S]` from `[..., G, H / G, T, S]`."""
+    num_heads = grouped.shape[-4] * grouped.shape[-3]
+    return grouped.reshape(*grouped.shape[:-4], num_heads, *grouped.shape[-2:])

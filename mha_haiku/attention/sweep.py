@@ -1,0 +1,312 @@
+"""Walks over an attention map: head by head, rows by rows, tile by tile.
+
+T query positions, S key positions, K size per head, N heads of all examples. All that
+looks at a whole map without holding it is made of this: `over_heads` takes one head of
+one example at a time (on the CPU, where two-dimensional tiles are the fastest) or
+several, `over_rows` a block of its queries, `over_keys` a tile of the keys that the
+block may see at all. Tiles have one size: the last one of a row or column starts
+earlier, and leaves out what it shares with the one before.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mha_haiku import masks, positions, tiles
+from mha_haiku.attention import scores
+
+Array = jax.Array
+_MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
+HIDDEN = -1e30  # a score whose weight is 0, but whose product with the weight is no NaN
+
+
+_CPU_SCORES = 2**19  # in the tiles of heads taken together; about what caches hold
+_ACCELERATOR_SCORES = 2**25
+
+
+class Sizes(NamedTuple):
+    """How much of the scores is looked at together.
+
+    Attributes:
+      rows: Queries in a tile.
+      columns: Keys in a tile.
+      heads: Heads, of any examples, that are taken together.
+    """
+
+    rows: int
+    columns: int
+    heads: int
+
+    def fitted(self, num_queries: int, num_keys: int) -> "Sizes":
+        """Returns sizes that divide a map of T x S about evenly."""
+        rows = _even(num_queries, self.rows)
+        columns = _even(num_keys, self.columns)
+        return Sizes(rows, columns, self.heads)
+
+
+@tiles.pytree(data=("query", "key", "mask", "bias", "score"))
+class Head:
+    """The scores of one head of one example.
+
+    Attributes:
+      query: `[T, K]`.
+      key: `[S, K]`.
+      mask: Which query may attend to which key; without batch axes.
+      bias: What is added to the scores, likewise, or None.
+      score: The score, likewise.
+    """
+
+    query: Array
+    key: Array
+    mask: masks.Mask
+    bias: positions.ScoreBias | None
+    score: scores.Score
+
+    def scores(
+        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
+    ) -> Array:
+        """Returns the scores `[R, C]` of a tile, HIDDEN where the mask forbids.
+
+        Args:
+          rows: R queries.
+          columns: C keys.
+          seen_from: Keys before this position are hidden as well; None: the mask is
+            known to allow all of the tile.
+        """
+        query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
+        mask = masks.full() if seen_from is None else self.mask
+        tile = masked_scores(
+            query[:, None],
+            key[:, None],
+            mask,
+            self.bias,
+            self.score,
+            rows,
+            columns,
+            hidden=HIDDEN,
+        )[0]
+        if seen_from is None or (isinstance(seen_from, int) and not seen_from):
+            return tile
+        return jnp.where(tiles.on_columns(columns, -1) >= seen_from, tile, HIDDEN)
+
+
+def masked_scores(
+    query: Array,
+    key: Array,
+    mask: masks.Mask,
+    bias: positions.ScoreBias | None,
+    score: scores.Score,
+    rows: tiles.Index,
+    columns: tiles.Index,
+    *,
+    hidden: float = -np.inf,
+) -> Array:
+    """Returns the scores of a tile, `hidden` where the mask forbids.
+
+    Args:
+      query: `[B..., R, H, K]`, the queries at `rows`.
+      key: `[B..., C, G, K]`, the keys at `columns`.
+      mask: Which pairs of positions may attend.
+      bias: What is added to the scores, or None.
+      score: The score.
+      rows: `[R]` positions of the queries.
+      columns: `[C]` positions of the keys.
+      hidden: The score of what is masked.
+
+    Returns:
+      `[B..., H, R, C]`, float32 or float64.
+    """
+    batch_ndim = query.ndim - 3
+    tile = score(query, key)
+    if bias is not None:
+        tile = tile + bias.aligned_tile(rows, columns, batch_ndim).astype(tile.dtype)
+        if hidden > -np.inf:
+            tile = jnp.maximum(tile, hidden)  # the bias may be minus infinity
+    if isinstance(mask, masks.Full):
+        return tile
+    return jnp.where(mask.aligned_tile(rows, columns, batch_ndim), tile, hidden)
+
+
+def default_sizes(num_queries: int, num_keys: int, platform: str) -> Sizes:
+    """Returns the sizes of tiles that are fast on a platform.
+
+    Args:
+      num_queries: T.
+      num_keys: S.
+      platform: As `jax.default_backend()` names it.
+    """
+    rows, columns, _ = Sizes(512, 1024, 1).fitted(num_queries, num_keys)
+    together = _CPU_SCORES if platform == "cpu" else _ACCELERATOR_SCORES
+    return Sizes(rows, columns, max(1, together // (rows * columns)))
+
+
+def head_of(inputs: Any, example: tuple, head: Array) -> Head:
+    """Returns the view of one head of one example.
+
+    Args:
+      inputs: Has `query [B..., T, H, K]`, `key [B..., S, G, K]`, `mask`, and an aligned
+        `bias` and `score`.
+      example: An index per batch axis; may be traced.
+      head: The index of the head, likewise.
+    """
+    num_heads = inputs.query.shape[-2]
+    return Head(
+        tiles.at_batch(inputs.query, example)[:, head],
+        of_key_head(inputs.key, example, head, num_heads),
+        inputs.mask.of_head(example, head),
+        *(
+            jax.tree.map(lambda x: tiles.at_batch(x, (*example, head))[None], tree)
+            for tree in (inputs.bias, inputs.score)
+        ),
+    )
+
+
+def of_key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
+    """Returns the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
+    return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
+
+
+def over_heads(
+    function: Callable[[tuple, Array], tuple[Any, Any]],
+    batch_shape: tuple[int, ...],
+    num_heads: int,
+    together: int,
+    totals: Any = None,
+) -> tuple[Any, Any]:
+    """Calls `function(example, head)` for all heads.
+
+    Args:
+      function: Takes the index of an example, an integer per batch axis, and of a head;
+        returns outputs, and gradients like `totals` but with axes `[1, ...]`.
+      batch_shape: B....
+      num_heads: H.
+      together: How many heads are computed at once, at most.
+      totals: A pytree of arrays `[B..., H, ...]`, or of size 1 for all.
+
+    Returns:
+      The outputs, stacked as `[B..., H, ...]`, and the totals with the gradients added.
+    """
+    shape = (*batch_shape, num_heads)
+    count = math.prod(shape)
+    together = max(n for n in range(1, min(together, count) + 1) if count % n == 0)
+
+    def of_head(n):
+        *example, head = jnp.unravel_index(n, shape)
+        return function(tuple(example), head)
+
+    def step(totals, n):
+        outputs, parts = (of_head if together == 1 else jax.vmap(of_head))(n)
+        index = jnp.unravel_index(n, shape)
+
+        def add(total, part):
+            at = [
+                i if size > 1 else jnp.zeros_like(i)
+                for i, size in zip(index, total.shape, strict=False)
+            ]
+            return total.at[tuple(at)].add(part.squeeze(np.ndim(n)))
+
+        return jax.tree.map(add, totals, parts), outputs
+
+    numbers = jnp.arange(count)
+    if together > 1:
+        numbers = numbers.reshape(-1, together)
+    totals, outputs = lax.scan(step, totals, numbers)
+    skipped = 1 if together == 1 else 2
+    outputs = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[skipped:]), outputs)
+    return outputs, totals
+
+
+def over_rows(
+    body: Callable[[tiles.Span, Array, Any], Any], carry: Any, size: int, height: int
+) -> Any:
+    """Returns `carry` after `body(rows, fresh_from, carry)` of each block of rows.
+
+    Args:
+      body: Gets `rows`, and the first position that no block before had.
+      carry: A pytree.
+      size: T, the number of rows.
+      height: Of a block, at most `size`.
+    """
+
+    def block(i, carry):
+        start = i * height
+        return body(
+            tiles.Span(tiles.smallest(start, size - height), height), start, carry
+        )
+
+    return _loop(0, -(-size // height), block, carry)
+
+
+def over_keys(
+    body: Callable[[tiles.Span, Array | None, Any], Any],
+    carry: Any,
+    mask: masks.Mask,
+    rows: tiles.Span,
+    num_keys: int,
+    width: int,
+    keys: tuple[int, int] | None = None,
+) -> Any:
+    """Returns `carry` after `body(columns, seen_from, carry)` of the tiles of a row.
+
+    Tiles that no query of the block can see are left out.
+
+    Args:
+      body: Gets `columns`, and `seen_from` as `Head.scores` takes it.
+      carry: A pytree.
+      mask: The mask of the head.
+      rows: The queries of the block.
+      num_keys: S.
+      width: Of a tile, at most S.
+      keys: (start, stop) of the keys of interest; None: all.
+    """
+    count = -(-num_keys // width)
+    start, stop = mask.key_range((rows.start, rows.stop), num_keys)
+    if keys is not None:
+        start = tiles.largest(start, keys[0])
+        stop = tiles.largest(tiles.smallest(stop, keys[1]), start)
+    first, last = start // width, tiles.smallest(-(-stop // width), count)
+    last = tiles.largest(first, last)
+    open_start, open_stop = mask.open_range((rows.start, rows.stop), num_keys)
+    open_first = tiles.smallest(tiles.largest(-(-open_start // width), first), last)
+    open_last = tiles.smallest(tiles.largest(open_stop // width, open_first), last)
+    num_open = open_last - open_first
+
+    def at(j, seen_from, carry):
+        columns = tiles.Span(tiles.smallest(j * width, num_keys - width), width)
+        return body(columns, seen_from, carry)
+
+    def masked(i, carry):
+        j = i + first
+        if isinstance(j, int) and isinstance(open_first, int):
+            j = j + num_open if j >= open_first else j
+        else:
+            j = jnp.where(j >= open_first, j + num_open, j)
+        return at(j, j * width if num_keys % width else 0, carry)
+
+    carry = _loop(open_first, open_last, lambda j, carry: at(j, None, carry), carry)
+    return _loop(0, last - first - num_open, masked, carry)
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns how far apart neighbours along each axis are when counted over all."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _even(size: int, most: int) -> int:
+    """Returns the width of about equal parts of at most `most`."""
+    parts = -(-size // min(most, size))
+    width = -(-size // parts)
+    return min(size, most, -(-width // _MULTIPLE) * _MULTIPLE)
+
+
+def _loop(start, stop, body, carry):
+    """`lax.fori_loop`, but unrolled where it is known to run once or never."""
+    if isinstance(start, int) and isinstance(stop, int):
+        if stop - start <= 1:
+            return body(start, carry) if stop > start else carry
+    return lax.fori_loop(start, stop, body, carry)
