@@ -1,7 +1,20 @@
 """Attention as pure functions of arrays, and the map that it leaves behind."""
 
-from mha_haiku.attention.attend import attend
-from mha_haiku.attention.attention_map import AttentionMap, bin_edges
+from mha_haiku.attention.attend import IMPLEMENTATIONS, attend
+from mha_haiku.attention.attention_map import AttentionMap
+from mha_haiku.attention.blockwise import Blockwise
+from mha_haiku.attention.pooling import bin_edges
 from mha_haiku.attention.scores import Score, additive, dot_product
+from mha_haiku.attention.statistics import Statistics
 
-__all__ = ["AttentionMap", "Score", "additive", "attend", "bin_edges", "dot_product"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "AttentionMap",
+    "Blockwise",
+    "Score",
+    "Statistics",
+    "additive",
+    "attend",
+    "bin_edges",
+    "dot_product",
+]

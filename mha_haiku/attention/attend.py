@@ -13,30 +13,46 @@ from mha_haiku import checks, masks, positions
 from mha_haiku.attention import (
     attention_map,
     blockwise,
+    choice,
     dense,
     faults,
+    fused,
     gradients,
     scores,
-    sweep,
 )
 
 Array = jax.Array
+
+Implementation = Callable[[gradients.Inputs, float], tuple[Array, Array]]
+
+
+def _automatic(inputs, dropout_rate):
+    name = choice.automatic(inputs, dropout_rate, jax.default_backend())
+    return _IMPLEMENTATIONS[name](inputs, dropout_rate)
+
+
+def _fused(inputs, dropout_rate):
+    platform = jax.default_backend()
+    refusal = fused.refusal(inputs, dropout_rate, platform)
+    if refusal is not None:
+        raise ValueError(
+            f"implementation='fused' cannot do this call: {refusal}; 'auto' takes what can."
+        )
+    return fused.attend(inputs, dropout_rate)
 
 
 def _formula(inputs, dropout_rate):
     return dense.formula(inputs, dropout_rate)[:2]
 
 
-def _blockwise(inputs, dropout_rate):
-    sizes = sweep.default_sizes(*inputs.map_shape[-2:], jax.default_backend())
-    return blockwise.attend(inputs, blockwise.Options(sizes, dropout_rate))
-
-
-IMPLEMENTATIONS: dict[str, Callable] = {
+_IMPLEMENTATIONS: dict[str, Implementation] = {
+    "auto": _automatic,
     "dense": dense.attend,
+    "blockwise": blockwise.Blockwise(),
+    "fused": _fused,
     "formula": _formula,
-    "blockwise": _blockwise,
 }
+IMPLEMENTATIONS = tuple(_IMPLEMENTATIONS)
 
 
 def attend(
@@ -49,7 +65,7 @@ def attend(
     score: scores.Score | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
-    implementation: str = "dense",
+    implementation: str | Implementation = "auto",
 ) -> tuple[Array, attention_map.AttentionMap]:
     """Returns `softmax(score(query, key) + bias) value` and the attention map.
 
@@ -68,14 +84,21 @@ def attend(
       dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
         one, and the weights that stay grow by 1 / (1 - dropout_rate).
       rng: The key of the dropout; required with it.
-      implementation: "dense" holds the `[B..., H, T, S]` scores.
+      implementation: All give the same, at another cost. "dense" holds the `[B..., H,
+        T, S]` scores; "blockwise" only tiles of them, and skips those that the mask rules
+        out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes; "fused"
+        is the kernel that JAX has for the accelerator, which knows some masks and dtypes
+        only; "formula" is dense and differentiated by JAX itself, for forward mode
+        (`jax.jvp`) and second derivatives. "auto" is fused where that can do the call,
+        else dense up to about a million scores on the CPU (2^26 on accelerators), and
+        blockwise beyond.
 
     Returns:
       Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
 
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
-        lengths exceed S, or dropout has no key.
+        lengths exceed S, dropout has no key, or the named implementation cannot do this.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
@@ -84,7 +107,9 @@ def attend(
     mask, bias = masks.as_mask(mask), positions.as_bias(bias)
     score = scores.dot_product() if score is None else score
     _check(query, key, value, mask, bias, score)
-    checks.choice("implementation", implementation, IMPLEMENTATIONS)
+    if not callable(implementation):
+        checks.choice("implementation", implementation, IMPLEMENTATIONS)
+        implementation = _IMPLEMENTATIONS[implementation]
     checks.fraction("dropout_rate", dropout_rate)
     if dropout_rate and rng is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
@@ -97,7 +122,7 @@ def attend(
         query, key, value, faulty = faults.separated(query, key, value)
     rng = rng if dropout_rate else None
     inputs = gradients.Inputs(query, key, value, bias, score, mask, faulty, rng)
-    values, logsumexp = IMPLEMENTATIONS[implementation](inputs, dropout_rate)
+    values, logsumexp = implementation(inputs, dropout_rate)
     return values, attention_map.AttentionMap(query, key, logsumexp, mask, bias, score)
 
 

@@ -5,15 +5,20 @@ K size per head. From queries, keys and the logsumexp of each row of scores, whi
 O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mha_haiku import checks, masks, positions, tiles
-from mha_haiku.attention import scores, sweep
+from mha_haiku.attention import (
+    divergence,
+    operators,
+    pooling,
+    ranking,
+    scores,
+    statistics,
+    sweep,
+)
 
 Array = jax.Array
 
@@ -93,42 +98,170 @@ class AttentionMap:
         tile = jnp.where(blind, -jnp.inf, tile) - jnp.where(blind, 0, logsumexp)
         return jnp.where(faulty, jnp.nan, jnp.exp(tile))
 
-    def pooled(self, rows: int = 128, columns: int = 128) -> Array:
+    def statistics(
+        self,
+        *,
+        pooled: tuple[int, int] | None = None,
+        query_offset: int = 0,
+        counted: Array | None = None,
+        positions: Array | None = None,
+        tokens: Array | None = None,
+        key_tokens: Array | None = None,
+        per_query: bool = False,
+    ) -> statistics.Statistics:
+        """Returns numbers that tell what each head does; one pass over tiles.
+
+        Queries that see nothing (padding) do not count.
+
+        Args:
+          pooled: (P, Q): also the map pooled to that many bins, from the same pass.
+          query_offset: Query t stands at position t + `query_offset`, as in attention
+            of the last T of S positions.
+          counted: `[B..., T]` booleans: the queries that count; None: all that see.
+          positions: `[B..., S]` booleans: positions (separators, say) whose mass is
+            asked for.
+          tokens: `[B..., T]` integers, the tokens of the queries, for the mass on equal
+            tokens and the induction score.
+          key_tokens: `[B..., S]`, those of the keys; None: the same as `tokens`.
+          per_query: Whether queries are kept apart, `[B..., H, T]`.
+
+        Raises:
+          ValueError: If an array does not fit the map, or a number of bins is below 1.
+        """
+        *batch_shape, _, num_queries, num_keys = self.shape
+        if key_tokens is not None and tokens is None:
+            raise ValueError("key_tokens needs tokens, those of the queries.")
+        key_tokens = tokens if key_tokens is None else key_tokens
+        fits = {
+            "counted": (counted, num_queries, bool),
+            "positions": (positions, num_keys, bool),
+            "tokens": (tokens, num_queries, jnp.integer),
+            "key_tokens": (key_tokens, num_keys, jnp.integer),
+        }
+        for name, (array, size, kind) in fits.items():
+            _check_fits(name, array, (*batch_shape, size), kind)
+        grid = None
+        if pooled is not None:
+            grid = self._grid(*pooled, slice(None), slice(None))
+        question = statistics.Question(
+            jnp.asarray(query_offset), counted, positions, tokens, key_tokens
+        )
+        return statistics.statistics(
+            self, question, grid=grid, per_query=per_query, sizes=self._sizes()
+        )
+
+    def pooled(
+        self,
+        rows: int = 128,
+        columns: int = 128,
+        *,
+        queries: slice = slice(None),
+        keys: slice = slice(None),
+    ) -> Array:
         """Returns the map at a coarse grain: the mass of each cell of a grid.
 
-        Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`. One pass over the
-        map, a bin of queries at a time; O(S T / rows) memory.
+        Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts `queries`
+        and `keys` where these are given: so a viewer zooms in, down to single tokens.
+        One pass over the tiles of these parts.
 
         Args:
           rows: The largest number of bins of queries.
           columns: The largest number of bins of keys.
+          queries: Consecutive queries.
+          keys: Consecutive keys.
 
         Returns:
-          `[B..., H, R, C]`: the mean, over the queries of a bin that see anything, of
-          their weight on the keys of a bin. A row sums to 1, or to 0 if no query sees.
+          `[B..., H, P, Q]`: the mean, over the queries of a bin that see anything, of
+          their weight on the keys of a bin. With all keys a row sums to 1, or to 0 if
+          no query sees.
+
+        Raises:
+          ValueError: If a part is empty or has steps, or a number of bins is below 1.
         """
-        num_queries, num_keys = self.shape[-2:]
-        row_edges, column_edges = (
-            bin_edges(num_queries, rows),
-            bin_edges(num_keys, columns),
-        )
-        height, width = row_edges[1], column_edges[1]
-        missing = (len(column_edges) - 1) * width - num_keys
+        grid = self._grid(rows, columns, queries, keys)
+        return pooling.pooled(self, grid=grid, sizes=self._sizes())
 
-        def pooled_row(start):
-            index = start + jnp.arange(height)
-            inside = jnp.minimum(index, num_queries - 1)
-            sees = tiles.take(self.logsumexp, inside, axis=-1) > -jnp.inf
-            counts = jnp.where(index < num_queries, 1, 0).reshape(
-                (1,) * (sees.ndim - 1) + (-1,)
+    def top(self, k: int) -> ranking.Top:
+        """Returns the k largest weights of each row, and where they are.
+
+        Args:
+          k: From 1 to S.
+
+        Returns:
+          Weights `[B..., H, T, k]`, falling, and key positions of the same shape.
+        """
+        checks.integer_in("k", k, 1, self.shape[-1])
+        return ranking.top(self, k=k, sizes=self._sizes())
+
+    def apply(self, x: Array) -> Array:
+        """Returns the map times `x`: for each query the weighted sum over keys.
+
+        Args:
+          x: `[B..., S, H, V]`, or `[B..., S, 1, V]` for the same in all heads.
+
+        Returns:
+          `[B..., T, H, V]`.
+        """
+        return self._product(x, self.shape[-1], operators.apply, "S")
+
+    def apply_transposed(self, y: Array) -> Array:
+        """Returns the transposed map times `y`: for each key the sum over queries.
+
+        Args:
+          y: `[B..., T, H, V]`, or `[B..., T, 1, V]` for the same in all heads.
+
+        Returns:
+          `[B..., S, H, V]`.
+        """
+        return self._product(y, self.shape[-2], operators.apply_transposed, "T")
+
+    def divergence(self, other: "AttentionMap | None" = None) -> Array:
+        """Returns how differently heads attend: their Jensen-Shannon divergences.
+
+        Args:
+          other: A map of the same batch axes, T and S; None: this map itself.
+
+        Returns:
+          `[B..., H, H']` in nats, 0 (the same) to log 2: the mean over queries that see
+          anything in both.
+
+        Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
+        """
+        other = self if other is None else other
+        mine, theirs = ((*x.shape[:-3], *x.shape[-2:]) for x in (self, other))
+        if mine != theirs:
+            raise ValueError(
+                "maps that are compared must have the same batch axes, T and S; got "
+                f"shapes {self.shape} and {other.shape}."
             )
-            counts = (counts * sees).astype(self.dtype)[..., None]
-            mass = (self.tile(inside, slice(None)) * counts).sum(-2)
-            mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, missing)])
-            mass = mass.reshape(*mass.shape[:-1], -1, width).sum(-1)
-            return mass / jnp.maximum(counts.sum(-2), 1)
+        return divergence.divergence(self, other, sizes=self._sizes())
 
-        return jnp.moveaxis(lax.map(pooled_row, row_edges[:-1]), 0, -2)
+    def _sizes(self):
+        return sweep.default_sizes(*self.shape[-2:], jax.default_backend())
+
+    def _grid(self, rows, columns, queries, keys):
+        checks.positive_integer("rows", rows)
+        checks.positive_integer("columns", columns)
+        parts = [
+            _consecutive(name, part, size)
+            for name, part, size in zip(
+                ("queries", "keys"), (queries, keys), self.shape[-2:], strict=True
+            )
+        ]
+        return pooling.Grid(
+            pooling.Bins.of(parts[0], rows), pooling.Bins.of(parts[1], columns)
+        )
+
+    def _product(self, x, size, function, axis):
+        x = jnp.asarray(x)
+        *batch_shape, num_heads, _, _ = self.shape
+        allowed = [(*batch_shape, size, heads) for heads in (num_heads, 1)]
+        if x.shape[:-1] not in allowed:
+            raise ValueError(
+                f"the array must be [B..., {axis}, H, V] or [B..., {axis}, 1, V], which "
+                f"is {allowed[0]} and V here; got shape {x.shape}."
+            )
+        return function(self, x, sizes=self._sizes())
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         """Returns the whole map as a NumPy array."""
@@ -140,17 +273,24 @@ class AttentionMap:
         return self.weights()
 
 
-def bin_edges(size: int, bins: int) -> np.ndarray:
-    """Returns the edges of at most `bins` equal bins of positions; the last may differ.
+def _consecutive(name, part, size):
+    """Returns the positions that a slice names, which must be one after the other."""
+    positions = range(size)[part]
+    if not positions or positions.step != 1:
+        raise ValueError(
+            f"{name} must be a slice of consecutive positions in 0..{size}, at least "
+            f"one; got {part}."
+        )
+    return positions
 
-    Args:
-      size: The number of positions, at least 1.
-      bins: The largest number of bins, at least 1.
 
-    Returns:
-      `[bins + 1]` integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
-    """
-    checks.positive_integer("the number of positions", size)
-    checks.positive_integer("the number of bins", bins)
-    width = math.ceil(size / bins)
-    return np.minimum(np.arange(math.ceil(size / width) + 1) * width, size)
+def _check_fits(name, array, shape, kind):
+    if array is None:
+        return
+    kinds = {bool: "booleans", jnp.integer: "integers"}
+    is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
+    if array.shape != shape or not is_kind:
+        raise ValueError(
+            f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of shape "
+            f"{array.shape}."
+        )

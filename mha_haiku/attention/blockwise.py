@@ -9,17 +9,53 @@ Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
 (FlashAttention), algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
 """
 
+import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku import tiles
-from mha_haiku.attention import dropout, gradients, products, sweep
+from mha_haiku import checks, tiles
+from mha_haiku.attention import dense, dropout, gradients, products, sweep
 
 Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise:
+    """Blockwise attention with tiles of chosen sizes, for `attend(implementation=)`.
+
+    Attributes:
+      rows: Queries in a tile; None: what suits the platform.
+      columns: Keys in a tile, likewise.
+      heads: Heads, of any examples, that are taken together, likewise.
+    """
+
+    rows: int | None = None
+    columns: int | None = None
+    heads: int | None = None
+
+    def __post_init__(self):
+        for field, size in dataclasses.asdict(self).items():
+            if size is not None:
+                checks.positive_integer(field, size)
+
+    def __call__(
+        self, inputs: gradients.Inputs, dropout_rate: float
+    ) -> tuple[Array, Array]:
+        """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
+        if not math.prod(inputs.map_shape):
+            return dense.attend(inputs, dropout_rate)
+        sizes = sweep.default_sizes(*inputs.map_shape[-2:], jax.default_backend())
+        chosen = {
+            field: size
+            for field, size in dataclasses.asdict(self).items()
+            if size is not None
+        }
+        return attend(inputs, Options(sizes._replace(**chosen), dropout_rate))
 
 
 class Options(NamedTuple):

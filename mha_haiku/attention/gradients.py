@@ -11,7 +11,7 @@ Source: Dao et al. 2022 (FlashAttention), appendix B.2, https://arxiv.org/abs/22
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -8,6 +8,7 @@ block may see at all. Tiles have one size: the last one of a row or column start
 earlier, and leaves out what it shares with the one before.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class Sizes(NamedTuple):
         return Sizes(rows, columns, self.heads)
 
 
-@tiles.pytree(data=("query", "key", "mask", "bias", "score"))
+@tiles.pytree(data=("query", "key", "mask", "bias", "score", "logsumexp"))
 class Head:
     """The scores of one head of one example.
 
@@ -59,6 +60,7 @@ class Head:
       mask: Which query may attend to which key; without batch axes.
       bias: What is added to the scores, likewise, or None.
       score: The score, likewise.
+      logsumexp: `[T]`, where it is known already; -inf for queries without weights.
     """
 
     query: Array
@@ -66,6 +68,29 @@ class Head:
     mask: masks.Mask
     bias: positions.ScoreBias | None
     score: scores.Score
+    logsumexp: Array | None = None
+
+    def without_rows(self, blind: Array) -> "Head":
+        """Returns the head in which queries `[T]` that are blind have no weights."""
+        logsumexp = jnp.where(blind, -jnp.inf, self.logsumexp)
+        return dataclasses.replace(self, logsumexp=logsumexp)
+
+    def log_weights(
+        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
+    ) -> Array:
+        """Returns the logarithms of the weights `[R, C]` of a tile; see `scores`.
+
+        They are very low, but finite, where the weight is 0.
+        """
+        logsumexp = tiles.take(self.logsumexp, rows, 0)
+        logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
+        return self.scores(rows, columns, seen_from) - logsumexp[:, None]
+
+    def weights(
+        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
+    ) -> Array:
+        """Returns the weights `[R, C]` of a tile; see `scores`."""
+        return jnp.exp(self.log_weights(rows, columns, seen_from))
 
     def scores(
         self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
@@ -149,12 +174,13 @@ def head_of(inputs: Any, example: tuple, head: Array) -> Head:
     """Returns the view of one head of one example.
 
     Args:
-      inputs: Has `query [B..., T, H, K]`, `key [B..., S, G, K]`, `mask`, and an aligned
-        `bias` and `score`.
+      inputs: Has `query [B..., T, H, K]`, `key [B..., S, G, K]`, `mask`, an aligned
+        `bias` and `score`, and perhaps `logsumexp [B..., H, T]`.
       example: An index per batch axis; may be traced.
       head: The index of the head, likewise.
     """
     num_heads = inputs.query.shape[-2]
+    logsumexp = getattr(inputs, "logsumexp", None)
     return Head(
         tiles.at_batch(inputs.query, example)[:, head],
         of_key_head(inputs.key, example, head, num_heads),
@@ -163,6 +189,7 @@ def head_of(inputs: Any, example: tuple, head: Array) -> Head:
             jax.tree.map(lambda x: tiles.at_batch(x, (*example, head))[None], tree)
             for tree in (inputs.bias, inputs.score)
         ),
+        None if logsumexp is None else tiles.at_batch(logsumexp, (*example, head)),
     )
 
 
@@ -245,7 +272,7 @@ def over_rows(
 def over_keys(
     body: Callable[[tiles.Span, Array | None, Any], Any],
     carry: Any,
-    mask: masks.Mask,
+    mask: masks.Mask | None,
     rows: tiles.Span,
     num_keys: int,
     width: int,
@@ -258,20 +285,23 @@ def over_keys(
     Args:
       body: Gets `columns`, and `seen_from` as `Head.scores` takes it.
       carry: A pytree.
-      mask: The mask of the head.
+      mask: The mask of the head; None: no tile is left out.
       rows: The queries of the block.
       num_keys: S.
       width: Of a tile, at most S.
       keys: (start, stop) of the keys of interest; None: all.
     """
     count = -(-num_keys // width)
-    start, stop = mask.key_range((rows.start, rows.stop), num_keys)
+    start, stop = 0, num_keys
+    open_start, open_stop = 0, 0
+    if mask is not None:
+        start, stop = mask.key_range((rows.start, rows.stop), num_keys)
+        open_start, open_stop = mask.open_range((rows.start, rows.stop), num_keys)
     if keys is not None:
         start = tiles.largest(start, keys[0])
         stop = tiles.largest(tiles.smallest(stop, keys[1]), start)
     first, last = start // width, tiles.smallest(-(-stop // width), count)
     last = tiles.largest(first, last)
-    open_start, open_stop = mask.open_range((rows.start, rows.stop), num_keys)
     open_first = tiles.smallest(tiles.largest(-(-open_start // width), first), last)
     open_last = tiles.smallest(tiles.largest(open_stop // width, open_first), last)
     num_open = open_last - open_first

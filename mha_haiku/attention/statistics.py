@@ -1,0 +1,359 @@
+"""Numbers that tell what a head does, from one pass over the tiles of its map.
+
+`B...` batch axes, H heads, T query positions, S key positions; P bins of queries and Q
+bins of keys in a pooled map. Nothing of size T x S is held.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku import tiles
+from mha_haiku.attention import pooling, sweep
+
+Array = jax.Array
+OFFSETS = (-1, 0, 1)  # of the key from the query: previous, same and next position
+
+
+class Statistics(NamedTuple):
+    """What a head does, averaged over the queries that see anything.
+
+    Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where a query sees
+    nothing), unless its shape is given. Positions, distances and tokens are those of
+    the inputs; queries stand at t + `query_offset`.
+
+    Attributes:
+      entropy: Of a row, in nats; 0 to log S (Clark et al. 2019, section 3.2,
+        https://arxiv.org/abs/1906.04341).
+      perplexity: exp(entropy) of a row: how many keys it attends to, 1 to S.
+      squared_weights: The sum of a row's squared weights, 1 / S to 1.
+      largest_weight: Of a row; its mean is the head's confidence (Voita et al. 2019,
+        section 4, https://arxiv.org/abs/1905.09418).
+      distance: The expected |t - s|, in positions.
+      rms_distance: The root of the expected (t - s)^2, in positions.
+      previous_position: Mass on s = t - 1.
+      same_position: Mass on s = t.
+      next_position: Mass on s = t + 1.
+      first_position: Mass on s = 0.
+      largest_at_previous: Share of rows whose largest weight is at s = t - 1. A head
+        for which one of these three is 0.9 or more is positional (Voita et al. 2019,
+        section 5.1).
+      largest_at_same: The same of s = t.
+      largest_at_next: The same of s = t + 1.
+      chosen_positions: Mass on the positions that were asked about, or None.
+      same_token: Mass on keys of the query's own token; None without tokens.
+      induction: Mass on keys that followed earlier occurrences of the query's token
+        (Olsson et al. 2022, https://arxiv.org/abs/2209.11895); None without tokens.
+      received: `[B..., H, S]`, the mass that each key receives from all queries.
+      received_gini: `[B..., H]`, how unequal that is among the keys that any query may
+        see, by their Gini coefficient: 0 if all receive the same, towards 1 if one
+        receives all.
+      num_queries: `[B..., H]`, how many queries count.
+      pooled: `[B..., H, P, Q]`, the map at a coarse grain; None unless asked for.
+    """
+
+    entropy: Array
+    perplexity: Array
+    squared_weights: Array
+    largest_weight: Array
+    distance: Array
+    rms_distance: Array
+    previous_position: Array
+    same_position: Array
+    next_position: Array
+    first_position: Array
+    largest_at_previous: Array
+    largest_at_same: Array
+    largest_at_next: Array
+    chosen_positions: Array | None
+    same_token: Array | None
+    induction: Array | None
+    received: Array
+    received_gini: Array
+    num_queries: Array
+    pooled: Array | None
+
+
+class Question(NamedTuple):
+    """What is asked of a map.
+
+    Attributes:
+      query_offset: Query t stands at position t + `query_offset`.
+      counted: `[B..., T]` booleans, the queries that count; None: all that see.
+      chosen: `[B..., S]` booleans, positions of interest; None: none.
+      query_tokens: `[B..., T]` integers, or None.
+      key_tokens: `[B..., S]` integers, or None.
+    """
+
+    query_offset: Array
+    counted: Array | None
+    chosen: Array | None
+    query_tokens: Array | None
+    key_tokens: Array | None
+
+
+class _RowSums(NamedTuple):
+    """What adds up over the keys of a row; each `[R]` unless its shape is given."""
+
+    entropy: Array
+    squared_weights: Array
+    largest: Array  # the largest log weight
+    distance: Array
+    squared_distance: Array
+    at_offsets: Array  # [R, 3] log weights
+    first_position: Array
+    chosen_positions: Array | None
+    same_token: Array | None
+    induction: Array | None
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes"))
+def statistics(
+    attention_map: Any,
+    question: Question,
+    *,
+    grid: pooling.Grid | None,
+    per_query: bool,
+    sizes: sweep.Sizes,
+) -> Statistics:
+    """Returns the statistics of a map.
+
+    Args:
+      attention_map: The `AttentionMap`.
+      question: What is asked.
+      grid: The cells of the pooled map; None: no pooled map.
+      per_query: Whether rows are kept apart.
+      sizes: Of the tiles.
+    """
+    *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
+    sizes = sizes.fitted(num_queries, num_keys)
+
+    def of_head(example, head):
+        view = sweep.head_of(attention_map, example, head)
+        asked = jax.tree.map(lambda x: tiles.at_batch(x, example), question[1:])
+        asked = Question(question.query_offset, *asked)
+        return _of_head(view, asked, grid, sizes), None
+
+    (rows, counts, received, pooled), _ = sweep.over_heads(
+        of_head, batch_shape, num_heads, sizes.heads
+    )
+    unseen = attention_map.mask.aligned_unseen_keys(
+        num_queries, num_keys, len(batch_shape)
+    )
+    return _summary(rows, counts, received, unseen, pooled, per_query)
+
+
+def _of_head(view, question, grid, sizes):
+    """Returns row sums `[T]`, which rows count `[T]`, received mass `[S]`, pooled map."""
+    num_queries, num_keys = len(view.query), len(view.key)
+    dtype = view.logsumexp.dtype
+    counts = view.logsumexp > -jnp.inf
+    if question.counted is not None:
+        counts &= question.counted
+        view = view.without_rows(~counts)
+
+    def of_rows(rows, fresh_from, carry):
+        all_sums, received, pooled = carry
+        fresh = tiles.take(counts, rows, 0) & (rows.array() >= fresh_from)
+        fresh = fresh.astype(dtype)
+        of_tile = _TileSums(view, fresh, question, grid, rows)
+        mass = (
+            None if grid is None else jnp.zeros((rows.size, grid.columns.count), dtype)
+        )
+        sums, received, mass = sweep.over_keys(
+            of_tile,
+            (_start(rows.size, question, dtype), received, mass),
+            view.mask,
+            rows,
+            num_keys,
+            sizes.columns,
+        )
+        all_sums = jax.tree.map(
+            lambda x, new: lax.dynamic_update_slice_in_dim(x, new, rows.start, 0),
+            all_sums,
+            sums,
+        )
+        if grid is not None:
+            bins = grid.rows.membership(rows, dtype) * fresh[:, None]
+            pooled = grid.rows.add(pooled, bins.T @ mass, rows, 0)
+        return all_sums, received, pooled
+
+    pooled = None
+    if grid is not None:
+        pooled = jnp.zeros((grid.rows.count, grid.columns.count), dtype)
+    carry = (
+        _start(num_queries, question, dtype),
+        jnp.zeros(num_keys, dtype),
+        pooled,
+    )
+    sums, received, pooled = sweep.over_rows(of_rows, carry, num_queries, sizes.rows)
+    if grid is not None:
+        pooled = grid.rows.mean(pooled, counts)
+    return sums, counts, received, pooled
+
+
+def _start(size, question, dtype) -> _RowSums:
+    zeros = jnp.zeros(size, dtype)
+    return _RowSums(
+        entropy=zeros,
+        squared_weights=zeros,
+        largest=zeros + sweep.HIDDEN,
+        distance=zeros,
+        squared_distance=zeros,
+        at_offsets=jnp.full((size, len(OFFSETS)), sweep.HIDDEN, dtype),
+        first_position=zeros,
+        chosen_positions=None if question.chosen is None else zeros,
+        same_token=None if question.key_tokens is None else zeros,
+        induction=None if question.key_tokens is None else zeros,
+    )
+
+
+class _TileSums(NamedTuple):
+    """Adds up what a tile of a block of rows contributes."""
+
+    view: sweep.Head
+    fresh: Array  # [R], 1 where a row counts and no block before had it
+    question: Question
+    grid: pooling.Grid | None
+    rows: tiles.Span
+
+    def __call__(self, columns, seen_from, carry):
+        sums, received, mass = carry
+        log_weights = self.view.log_weights(self.rows, columns, seen_from)
+        weights = jnp.exp(log_weights)
+        at_rows = self.rows.array() + self.question.query_offset
+        at_columns = columns.array()
+        moments = self._moments(weights, at_rows, at_columns)
+        linear = weights @ self._functionals(columns)
+        chosen = sums.chosen_positions
+        if chosen is not None:
+            chosen = chosen + linear[:, 1]
+        sums = sums._replace(
+            entropy=sums.entropy - (weights * log_weights).sum(-1),
+            squared_weights=sums.squared_weights + (weights * weights).sum(-1),
+            largest=jnp.maximum(sums.largest, log_weights.max(-1)),
+            distance=sums.distance + moments[0],
+            squared_distance=sums.squared_distance + moments[1],
+            at_offsets=jnp.maximum(
+                sums.at_offsets, self._at_offsets(log_weights, at_rows, columns)
+            ),
+            first_position=sums.first_position + linear[:, 0],
+            chosen_positions=chosen,
+            **self._tokens(sums, weights, at_rows, columns),
+        )
+        of_keys = self.fresh @ weights
+        of_keys += tiles.take(received, columns, 0)
+        received = lax.dynamic_update_slice_in_dim(received, of_keys, columns.start, 0)
+        if self.grid is not None:
+            of_bins = linear[:, -self.grid.columns.touched(columns.size) :]
+            mass = self.grid.columns.add(mass, of_bins, columns, 1)
+        return sums, received, mass
+
+    def _functionals(self, columns):
+        """Returns vectors `[C, n]` whose products with the weights are asked for."""
+        dtype = self.fresh.dtype
+        parts = [(columns.array() == 0)[:, None]]
+        if self.question.chosen is not None:
+            parts.append(tiles.take(self.question.chosen, columns, 0)[:, None])
+        if self.grid is not None:
+            parts.append(self.grid.columns.membership(columns, dtype))
+        return jnp.concatenate([part.astype(dtype) for part in parts], axis=1)
+
+    def _moments(self, weights, at_rows, at_columns):
+        """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each."""
+        distance = jnp.abs(at_rows[:, None] - at_columns[None, :]).astype(weights.dtype)
+        weighted = weights * distance
+        return weighted.sum(-1), (weighted * distance).sum(-1)
+
+    def _at_offsets(self, log_weights, at_rows, columns):
+        """Returns the log weights of the keys at OFFSETS, `[R, 3]`, if in this tile."""
+        wanted = at_rows[:, None] + jnp.asarray(OFFSETS)[None, :] - columns.start
+        inside = (wanted >= 0) & (wanted < columns.size)
+        found = jnp.take_along_axis(
+            log_weights, jnp.clip(wanted, 0, columns.size - 1), axis=1
+        )
+        return jnp.where(inside, found, sweep.HIDDEN)
+
+    def _tokens(self, sums, weights, at_rows, columns):
+        """Returns the new sums that are about tokens."""
+        question = self.question
+        if question.key_tokens is None:
+            return {}
+        own = tiles.take(question.query_tokens, self.rows, 0)[:, None]
+        before = jnp.roll(question.key_tokens, 1)
+        tokens, before = (
+            tiles.take(x, columns, 0)[None, :] for x in (question.key_tokens, before)
+        )
+        at_columns = columns.array()[None, :]
+        followed = (before == own) & (at_columns > 0) & (at_columns <= at_rows[:, None])
+        return {
+            "same_token": sums.same_token
+            + jnp.where(tokens == own, weights, 0).sum(-1),
+            "induction": sums.induction + jnp.where(followed, weights, 0).sum(-1),
+        }
+
+
+def _summary(sums, counts, received, unseen, pooled, per_query) -> Statistics:
+    """Returns the statistics from sums over the keys of each row, `[B..., H, T]`."""
+    dtype = sums.entropy.dtype
+    count = counts.sum(-1)
+
+    def mean(of_rows):
+        of_rows = jnp.where(counts, of_rows, 0).astype(dtype)
+        return of_rows if per_query else of_rows.sum(-1) / jnp.maximum(count, 1)
+
+    def mean_or_none(of_rows):
+        return None if of_rows is None else mean(of_rows)
+
+    entropy = jnp.maximum(sums.entropy, 0)  # rounding may go below
+    at_offsets = jnp.moveaxis(sums.at_offsets, -1, 0)
+    previous, same, following = (mean(jnp.exp(x)) for x in at_offsets)
+    largest = [mean(x >= sums.largest) for x in at_offsets]
+    return Statistics(
+        entropy=mean(entropy),
+        perplexity=mean(jnp.exp(entropy)),
+        squared_weights=mean(sums.squared_weights),
+        largest_weight=mean(jnp.exp(sums.largest)),
+        distance=mean(sums.distance),
+        rms_distance=jnp.sqrt(mean(sums.squared_distance)),
+        previous_position=previous,
+        same_position=same,
+        next_position=following,
+        first_position=mean(sums.first_position),
+        largest_at_previous=largest[0],
+        largest_at_same=largest[1],
+        largest_at_next=largest[2],
+        chosen_positions=mean_or_none(sums.chosen_positions),
+        same_token=mean_or_none(sums.same_token),
+        induction=mean_or_none(sums.induction),
+        received=received,
+        received_gini=gini(received, unseen),
+        num_queries=count,
+        pooled=pooled,
+    )
+
+
+def gini(amounts: Array, left_out: Array | None = None) -> Array:
+    """Returns the Gini coefficient of amounts, 0 where there is nothing.
+
+    Args:
+      amounts: `[..., S]`, at least 0.
+      left_out: Booleans `[..., S]`, who has no share; None: nobody.
+
+    Source: Sen 1973, On Economic Inequality, section 2.3.
+    """
+    if left_out is None:
+        left_out = jnp.zeros(amounts.shape, bool)
+    left_out = jnp.broadcast_to(left_out, amounts.shape)
+    counted = (~left_out).sum(-1)
+    ordered = jnp.sort(jnp.where(left_out, 0, amounts), axis=-1)  # those come first
+    rank = jnp.cumsum(jnp.ones_like(ordered), -1) - left_out.sum(-1, keepdims=True)
+    total = ordered.sum(-1)
+    weighted = (jnp.maximum(rank, 0) * ordered).sum(-1)
+    total = jnp.where(total > 0, total, jnp.inf)
+    count = jnp.maximum(counted, 1)
+    unequal = 2 * weighted / (count * total) - (count + 1) / count
+    return jnp.where(jnp.isfinite(total), jnp.maximum(unequal, 0), 0)
