@@ -27,16 +27,16 @@ Implementation = Callable[[gradients.Inputs, float], tuple[Array, Array]]
 
 
 def _automatic(inputs, dropout_rate):
-    name = choice.automatic(inputs, dropout_rate, jax.default_backend())
+    name = choice.automatic(inputs, dropout_rate, fused.platform())
     return _IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
 def _fused(inputs, dropout_rate):
-    platform = jax.default_backend()
-    refusal = fused.refusal(inputs, dropout_rate, platform)
+    refusal = fused.refusal(inputs, dropout_rate, fused.platform())
     if refusal is not None:
         raise ValueError(
-            f"implementation='fused' cannot do this call: {refusal}; 'auto' takes what can."
+            f"implementation='fused' cannot do this call: {refusal}; 'auto' takes what "
+            "can."
         )
     return fused.attend(inputs, dropout_rate)
 
@@ -85,20 +85,20 @@ def attend(
         one, and the weights that stay grow by 1 / (1 - dropout_rate).
       rng: The key of the dropout; required with it.
       implementation: All give the same, at another cost. "dense" holds the `[B..., H,
-        T, S]` scores; "blockwise" only tiles of them, and skips those that the mask rules
-        out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes; "fused"
-        is the kernel that JAX has for the accelerator, which knows some masks and dtypes
-        only; "formula" is dense and differentiated by JAX itself, for forward mode
-        (`jax.jvp`) and second derivatives. "auto" is fused where that can do the call,
-        else dense up to about a million scores on the CPU (2^26 on accelerators), and
-        blockwise beyond.
+        T, S]` scores; "blockwise" only tiles of them, skipping those that the mask
+        rules out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes;
+        "fused" is the kernel that JAX has for the accelerator, which knows some masks
+        and dtypes only; "formula" is dense and differentiated by JAX itself, for
+        forward mode (`jax.jvp`) and second derivatives. "auto" is fused where that can
+        do the call, else dense up to about a million scores on the CPU (2^26 on
+        accelerators), and blockwise beyond.
 
     Returns:
       Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
 
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
-        lengths exceed S, dropout has no key, or the named implementation cannot do this.
+        lengths exceed S, dropout has no key, or the implementation cannot do this.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.

@@ -1,9 +1,9 @@
 """Exact attention tile by tile, in O(T + S) memory, forward and backward.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head. The softmax of a row is built up over tiles of
-keys; its gradient computes the tiles again from the logsumexp. Tiles that the mask rules
-out for all of their queries are skipped.
+query/key size and V value size per head. The softmax of a row is built up over tiles
+of keys; its gradient computes the tiles again from the logsumexp. Tiles that the mask
+rules out for all of their queries are skipped.
 
 Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
 (FlashAttention), algorithms 1 and 4, https://arxiv.org/abs/2205.14135.

@@ -7,8 +7,8 @@ import math
 
 from mha_haiku.attention import fused, gradients
 
-# Numbers of scores up to which the whole matrix is as fast as its tiles. On the CPU it is
-# measured (scripts/bench_attention.py); on accelerators it is a quarter of a GiB.
+# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on the
+# CPU; on accelerators not, where it is a quarter of a GiB.
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 
@@ -20,11 +20,11 @@ def automatic(inputs: gradients.Inputs, dropout_rate: float, platform: str) -> s
       inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
         score matter.
       dropout_rate: Share of the weights set to zero, in [0, 1).
-      platform: As `jax.default_backend()` names it.
+      platform: As `fused.platform()` names it.
 
     Returns:
-      "fused" on an accelerator whose kernel can do the call; else "dense" where the N T S
-      scores are few, and "blockwise" where they are many.
+      "fused" on an accelerator whose kernel can do the call; else "dense" where the
+      N T S scores are few, and "blockwise" where they are many.
     """
     if fused.refusal(inputs, dropout_rate, platform) is None:
         return "fused"

@@ -51,7 +51,8 @@ def divergence(attention_map: Any, other: Any, *, sizes: sweep.Sizes) -> Array:
                 sizes.columns,
             )
             found = of_means - (of_heads[:, None] + of_others[None, :]) / 2
-            counts = _both_see(heads, others, rows) & (rows.array() >= fresh_from)
+            fresh = (rows.array() >= fresh_from)[None, None]
+            counts = _both_see(heads, others, rows) & fresh
             return total + jnp.where(counts, found, 0).sum(-1)
 
         total = jnp.zeros((len(heads.query), len(others.query)), attention_map.dtype)
@@ -79,7 +80,7 @@ def _entropies(logs, other_logs):
     weights, others = jnp.exp(logs), jnp.exp(other_logs)
 
     def of_means(head):
-        mean = (head + others) / 2
+        mean = (head[None] + others) / 2
         return -(mean * jnp.log(jnp.where(mean > 0, mean, 1))).sum(-1)
 
     return (

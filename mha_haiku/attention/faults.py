@@ -1,8 +1,9 @@
 """NaN and inf in queries, keys and values, kept apart so that a mask can hide them.
 
-In a matrix product a masked NaN is still felt, as 0 x NaN is NaN, forward and backward.
-So products get finite arrays, and only the scores of the forward pass feel a fault: it
-reaches just the queries that may attend to it, whose logsumexp tells of it from then on.
+In a matrix product a masked NaN is still felt, as 0 x NaN is NaN, forward and
+backward. So products get finite arrays, and only the scores of the forward pass feel a
+fault: it reaches just the queries that may attend to it, whose logsumexp tells of it
+from then on.
 """
 
 from typing import NamedTuple

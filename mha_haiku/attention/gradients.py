@@ -1,10 +1,10 @@
 """The hand-written gradient that the implementations of attention share.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head. With weights `P = exp(scores - logsumexp)` the
-gradient of a score is `dS = P (dO V' - shift)`, where a row's `shift` is the product of
-its values and their cotangent, less the cotangent of its logsumexp: so tiles of P can be
-computed again from the scores, and rows need no second pass.
+query/key size and V value size per head. With weights `P = exp(scores - logsumexp)`
+the gradient of a score is `dS = P (dO V' - shift)`, where a row's `shift` is the
+product of its values and their cotangent, less the cotangent of its logsumexp: so tiles
+of P can be computed again from the scores, and rows need no second pass.
 
 Source: Dao et al. 2022 (FlashAttention), appendix B.2, https://arxiv.org/abs/2205.14135.
 """
@@ -112,8 +112,9 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
     """Returns `forward` with `backward` as its gradient.
 
     Args:
-      forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the logsumexp
-        `[B..., H, T]` and a pytree that the gradient wants saved; options are static.
+      forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the
+        logsumexp `[B..., H, T]` and a pytree that the gradient wants saved; options are
+        static.
       backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
         gradients of query, key, value, bias (None unless wanted) and score.
 

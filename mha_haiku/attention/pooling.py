@@ -80,7 +80,7 @@ class Bins(NamedTuple):
         return lax.dynamic_update_slice_in_dim(total, part, start, axis)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns `total [bins, ...]` per position that counts, of booleans `[size]`."""
+        """Returns `total [bins, ...]` per position that counts, booleans `[size]`."""
         every = tiles.Span(self.start, self.stop - self.start)
         bins = jnp.arange(every.size) // self.width
         counted = tiles.take(counts, every, 0).astype(total.dtype)

@@ -223,50 +223,76 @@ class _TileSums(NamedTuple):
     def __call__(self, columns, seen_from, carry):
         sums, received, mass = carry
         log_weights = self.view.log_weights(self.rows, columns, seen_from)
-        weights = jnp.exp(log_weights)
+        # Not computed again for each of the sums, as XLA would on the CPU.
+        weights = lax.optimization_barrier(jnp.exp(log_weights))
         at_rows = self.rows.array() + self.question.query_offset
-        at_columns = columns.array()
-        moments = self._moments(weights, at_rows, at_columns)
-        linear = weights @ self._functionals(columns)
+        linear = weights @ self._functionals(at_rows, columns)
+        distance, squared_distance = self._moments(weights, linear, at_rows, columns)
         chosen = sums.chosen_positions
         if chosen is not None:
-            chosen = chosen + linear[:, 1]
+            chosen = chosen + linear[:, 4]
         sums = sums._replace(
             entropy=sums.entropy - (weights * log_weights).sum(-1),
             squared_weights=sums.squared_weights + (weights * weights).sum(-1),
             largest=jnp.maximum(sums.largest, log_weights.max(-1)),
-            distance=sums.distance + moments[0],
-            squared_distance=sums.squared_distance + moments[1],
+            distance=sums.distance + distance,
+            squared_distance=sums.squared_distance + squared_distance,
             at_offsets=jnp.maximum(
                 sums.at_offsets, self._at_offsets(log_weights, at_rows, columns)
             ),
-            first_position=sums.first_position + linear[:, 0],
+            first_position=sums.first_position + linear[:, 3],
             chosen_positions=chosen,
             **self._tokens(sums, weights, at_rows, columns),
         )
-        of_keys = self.fresh @ weights
-        of_keys += tiles.take(received, columns, 0)
+        of_keys = self.fresh @ weights + tiles.take(received, columns, 0)
         received = lax.dynamic_update_slice_in_dim(received, of_keys, columns.start, 0)
         if self.grid is not None:
             of_bins = linear[:, -self.grid.columns.touched(columns.size) :]
             mass = self.grid.columns.add(mass, of_bins, columns, 1)
         return sums, received, mass
 
-    def _functionals(self, columns):
-        """Returns vectors `[C, n]` whose products with the weights are asked for."""
+    def _functionals(self, at_rows, columns):
+        """Returns vectors `[C, n]` whose products with the weights are asked for.
+
+        The first three are the powers 0 to 2 of how far a key is from the edge of the
+        tile that is nearest to the queries.
+        """
         dtype = self.fresh.dtype
-        parts = [(columns.array() == 0)[:, None]]
+        at_columns = columns.array()
+        is_left = columns.stop <= at_rows[0]
+        inward = jnp.where(
+            is_left, columns.stop - 1 - at_columns, at_columns - columns.start
+        ).astype(dtype)
+        parts = [jnp.ones_like(inward), inward, inward**2, at_columns == 0]
         if self.question.chosen is not None:
-            parts.append(tiles.take(self.question.chosen, columns, 0)[:, None])
+            parts.append(tiles.take(self.question.chosen, columns, 0))
+        parts = [jnp.stack([part.astype(dtype) for part in parts], axis=1)]
         if self.grid is not None:
             parts.append(self.grid.columns.membership(columns, dtype))
-        return jnp.concatenate([part.astype(dtype) for part in parts], axis=1)
+        return jnp.concatenate(parts, axis=1)
 
-    def _moments(self, weights, at_rows, at_columns):
+    def _moments(self, weights, linear, at_rows, columns):
         """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each."""
-        distance = jnp.abs(at_rows[:, None] - at_columns[None, :]).astype(weights.dtype)
-        weighted = weights * distance
-        return weighted.sum(-1), (weighted * distance).sum(-1)
+        at_columns = columns.array()
+
+        def aside():
+            mass, first, second = linear[:, 0], linear[:, 1], linear[:, 2]
+            edge = jnp.where(
+                columns.stop <= at_rows[0], columns.stop - 1, columns.start
+            )
+            outward = jnp.abs(at_rows - edge).astype(weights.dtype)
+            return (
+                outward * mass + first,
+                outward * (outward * mass + 2 * first) + second,
+            )
+
+        def on_the_diagonal():
+            distance = jnp.abs(at_rows[:, None] - at_columns[None, :])
+            weighted = weights * distance.astype(weights.dtype)
+            return weighted.sum(-1), (weighted * distance).sum(-1)
+
+        is_aside = (columns.stop <= at_rows[0]) | (columns.start >= at_rows[-1])
+        return lax.cond(is_aside, aside, on_the_diagonal)
 
     def _at_offsets(self, log_weights, at_rows, columns):
         """Returns the log weights of the keys at OFFSETS, `[R, 3]`, if in this tile."""
@@ -282,12 +308,12 @@ class _TileSums(NamedTuple):
         question = self.question
         if question.key_tokens is None:
             return {}
+        at_columns = columns.array()[None, :]
         own = tiles.take(question.query_tokens, self.rows, 0)[:, None]
         before = jnp.roll(question.key_tokens, 1)
         tokens, before = (
             tiles.take(x, columns, 0)[None, :] for x in (question.key_tokens, before)
         )
-        at_columns = columns.array()[None, :]
         followed = (before == own) & (at_columns > 0) & (at_columns <= at_rows[:, None])
         return {
             "same_token": sums.same_token

@@ -1,0 +1,361 @@
+"""Attention tile by tile gives what whole matrices give, and holds none.
+
+B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
+"""
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import Blockwise, additive, attend, dot_product, sweep
+
+B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
+rng = np.random.default_rng(7)
+LENGTHS = np.asarray([50, 0])
+IDS, KEY_IDS = np.sort(rng.integers(0, 4, (B, T))), np.sort(rng.integers(0, 4, (B, S)))
+
+
+def normal(*shape):
+    """Returns normal numbers, the same ones each time."""
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+# Options of `attend`; what needs a gradient of its own is in "bias" or "score".
+CASES = {
+    "nothing": {},
+    "causal": {"mask": masks.causal()},
+    "causal, offset, and padding": {
+        "mask": masks.causal().shifted(S - T) & masks.padding(LENGTHS)
+    },
+    "padded queries": {"mask": masks.padding(LENGTHS, np.asarray([30, 5]))},
+    "window": {"mask": masks.window(9, 4)},
+    "segments": {"mask": masks.segments(IDS, KEY_IDS) & masks.causal()},
+    "prefix or not": {"mask": masks.prefix(LENGTHS) | ~masks.window(3, 3)},
+    "mask per head": {"mask": rng.random((B, H, T, S)) < 0.2},
+    "bias of all": {"bias": normal(1, 1, S)},
+    "bias per example": {"bias": normal(B, T, S), "mask": masks.causal()},
+    "bias per head": {"bias": normal(B, H, T, S)},
+    "T5": {"bias": "t5", "mask": masks.causal()},
+    "ALiBi": {"bias": positions.alibi(H)},
+    "soft cap": {"score": dot_product(soft_cap=1.5)},
+    "additive": {"score": additive(jnp.asarray(normal(H, K)))},
+    "dropout": {"dropout_rate": 0.3, "rng": jax.random.key(3)},
+}
+
+SMALL, TOGETHER = Blockwise(16, 16, 1), Blockwise(32, 16, 3)
+
+
+def everything(inputs, options, implementation):
+    """Returns values, logsumexp and all gradients, by name."""
+    options = dict(options)
+    bias = options.pop("bias", None)
+    table = normal(16, H) if isinstance(bias, str) else None
+    score = options.pop("score", None)
+    cotangent = normal(B, T, H, V)
+
+    def loss(inputs, bias, table, score):
+        if table is not None:
+            bias = positions.relative_bias(table, bidirectional=False, max_distance=20)
+        values, found = attend(
+            *inputs, bias=bias, score=score, implementation=implementation, **options
+        )
+        finite = jnp.where(found.logsumexp == -jnp.inf, 0, found.logsumexp)
+        total = (values * cotangent).sum() + (jnp.sin(finite)).sum()
+        return total, (values, found.logsumexp)
+
+    if isinstance(bias, str):
+        bias = None
+    gradients, (values, logsumexp) = jax.jit(
+        jax.grad(loss, (0, 1, 2, 3), has_aux=True, allow_int=True)
+    )(inputs, bias, table, score)
+    names = ("query", "key", "value", "bias", "table", "score")
+    gradients = dict(zip(names, (*gradients[0], *gradients[1:]), strict=True))
+    return {"values": values, "logsumexp": logsumexp} | gradients
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blockwise_equals_the_formula(name, arrays):
+    inputs = arrays((B,), T, S, H, G, K, V)
+    expected = everything(inputs, CASES[name], "formula")
+    for implementation in ("dense", SMALL, TOGETHER):
+        found = everything(inputs, CASES[name], implementation)
+        assert_equal_trees(found, expected, str(implementation))
+
+
+def assert_equal_trees(found, expected, where):
+    """Asserts that trees are equal to float32's rounding, naming what is not."""
+    leaves = zip(
+        jax.tree_util.tree_leaves_with_path(found),
+        jax.tree.leaves(expected),
+        strict=True,
+    )
+    for (path, one), other in leaves:
+        message = f"{where}: {jax.tree_util.keystr(path)}"
+        size = max(1.0, np.abs(np.nan_to_num(other, neginf=0)).max(initial=0))
+        np.testing.assert_allclose(one, other, 0, 5e-6 * size, err_msg=message)
+
+
+@pytest.mark.parametrize("batch", [(), (3, 2)])
+def test_any_leading_axes_may_stand_in_front(batch, arrays, check):
+    lengths = np.random.default_rng(0).integers(0, S + 1, batch)
+    within = (np.arange(S) < lengths[..., None])[..., None, None, :]
+    options = {"mask": masks.padding(lengths), "implementation": TOGETHER}
+    check(arrays(batch, T, S, H, G, K, V), options, {"allowed": within})
+
+
+@pytest.mark.parametrize("sizes", [{"batch": (0,)}, {"T": 0}, {"S": 0}, {"V": 0}])
+def test_axes_may_be_empty(sizes, arrays, check):
+    check(arrays(**sizes), {"implementation": "blockwise"})
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_other_dtypes_equal_the_oracle(dtype, arrays, check):
+    allowed = np.arange(S) <= np.arange(T)[:, None]
+    with jax.enable_x64(dtype == "float64"):
+        dtype = jnp.dtype(dtype)
+        options = {"mask": masks.causal(), "implementation": SMALL}
+        inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
+        check(inputs, options, {"allowed": allowed}, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_at_most_twice_as_wrong_as_the_naive_way(dtype, arrays):
+    inputs = arrays((B,), 200, 300, H, H, 32, 32, dtype=dtype)
+    exact = [x.astype(jnp.float32) for x in inputs]
+    cotangent = normal(B, 200, H, 32)
+
+    def naive(query, key, value):
+        scores = jnp.einsum("bthk,bshk->bhts", query, key) / np.sqrt(32).astype(dtype)
+        return jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+
+    def blockwise(*inputs):
+        return attend(*inputs, implementation=Blockwise(64, 128, 2))[0]
+
+    def errors(function):
+        def run(*inputs):
+            values, pullback = jax.vjp(function, *inputs)
+            return values, *pullback(cotangent.astype(values.dtype))
+
+        found = jax.jit(run)(*inputs)
+        expected = jax.jit(lambda *x: jax.vjp(naive_exact, *x))(*exact)
+        expected = expected[0], *expected[1](cotangent)
+        return [
+            np.sqrt(np.mean((np.asarray(one, np.float64) - np.asarray(other)) ** 2))
+            for one, other in zip(found, expected, strict=True)
+        ]
+
+    def naive_exact(query, key, value):
+        scores = jnp.einsum("bthk,bshk->bhts", query, key) / np.sqrt(32)
+        return jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+
+    for ours, theirs in zip(errors(blockwise), errors(naive), strict=True):
+        assert ours <= 2 * theirs
+
+
+def test_dropout_is_the_same_whatever_the_tiles(arrays):
+    inputs = arrays((B,), T, S, H, G, K, V)
+    options = CASES["dropout"]
+    runs = [
+        jax.jit(lambda *x, by=by: attend(*x, implementation=by, **options)[0])(*inputs)
+        for by in ("dense", SMALL, TOGETHER, Blockwise(41, 53, 8))
+    ]
+    for run in runs[1:]:
+        np.testing.assert_allclose(run, runs[0], 1e-5, 1e-6)
+    other = attend(*inputs, dropout_rate=0.3, rng=jax.random.key(4))[0]
+    assert not np.allclose(other, runs[0])
+
+
+def visited(mask, num_queries, num_keys, height, width):
+    """Returns the tiles that a walk visits: starts of rows and columns, if masked."""
+    found = []
+
+    def of_rows(rows, fresh_from, carry):
+        def of_tile(columns, seen_from, carry):
+            found.append((int(rows.start), int(columns.start), seen_from is not None))
+            return carry
+
+        return sweep.over_keys(of_tile, carry, mask, rows, num_keys, width)
+
+    with jax.disable_jit():
+        sweep.over_rows(of_rows, 0, num_queries, height)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (masks.full(), [(r, c, False) for r in (0, 4, 8) for c in (0, 4, 8)]),
+        (
+            masks.causal(),
+            [
+                *[(0, 0, True), (4, 0, False), (4, 4, True)],
+                *[(8, 0, False), (8, 4, False), (8, 8, True)],
+            ],
+        ),
+        (
+            masks.window(4, 0),
+            [(0, 0, True), (4, 0, True), (4, 4, True), (8, 4, True), (8, 8, True)],
+        ),
+        (
+            masks.segments(np.repeat([0, 1, 1], 4)),
+            [(0, 0, False), *[(r, c, False) for r in (4, 8) for c in (4, 8)]],
+        ),
+        (
+            masks.padding(np.asarray(5)),
+            [(r, c, c == 4) for r in (0, 4, 8) for c in (0, 4)],
+        ),
+        (~masks.full(), [(r, c, True) for r in (0, 4, 8) for c in (0, 4, 8)]),
+    ],
+)
+def test_tiles_that_a_mask_rules_out_are_skipped(mask, expected):
+    assert visited(mask, 12, 12, 4, 4) == expected
+
+
+def test_tiles_have_one_size_and_the_last_overlaps():
+    assert visited(masks.full(), 6, 9, 4, 4) == [
+        *[(0, 0, False), (0, 4, False), (0, 5, True)],
+        *[(2, 0, False), (2, 4, False), (2, 5, True)],
+    ]
+
+
+MASKS_OF_RANGES = [
+    masks.full(),
+    masks.causal().shifted(2),
+    masks.causal().shifted(-3),
+    masks.window(2, 1),
+    masks.padding(np.asarray(5)),
+    masks.padding(np.asarray(5), np.asarray(3)),
+    masks.valid_lens(np.asarray([[3, 0, 9, 9, 1, 2, 4, 5], [9, 8, 7, 7, 7, 7, 7, 7]])),
+    masks.segments(
+        np.asarray([0, 0, 1, 1, 1, 2, 2, 2]), np.asarray([2, 0, 0, 0, 1, 1, 1, 1, 1])
+    ),
+    masks.segments(np.asarray([5]), np.asarray([5, 5, 5, 4, 4, 5, 5, 5, 5])),
+    masks.prefix(np.asarray(4)),
+    masks.window(2, 2) | masks.global_tokens([0, 7]),
+    ~masks.causal(),
+    masks.causal() & ~masks.dilated(2),
+]
+
+
+@pytest.mark.parametrize("mask", MASKS_OF_RANGES)
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_ranges_of_keys_say_what_tiles_hold(mask, is_traced):
+    whole = np.asarray(mask.array(8, 9)).reshape(-1, 8, 9)
+    ranges = lambda mask, rows: (mask.key_range(rows, 9), mask.open_range(rows, 9))  # noqa: E731
+    if is_traced:
+        ranges = jax.jit(ranges)
+    for start, stop in [(0, 8), (0, 3), (3, 4), (4, 8), (7, 8)]:
+        (first, last), (opened, closed) = ranges(mask, (start, stop))
+        part = whole[:, start:stop]
+        outside = np.delete(part, np.arange(first, last), axis=-1)
+        assert not outside.any()
+        assert part[..., opened:closed].all()
+
+
+def test_nothing_of_the_size_of_a_matrix_is_held():
+    size = 4096
+    shape = jax.ShapeDtypeStruct((1, size, 2, 8), jnp.float32)
+
+    def gradients(query, key, value):
+        loss = lambda *x: (attend(*x, mask=masks.causal())[0] ** 2).sum()  # noqa: E731
+        return jax.grad(loss, (0, 1, 2))(query, key, value)
+
+    traced = jax.jit(gradients).trace(shape, shape, shape)
+    assert largest_array(traced.jaxpr.jaxpr) <= 512 * 1024
+    memory = traced.lower().compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * size * size / 4
+
+
+def largest_array(jaxpr) -> int:
+    """Returns the size of the largest array that a jaxpr and those inside make."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [variable.aval.size for variable in equation.outvars]
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            sizes.append(largest_array(inner))
+    return max(sizes)
+
+
+def test_programs_do_not_grow_with_the_length():
+    def size_of_program(length):
+        shape = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
+        loss = lambda *x: attend(*x, mask=masks.causal())[0].sum()  # noqa: E731
+        run = jax.jit(jax.grad(loss, (0, 1, 2)))
+        return len(run.lower(shape, shape, shape).as_text().splitlines())
+
+    short, long = size_of_program(4096), size_of_program(131_072)
+    assert long <= 1.02 * short
+
+
+def test_what_is_masked_cannot_be_felt_to_the_bit(arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    mask = masks.causal() & masks.padding(LENGTHS)
+
+    @jax.jit
+    def run(query, key, value):
+        def loss(*inputs):
+            values = attend(*inputs, mask=mask, implementation=SMALL)[0]
+            return (values[:, :20] ** 2).sum(), values
+
+        gradients, values = jax.grad(loss, (0, 1, 2), has_aux=True)(query, key, value)
+        return values[:, :20], gradients[0][:, :20], *(x[:, :20] for x in gradients[1:])
+
+    expected = run(query, key, value)
+    for poison in (3.0, np.nan, np.inf):
+        # Later keys of the first example, all of the second, which is empty.
+        found = run(
+            query,
+            key.at[0, 20:].set(poison).at[1].set(poison),
+            value.at[0, 20:].set(poison).at[1].set(poison),
+        )
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_fault_reaches_just_the_queries_that_may_attend_to_it(arrays):
+    query, key, value = arrays((B,), T, S, H, H, K, V)
+    faults = [
+        (query.at[:, 30].set(np.nan), key, value),
+        (query, key.at[:, 30].set(np.nan), value),
+        (query, key, value.at[:, 30].set(np.nan)),
+    ]
+    for inputs, reached in zip(faults, ([30], range(30, T), range(30, T)), strict=True):
+        values = jax.jit(
+            lambda *x: attend(*x, mask=masks.causal(), implementation=SMALL)[0]
+        )(*inputs)
+        faulty = np.isnan(np.asarray(values)).all((0, 2, 3))
+        assert np.flatnonzero(faulty).tolist() == list(reached)
+        assert np.isfinite(np.asarray(values)[:, ~faulty]).all()
+
+
+def test_blockwise_goes_through_vmap_scan_and_pmap(arrays):
+    inputs = arrays((4,), T, S, H, G, K, V)
+    lengths = jnp.asarray([50, 20, 0, 1])
+
+    def run(query, key, value, length):
+        mask = masks.causal() & masks.padding(length)
+        loss = lambda *x: (attend(*x, mask=mask, implementation=SMALL)[0] ** 2).sum()  # noqa: E731
+        return jax.value_and_grad(loss, (0, 1, 2))(query, key, value)
+
+    each = [jax.jit(run)(*(x[i] for x in inputs), lengths[i]) for i in range(4)]
+    expected = jax.tree.map(lambda *x: np.stack(x), *each)
+    scanned = jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c, run(*x)), 0, xs)[1])
+    runs = [
+        jax.jit(jax.vmap(run))(*inputs, lengths),
+        jax.pmap(run)(*inputs, lengths),
+        scanned((*inputs, lengths)),
+    ]
+    for found in runs:
+        for one, other in zip(
+            jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_allclose(one, other, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("field", ["rows", "columns", "heads"])
+def test_tile_sizes_below_one_are_refused(field):
+    with pytest.raises(ValueError, match=f"{field} must be an integer of at least 1"):
+        Blockwise(**{field: 0})
