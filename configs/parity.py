@@ -37,6 +37,14 @@ def get_config() -> config_dict.ConfigDict:
     config.model.with_bias = True  # whether projections add a bias
     config.model.qk_norm = False  # whether queries and keys are normalized
     config.model.precision = "float32"  # float32, or bfloat16 to compute in it
+    # whether layers are computed again for the gradient, to save memory
+    config.model.rematerialize = False
+    # whether layers are one compiled loop: less to compile, parameters stacked
+    config.model.scan_layers = False
+
+    config.model.attention = config_dict.ConfigDict()
+    # auto, dense, blockwise, fused or formula
+    config.model.attention.implementation = "auto"
 
     config.optimizer = config_dict.ConfigDict()
     config.optimizer.learning_rate = 2e-3  # the highest, after warm-up

@@ -33,6 +33,10 @@ PRECISIONS = {
 }
 
 
+# Convert parameters of a model without `scan_layers` to those of one with it, and back.
+stacked, unstacked = modules.stacked, modules.unstacked
+
+
 class Output(NamedTuple):
     """What a model returns.
 
@@ -87,6 +91,7 @@ def build(
             config.num_layers,
             functools.partial(_layer, config),
             make_norm=_make_norm(config) if config.norm_position == "pre" else None,
+            stack=_stack(config),
             name="encoder",
         )
         x, maps = encoder(
@@ -122,6 +127,11 @@ def check(config: Any) -> None:
     checks.choice("config.model.norm_position", config.norm_position, ("pre", "post"))
     checks.choice("config.model.positions", config.positions, POSITIONS)
     checks.choice("config.model.precision", config.precision, PRECISIONS)
+    checks.choice(
+        "config.model.attention.implementation",
+        config.attention.implementation,
+        attention.IMPLEMENTATIONS,
+    )
     for field in ("num_layers", "num_heads", "model_size", "hidden_size", "max_length"):
         checks.positive_integer(f"config.model.{field}", config[field])
     checks.positive_number("config.model.norm_epsilon", config.norm_epsilon)
@@ -205,6 +215,7 @@ def _layer(config, i):
             num_key_value_heads=config.num_key_value_heads,
             rotary=positions.rotary if config.positions == "rotary" else None,
             qk_norm=config.qk_norm,
+            implementation=config.attention.implementation,
             name="attention",
         )
 
@@ -225,6 +236,11 @@ def _layer(config, i):
         dropout_rate=config.dropout_rate,
         name=f"layer_{i}",
     )
+
+
+def _stack(config):
+    stack = modules.scanned if config.scan_layers else modules.looped
+    return modules.rematerialized(stack) if config.rematerialize else stack
 
 
 def _make_norm(config):

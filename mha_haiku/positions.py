@@ -148,8 +148,8 @@ class ScoreBias(abc.ABC):
     def aligned(self, batch_ndim: int) -> "ScoreBias":
         """Returns the bias with its arrays' axes standing beside `[B..., H, T, S]`.
 
-        They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that a
-        bias inside a stack of attention maps keeps its meaning.
+        They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
+        a bias inside a stack of attention maps keeps its meaning.
         """
         del batch_ndim
         return self

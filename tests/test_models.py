@@ -4,11 +4,12 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
 
-from mha_haiku import checks, models
+from mha_haiku import attention, checks, models
 
 B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
 NUM_TOKENS, FEATURE_SIZE = 13, 9
@@ -36,6 +37,9 @@ def _config(**fields):
             "with_bias": True,
             "qk_norm": False,
             "precision": "float32",
+            "rematerialize": False,
+            "scan_layers": False,
+            "attention": {"implementation": "dense"},
         }
     )
     with config.ignore_type():
@@ -304,3 +308,82 @@ def test_what_does_not_fit_the_inputs_is_refused():
     with pytest.raises(checks.ConfigError, match="positions for 4 tokens, got 5"):
         init(inputs, max_length=4)
     init(inputs, max_length=4, positions="rotary")
+
+
+@pytest.mark.parametrize("rematerialize", [False, True])
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, rematerialize):
+    fields = {"family": family, "positions": "t5", "num_layers": 3}
+    inputs, lengths = _inputs(family), np.array([3, 4])
+    gates = np.random.default_rng(2).standard_normal((3, H)).astype(np.float32)
+    looped = _build(**fields)
+    params = _parameters(looped, inputs)
+
+    def run(model):
+        def loss(params):
+            logits, maps = model.apply(
+                params, None, inputs, lengths=lengths, gates=gates, is_training=False
+            )
+            counted = jnp.where(jnp.isfinite(logits), logits, 0)
+            return (counted**2).mean(), (logits, [each.weights() for each in maps])
+
+        return jax.jit(jax.grad(loss, has_aux=True))
+
+    wanted_gradient, wanted = run(looped)(params)
+    scanned = _build(**fields, scan_layers=True, rematerialize=rematerialize)
+    gradient, found = run(scanned)(models.stacked(params))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, found, wanted)
+    jax.tree.map(close, models.unstacked(gradient), wanted_gradient)
+    assert [each.shape for each in found[1]] == [(B, H, T, T)] * 3
+
+
+@pytest.mark.parametrize("precision", models.PRECISIONS)
+@pytest.mark.parametrize("positions", models.POSITIONS)
+def test_scanned_layers_take_every_positions_in_either_precision(positions, precision):
+    """A loop of the compiler wants the dtype of what goes round to stay the same."""
+    fields = {"positions": positions, "precision": precision, "num_layers": 2}
+    key, inputs = jax.random.key(0), _inputs("encoder")
+    looped, scanned = _build(**fields), _build(**fields, scan_layers=True)
+    params = jax.eval_shape(scanned.init, key, inputs)
+    of_looped = jax.eval_shape(looped.init, key, inputs)
+    shapes = functools.partial(jax.tree.map, lambda leaf: (leaf.shape, leaf.dtype.name))
+    assert shapes(params) == shapes(jax.eval_shape(models.stacked, of_looped))
+
+    def run(model, params):
+        """The shapes in training, with gates to be compared mapped over."""
+
+        def apply(params, key, gates):
+            logits, maps = model.apply(
+                params, key, inputs, gates=gates, is_training=True
+            )
+            return logits, [each.weights() for each in maps]
+
+        over_gates = jax.vmap(apply, in_axes=(None, None, 0))
+        return shapes(jax.eval_shape(over_gates, params, key, np.ones((4, 2, H))))
+
+    assert run(scanned, params) == run(looped, of_looped)
+
+
+def test_scanned_parameters_have_a_scope_and_an_axis_of_their_own():
+    model = _build(num_layers=3, scan_layers=True)
+    params = jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
+    assert params["encoder/layers/layer_0/attention/query"]["w"].shape == (3, D, H * 4)
+    assert params["encoder/layers/layer_0/norm_2"]["scale"].shape == (3, D)
+    assert params["encoder/norm"]["scale"].shape == (D,)
+    assert not any("layer_1" in module for module in params)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])
+def test_implementation_is_the_one_of_the_config(implementation, monkeypatch):
+    asked = []
+
+    def attend(*args, implementation, **kwargs):
+        asked.append(implementation)
+        return real_attend(*args, implementation="dense", **kwargs)
+
+    real_attend = attention.attend
+    monkeypatch.setattr(attention, "attend", attend)
+    model = _build(attention={"implementation": implementation})
+    jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
+    assert set(asked) == {implementation}

@@ -24,6 +24,11 @@ _REFUSALS = [
     ({"norm_position": "middle"}, "norm_position must be one of pre, post; got"),
     ({"positions": "rotory"}, "positions .* Did you mean 'rotary'?"),
     ({"precision": "float16"}, "precision must be one of float32, bfloat16; got"),
+    (
+        {"attention": {"implementation": "blockwize"}},
+        "attention.implementation must be one of auto, dense, blockwise, fused, "
+        "formula; got 'blockwize'. Did you mean 'blockwise'?",
+    ),
     ({"num_layers": 0}, "num_layers must be an integer of at least 1, got 0"),
     ({"num_heads": -3}, "num_heads must be an integer of at least 1, got -3"),
     ({"model_size": 1.5}, "model_size must be an integer of at least 1, got 1.5"),
@@ -69,6 +74,7 @@ def test_fields_out_of_range_are_refused_by_their_path(fields, message):
         {"num_heads": 4, "num_key_value_heads": 2},
         {"positions": "sinusoidal", "num_heads": 32},
         {"positions": "rotary", "num_heads": 16},
+        {"attention": {"implementation": "fused"}},
     ],
 )
 def test_fields_in_range_are_accepted(fields):

@@ -160,9 +160,9 @@ class AttentionMap:
     ) -> Array:
         """Returns the map at a coarse grain: the mass of each cell of a grid.
 
-        Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts `queries`
-        and `keys` where these are given: so a viewer zooms in, down to single tokens.
-        One pass over the tiles of these parts.
+        Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts
+        `queries` and `keys` where these are given: so a viewer zooms in, down to single
+        tokens. One pass over the tiles of these parts.
 
         Args:
           rows: The largest number of bins of queries.
@@ -258,8 +258,8 @@ class AttentionMap:
         allowed = [(*batch_shape, size, heads) for heads in (num_heads, 1)]
         if x.shape[:-1] not in allowed:
             raise ValueError(
-                f"the array must be [B..., {axis}, H, V] or [B..., {axis}, 1, V], which "
-                f"is {allowed[0]} and V here; got shape {x.shape}."
+                f"the array must be [B..., {axis}, H, V] or [B..., {axis}, 1, V], "
+                f"which is {allowed[0]} and V here; got shape {x.shape}."
             )
         return function(self, x, sizes=self._sizes())
 
@@ -291,6 +291,6 @@ def _check_fits(name, array, shape, kind):
     is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
     if array.shape != shape or not is_kind:
         raise ValueError(
-            f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of shape "
-            f"{array.shape}."
+            f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of "
+            f"shape {array.shape}."
         )

@@ -7,8 +7,8 @@ import math
 
 from mha_haiku.attention import fused, gradients
 
-# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on the
-# CPU; on accelerators not, where it is a quarter of a GiB.
+# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
+# the CPU; on accelerators not, where it is a quarter of a GiB.
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 

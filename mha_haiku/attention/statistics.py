@@ -147,7 +147,7 @@ def statistics(
 
 
 def _of_head(view, question, grid, sizes):
-    """Returns row sums `[T]`, which rows count `[T]`, received mass `[S]`, pooled map."""
+    """Returns row sums `[T]`, which rows count, received mass `[S]`, the pooled map."""
     num_queries, num_keys = len(view.query), len(view.key)
     dtype = view.logsumexp.dtype
     counts = view.logsumexp > -jnp.inf

@@ -8,6 +8,8 @@ from mha_haiku.modules.embeddings import (
 )
 from mha_haiku.modules.encoder import Encoder, EncoderLayer
 from mha_haiku.modules.feed_forward import FeedForward, gelu
+from mha_haiku.modules.layer_parameters import is_stacked, stacked, unstacked
+from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
 from mha_haiku.modules.multi_head_attention import MultiHeadAttention, additive_score
 from mha_haiku.modules.norms import LayerNorm, RMSNorm
 
@@ -25,4 +27,10 @@ __all__ = [
     "TokenEmbedding",
     "additive_score",
     "gelu",
+    "is_stacked",
+    "looped",
+    "rematerialized",
+    "scanned",
+    "stacked",
+    "unstacked",
 ]

@@ -5,14 +5,14 @@ feed-forward part of a layer come in as functions that make them, so that any mo
 the same call fits, and layers may differ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import haiku as hk
 import jax
 
 from mha_haiku import attention, checks, masks, positions
 from mha_haiku.modules import feed_forward as feed_forward_module
-from mha_haiku.modules import multi_head_attention, norms
+from mha_haiku.modules import layer_stacks, multi_head_attention, norms
 
 Array = jax.Array
 MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
@@ -116,21 +116,26 @@ class Encoder(hk.Module):
         make_layer: Callable[[int], EncoderLayer],
         *,
         make_norm: MakeNorm | None = None,
+        stack: layer_stacks.LayerStack = layer_stacks.looped,
         name: str | None = None,
     ):
         """Initialises the module.
 
         Args:
           num_layers: L.
-          make_layer: Makes layer i, named, say, `f"layer_{i}"`.
+          make_layer: Makes layer i, named, say, `f"layer_{i}"`; the same layer for
+            every i where they are scanned.
           make_norm: Makes a norm of the last layer's output, from its `name`; None: no
             norm. Stacks of pre-norm layers need one.
+          stack: How the layers run: `modules.looped`, `modules.scanned`, or either as
+            `modules.rematerialized` returns it. Scanned layers have stacked parameters.
           name: The module's name.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
         self.make_layer = make_layer
         self.make_norm = make_norm
+        self.stack = stack
 
     def __call__(
         self,
@@ -139,7 +144,7 @@ class Encoder(hk.Module):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-        gates: Array | None = None,
+        gates: Array | Sequence[Array] | None = None,
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
         """Returns the output `[B..., T, D]` and one attention map per layer.
 
@@ -156,19 +161,16 @@ class Encoder(hk.Module):
                 f"gates must be [L, H] with L = {self.num_layers} layers, got "
                 f"{len(gates)}."
             )
-        maps = []
-        for i in range(self.num_layers):
-            x, attention_map = self.make_layer(i)(
-                x,
-                mask,
-                is_training=is_training,
-                bias=bias,
-                gates=None if gates is None else gates[i],
+
+        def call_layer(i, x, gates):
+            return self.make_layer(i)(
+                x, mask, is_training=is_training, bias=bias, gates=gates
             )
-            maps.append(attention_map)
+
+        x, maps = self.stack(call_layer, self.num_layers, x, gates)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
-        return x, tuple(maps)
+        return x, maps
 
 
 def dropout(x: Array, rate: float) -> Array:

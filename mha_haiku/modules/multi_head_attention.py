@@ -41,7 +41,7 @@ class MultiHeadAttention(hk.Module):
         make_score: Callable[[int, int], attention.Score] | None = None,
         rotary: Callable[[Array, Array], Array] | None = None,
         qk_norm: bool = False,
-        implementation: str = "dense",
+        implementation: str | Callable = "auto",
         name: str | None = None,
     ):
         """Initialises the module.

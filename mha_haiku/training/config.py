@@ -70,6 +70,9 @@ _SECTIONS = {
         "with_bias": _boolean,
         "qk_norm": _boolean,
         "precision": None,
+        "rematerialize": _boolean,
+        "scan_layers": _boolean,
+        "attention": {"implementation": None},
     },
     "optimizer": {
         "learning_rate": checks.positive_number,
@@ -122,10 +125,7 @@ def validate(
     checks.integer_in("config.seed", values["seed"], 0, _LARGEST_SEED)
     for section, fields in _SECTIONS.items():
         if section in values:
-            _check_names(f"config.{section}", values[section], fields)
-            for field, check in fields.items():
-                if check is not None:
-                    check(f"config.{section}.{field}", values[section][field])
+            _check_section(f"config.{section}", values[section], fields)
     _check_names("config.task", values["task"], ("name",), optional=None)
     checks.choice("config.task.name", values["task"]["name"], tasks.names())
     models.check(config.model)
@@ -192,6 +192,16 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             shown = ["absent" if x is absent else repr(x) for x in (before, after)]
             lines.append(f"{name}: {shown[0]} -> {shown[1]}")
     return lines
+
+
+def _check_section(path, values, fields) -> None:
+    """Checks the names and values of a section's fields, and of sections in it."""
+    _check_names(path, values, fields)
+    for field, check in fields.items():
+        if isinstance(check, dict):
+            _check_section(f"{path}.{field}", values[field], check)
+        elif check is not None:
+            check(f"{path}.{field}", values[field])
 
 
 def _check_names(path, values, required, *, optional=()) -> None:

@@ -6,6 +6,8 @@ import jax
 import ml_collections
 import optax
 
+from mha_haiku import modules
+
 
 def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule:
     """Returns the learning rate of each step.
@@ -31,8 +33,8 @@ def make(
 ) -> optax.GradientTransformation:
     """Returns AdamW as the config describes it.
 
-    Weight decay leaves out what has fewer than two axes: biases, and the scales and
-    offsets of the norms.
+    Weight decay leaves out what has fewer than two axes in a layer: biases, and the
+    scales and offsets of the norms.
 
     Args:
       config: `config.optimizer` of a run; `clip_norm` None means no clipping.
@@ -54,4 +56,9 @@ def make(
 
 def is_decayed(params: Any) -> Any:
     """Returns the tree of `params` with True where weight decay applies."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+    def decayed(path, leaf):
+        in_stack = any(modules.is_stacked(key.key) for key in path)
+        return leaf.ndim - in_stack > 1  # without the axis of the layers
+
+    return jax.tree_util.tree_map_with_path(decayed, params)

@@ -161,7 +161,10 @@ FITTING = {"query": QUERY, "key": KEY, "value": VALUE}
         ({"bias": ones(T, S)}, r"bias must be .*\(2, 3, 5\) here.*got shape \(3, 5\)"),
         ({"bias": positions.alibi(3)}, "of 3 heads, attention of 4"),
         ({"score": additive(ones(3, K))}, r"weight must be \[H, K\].*got shape"),
-        ({"implementation": "dens"}, "one of dense.*got 'dens'. Did you mean 'dense'"),
+        (
+            {"implementation": "dens"},
+            "one of auto, dense.*got 'dens'. Did you mean 'dense'",
+        ),
         ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), got 1.0"),
         ({"dropout_rate": -0.1}, r"dropout_rate must be a number in \[0, 1\)"),
         ({"dropout_rate": 0.1}, r"dropout_rate is 0.1, which needs a key in rng="),

@@ -226,7 +226,7 @@ def attention_of_log_weights(logs):
 
 
 def test_distances_near_the_edge_of_a_far_tile_are_exact(monkeypatch):
-    """Attention to the previous token at any position, thousands of keys away from 0."""
+    """Attention to the previous token, also thousands of positions from the first."""
     use_tiles(monkeypatch, 64, 64, 1)
     length = 4096
     query = jnp.ones((length, 1, 4), jnp.float32)

@@ -92,6 +92,18 @@ def _mistake(capsys, status):
         ([_REVERSE, "--config.modle.num_heads=2"], ["'config.model.num_heads'?"]),
         ([_REVERSE, "--config.seed.x=2"], ["config.seed.x"]),
         ([_REVERSE, "--config.model=2"], ["sets no field", "num_heads"]),
+        (
+            [_REVERSE, "--config.model.attention=dense"],
+            ["sets no field", "config.model.attention has the fields implementation."],
+        ),
+        (
+            [_REVERSE, "--config.model.attention.implementaton=dense"],
+            ["'config.model.attention.implementation'?"],
+        ),
+        (
+            [_REVERSE, "--config.model.implementation=dense"],
+            ["'config.model.attention.implementation'?"],
+        ),
         ([_REVERSE, "--config.="], ["no such field"]),
         ([_REVERSE, "--config.model.num_heads=two"], ["an integer", "'two'", "1"]),
         ([_REVERSE, "--config.model.num_heads=2.5"], ["an integer", "'2.5'"]),
@@ -192,6 +204,7 @@ def test_overrides_are_read_with_the_type_of_the_default(trained):
         "--config.training.tensorboard",
         "--config.model.positions=none",
         "--config.model.num_key_value_heads=None",
+        "--config.model.attention.implementation=blockwise",
         "--override_config",
     )
     assert status == 0
@@ -204,6 +217,7 @@ def test_overrides_are_read_with_the_type_of_the_default(trained):
     assert trained.config.training.tensorboard is True
     assert model.positions == "none"
     assert model.num_key_value_heads is None
+    assert model.attention.implementation == "blockwise"
     assert trained.options == {"override_config": True}
     assert trained.workdir == pathlib.Path("runs/reverse")
 
@@ -283,17 +297,23 @@ def test_dump_attention_hands_its_flags_on(trained):
     assert chosen == {"layers": [0, 2], "step": 7, "tokens": [4, 1], "weights": False}
 
 
+def _flat(config):
+    """Returns the text of each field's value, by its dotted name."""
+    flat = {}
+    for name, value in config.items():
+        if isinstance(value, config_dict.ConfigDict):
+            flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
+        else:
+            flat[name] = str(value)
+    return flat
+
+
 def test_help_shows_every_field_with_its_default_and_comment(capsys):
     assert train.run(["train", "--help", _REVERSE, "--config.modle.x=1"]) == 0
     out = capsys.readouterr().out
     config = config_files.load("configs/reverse.py")
     shown = re.findall(r"^  --config\.([\w.]+)=(\S*)", out, re.MULTILINE)
-    wanted = {}
-    for section, values in config.items():
-        if isinstance(values, config_dict.ConfigDict):
-            wanted |= {f"{section}.{key}": str(x) for key, x in values.items()}
-        else:
-            wanted[section] = str(values)
+    wanted = _flat(config)
     assert dict(shown) == wanted
     assert len(shown) == len(wanted)
     assert re.search(r"--config\.model\.norm_position=pre +pre or post\n", out)

@@ -1,82 +1,12 @@
-"""The benchmark's command line, and one tiny run of it."""
-
-import json
-import pathlib
-import subprocess
-import sys
+"""Tiny runs of the benchmark of training."""
 
 import pytest
 
-from scripts import bench_cases, bench_training
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _run(*arguments):
-    return bench_training.run(["bench_training", *arguments])
-
-
-def test_help_names_the_cases_and_ends_well(capsys):
-    assert _run("--help") == 0
-    told = capsys.readouterr().out
-    for name in bench_cases.CASES:
-        assert name in told
-
-
-def test_the_cases_of_the_help_are_all_there_are():
-    assert bench_training._CASES == tuple(bench_cases.CASES)
-
-
-@pytest.mark.parametrize(
-    "arguments, parts",
-    [
-        (["--case=revers"], ["--case", "'revers'", "reverse", "length_64"]),
-        (["--rounds=0"], ["--rounds", "got 0"]),
-        (["--rounds=many"], ["--rounds"]),
-        (["--contenders=ours,hiaku"], ["--contenders", "'hiaku'", "'haiku'"]),
-        (["--case=map", "--contenders=torch"], ["--contenders", "'torch'", "formula"]),
-        (["--json=no_such_folder/x.json"], ["--json", "no_such_folder"]),
-        (["--json=/"], ["--json"]),
-        (["--cases=reverse"], ["--cases", "'--case'"]),
-        (["reverse"], ["'reverse' belongs to no flag"]),
-    ],
-)
-def test_a_mistake_costs_status_2_and_two_lines(capsys, arguments, parts):
-    assert _run(*arguments) == 2
-    out, told = capsys.readouterr()
-    assert out == ""
-    assert 1 <= len(told.splitlines()) <= 2
-    for part in parts:
-        assert part in told
-
-
-def test_every_promise_is_of_contenders_that_take_part():
-    for each in bench_cases.cases(tuple(bench_cases.CASES), is_quick=False):
-        names = {contender.name for contender in each.contenders}
-        assert set(each.bases) <= names
-        for promise in each.promises:
-            assert {promise.contender, promise.base or promise.contender} <= names
-
-
-def _quick(folder, *arguments):
-    """Returns what a run of the script prints, and its record of the only duel."""
-    path = folder / "samples.json"
-    script = _REPOSITORY / "scripts" / "bench_training.py"
-    done = subprocess.run(
-        [sys.executable, script, "--quick", f"--json={path}", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
+def test_quick_run_of_a_command(quick_run):
+    told, (record,) = quick_run(
+        "bench_training.py", "--case=start", "--contenders=help"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "these times mean nothing" in done.stdout
-    (record,) = json.loads(path.read_text())["duels"]
-    return done.stdout, record
-
-
-def test_quick_run_of_a_command(tmp_path):
-    told, record = _quick(tmp_path, "--case=start", "--contenders=help")
     (result,) = record["results"]
     assert (result["name"], len(result["samples"])) == ("help", 2)
     assert "help" in told and "ms/start" in told
@@ -84,8 +14,10 @@ def test_quick_run_of_a_command(tmp_path):
 
 
 @pytest.mark.slow
-def test_quick_run_against_plain_haiku(tmp_path):
-    told, record = _quick(tmp_path, "--case=reverse", "--contenders=ours,haiku")
+def test_quick_run_against_plain_haiku(quick_run):
+    told, (record,) = quick_run(
+        "bench_training.py", "--case=reverse", "--contenders=ours,haiku"
+    )
     assert "time / haiku" in told
     ours, haiku = record["results"]
     assert (ours["name"], haiku["name"]) == ("ours", "haiku")
@@ -97,3 +29,13 @@ def test_quick_run_against_plain_haiku(tmp_path):
     parameters = 320 + 512 + 2 * 64 + 4 * 1056 + (2112 + 2080) + 64 + 330
     assert ours["facts"]["parameters"] == parameters
     assert haiku["facts"]["parameters"] == parameters
+
+
+@pytest.mark.slow
+def test_quick_run_of_the_attention_map(quick_run):
+    _, records = quick_run(
+        "bench_training.py", "--case=map", "--contenders=mapless,ignored"
+    )
+    for record in records:
+        mapless, ignored = (result["facts"] for result in record["results"])
+        assert ignored["flops"] <= mapless["flops"]

@@ -2,8 +2,6 @@
 
 import os
 
-import pytest
-
 from scripts import duel, duel_table
 
 _LOUD = float(os.cpu_count())  # others keep every processor busy
@@ -52,55 +50,6 @@ def test_ratio_leaves_out_rounds_in_which_either_was_loaded():
     mine = _result("a", [1.0, 9.0, 1.0, 1.0], [0.0, _LOUD, 0.0, 0.0])
     base = _result("b", [2.0, 2.0, 90.0, 2.0], [0.0, 0.0, _LOUD, 0.0])
     assert duel_table.ratio(mine, base) == (0.5, 0.5, 0.5, 2, 4)
-
-
-@pytest.mark.parametrize(
-    "seconds, outcome",
-    [
-        ([0.5, 0.6, 0.7], ": kept"),
-        ([2.5, 2.6, 2.7], ": BROKEN"),
-        ([0.5, 0.9, 2.0], ": UNCLEAR"),
-    ],
-)
-def test_verdict_looks_at_the_quartiles(seconds, outcome):
-    promise = duel_table.Promise("a", 1.0, "b", aim=0.5)
-    results = [_result("a", seconds), _result("b", [1.0] * 3)]
-    line = duel_table.verdict(promise, results)
-    assert line.startswith("promised: a seconds <= 1 of b's (aim: 0.5); measured")
-    assert outcome in line
-
-
-def test_verdict_on_a_limit_of_its_own_and_on_a_fact():
-    results = [
-        _result("a", [2.0], facts={"flops": 30}),
-        _result("b", [1.0], facts={"flops": 20}),
-    ]
-    verdict = duel_table.verdict(duel_table.Promise("a", 2.5), results)
-    assert verdict == "promised: a seconds <= 2.5; measured 2: kept"
-    verdict = duel_table.verdict(duel_table.Promise("a", 1.0, "b", "flops"), results)
-    assert "a flops <= 1 of b's; measured 1.5: BROKEN" in verdict
-
-
-@pytest.mark.parametrize("there", ["a", "b"])
-def test_what_has_no_base_or_no_samples_is_not_measured(there):
-    results = [_result(there, [1.0]), duel.Result("ab".replace(there, ""))]
-    verdict = duel_table.verdict(duel_table.Promise("a", 1.0, "b"), results)
-    assert verdict.endswith("NOT MEASURED")
-
-
-@pytest.mark.parametrize("facts", [{}, {"peak MiB": None}, {"peak MiB": 0.0}])
-def test_a_fact_that_the_base_lacks_is_not_measured(facts):
-    results = [_result("a", [1.0], facts={"peak MiB": 3.0})]
-    results.append(_result("b", [1.0], facts=facts))
-    promise = duel_table.Promise("a", 1.0, "b", "peak MiB")
-    assert duel_table.verdict(promise, results).endswith("NOT MEASURED")
-
-
-@pytest.mark.parametrize("limit", [0.1, 1.0])
-def test_nothing_is_kept_or_broken_on_a_loaded_machine(limit):
-    promise = duel_table.Promise("a", limit)
-    verdict = duel_table.verdict(promise, [_result("a", [0.5], [_LOUD])])
-    assert "measured 0.5: UNCLEAR under foreign load" in verdict
 
 
 def test_a_long_table_is_in_seconds():

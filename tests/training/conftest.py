@@ -98,6 +98,9 @@ def make_config():
             "with_bias": True,
             "qk_norm": False,
             "precision": "float32",
+            "rematerialize": False,
+            "scan_layers": False,
+            "attention": {"implementation": "auto"},
         }
         config.optimizer = {
             "learning_rate": 1e-2,

@@ -25,6 +25,19 @@ def test_good_config_passes(make_config):
         ("model__num_heads", 3, "config.model.num_heads must divide .*got 3"),
         ("model__num_key_value_heads", 3, "config.model.num_key_value_heads must"),
         ("model__with_bias", 1, "config.model.with_bias must be True or False, got 1"),
+        ("model__rematerialize", 1, "config.model.rematerialize must be True or False"),
+        ("model__scan_layers", "yes", "config.model.scan_layers must be True or False"),
+        (
+            "model__attention__implementation",
+            "dens",
+            "config.model.attention.implementation must .* Did you mean 'dense'",
+        ),
+        (
+            "model__attention__implementaton",
+            "dense",
+            "config.model.attention has no field 'implementaton'. Did you mean",
+        ),
+        ("model__attention", 5, "config.model.attention must be a section of fields"),
         ("model__dropout_rate", 1.0, "config.model.dropout_rate must be"),
         ("optimizer__learning_rate", NAN, "config.optimizer.learning_rate must be"),
         ("optimizer__learning_rate", 0.0, "config.optimizer.learning_rate must be"),
@@ -73,13 +86,22 @@ def test_bad_field_is_refused_by_its_path(make_config, field, value, message):
         (None, "seed", "config.seed is missing"),
         (None, "optimizer", "config.optimizer is missing"),
         ("training", "steps", "config.training.steps is missing"),
+        ("model", "attention", "config.model.attention is missing"),
+        (
+            "model__attention",
+            "implementation",
+            "config.model.attention.implementation is missing",
+        ),
         ("model", "qk_norm", "config.model.qk_norm is missing"),
         ("task", "name", "config.task.name is missing"),
     ],
 )
 def test_missing_field_is_named(make_config, section, field, message):
     config = make_config()
-    del (config[section] if section else config)[field]
+    holder = config
+    for name in section.split("__") if section else ():
+        holder = holder[name]
+    del holder[field]
     with pytest.raises(ConfigError, match=message):
         run_config.validate(config, num_devices=1)
 

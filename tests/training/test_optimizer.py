@@ -6,6 +6,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from mha_haiku import models
 from mha_haiku.training import optimizer
 
 
@@ -75,3 +76,14 @@ def test_gradient_is_clipped_by_the_norm_of_the_whole_tree(clip_norm, factor):
     )
     np.testing.assert_allclose(mean["a"], np.array([0.3, 0]) * factor, rtol=1e-6)
     np.testing.assert_allclose(mean["b"], [[0.4 * factor]], rtol=1e-6)
+
+
+def test_biases_of_scanned_layers_are_not_decayed_either():
+    layer = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    params = {f"encoder/layer_{i}/linear": layer for i in range(4)}
+    looped = {**params, "logits": layer}
+    wanted = optimizer.is_decayed(looped)
+    assert wanted["encoder/layer_1/linear"] == {"w": True, "b": False}
+    found = optimizer.is_decayed(models.stacked(looped))
+    assert found["encoder/layers/layer_0/linear"] == {"w": True, "b": False}
+    assert found["logits"] == wanted["logits"]

@@ -1,0 +1,142 @@
+"""How layers run: one by one, as one compiled loop, or again for the gradients.
+
+T positions, D width, H heads, L layers. A stack strategy is a function that `Encoder`
+takes: it gets the call of a layer, and returns what the last one returns, and the
+attention maps of all.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+# Calls layer i: from (i, x [..., T, D], its gates or None) to (x [..., T, D], its map).
+CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
+# From (the call, L, x [..., T, D], gates [L, ...] or None) to (x, the L layers' maps).
+LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
+
+SCOPE = "layers"  # what the parameters of scanned layers are named below
+
+
+def looped(
+    call_layer: CallLayer, num_layers: int, x: Array, gates: Array | Sequence | None
+) -> tuple[Array, tuple]:
+    """Calls the layers one by one: each is compiled by itself, and they may differ.
+
+    Args:
+      call_layer: Calls layer i.
+      num_layers: L.
+      x: `[B..., T, D]`.
+      gates: L arrays, one of each layer, or None.
+
+    Returns:
+      The last layer's output `[B..., T, D]`, and a map per layer.
+    """
+    maps = []
+    for i in range(num_layers):
+        x, attention_map = call_layer(i, x, None if gates is None else gates[i])
+        maps.append(attention_map)
+    return x, tuple(maps)
+
+
+def scanned(
+    call_layer: CallLayer, num_layers: int, x: Array, gates: Array | Sequence | None
+) -> tuple[Array, tuple]:
+    """Calls the layers as one `lax.scan`: what is compiled does not grow with L.
+
+    Layer 0 is compiled and stands for all, so that layers may differ in the values of
+    their parameters alone. Those are stacked: `layer_0/attention/query` and its like
+    become one `layers/layer_0/attention/query` with a leading axis L;
+    `modules.stacked` and `modules.unstacked` convert. What layers share, such as a mask
+    spelt out as an array, is held L times by maps that leave the compiled function.
+
+    Args:
+      call_layer: Calls layer i; must do the same for every i. Seen at initialisation
+        are parameters of other names, shapes or dtypes; not, say, another activation.
+      num_layers: L.
+      x: `[B..., T, D]`; every layer must return its dtype.
+      gates: `[L, ...]`, or L arrays of one shape, or None.
+
+    Returns:
+      The last layer's output `[B..., T, D]`, and a map per layer.
+
+    Raises:
+      ValueError: If gates or parameters show that layers differ.
+    """
+    if isinstance(gates, list | tuple):
+        shapes = [jnp.shape(each) for each in gates]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                "scanned layers must be alike, got gates of different shapes: "
+                f"{shapes}; layers that differ can be looped over."
+            )
+        gates = jnp.stack([jnp.asarray(each) for each in gates])
+    gates = None if gates is None else jnp.asarray(gates)
+    if hk.running_init():
+        _check_alike(call_layer, num_layers, x, None if gates is None else gates[0])
+    stack = hk.layer_stack(num_layers, with_per_layer_inputs=True, name=SCOPE)
+    x, maps = stack(functools.partial(call_layer, 0))(x, gates)
+    return x, tuple(_at(maps, i) for i in range(num_layers))
+
+
+def rematerialized(stack: LayerStack) -> LayerStack:
+    """Returns the stack whose layers are computed again when gradients need them.
+
+    Of each layer only its input is kept for the backward pass, in place of all that is
+    computed inside, at the price of one more forward pass. Values stay the same. On
+    the CPU only scanned layers need less memory so: in looped ones XLA lets nothing
+    wait for the backward pass.
+
+    Args:
+      stack: `looped`, `scanned` or their like.
+
+    Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
+    """
+
+    @functools.wraps(stack)
+    def stack_again(call_layer, num_layers, x, gates):
+        def call_layer_again(i, x, gates):
+            return hk.remat(functools.partial(call_layer, i))(x, gates)
+
+        return stack(call_layer_again, num_layers, x, gates)
+
+    return stack_again
+
+
+def _at(maps: Any, i: int) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.lax.index_in_dim(leaf, i, keepdims=False), maps
+    )
+
+
+def _check_alike(call_layer, num_layers, x, gates) -> None:
+    """Raises ValueError where parameters of layers differ in name, shape or dtype."""
+
+    def described(i):
+        layer = hk.transform_with_state(functools.partial(call_layer, i))
+        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, gates)
+        return {
+            # Without the layer's own name, as that tells i.
+            f"{module.partition('/')[2]}/{name}".strip("/"): (
+                f"{leaf.dtype}{list(leaf.shape)}"
+            )
+            for module, leaves in params.items()
+            for name, leaf in leaves.items()
+        }
+
+    first = described(0)
+    for i in range(1, num_layers):
+        other = described(i)
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    "scanned layers must be alike, got a parameter "
+                    f"{name!r} of {first.get(name, 'no array')} in layer 0 and of "
+                    f"{other.get(name, 'no array')} in layer {i}; layers that differ "
+                    "can be looped over."
+                )

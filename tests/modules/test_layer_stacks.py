@@ -1,0 +1,234 @@
+"""Layers looped over, scanned and rematerialized: the same values at another cost."""
+
+import functools
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks, modules
+
+B, T, H, K, F, L = 2, 5, 7, 4, 11, 3
+D = H * K
+
+STACKS = {
+    "looped": modules.looped,
+    "scanned": modules.scanned,
+    "looped again": modules.rematerialized(modules.looped),
+    "scanned again": modules.rematerialized(modules.scanned),
+}
+every_stack = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+assert_equal = np.testing.assert_array_equal
+
+
+def _layer(i, num_heads=H, **kwargs):
+    return modules.EncoderLayer(
+        lambda: modules.MultiHeadAttention(
+            num_heads,
+            K,
+            model_size=D,
+            value_size=6,
+            make_score=modules.additive_score,
+            implementation="dense",
+            name="attention",
+        ),
+        lambda: modules.FeedForward(F, activation=jax.nn.relu, name="feed_forward"),
+        name=f"layer_{i}",
+        **kwargs,
+    )
+
+
+def _encoder(stack, make_layer=_layer, num_layers=L):
+    """An encoder as a function that gives its output and the weights of each layer."""
+
+    def forward(*args, is_training=False, **call):
+        encoder = modules.Encoder(num_layers, make_layer, stack=stack)
+        output, maps = encoder(*args, is_training=is_training, **call)
+        return output, tuple(each.weights() for each in maps)
+
+    return hk.transform(forward)
+
+
+def _squared(model, **call):
+    """The gradient of the squared output by parameters, input and bias, and results."""
+
+    def loss(params, x, bias, rng=None, mask=None, gates=None):
+        results = model.apply(params, rng, x, mask, bias=bias, gates=gates, **call)
+        return (results[0] ** 2).mean(), results
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+def _converted(stack, params):
+    return modules.stacked(params) if "scanned" in stack.__name__ else params
+
+
+MASKS = {
+    "lengths": masks.causal() & masks.padding(np.array([5, 3])),
+    "array": np.tri(T, k=2, dtype=bool)[None],
+}
+GATES = {
+    "layers": np.linspace(-1, 2, L * H, dtype=np.float32).reshape(L, H),
+    "examples": np.linspace(-1, 2, L * B * H, dtype=np.float32).reshape(L, B, H),
+    "list": [np.float32(np.arange(H) > i) for i in range(L)],
+}
+
+
+@pytest.mark.parametrize(
+    ("stack", "mask", "gates"),
+    [
+        ("scanned", "array", "examples"),
+        ("looped again", "lengths", "list"),
+        ("scanned again", "lengths", "layers"),
+    ],
+)
+def test_values_maps_and_gradients_are_those_of_the_loop(
+    stack, mask, gates, normal, random_parameters
+):
+    stack = STACKS[stack]
+    x, bias = normal(B, T, D), normal(B, T, T)
+    looped = _encoder(modules.looped)
+    params = random_parameters(looped, x)
+    given = {"mask": MASKS[mask], "gates": GATES[gates]}
+    wanted, wanted_results = _squared(looped)(params, x, bias, **given)
+    run = _squared(_encoder(stack))
+    found, results = run(_converted(stack, params), x, bias, **given)
+    jax.tree.map(assert_close, results, wanted_results)
+    jax.tree.map(assert_close, found, (_converted(stack, wanted[0]), *wanted[1:]))
+    assert [each.shape for each in results[1]] == [(B, H, T, T)] * L
+    assert np.abs(wanted[0]["encoder/layer_1/attention"]["score"]).max() > 1e-4
+
+
+@every_stack
+def test_each_layer_draws_its_own_dropout(stack):
+    def forward(x):
+        def call_layer(i, x, gates):
+            return x, jax.random.uniform(hk.next_rng_key())
+
+        return stack(call_layer, L, x, None)[1]
+
+    drawn = hk.transform(forward).apply({}, jax.random.key(0), np.ones(3))
+    assert len({float(each) for each in drawn}) == L
+
+
+@pytest.mark.parametrize("stack", [modules.looped, modules.scanned])
+def test_what_is_computed_again_drops_the_same(stack, normal, random_parameters):
+    x = normal(B, T, D)
+
+    def model(stack):
+        def forward(x):
+            def call_layer(i, x, gates):
+                x = jnp.sin(hk.Linear(D, name=f"layer_{i}")(x))
+                return hk.dropout(hk.next_rng_key(), 0.5, x), None
+
+            return stack(call_layer, L, x, None)[0]
+
+        return hk.transform(forward)
+
+    params = random_parameters(model(stack), x)
+
+    def squares(params, stack):
+        key = jax.random.key(1, impl="unsafe_rbg")  # compiles quickly
+        return (model(stack).apply(params, key, x) ** 2).sum()
+
+    gradient = jax.jit(jax.value_and_grad(squares), static_argnums=1)
+    found = gradient(params, modules.rematerialized(stack))
+    jax.tree.map(assert_close, found, gradient(params, stack))
+
+
+@every_stack
+def test_each_layer_starts_from_values_of_its_own_at_the_same_scale(stack, normal):
+    def init(stack):
+        def forward(x):
+            def call_layer(i, x, gates):
+                return hk.Linear(D, name=f"layer_{i}")(x), None
+
+            return stack(call_layer, L, x, None)
+
+        return jax.jit(hk.transform(forward).init)(jax.random.key(0), normal(T, D))
+
+    looped, params = init(modules.looped), init(stack)
+    params = modules.unstacked(params) if "scanned" in stack.__name__ else params
+    assert jax.tree.structure(params) == jax.tree.structure(looped)
+    weights = []
+    for module, leaves in looped.items():
+        weights.append(params[module]["w"].ravel())
+        assert_equal(params[module]["b"], leaves["b"])
+        assert params[module]["w"].dtype == leaves["w"].dtype
+        # The standard deviation of D x D numbers is off by a share of 1 / D.
+        scales = np.std(weights[-1]), np.std(leaves["w"])
+        np.testing.assert_allclose(*scales, rtol=3 / D)
+    assert np.abs(np.corrcoef(weights) - np.eye(L)).max() < 4 / D
+
+
+def _compiled_size(stack, num_layers):
+    """Lines of the program of a gradient, before XLA."""
+    model = _encoder(stack, num_layers=num_layers)
+    x = np.ones((B, T, D), np.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    loss = jax.grad(lambda params: model.apply(params, None, x)[0].sum())
+    return len(jax.jit(loss).lower(params).as_text().splitlines())
+
+
+@pytest.mark.parametrize("wrap", [lambda stack: stack, modules.rematerialized])
+def test_what_is_compiled_grows_with_layers_of_a_loop_and_not_of_a_scan(wrap):
+    small, large = (_compiled_size(wrap(modules.scanned), n) for n in (2, 9))
+    assert small == large
+    small, large = (_compiled_size(wrap(modules.looped), n) for n in (2, 9))
+    assert large > 3 * small
+
+
+def _temporary_bytes(stack):
+    """Memory inside the compiled gradient of a deep encoder of a long input."""
+    model = _encoder(stack, num_layers=24)
+    x = np.ones((B, 64, D), np.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    loss = jax.grad(lambda params: model.apply(params, None, x)[0].sum())
+    compiled = jax.jit(loss).lower(params).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_scanned_layers_computed_again_need_a_third_of_the_memory():
+    again = _temporary_bytes(modules.rematerialized(modules.scanned))
+    assert again < _temporary_bytes(modules.scanned) / 3
+
+
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        ([np.ones(7), np.ones(3), np.ones(7)], r"gates .*\(7,\), \(3,\), \(7,\)"),
+        (
+            None,
+            r"'attention/score' of float32\[7, 4\] in layer 0 .*\[3, 4\] in layer 2",
+        ),
+    ],
+)
+def test_a_scan_refuses_layers_that_differ(gates, message, normal):
+    model = _encoder(modules.scanned, lambda i: _layer(i, num_heads=(7, 7, 3)[i]))
+    init = functools.partial(model.init, gates=gates)
+    with pytest.raises(ValueError, match=rf"layers must be alike, got .*{message}"):
+        jax.eval_shape(init, jax.random.key(0), normal(B, T, D))
+
+
+def test_a_scan_refuses_a_parameter_that_one_layer_lacks(normal):
+    model = _encoder(
+        modules.scanned,
+        lambda i: _layer(i, make_norm=(modules.LayerNorm, modules.RMSNorm)[i == 1]),
+    )
+    message = r"'norm_1/offset' of float32\[28\] in layer 0 and of no array in layer 1"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(model.init, jax.random.key(0), normal(B, T, D))
+
+
+def test_parameters_of_other_layers_are_refused(normal):
+    model = _encoder(modules.scanned)
+    x = normal(B, T, D)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    hidden = params["encoder/layers/layer_0/feed_forward/hidden"]
+    hidden["b"] = np.ones((L, F + 1), np.float32)
+    with pytest.raises(ValueError, match="layer_0/feed_forward/hidden"):
+        jax.eval_shape(model.apply, params, None, x)
