@@ -1,4 +1,4 @@
-"""The statistics of a duel, what was promised of them, and both as a plain table.
+"""The statistics of a duel, and a plain table of them.
 
 A ratio is taken within each round, where both contenders met much the same machine; the
 ratio of the whole is the median over rounds. Rounds with a foreign load are left out
@@ -30,33 +30,34 @@ class Spread(NamedTuple):
         return self.num_quiet >= _enough(self.num_all)
 
 
-class Promise(NamedTuple):
-    """What the project promises of a contender."""
-
-    contender: str
-    limit: float  # of `quantity`: at most this share of the base's, or this much
-    base: str = ""  # "" where the limit is not a share
-    quantity: str = "seconds"  # or the name of a fact
-    aim: float | None = None  # what is hoped for beyond the promise
-
-
 def seconds(result: duel.Result) -> Spread:
     """Returns the spread of the seconds per unit of work."""
     values = [sample.seconds for sample in result.samples]
-    return _spread(values, [sample.is_quiet for sample in result.samples])
+    return spread(values, [sample.is_quiet for sample in result.samples])
 
 
 def processor_seconds(result: duel.Result) -> Spread:
     """Returns the same of processor seconds, which other work disturbs less."""
     values = [sample.processor_seconds for sample in result.samples]
-    return _spread(values, [sample.is_quiet for sample in result.samples])
+    return spread(values, [sample.is_quiet for sample in result.samples])
 
 
 def ratio(result: duel.Result, base: duel.Result) -> Spread:
     """Returns the spread of this one's seconds over the base's, round by round."""
     pairs = list(zip(result.samples, base.samples, strict=False))
     values = [mine.seconds / other.seconds for mine, other in pairs]
-    return _spread(values, [mine.is_quiet and other.is_quiet for mine, other in pairs])
+    return spread(values, [mine.is_quiet and other.is_quiet for mine, other in pairs])
+
+
+def spread(values: Sequence[float], is_quiet: Sequence[bool]) -> Spread:
+    """Returns the spread of the quiet values, or of all where those are too few."""
+    quiet = [value for value, good in zip(values, is_quiet, strict=True) if good]
+    counted = quiet if len(quiet) >= _enough(len(values)) else values
+    if len(counted) == 1:
+        low = median = high = counted[0]
+    else:
+        low, median, high = statistics.quantiles(counted, method="inclusive")
+    return Spread(low, median, high, len(quiet), len(values))
 
 
 def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
@@ -116,56 +117,6 @@ def troubles(results: Sequence[duel.Result], extra: str) -> list[str]:
         elif result.fault:
             lines.append(f"FAILED {result.name}: {result.fault}")
     return lines
-
-
-def verdict(promise: Promise, results: Sequence[duel.Result]) -> str:
-    """Returns a line that says what was promised, what was measured, and the outcome.
-
-    Kept and broken are said where all between the quartiles is on one side, and, of
-    times, where enough rounds were quiet.
-    """
-    by_name = {result.name: result for result in results if result.samples}
-    limit = f"{promise.limit:g}"
-    of = f" of {promise.base}'s" if promise.base else ""
-    aim = "" if promise.aim is None else f" (aim: {promise.aim:g})"
-    said = f"promised: {promise.contender} {promise.quantity} <= {limit}{of}{aim}; "
-    spread = _promised_quantity(promise, by_name)
-    if spread is None:
-        return said + "NOT MEASURED"
-    if not spread.is_quiet:
-        outcome = "UNCLEAR under foreign load; measure again on a quiet machine"
-    elif spread.high <= promise.limit:
-        outcome = "kept"
-    elif spread.low > promise.limit:
-        outcome = "BROKEN"
-    else:
-        outcome = "UNCLEAR, the quartiles are on both sides"
-    return said + f"measured {spread.median:.3g}: {outcome}"
-
-
-def _promised_quantity(promise, by_name) -> Spread | None:
-    """Returns what was measured; None where one of those needed is not there."""
-    names = [promise.contender, *([promise.base] if promise.base else [])]
-    if not set(names) <= set(by_name):
-        return None
-    results = [by_name[name] for name in names]
-    if promise.quantity == "seconds":
-        return ratio(*results) if promise.base else seconds(*results)
-    value, *others = (result.facts.get(promise.quantity) for result in results)
-    if value is None or not all(others):
-        return None
-    value /= others[0] if others else 1
-    return Spread(value, value, value, 1, 1)
-
-
-def _spread(values: Sequence[float], is_quiet: Sequence[bool]) -> Spread:
-    quiet = [value for value, good in zip(values, is_quiet, strict=True) if good]
-    counted = quiet if len(quiet) >= _enough(len(values)) else values
-    if len(counted) == 1:
-        low = median = high = counted[0]
-    else:
-        low, median, high = statistics.quantiles(counted, method="inclusive")
-    return Spread(low, median, high, len(quiet), len(values))
 
 
 def _enough(num_all: int) -> int:

@@ -21,6 +21,11 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+# From how many bytes on the C library gives memory back at once; and options of glibc's
+# `mallopt` for it: M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
+_LARGE = 2**16
+_GIVE_BACK = (-1, -3)
+
 _NO_FACTS: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -96,19 +101,23 @@ def measured(program: Program) -> dict[str, float | None]:
 
 
 def peak_bytes(program: Program) -> int | None:
-    """Runs a program once; returns how far its memory rose above where it began.
+    """Runs a program twice; returns how far the second raised memory above its start.
 
     None where the system does not tell. What the process holds but does not use is
-    given back first: else a second run would seem to need nothing. That makes the run
-    slow, so time is not measured in it.
+    given back first: else the run would seem to need nothing. What its threads keep for
+    themselves they give back in the first run. All this makes runs slow, from here on,
+    so no time is measured after it.
     """
     status, marks = pathlib.Path("/proc/self/status"), "/proc/self/clear_refs"
     if not os.access(marks, os.W_OK):
         return None
+    for option in _GIVE_BACK:
+        _c_library("mallopt", option, _LARGE)
+    program.reset()
+    program.run()
     program.reset()
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    _c_library("malloc_trim", 0)
     pathlib.Path(marks).write_text("5")  # forgets the highest mark so far
     before = _field(status, "VmRSS:")
     program.run()
@@ -129,6 +138,12 @@ def busy_seconds() -> float | None:
     user, nice, system, _idle, _wait, interrupts, soft_interrupts, stolen = ticks
     busy = user + nice + system + interrupts + soft_interrupts + stolen
     return busy / os.sysconf("SC_CLK_TCK")
+
+
+def _c_library(name: str, *arguments: int) -> None:
+    """Calls a function of the C library, where that has it."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(None), name)(*arguments)
 
 
 def _own_seconds() -> float:

@@ -1,9 +1,10 @@
-"""Attention maps of a run, as one file of plain arrays.
+"""Attention maps of a run, and what its heads do, as two files of plain arrays.
 
 Dimensions: N examples shown, L layers, H heads, T query positions, S key positions;
 T' and S' are T and S, or the bins of a pooled map.
 """
 
+import functools
 import operator
 import os
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from mha_haiku import attention, checks, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.training import evaluate
+from mha_haiku.training import evaluate, head_statistics
 from mha_haiku.training import run as run_folder
 
 _MEAN_EXAMPLES = 64  # at least
@@ -33,10 +34,10 @@ def dump(
     out: str | os.PathLike | None = None,
     weights: bool = False,
 ) -> Path:
-    """Runs a trained model and writes its attention to maps.npz.
+    """Runs a trained model and writes its attention: maps.npz and statistics.npz.
 
     Up to `config.attention.full_length` positions the maps are whole, above they are
-    pooled to `config.attention.pooled_size` bins.
+    pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
 
     Args:
       workdir: The run's folder.
@@ -55,6 +56,10 @@ def dump(
       `heads_00`... `[H]`, `tokens [N, T]`, `query_edges`, `key_edges`, `lengths [N]`,
       `predictions` and `targets` `[N, T]` (`[N, 1]` for sets), `title`, and for whole
       maps of held-out examples `mean_00`... `[H, T, S]` over `mean_examples` of them.
+      Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
+      per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
+      where a layer has fewer heads); and `title`, `layer_names`, `head_names [H]` and
+      `num_examples`.
 
     Raises:
       ConfigError: If there is no such run, step, layer, head, example or token.
@@ -68,17 +73,10 @@ def dump(
     is_whole = weights or length <= run.config.attention.full_length
     size = length if is_whole else min(run.config.attention.pooled_size, length)
     num_heads = _heads_of_layers(run)
-    layers = _chosen("layers", layers, len(num_heads))
-    chosen = [_chosen("heads", heads, num_heads[i]) for i in layers]
+    layers = head_statistics.chosen("layers", layers, len(num_heads))
+    chosen = [head_statistics.chosen("heads", heads, num_heads[i]) for i in layers]
 
-    def observe(params, example):
-        output = run.model.apply(
-            params, None, example.inputs, lengths=example.lengths, is_training=False
-        )
-        maps = [output.maps[i] for i in layers]
-        maps = [x.weights() if is_whole else x.pooled(size, size) for x in maps]
-        maps = [x[:, np.array(js)] for x, js in zip(maps, chosen, strict=True)]
-        return example, output.logits, maps
+    observe = functools.partial(_observe, run, layers, chosen, size, is_whole)
 
     @jax.jit
     def observe_held_out(params, data, indices):
@@ -93,13 +91,17 @@ def dump(
         return jax.device_get(results)
 
     if own is None:
-        example, logits, maps = held_out(indices)
+        example, logits, maps, numbers = held_out(indices)
     else:
-        example, logits, maps = jax.device_get(jax.jit(observe)(run.params, own))
+        found = jax.jit(observe)(run.params, own)
+        example, logits, maps, numbers = jax.device_get(found)
     edges = attention.bin_edges(length, size)
-    arrays = {
+    names = {
         "title": np.array(f"{run.task.name}, step {run.step}"),
         "layer_names": np.array([f"layer {i}" for i in layers]),
+    }
+    arrays = {
+        **names,
         "query_edges": edges,
         "key_edges": edges,
         **_texts(run.task, example, logits, is_own=own is not None),
@@ -115,8 +117,35 @@ def dump(
         for i, of_batches in enumerate(zip(*means, strict=True)):
             arrays[f"mean_{i:02d}"] = np.mean(of_batches, axis=0, dtype=np.float32)
         arrays["mean_examples"] = np.array(len(batches) * len(indices))
+    longest = max(chosen, key=len)
+    statistics = {
+        **names,
+        "head_names": np.array([f"head {j}" for j in longest]),
+        "num_examples": np.array(len(example.inputs)),
+        **head_statistics.summary(numbers)[0],
+    }
     folder = run_folder.Folder(Path(workdir).expanduser()).attention
-    return _write(folder if out is None else Path(out).expanduser(), arrays)
+    folder = folder if out is None else Path(out).expanduser()
+    _write(folder / "statistics.npz", statistics)
+    return _write(folder / "maps.npz", arrays)
+
+
+def _observe(run, layers, chosen, size, is_whole, params, example):
+    """Returns the example, its logits, and of each layer the maps and statistics."""
+    output = run.model.apply(
+        params, None, example.inputs, lengths=example.lengths, is_training=False
+    )
+    tokens = head_statistics.tokens_of(run.task, example)
+    pooled = None if is_whole else (size, size)
+    maps, numbers = [], []
+    for i, heads in zip(layers, chosen, strict=True):
+        heads = np.array(heads, np.int32)
+        found = output.maps[i].statistics(pooled=pooled, tokens=tokens)
+        cells = output.maps[i].weights() if is_whole else found.pooled
+        maps.append(cells[:, heads])
+        of_heads = head_statistics.per_head(found)
+        numbers.append({name: x[:, heads] for name, x in of_heads.items()})
+    return example, output.logits, maps, numbers
 
 
 def _indices(run, examples) -> list[int]:
@@ -166,12 +195,6 @@ def _heads_of_layers(run) -> list[int]:
     return [layer.logsumexp.shape[-2] for layer in jax.eval_shape(maps, run.params)]
 
 
-def _chosen(name, wanted, count) -> list[int]:
-    if wanted is None:
-        return list(range(count))
-    return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
-
-
 def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
     """Returns what people read beside the maps."""
     num_examples, length = example.inputs.shape[:2]
@@ -200,11 +223,10 @@ def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
     }
 
 
-def _write(folder, arrays) -> Path:
-    path = folder / "maps.npz"
-    partial = folder / "maps.partial.npz"
+def _write(path, arrays) -> Path:
+    partial = path.with_name(f"{path.stem}.partial.npz")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(partial, **arrays)
         os.replace(partial, path)
     except OSError as error:

@@ -1,5 +1,5 @@
 """Who takes part in the benchmarks: modules with a `prepare` each.
 
-All build the same model with the same number of parameters from the same config, and
-train it in the way that is usual and fast with their library.
+In training, and of an attention module, all have the same number of parameters and the
+same sizes (`sizes.py`), and do it in the way that is usual and fast with their library.
 """

@@ -1,5 +1,8 @@
 """Flax nnx and optax: modules split from their parameters once, one jitted step."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -7,23 +10,32 @@ from scripts import duel_worker
 from scripts.contenders import jax_programs, sizes
 
 
-def prepare(case: str, size: int) -> duel_worker.Program:
-    """Returns what is measured in a case; `size` is steps or calls in a run."""
+def prepare(
+    case: str, size: int, attention: Mapping[str, Any] | None = None
+) -> duel_worker.Program:
+    """Returns what is measured in a case.
+
+    Args:
+      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      size: Steps or calls in a run.
+      attention: Fields of `sizes.AttentionSize`, of the attention module.
+    """
     if case in sizes.TRAINING_CASES:
         config = sizes.training_config(case)
         apply, params = _split(_Model(config, nnx.Rngs(config.seed)))
         return jax_programs.training(config, params, apply, steps=size)
-    attention = _attention(sizes.ATTENTION.heads, sizes.ATTENTION.width, nnx.Rngs(0))
-    apply, params = _split(attention)
-    return jax_programs.attention(params, apply, case=case, calls=size)
+    shape = sizes.attention_size(attention)
+    module = _attention(shape.heads, shape.width, nnx.Rngs(0))
+    apply, params = _split(module, is_causal=shape.is_causal)
+    return jax_programs.attention(params, apply, shape, case=case, calls=size)
 
 
-def _split(module):
+def _split(module, **options):
     """Returns a pure function of parameters and input, and the parameters."""
     definition, params = nnx.split(module)
 
     def apply(params, x):
-        return nnx.merge(definition, params)(x)
+        return nnx.merge(definition, params)(x, **options)
 
     return apply, params
 

@@ -103,17 +103,22 @@ def training(
 
 
 def attention(
-    params: Any, apply: Callable[[Any, Array], Array], *, case: str, calls: int
+    params: Any,
+    apply: Callable[[Any, Array], Array],
+    size: sizes.AttentionSize,
+    *,
+    case: str,
+    calls: int,
 ) -> duel_worker.Program:
     """Returns calls of self-attention.
 
     Args:
       params: Of the module.
       apply: Gives `[B, T, D]` from the parameters and `x` `[B, T, D]`.
+      size: B, T and D.
       case: "forward", or "forward_and_backward" with the gradient with respect to both.
       calls: Calls in a run.
     """
-    size = sizes.ATTENTION
     shape = (size.batch, size.length, size.width)
     program = calls_of(apply, (params, normal(0, shape)), case=case, calls=calls)
     return program._replace(facts={"parameters": count(params), **program.facts})
@@ -131,14 +136,9 @@ def calls_of(
         arguments.
       calls: Calls in a run.
     """
-
-    def forward_and_backward(cotangent, *arguments):
-        output, pull = jax.vjp(function, *arguments)
-        return output, pull(cotangent)
-
     called = function
     if case == "forward_and_backward":
-        called = forward_and_backward
+        called = forward_and_backward(function)
         arguments = (normal(1, jax.eval_shape(function, *arguments).shape), *arguments)
     compiled = jax.jit(called).lower(*arguments).compile()
 
@@ -151,6 +151,21 @@ def calls_of(
         "temporary bytes": compiled.memory_analysis().temp_size_in_bytes,
     }
     return duel_worker.Program(run, units=calls, facts=facts)
+
+
+def forward_and_backward(function: Callable[..., Array]) -> Callable:
+    """Returns a function of a cotangent and the arguments: the output and gradients."""
+
+    def both(cotangent, *arguments):
+        output, pull = jax.vjp(function, *arguments)
+        return output, pull(cotangent)
+
+    return both
+
+
+def causal(length: int) -> Array:
+    """Returns booleans `[T, T]` for libraries that want them; free under jit."""
+    return jnp.tril(jnp.ones((length, length), bool))
 
 
 def normal(seed: int, shape: tuple[int, ...]) -> Array:

@@ -1,5 +1,8 @@
 """mha_haiku: its own training step, and its attention module."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import haiku as hk
 import jax
 import numpy as np
@@ -13,20 +16,35 @@ from scripts import duel_worker
 from scripts.contenders import jax_programs, sizes
 
 
-def prepare(case: str, size: int) -> duel_worker.Program:
-    """Returns what is measured in a case; `size` is steps or calls in a run."""
+def prepare(
+    case: str,
+    size: int,
+    attention: Mapping[str, Any] | None = None,
+    implementation: str = "auto",
+) -> duel_worker.Program:
+    """Returns what is measured in a case.
+
+    Args:
+      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      size: Steps or calls in a run.
+      attention: Fields of `sizes.AttentionSize`, of the attention module.
+      implementation: Of the attention module; see `mha_haiku.attend`.
+    """
     if case in sizes.TRAINING_CASES:
         return _training(sizes.training_config(case), size)
-    attention = hk.without_apply_rng(hk.transform(_attention))
-    x = jax_programs.normal(0, (1, 1, sizes.ATTENTION.width))
-    params = jax.jit(attention.init)(jax.random.key(0), x)
-    return jax_programs.attention(params, attention.apply, case=case, calls=size)
+    shape = sizes.attention_size(attention)
+    mask = mh.masks.causal() if shape.is_causal else None
 
+    def apply(x):
+        module = mh.MultiHeadAttention(
+            shape.heads, shape.head_width, implementation=implementation
+        )
+        return module(x, x, x, mask)[0]
 
-def _attention(x):
-    size = sizes.ATTENTION
-    output, _ = mh.MultiHeadAttention(size.heads, size.head_width)(x, x, x)
-    return output
+    module = hk.without_apply_rng(hk.transform(apply))
+    x = jax_programs.normal(0, (1, 1, shape.width))
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    return jax_programs.attention(params, module.apply, shape, case=case, calls=size)
 
 
 def _training(config, steps) -> duel_worker.Program:

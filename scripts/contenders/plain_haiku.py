@@ -1,5 +1,8 @@
 """Haiku and optax as their examples use them: hk.MultiHeadAttention, a jitted step."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import haiku as hk
 import jax
 
@@ -7,12 +10,18 @@ from scripts import duel_worker
 from scripts.contenders import jax_programs, sizes
 
 
-def prepare(case: str, size: int, scan: bool = False) -> duel_worker.Program:
+def prepare(
+    case: str,
+    size: int,
+    attention: Mapping[str, Any] | None = None,
+    scan: bool = False,
+) -> duel_worker.Program:
     """Returns what is measured in a case.
 
     Args:
       case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
       size: Steps or calls in a run.
+      attention: Fields of `sizes.AttentionSize`, of the attention module.
       scan: Whether all steps of a run are one call.
     """
     if case in sizes.TRAINING_CASES:
@@ -21,14 +30,16 @@ def prepare(case: str, size: int, scan: bool = False) -> duel_worker.Program:
         tokens = jax.numpy.zeros((1, config.task.sequence_length), int)
         params = jax.jit(model.init)(jax.random.key(config.seed), tokens)
         return jax_programs.training(config, params, model.apply, steps=size, scan=scan)
-    attention = hk.without_apply_rng(
-        hk.transform(
-            lambda x: _attention(sizes.ATTENTION.heads, sizes.ATTENTION.width, x)
-        )
-    )
-    x = jax_programs.normal(0, (1, 1, sizes.ATTENTION.width))
-    params = jax.jit(attention.init)(jax.random.key(0), x)
-    return jax_programs.attention(params, attention.apply, case=case, calls=size)
+    shape = sizes.attention_size(attention)
+
+    def apply(x):
+        mask = jax_programs.causal(x.shape[1])[None, None] if shape.is_causal else None
+        return _attention(shape.heads, shape.width, x, mask)
+
+    module = hk.without_apply_rng(hk.transform(apply))
+    x = jax_programs.normal(0, (1, 1, shape.width))
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    return jax_programs.attention(params, module.apply, shape, case=case, calls=size)
 
 
 def _logits(config, tokens):
@@ -47,11 +58,11 @@ def _logits(config, tokens):
     return hk.Linear(config.task.num_tokens)(_norm(config, x))
 
 
-def _attention(num_heads, width, x):
+def _attention(num_heads, width, x, mask=None):
     attention = hk.MultiHeadAttention(
         num_heads, width // num_heads, w_init=hk.initializers.VarianceScaling()
     )
-    return attention(x, x, x)
+    return attention(x, x, x, mask)
 
 
 def _norm(config, x):

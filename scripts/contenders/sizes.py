@@ -1,6 +1,7 @@
 """The sizes that all contenders share."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -27,6 +28,7 @@ class AttentionSize(NamedTuple):
     length: int = 128
     width: int = 256
     heads: int = 8
+    is_causal: bool = False
 
     @property
     def head_width(self) -> int:
@@ -35,6 +37,25 @@ class AttentionSize(NamedTuple):
 
 
 ATTENTION = AttentionSize()
+
+
+class CoreSize(NamedTuple):
+    """Of causal attention without projections: one example `[1, T, H, K]`."""
+
+    length: int
+    heads: int
+    head_width: int = 64
+    window: int | None = None  # how far back a query sees; None: to the start
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of a query, key or value."""
+        return (1, self.length, self.heads, self.head_width)
+
+
+def attention_size(fields: Mapping[str, Any] | None) -> AttentionSize:
+    """Returns the size with the given fields; `ATTENTION` where there are none."""
+    return ATTENTION._replace(**fields or {})
 
 
 def training_config(case: str) -> ml_collections.ConfigDict:

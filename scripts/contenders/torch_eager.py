@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,13 +12,21 @@ from scripts import duel_worker
 from scripts.contenders import sizes
 
 
-def prepare(case: str, size: int) -> duel_worker.Program:
-    """Returns what is measured in a case; `size` is steps or calls in a run."""
+def prepare(
+    case: str, size: int, attention: Mapping[str, Any] | None = None
+) -> duel_worker.Program:
+    """Returns what is measured in a case.
+
+    Args:
+      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      size: Steps or calls in a run.
+      attention: Fields of `sizes.AttentionSize`, of the attention module.
+    """
     torch.set_num_threads(os.cpu_count())  # as many as the others use
     torch.manual_seed(0)
     if case in sizes.TRAINING_CASES:
         return _training(sizes.training_config(case), size)
-    return _calls(case, size)
+    return _calls(sizes.attention_size(attention), case, size)
 
 
 class _Model(nn.Module):
@@ -114,23 +124,26 @@ def _learning_rate_factor(config, step) -> float:
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _calls(case, calls) -> duel_worker.Program:
-    size = sizes.ATTENTION
-    attention = _attention(size.width, size.heads)
+def _calls(size, case, calls) -> duel_worker.Program:
+    module = _attention(size.width, size.heads)
     x = torch.randn(size.batch, size.length, size.width)
     cotangent = torch.randn(x.shape)
+    options = {"need_weights": False}
+    if size.is_causal:
+        mask = nn.Transformer.generate_square_subsequent_mask(size.length)
+        options |= {"attn_mask": mask, "is_causal": True}
 
     def forward():
         with torch.inference_mode():
-            attention(x, x, x, need_weights=False)
+            module(x, x, x, **options)
 
     def forward_and_backward():
-        attention.zero_grad()
+        module.zero_grad()
         inputs = x.detach().requires_grad_()
-        attention(inputs, inputs, inputs, need_weights=False)[0].backward(cotangent)
+        module(inputs, inputs, inputs, **options)[0].backward(cotangent)
 
     if case == "forward":
-        attention.eval()
+        module.eval()
         call = forward
     else:
         call = forward_and_backward
@@ -139,9 +152,7 @@ def _calls(case, calls) -> duel_worker.Program:
         for _ in range(calls):
             call()
 
-    return duel_worker.Program(
-        run, units=calls, facts={"parameters": _count(attention)}
-    )
+    return duel_worker.Program(run, units=calls, facts={"parameters": _count(module)})
 
 
 def _count(module) -> int:

@@ -1,9 +1,6 @@
 """What bench_training measures, against whom, and what the project promises of it."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from scripts import duel, duel_table
+from scripts import bench_command, duel, duel_promises
 from scripts.contenders import sizes
 
 # Contender: its module in scripts/contenders, and options of the module's `prepare`.
@@ -21,30 +18,7 @@ _STEPS = {"reverse": 100, "length_64": 4}
 _ACCURATE = 10  # calls in a sample of a few milliseconds each
 
 
-class Duel(NamedTuple):
-    """One table of the benchmark."""
-
-    case: str
-    title: str
-    unit: str  # of work
-    contenders: tuple[duel.Contender, ...]
-    bases: tuple[str, ...]  # the first that takes part is what the others are held to
-    promises: tuple[duel_table.Promise, ...]
-    retries: int = 2
-    with_memory: bool = False  # whether the peak of memory is measured in any case
-
-
-def cases(names: Sequence[str], *, is_quick: bool) -> list[Duel]:
-    """Returns the duels of the named cases.
-
-    Args:
-      names: Of `CASES`.
-      is_quick: Whether samples are so small that their times mean nothing.
-    """
-    return [each for name in names for each in CASES[name](name, is_quick)]
-
-
-def _training(case, is_quick) -> list[Duel]:
+def _training(case, is_quick) -> list[bench_command.Duel]:
     config = sizes.training_config(case)
     steps = 2 if is_quick else _STEPS[case]
     model = config.model
@@ -54,12 +28,16 @@ def _training(case, is_quick) -> list[Duel]:
         f"{model.model_size}, layers {model.num_layers}, heads {model.num_heads}, "
         f"feed-forward {model.hidden_size}; {steps} steps a sample"
     )
-    promise = duel_table.Promise("ours", 1.0, "torch", aim=0.5)
+    promise = duel_promises.Promise("ours", 1.0, "torch", aim=0.5)
     contenders = _libraries(_LIBRARIES, case=case, size=steps)
-    return [Duel(case, title, "step", contenders, ("torch", "haiku"), (promise,))]
+    return [
+        bench_command.Duel(
+            case, title, "step", contenders, ("torch", "haiku"), (promise,)
+        )
+    ]
 
 
-def _attention(case, is_quick) -> list[Duel]:
+def _attention(case, is_quick) -> list[bench_command.Duel]:
     size = sizes.ATTENTION
     names = [name for name in _LIBRARIES if name != "haiku_scan"]
     duels = []
@@ -73,13 +51,15 @@ def _attention(case, is_quick) -> list[Duel]:
             f"{size.batch}, length {size.length}, width {size.width}, heads "
             f"{size.heads}; {calls} calls a sample"
         )
-        promise = duel_table.Promise("ours", limit, "haiku")
+        promise = duel_promises.Promise("ours", limit, "haiku")
         contenders = _libraries(names, case=direction, size=calls)
-        duels.append(Duel(case, title, "call", contenders, ("haiku",), (promise,)))
+        duels.append(
+            bench_command.Duel(case, title, "call", contenders, ("haiku",), (promise,))
+        )
     return duels
 
 
-def _map(case, is_quick) -> list[Duel]:
+def _map(case, is_quick) -> list[bench_command.Duel]:
     duels = []
     for direction, uses in (
         ("forward", ("formula", "mapless", "ignored", "returned", "weights")),
@@ -87,7 +67,9 @@ def _map(case, is_quick) -> list[Duel]:
     ):
         calls = 1 if is_quick else _ACCURATE
         contenders = tuple(
-            _contender(use, "attention_map", case=direction, size=calls, use=use)
+            bench_command.contender(
+                use, "attention_map", case=direction, size=calls, use=use
+            )
             for use in uses
         )
         title = (
@@ -97,7 +79,7 @@ def _map(case, is_quick) -> list[Duel]:
         # The compiler's count of temporary bytes leaves out what fused kernels allocate
         # while they run, so against other arithmetic only the measured peak says much.
         promises = tuple(
-            duel_table.Promise("ignored", 1.0, base, quantity)
+            duel_promises.Promise("ignored", 1.0, base, quantity)
             for base, quantity in (
                 ("mapless", "flops"),
                 ("mapless", "temporary bytes"),
@@ -107,12 +89,14 @@ def _map(case, is_quick) -> list[Duel]:
         )
         bases = ("formula", "mapless")
         duels.append(
-            Duel(case, title, "call", contenders, bases, promises, with_memory=True)
+            bench_command.Duel(
+                case, title, "call", contenders, bases, promises, with_memory=True
+            )
         )
     return duels
 
 
-def _start(case, is_quick) -> list[Duel]:
+def _start(case, is_quick) -> list[bench_command.Duel]:
     limits = {"train_cold": 30.0, "train_warm": 12.0, "help": 1.5, "import": 0.3}
     steps = {"steps": 20} if is_quick else {}
     title = (
@@ -121,23 +105,23 @@ def _start(case, is_quick) -> list[Duel]:
         "haiku"
     )
     contenders = tuple(
-        _contender(name, "command", case=name, **(steps if "train" in name else {}))
+        bench_command.contender(
+            name, "command", case=name, **(steps if "train" in name else {})
+        )
         for name in limits
     )
-    promises = tuple(duel_table.Promise(*limit) for limit in limits.items())
-    return [Duel(case, title, "start", contenders, (), promises, retries=0)]
+    promises = tuple(duel_promises.Promise(*limit) for limit in limits.items())
+    return [
+        bench_command.Duel(case, title, "start", contenders, (), promises, retries=0)
+    ]
 
 
 def _libraries(names, **options) -> tuple[duel.Contender, ...]:
     contenders = []
     for name in names:
         module, more = _LIBRARIES[name]
-        contenders.append(_contender(name, module, **options, **more))
+        contenders.append(bench_command.contender(name, module, **options, **more))
     return tuple(contenders)
-
-
-def _contender(name, module, **options) -> duel.Contender:
-    return duel.Contender(name, f"scripts.contenders.{module}", options)
 
 
 CASES = {

@@ -1,0 +1,202 @@
+"""What each head of a run does, in numbers: means over held-out examples.
+
+Dimensions: N examples, L layers, H heads, T positions.
+"""
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import attention, checks, tasks
+from mha_haiku.checks import ConfigError
+from mha_haiku.training import evaluate
+from mha_haiku.training import run as run_folder
+
+_BATCH_POSITIONS = 2**13  # of all examples in a batch
+# What is one number per head is a mean of what heads do; these are not.
+_NO_MEANS = ("received", "num_queries", "pooled")
+
+
+class HeadStatistics(NamedTuple):
+    """What the heads of a run do.
+
+    Attributes:
+      title: Which task and step.
+      layers: The L layers.
+      num_examples: How many held-out examples the means are over.
+      means: By the names of `attention.Statistics`, `[L, H]` float64; NaN where a layer
+        has fewer heads. Without `same_token` and `induction` where inputs are no
+        tokens.
+      standard_errors: The standard errors of `means`; NaN for one example.
+    """
+
+    title: str
+    layers: tuple[int, ...]
+    num_examples: int
+    means: dict[str, np.ndarray]
+    standard_errors: dict[str, np.ndarray]
+
+
+def measure(
+    workdir: str | os.PathLike,
+    *,
+    step: int | None = None,
+    examples: int = 64,
+    layers: Sequence[int] | None = None,
+) -> HeadStatistics:
+    """Runs a trained model on held-out examples and returns what its heads do.
+
+    No map is held, so inputs may have any length. Padding does not count, and every
+    example counts the same. On a terminal a bar on stderr shows the progress.
+
+    Args:
+      workdir: The run's folder.
+      step: Which checkpoint; None means the newest.
+      examples: N.
+      layers: Which layers; None means all.
+
+    Raises:
+      ConfigError: If there is no such run, step or layer, or `examples` is below 1.
+    """
+    import tqdm
+
+    checks.positive_integer("examples", examples)
+    run = run_folder.load_run(workdir, step)
+    layers = chosen("layers", layers, run.config.model.num_layers)
+
+    @jax.jit
+    def observe(params, data, indices):
+        example = evaluate.held_out_batch(run.task, run.config.seed, data, indices)
+        output = run.model.apply(
+            params, None, example.inputs, lengths=example.lengths, is_training=False
+        )
+        tokens = tokens_of(run.task, example)
+        return [per_head(output.maps[i].statistics(tokens=tokens)) for i in layers]
+
+    batch_size = max(1, min(examples, _BATCH_POSITIONS // run.task.sequence_length))
+    data = jax.device_put(run.task.held_out_data)
+    batches = []
+    with tqdm.tqdm(
+        total=examples,
+        unit="example",
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+        dynamic_ncols=True,
+    ) as bar:
+        for start in range(0, examples, batch_size):
+            indices = np.arange(start, start + batch_size, dtype=np.int32)
+            batches.append(jax.device_get(observe(run.params, data, indices)))
+            bar.update(min(batch_size, examples - start))
+    # The last batch is as large as the others, for one program serves them all.
+    of_layers = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
+    means, standard_errors = summary(of_layers)
+    title = f"{run.task.name}, step {run.step}"
+    return HeadStatistics(title, tuple(layers), examples, means, standard_errors)
+
+
+def tokens_of(task: tasks.Task, example: tasks.Example) -> jax.Array | None:
+    """Returns the tokens `[N, T]` of a batch, or None where inputs are features."""
+    return None if task.num_tokens is None else example.inputs
+
+
+def per_head(found: attention.Statistics) -> dict[str, jax.Array]:
+    """Returns the numbers that are one per head, `[N, H]`, by their names.
+
+    They are NaN for an example in which no query sees anything.
+    """
+    numbers = {
+        name: values
+        for name, values in found._asdict().items()
+        if values is not None and name not in _NO_MEANS
+    }
+    is_empty = found.num_queries == 0
+    return jax.tree.map(lambda x: jnp.where(is_empty, np.nan, x), numbers)
+
+
+def summary(
+    of_layers: Sequence[dict[str, np.ndarray]],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns means and standard errors over examples, `[L, H]` by name.
+
+    Args:
+      of_layers: For each layer what `per_head` gives, `[N, H]`, where H may differ.
+    """
+    num_heads = max(layer["entropy"].shape[1] for layer in of_layers)
+
+    def of_all(function, name):
+        rows = np.full((len(of_layers), num_heads), np.nan)
+        for row, layer in zip(rows, of_layers, strict=True):
+            values = np.asarray(layer[name], np.float64)
+            row[: values.shape[1]] = [function(x[~np.isnan(x)]) for x in values.T]
+        return rows
+
+    names = [name for name in attention.Statistics._fields if name in of_layers[0]]
+    means = {name: of_all(_mean, name) for name in names}
+    return means, {name: of_all(_standard_error, name) for name in names}
+
+
+def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
+    """Returns the wanted ones of `count` layers or heads; None means all.
+
+    Raises:
+      ConfigError: If one of them does not exist, or none is wanted.
+    """
+    if wanted is None:
+        return list(range(count))
+    if not wanted:
+        raise ConfigError(f"{name} must not be empty.")
+    return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
+
+
+def write(found: HeadStatistics, folder: str | os.PathLike) -> Path:
+    """Writes head_statistics.csv: a line per head, each statistic with its error.
+
+    Args:
+      found: What to write.
+      folder: Where to; made where it is missing.
+
+    Returns:
+      The path of the file. Its columns are `layer`, `head`, then of each statistic its
+      mean and `<name>_standard_error`, empty where that is not known.
+
+    Raises:
+      ConfigError: If it cannot be written.
+    """
+    names = [f"{name}{end}" for name in found.means for end in ("", "_standard_error")]
+    lines = [["layer", "head", *names]]
+    for i, head in np.argwhere(~np.isnan(found.means["entropy"])).tolist():
+        numbers = [
+            x[name][i, head]
+            for name in found.means
+            for x in (found.means, found.standard_errors)
+        ]
+        shown = ["" if np.isnan(x) else f"{x:.9g}" for x in numbers]
+        lines.append([found.layers[i], head, *shown])
+    path = Path(folder).expanduser() / "head_statistics.csv"
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(lines)
+        os.replace(partial, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    return path
+
+
+def _mean(values) -> float:
+    return values.mean() if values.size else np.nan
+
+
+def _standard_error(values) -> float:
+    """Returns that of the mean of independent values, from their own spread."""
+    if values.size < 2:
+        return np.nan
+    return values.std(ddof=1) / np.sqrt(values.size)

@@ -1,0 +1,233 @@
+"""What bench_attention measures, against whom, and what the project promises of it."""
+
+from typing import NamedTuple
+
+from scripts import bench_command, duel_promises
+from scripts.contenders import sizes
+
+# Contender: its module in scripts/contenders.
+_LIBRARIES = {
+    "ours": "ours",
+    "haiku": "plain_haiku",
+    "flax": "flax_nnx",
+    "equinox": "equinox_modules",
+    "jax_nn": "jax_nn",
+    "torch": "torch_eager",
+}
+_CORE = {"ours": "core_attention", "torch": "torch_core"}
+
+_SCALING_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
+_COMPILED_LENGTHS = (2048, 8192, 32768, 131072)
+_WINDOW = 512
+_QUICK = 64  # what a quick run divides long lengths by
+
+_PEAK = "peak MiB"
+
+
+class _Module(NamedTuple):
+    """A case of the whole module."""
+
+    size: sizes.AttentionSize
+    direction: str
+    calls: int  # in a sample
+    promises: tuple[duel_promises.Promise, ...]
+
+
+_MODULES = {
+    "module_128": _Module(
+        sizes.AttentionSize(32, 128, 256, 8),
+        "forward_and_backward",
+        5,
+        (
+            duel_promises.Promise(
+                "ours", 1.0, ("haiku", "flax", "equinox", "jax_nn"), aim=0.7
+            ),
+        ),
+    ),
+    "module_512": _Module(
+        sizes.AttentionSize(8, 512, 512, 8),
+        "forward_and_backward",
+        2,
+        (duel_promises.Promise("ours", 0.65, "haiku", aim=0.54),),
+    ),
+    "module_2048_causal": _Module(
+        sizes.AttentionSize(2, 2048, 512, 8, is_causal=True),
+        "forward_and_backward",
+        1,
+        (
+            duel_promises.Promise("ours", 0.5, "haiku", aim=0.35),
+            duel_promises.Promise("ours", 1 / 10, "haiku", _PEAK),
+        ),
+    ),
+    "module_8192_causal": _Module(
+        sizes.AttentionSize(1, 8192, 256, 4, is_causal=True),
+        "forward",
+        1,
+        (
+            duel_promises.Promise("ours", 0.25, "haiku", aim=0.13),
+            duel_promises.Promise("ours", 1 / 50, "haiku", _PEAK),
+        ),
+    ),
+}
+
+# Case: H, and of each direction the promised share of PyTorch's time.
+_CORES = {
+    "core_8192": (4, {"forward_and_backward": 2.0}),
+    "core_32768": (1, {"forward": 1.2, "forward_and_backward": 1.1}),
+}
+
+# Case: H, calls in a sample, and whether the weights fit into memory.
+_STATISTICS = {
+    "statistics_2048": (8, 2, True),
+    "statistics_8192": (4, 1, True),
+    "statistics_32768": (1, 1, False),
+}
+
+
+def _module(case, is_quick) -> list[bench_command.Duel]:
+    size, direction, calls, promises = _MODULES[case]
+    if is_quick:
+        size, calls = size._replace(batch=1, length=max(32, size.length // _QUICK)), 1
+    title = (
+        f"{case}: the attention module, {_words(direction)}; batch {size.batch}, "
+        f"length {size.length}, width {size.width}, heads {size.heads}"
+        f"{', causal' * size.is_causal}; {calls} calls a sample"
+    )
+    contenders = tuple(
+        bench_command.contender(
+            name, module, case=direction, size=calls, attention=size._asdict()
+        )
+        for name, module in _LIBRARIES.items()
+    )
+    return [_duel(case, title, contenders, "haiku", promises)]
+
+
+def _core(case, is_quick) -> list[bench_command.Duel]:
+    num_heads, limits = _CORES[case]
+    core = sizes.CoreSize(_length(case, is_quick), num_heads)
+    duels = []
+    for direction, limit in limits.items():
+        contenders = tuple(
+            bench_command.contender(
+                name, module, case=direction, size=1, core=core._asdict()
+            )
+            for name, module in _CORE.items()
+        )
+        title = f"{case}: attention alone, {_words(direction)}; {_described(core)}"
+        promise = duel_promises.Promise("ours", limit, "torch", aim=1.0)
+        duels.append(_duel(case, title, contenders, "torch", (promise,)))
+    return duels
+
+
+def _statistics(case, is_quick) -> list[bench_command.Duel]:
+    num_heads, calls, has_materialised = _STATISTICS[case]
+    core = sizes.CoreSize(_length(case, is_quick), num_heads)
+    calls = 1 if is_quick else calls
+    uses = ["forward", "statistics"] + ["materialised"] * has_materialised
+    contenders = tuple(
+        bench_command.contender(
+            use, "map_statistics", use=use, size=calls, core=core._asdict()
+        )
+        for use in uses
+    )
+    # 1.0 x the time of forward on top of it.
+    promises = [duel_promises.Promise("statistics", 2.0, "forward", aim=1.6)]
+    if has_materialised:
+        promises += [
+            duel_promises.Promise("statistics", 1 / 5, "materialised", aim=1 / 10),
+        ]
+    if case == "statistics_8192":
+        promises += [
+            duel_promises.Promise("statistics", 1 / 50, "materialised", _PEAK),
+        ]
+    title = (
+        f"{case}: attention with all statistics of its map and 32 x 32 of its cells, "
+        f"beside attention alone; {_described(core)}; {calls} calls a sample"
+    )
+    return [_duel(case, title, contenders, "forward", tuple(promises))]
+
+
+def _scaling(case, is_quick) -> list[bench_command.Duel]:
+    # Samples of at least about a quarter of a second, from what lengths cost.
+    kinds = (
+        ("causal", None, 2.1, lambda length: (8192 // length) ** 2),
+        (f"a window of {_WINDOW}", _WINDOW, 1.2, lambda length: 65536 // length),
+    )
+    duels = []
+    for kind, window, limit, calls in kinds:
+        lengths = _lengths(_SCALING_LENGTHS, is_quick)
+        contenders = tuple(
+            bench_command.contender(
+                name,
+                "core_attention",
+                case="forward",
+                size=1 if is_quick else max(1, calls(length)),
+                core=sizes.CoreSize(length, 1, window=window)._asdict(),
+            )
+            for name, length in lengths.items()
+        )
+        title = f"{case}: attention alone by length, forward; 1 head of 64, {kind}"
+        promises = (duel_promises.Growth(lengths, limit),)
+        duels.append(bench_command.Duel(case, title, "call", contenders, (), promises))
+    return duels
+
+
+def _compile(case, is_quick) -> list[bench_command.Duel]:
+    lengths = _lengths(_COMPILED_LENGTHS, is_quick)
+    contenders = tuple(
+        bench_command.contender(
+            name,
+            "core_attention",
+            case="compile",
+            size=1,
+            core=sizes.CoreSize(length, 1)._asdict(),
+            implementation="blockwise",
+        )
+        for name, length in lengths.items()
+    )
+    shortest, *others = lengths
+    promises = tuple(duel_promises.Promise(name, 1.3, shortest) for name in others)
+    title = (
+        f"{case}: tracing and compiling blockwise attention by length, forward and "
+        "backward; 1 head of 64, causal"
+    )
+    return [
+        bench_command.Duel(
+            case, title, "compilation", contenders, (shortest,), promises
+        )
+    ]
+
+
+def _duel(case, title, contenders, base, promises) -> bench_command.Duel:
+    return bench_command.Duel(
+        case, title, "call", contenders, (base,), promises, with_memory=True
+    )
+
+
+def _length(case, is_quick) -> int:
+    """Returns the length that the name of a case ends with, less in a quick run."""
+    return int(case.rpartition("_")[2]) // (_QUICK if is_quick else 1)
+
+
+def _lengths(lengths, is_quick) -> dict[str, int]:
+    """Returns lengths, less in a quick run, by the name of their contender."""
+    shown = [length // (_QUICK if is_quick else 1) for length in lengths]
+    return {str(length): length for length in shown}
+
+
+def _words(direction) -> str:
+    return direction.replace("_", " ")
+
+
+def _described(core) -> str:
+    heads = "head" if core.heads == 1 else "heads"
+    return f"length {core.length}, {core.heads} {heads} of {core.head_width}, causal"
+
+
+CASES = {
+    **dict.fromkeys(_MODULES, _module),
+    **dict.fromkeys(_CORES, _core),
+    **dict.fromkeys(_STATISTICS, _statistics),
+    "scaling": _scaling,
+    "compile": _compile,
+}
