@@ -1,6 +1,9 @@
 """Writes the attention maps of a run that has been trained, as arrays and pictures.
 
 Run: python -m experiments.dump_attention --workdir=runs/reverse --layers=0 --heads=0
+
+Long inputs get pooled maps, unless --weights asks for all. What each head does, in
+numbers over the same examples, is in statistics.npz.
 """
 
 import functools

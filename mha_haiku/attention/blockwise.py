@@ -47,7 +47,7 @@ class Blockwise:
         self, inputs: gradients.Inputs, dropout_rate: float
     ) -> tuple[Array, Array]:
         """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
-        if not math.prod(inputs.map_shape):
+        if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
             return dense.attend(inputs, dropout_rate)
         sizes = sweep.default_sizes(*inputs.map_shape[-2:], jax.default_backend())
         chosen = {
@@ -125,12 +125,16 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
             jnp.zeros((num_queries, value_size), inputs.value.dtype),
             jnp.zeros(num_queries, dtype),
         )
-        return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows), None
+        return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows)
 
-    (values, logsumexp), _ = sweep.over_heads(
-        of_head, batch_shape, num_heads, sizes.heads
+    totals = (
+        jnp.zeros((*inputs.query.shape[:-1], value_size), inputs.value.dtype),
+        jnp.zeros(inputs.map_shape[:-1], dtype),
     )
-    return jnp.moveaxis(values, -3, -2), logsumexp, ()
+    values, logsumexp = sweep.summed_over_heads(
+        of_head, totals, (1, 0), batch_shape, num_heads, sizes.heads
+    )
+    return values, logsumexp, ()
 
 
 def _backward(
@@ -205,21 +209,18 @@ def _backward(
             jax.tree.map(jnp.zeros_like, view.score),
         )
         sums = sweep.over_rows(of_block, sums, num_queries, sizes.rows)
-        return sums[:3], sums[3:]
+        of_query, of_key, of_value, *of_one_head = sums
+        of_one_head = jax.tree.map(lambda x: x.squeeze(0), of_one_head)
+        return of_query, of_key.T, of_value.T, *of_one_head
 
     totals = (
+        *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
         jax.tree.map(jnp.zeros_like, inputs.bias) if wants_bias else None,
         jax.tree.map(jnp.zeros_like, inputs.score),
     )
-    arrays, totals = sweep.over_heads(
-        of_head, batch_shape, num_heads, sizes.heads, totals
-    )
-    of_query, of_key, of_value = arrays
-    num_key_heads = inputs.key.shape[-2]
-    return (
-        jnp.moveaxis(of_query, -3, -2),
-        *(_of_key_heads(x, num_key_heads) for x in (of_key, of_value)),
-        *totals,
+    axes = (1, 1, 1, 0, 0)
+    return sweep.summed_over_heads(
+        of_head, totals, axes, batch_shape, num_heads, sizes.heads
     )
 
 
@@ -242,11 +243,3 @@ def _add(total, part, start, axis):
     """Returns `total` with `part` added from `start` on."""
     part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
     return lax.dynamic_update_slice_in_dim(total, part, start, axis)
-
-
-def _of_key_heads(gradient, num_key_heads):
-    """Returns `[B..., S, G, K]` from `[B..., H, K, S]`, summed over query heads."""
-    *batch_shape, num_heads, size, num_keys = gradient.shape
-    heads = num_key_heads, num_heads // num_key_heads
-    gradient = gradient.reshape(*batch_shape, *heads, size, num_keys).sum(-3)
-    return jnp.moveaxis(gradient, -1, -3)

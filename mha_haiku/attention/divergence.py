@@ -58,9 +58,9 @@ def divergence(attention_map: Any, other: Any, *, sizes: sweep.Sizes) -> Array:
         total = jnp.zeros((len(heads.query), len(others.query)), attention_map.dtype)
         total = sweep.over_rows(of_rows, total, num_queries, sizes.rows)
         counts = _both_see(heads, others, tiles.Span(0, num_queries)).sum(-1)
-        return jnp.maximum(total, 0) / jnp.maximum(counts, 1), None
+        return jnp.maximum(total, 0) / jnp.maximum(counts, 1)
 
-    found, _ = sweep.over_heads(of_example, batch_shape, 1, 1)
+    found = sweep.over_heads(of_example, batch_shape, 1, 1)
     return found.squeeze(len(batch_shape))
 
 

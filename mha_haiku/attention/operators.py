@@ -46,9 +46,9 @@ def apply(attention_map: Any, x: Array, *, sizes: sweep.Sizes) -> Array:
             return lax.dynamic_update_slice_in_dim(outputs, total, rows.start, 0)
 
         outputs = jnp.zeros((num_queries, own.shape[-1]), dtype)
-        return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows), None
+        return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows)
 
-    outputs, _ = sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
+    outputs = sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
     return jnp.moveaxis(outputs, -3, -2)
 
 
@@ -79,9 +79,9 @@ def apply_transposed(attention_map: Any, y: Array, *, sizes: sweep.Sizes) -> Arr
             )
 
         total = jnp.zeros((num_keys, own.shape[-1]), dtype)
-        return sweep.over_rows(of_rows, total, num_queries, sizes.rows), None
+        return sweep.over_rows(of_rows, total, num_queries, sizes.rows)
 
-    outputs, _ = sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
+    outputs = sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
     return jnp.moveaxis(outputs, -3, -2)
 
 

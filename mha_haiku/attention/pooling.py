@@ -134,7 +134,6 @@ def pooled(attention_map: Any, *, grid: Grid, sizes: sweep.Sizes) -> Array:
         total = jnp.zeros((grid.rows.count, grid.columns.count), dtype)
         size = grid.rows.stop - grid.rows.start
         total = sweep.over_rows(of_rows, total, size, sizes.rows)
-        return grid.rows.mean(total, counts), None
+        return grid.rows.mean(total, counts)
 
-    cells, _ = sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
-    return cells
+    return sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)

@@ -69,7 +69,6 @@ def top(attention_map: Any, *, k: int, sizes: sweep.Sizes) -> Top:
             jnp.zeros((num_queries, k), jnp.int32),
         )
         found, where = sweep.over_rows(of_rows, outputs, num_queries, sizes.rows)
-        return Top(jnp.exp(found), jnp.where(found > sweep.HIDDEN / 2, where, -1)), None
+        return Top(jnp.exp(found), jnp.where(found > sweep.HIDDEN / 2, where, -1))
 
-    best, _ = sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
-    return best
+    return sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)

@@ -135,9 +135,9 @@ def statistics(
         view = sweep.head_of(attention_map, example, head)
         asked = jax.tree.map(lambda x: tiles.at_batch(x, example), question[1:])
         asked = Question(question.query_offset, *asked)
-        return _of_head(view, asked, grid, sizes), None
+        return _of_head(view, asked, grid, sizes)
 
-    (rows, counts, received, pooled), _ = sweep.over_heads(
+    rows, counts, received, pooled = sweep.over_heads(
         of_head, batch_shape, num_heads, sizes.heads
     )
     unseen = attention_map.mask.aligned_unseen_keys(

@@ -26,7 +26,7 @@ _MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
 HIDDEN = -1e30  # a score whose weight is 0, but whose product with the weight is no NaN
 
 
-_CPU_SCORES = 2**19  # in the tiles of heads taken together; about what caches hold
+_CPU_SCORES = 2**18  # in the tiles of heads taken together; about what caches hold
 _ACCELERATOR_SCORES = 2**25
 
 
@@ -166,8 +166,10 @@ def default_sizes(num_queries: int, num_keys: int, platform: str) -> Sizes:
       platform: As `jax.default_backend()` names it.
     """
     rows, columns, _ = Sizes(512, 1024, 1).fitted(num_queries, num_keys)
-    together = _CPU_SCORES if platform == "cpu" else _ACCELERATOR_SCORES
-    return Sizes(rows, columns, max(1, together // (rows * columns)))
+    size = rows * columns
+    most = _CPU_SCORES if platform == "cpu" else _ACCELERATOR_SCORES
+    # Two halves of a limit keep more cores busy than one whole.
+    return Sizes(rows, columns, max(most // size, min(2, 2 * most // size), 1))
 
 
 def head_of(inputs: Any, example: tuple, head: Array) -> Head:
@@ -199,53 +201,96 @@ def of_key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Arra
 
 
 def over_heads(
-    function: Callable[[tuple, Array], tuple[Any, Any]],
+    function: Callable[[tuple, Array], Any],
     batch_shape: tuple[int, ...],
     num_heads: int,
     together: int,
-    totals: Any = None,
-) -> tuple[Any, Any]:
-    """Calls `function(example, head)` for all heads.
+) -> Any:
+    """Returns `function(example, head)` of all heads, stacked as `[B..., H, ...]`.
 
     Args:
-      function: Takes the index of an example, an integer per batch axis, and of a head;
-        returns outputs, and gradients like `totals` but with axes `[1, ...]`.
+      function: Takes the index of an example, an integer per batch axis, and of a head.
       batch_shape: B....
       num_heads: H.
       together: How many heads are computed at once, at most.
-      totals: A pytree of arrays `[B..., H, ...]`, or of size 1 for all.
-
-    Returns:
-      The outputs, stacked as `[B..., H, ...]`, and the totals with the gradients added.
     """
     shape = (*batch_shape, num_heads)
-    count = math.prod(shape)
-    together = max(n for n in range(1, min(together, count) + 1) if count % n == 0)
 
     def of_head(n):
         *example, head = jnp.unravel_index(n, shape)
         return function(tuple(example), head)
 
+    stacked = lax.map(
+        of_head, jnp.arange(math.prod(shape)), batch_size=_divisor(shape, together)
+    )
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), stacked)
+
+
+def summed_over_heads(
+    function: Callable[[tuple, Array], Any],
+    totals: tuple,
+    axes: tuple[int, ...],
+    batch_shape: tuple[int, ...],
+    num_heads: int,
+    together: int,
+) -> tuple:
+    """Adds `function(example, head)` of all heads to arrays, each head at its place.
+
+    Args:
+      function: Takes the index of an example, an integer per batch axis, and of a head;
+        returns a tuple of pytrees like `totals`, but without batch axes and heads.
+      totals: Pytrees of arrays with leading axes B.... An axis, and that of the heads,
+        may have size 1 for all; that of the heads also G.
+      axes: Where the axis of the heads stands in each of them, after B....
+      batch_shape: B....
+      num_heads: H.
+      together: How many heads are computed at once, at most.
+    """
+    shape = (*batch_shape, num_heads)
+    if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
+        stacked = over_heads(function, batch_shape, num_heads, together)
+        return tuple(
+            jax.tree.map(
+                lambda x, y, axis=axis: x + _placed(y, x.shape, axis, len(batch_shape)),
+                *pair,
+            )
+            for axis, *pair in zip(axes, totals, stacked, strict=True)
+        )
+
+    def add(total, part, axis, example, head):
+        axis += len(example)
+        window, at = list(total.shape), [0] * total.ndim
+        for i, index in enumerate(example):
+            window[i], at[i] = 1, index * (total.shape[i] > 1)
+        window[axis], at[axis] = 1, head * total.shape[axis] // num_heads
+        part = part.reshape(window) + lax.dynamic_slice(total, at, window)
+        return lax.dynamic_update_slice(total, part, at)
+
     def step(totals, n):
-        outputs, parts = (of_head if together == 1 else jax.vmap(of_head))(n)
-        index = jnp.unravel_index(n, shape)
+        *example, head = jnp.unravel_index(n, shape)
+        parts = function(tuple(example), head)
+        totals = tuple(
+            jax.tree.map(lambda x, y, axis=axis: add(x, y, axis, example, head), *pair)
+            for axis, *pair in zip(axes, totals, parts, strict=True)
+        )
+        return totals, None
 
-        def add(total, part):
-            at = [
-                i if size > 1 else jnp.zeros_like(i)
-                for i, size in zip(index, total.shape, strict=False)
-            ]
-            return total.at[tuple(at)].add(part.squeeze(np.ndim(n)))
+    return lax.scan(step, totals, jnp.arange(math.prod(shape)))[0]
 
-        return jax.tree.map(add, totals, parts), outputs
 
-    numbers = jnp.arange(count)
-    if together > 1:
-        numbers = numbers.reshape(-1, together)
-    totals, outputs = lax.scan(step, totals, numbers)
-    skipped = 1 if together == 1 else 2
-    outputs = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[skipped:]), outputs)
-    return outputs, totals
+def _placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
+    """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B...."""
+    size = shape[batch_ndim + axis]
+    heads = stacked.shape[batch_ndim]
+    stacked = stacked.reshape(
+        *stacked.shape[:batch_ndim],
+        size,
+        heads // size,
+        *stacked.shape[batch_ndim + 1 :],
+    ).sum(batch_ndim + 1)
+    shared = [i for i in range(batch_ndim) if shape[i] == 1]
+    stacked = stacked.sum(shared, keepdims=True) if shared else stacked
+    return jnp.moveaxis(stacked, batch_ndim, batch_ndim + axis)
 
 
 def over_rows(
@@ -325,6 +370,12 @@ def over_keys(
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns how far apart neighbours along each axis are when counted over all."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _divisor(shape: tuple[int, ...], most: int) -> int:
+    """Returns the largest divisor of the number of heads that is at most `most`."""
+    count = math.prod(shape)
+    return max(n for n in range(1, min(most, count) + 1) if count % n == 0)
 
 
 def _even(size: int, most: int) -> int:

@@ -1,7 +1,8 @@
 """Pictures and a page of a run's attention, made from its saved arrays alone.
 
 Nothing here runs a model: what `write` reads is the `maps.npz` that a run left, so the
-report of any run can be made again, on any machine, without an accelerator.
+report of any run can be made again, on any machine, without an accelerator. `heads`
+shows what heads do, from numbers per head.
 """
 
 import importlib.util
@@ -9,8 +10,9 @@ import logging
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 
-from mha_haiku.report import figures, maps, page
+from mha_haiku.report import figures, heads, maps, page
 
 _PICTURE = re.compile(r"layer_\d{2,}\.png")
 
@@ -35,9 +37,7 @@ def write(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     saved = maps.load(folder / "maps.npz")
     written = []
     drawn = figures.pictures(saved)
-    if importlib.util.find_spec("matplotlib") is None:
-        message = "No pictures: matplotlib is missing (pip install 'mha_haiku[plots]')."
-        logging.getLogger(__name__).warning(message)
+    if not _can_draw():
         drawn = ()
     for layer, picture in enumerate(drawn):
         written.append(_replace(folder / f"layer_{layer:02d}.png", picture))
@@ -46,6 +46,38 @@ def write(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
             path.unlink()
     written.append(_replace(folder / "index.html", page.render(saved).encode()))
     return written
+
+
+def write_heads(
+    folder: str | os.PathLike[str],
+    means: heads.Means,
+    *,
+    title: str,
+    layers: Sequence[int],
+) -> pathlib.Path | None:
+    """Writes `head_statistics.png`: a heat map of each statistic, heads by layer.
+
+    Args:
+      folder: Where the picture goes.
+      means: `[L, H]` of each statistic by its name; see `heads`.
+      title: Of which run, and over what.
+      layers: The number of each of the L layers.
+
+    Returns:
+      The picture; None, with a warning logged, where matplotlib is not installed.
+    """
+    if not _can_draw():
+        return None
+    path = pathlib.Path(folder) / "head_statistics.png"
+    return _replace(path, heads.picture(means, title=title, layers=layers))
+
+
+def _can_draw() -> bool:
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    message = "No pictures: matplotlib is missing (pip install 'mha_haiku[plots]')."
+    logging.getLogger(__name__).warning(message)
+    return False
 
 
 def _replace(path: pathlib.Path, content: bytes) -> pathlib.Path:

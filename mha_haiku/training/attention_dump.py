@@ -4,7 +4,6 @@ Dimensions: N examples shown, L layers, H heads, T query positions, S key positi
 T' and S' are T and S, or the bins of a pooled map.
 """
 
-import functools
 import operator
 import os
 from collections.abc import Sequence
@@ -76,7 +75,7 @@ def dump(
     layers = head_statistics.chosen("layers", layers, len(num_heads))
     chosen = [head_statistics.chosen("heads", heads, num_heads[i]) for i in layers]
 
-    observe = functools.partial(_observe, run, layers, chosen, size, is_whole)
+    observe = _observer(run, layers, chosen, None if is_whole else (size, size))
 
     @jax.jit
     def observe_held_out(params, data, indices):
@@ -130,22 +129,29 @@ def dump(
     return _write(folder / "maps.npz", arrays)
 
 
-def _observe(run, layers, chosen, size, is_whole, params, example):
-    """Returns the example, its logits, and of each layer the maps and statistics."""
-    output = run.model.apply(
-        params, None, example.inputs, lengths=example.lengths, is_training=False
-    )
-    tokens = head_statistics.tokens_of(run.task, example)
-    pooled = None if is_whole else (size, size)
-    maps, numbers = [], []
-    for i, heads in zip(layers, chosen, strict=True):
-        heads = np.array(heads, np.int32)
-        found = output.maps[i].statistics(pooled=pooled, tokens=tokens)
-        cells = output.maps[i].weights() if is_whole else found.pooled
-        maps.append(cells[:, heads])
-        of_heads = head_statistics.per_head(found)
-        numbers.append({name: x[:, heads] for name, x in of_heads.items()})
-    return example, output.logits, maps, numbers
+def _observer(run, layers, heads_of_layers, pooled):
+    """Returns a function of parameters and a batch of examples.
+
+    It returns the batch, its logits, and of each layer the maps, pooled or whole, and
+    the statistics of the heads.
+    """
+
+    def observe(params, example):
+        output = run.model.apply(
+            params, None, example.inputs, lengths=example.lengths, is_training=False
+        )
+        tokens = head_statistics.tokens_of(run.task, example)
+        maps, numbers = [], []
+        for i, heads in zip(layers, heads_of_layers, strict=True):
+            found = output.maps[i].statistics(pooled=pooled, tokens=tokens)
+            cells = output.maps[i].weights() if pooled is None else found.pooled
+            of_heads = head_statistics.per_head(found)
+            heads = np.array(heads, np.int32)
+            maps.append(cells[:, heads])
+            numbers.append({name: x[:, heads] for name, x in of_heads.items()})
+        return example, output.logits, maps, numbers
+
+    return observe
 
 
 def _indices(run, examples) -> list[int]:

@@ -97,6 +97,8 @@ def measure(
     # The last batch is as large as the others, for one program serves them all.
     of_layers = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
     means, standard_errors = summary(of_layers)
+    if np.isnan(means["entropy"]).all():
+        raise ConfigError(f"In {examples} held-out examples no head sees anything.")
     title = f"{run.task.name}, step {run.step}"
     return HeadStatistics(title, tuple(layers), examples, means, standard_errors)
 

@@ -1,6 +1,7 @@
 """The maps of a run as arrays: which, of what, and how pooled."""
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from mha_haiku import attention, training
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import attention_dump, evaluate, run
+from mha_haiku.training import step as training_step
+from tests.attention import map_oracle
 
 N, T, H = 2, 6, 2
 
@@ -108,6 +111,111 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     by_hand = whole["layer_01"].astype(np.float32).reshape(N, H, 3, 2, 3, 2)
     by_hand = by_hand.sum(-1).mean(-2)
     np.testing.assert_allclose(pooled["layer_01"], by_hand, atol=2e-3)
+
+
+def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_path):
+    options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
+    path = attention_dump.dump(trained, out=tmp_path, **options)
+    numbers, maps = _load(path.with_name("statistics.npz")), _load(path)
+    for i in range(2):
+        weights = maps[f"layer_{i:02d}"].astype(np.float64)
+        tokens = maps["tokens"].astype(int)
+        expected = map_oracle.statistics_of(weights, tokens=tokens)
+        for name in _names(numbers):
+            assert numbers[name].shape == (2, 1)
+            # The saved weights are float16.
+            np.testing.assert_allclose(
+                numbers[name][i], expected[name].mean(0), 5e-3, 5e-3, err_msg=name
+            )
+    assert numbers["layer_names"].tolist() == ["layer 1", "layer 0"]
+    assert numbers["head_names"].tolist() == ["head 1"]
+    assert numbers["title"] == "reverse, step 30"
+    assert numbers["num_examples"] == 3
+
+
+def _names(numbers):
+    about = {"layer_names", "head_names", "title", "num_examples"}
+    names = set(numbers) - about
+    assert {"entropy", "same_token", "induction", "received_gini"} <= names
+    return names
+
+
+def test_pooling_changes_no_statistic(trained, make_config, tmp_path, monkeypatch):
+    whole = attention_dump.dump(trained, out=tmp_path / "a")
+    config = make_config(attention__full_length=5, attention__pooled_size=4)
+    loaded = run.load_run(trained)
+    monkeypatch.setattr(run, "load_run", lambda *_: loaded._replace(config=config))
+    pooled = attention_dump.dump(trained, out=tmp_path / "b")
+    whole, pooled = (_load(x.with_name("statistics.npz")) for x in (whole, pooled))
+    for name in _names(whole):
+        np.testing.assert_allclose(pooled[name], whole[name], 1e-4, 1e-6)
+
+
+def long_run(make_config, length):
+    """Returns an untrained run of inputs of that length."""
+    config = make_config(
+        task__sequence_length=length, model__positions="rotary", model__num_heads=1
+    )
+    task = run.run_config.make_task(config)
+    model = run.make_model(config, task)
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    params = model.init(training_step.stream(0, "init"), tokens)
+    return run.Run(config, task, model, params, 0)
+
+
+def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
+    length = 2048
+    loaded = long_run(make_config, length)
+    monkeypatch.setattr(run, "load_run", lambda *_: loaded)
+    path = attention_dump.dump("anywhere", out=tmp_path, examples=1)
+    cells = _load(path)["layer_01"].astype(np.float32)
+    assert cells.shape == (1, 1, 128, 128)
+    np.testing.assert_allclose(cells.sum(-1), np.ones((1, 1, 128)), atol=5e-3)
+    numbers = _load(path.with_name("statistics.npz"))
+    assert (numbers["entropy"] > 0).all()
+    assert (numbers["entropy"] <= np.log(length) + 1e-4).all()
+
+
+def test_of_a_long_input_no_matrix_is_made(make_config):
+    length = 8192
+    loaded = long_run(make_config, length)
+    example = evaluate.held_out_batch(loaded.task, 3, (), jnp.arange(1))
+
+    def observed(pooled):
+        observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], pooled)
+        return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
+
+    tile = 512 * 1024
+    assert largest_array(observed((128, 128))) <= tile < length**2
+    assert largest_array(observed(None)) == length**2
+
+
+def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
+    loaded = long_run(make_config, 512)
+    monkeypatch.setattr(run, "load_run", lambda *_: loaded)
+    asked = []
+    for name in ("statistics", "pooled", "weights"):
+        method = getattr(attention.AttentionMap, name)
+
+        def counted(self, *args, name=name, method=method, **options):
+            asked.append(name)
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(attention.AttentionMap, name, counted)
+    example = evaluate.held_out_batch(loaded.task, 3, (), jnp.arange(1))
+    observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], (16, 16))
+    jax.eval_shape(observe, loaded.params, example)
+    assert asked == ["statistics", "statistics"]
+
+
+def largest_array(jaxpr) -> int:
+    """Returns the size of the largest array that a jaxpr and those inside make."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [variable.aval.size for variable in equation.outvars]
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            sizes.append(largest_array(inner))
+    return max(sizes)
 
 
 def test_text_and_tokens_of_a_user(trained, tmp_path):

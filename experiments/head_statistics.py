@@ -1,0 +1,51 @@
+"""Prints and draws what each head of a trained run does, over held-out examples.
+
+Run: python -m experiments.head_statistics --workdir=runs/reverse --examples=256
+
+It prints a line per head, and writes head_statistics.csv, with all statistics and their
+standard errors, and head_statistics.png, heads by layer.
+"""
+
+import functools
+import pathlib
+import sys
+
+from experiments import command_line
+
+FLAGS = command_line.flag_values(
+    {
+        "workdir": (str, None, "Folder of the run."),
+        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        "examples": (int, 64, "How many held-out examples the means are over."),
+        "layers": (list, None, "Layers, as 0,2; all if left out."),
+        "out": (str, None, "Folder to write; <workdir>/attention if left out."),
+    }
+)
+
+
+def main() -> None:
+    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
+    from mha_haiku import report
+    from mha_haiku.training import head_statistics
+
+    found = head_statistics.measure(
+        FLAGS.workdir, step=FLAGS.step, examples=FLAGS.examples, layers=FLAGS.layers
+    )
+    folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
+    numbers = head_statistics.write(found, folder)
+    plural = "" if found.num_examples == 1 else "s"
+    title = f"{found.title}: means over {found.num_examples} held-out example{plural}"
+    picture = report.write_heads(
+        numbers.parent, found.means, title=title, layers=found.layers
+    )
+    print(title, report.heads.table(found.means, layers=found.layers), sep="\n\n")
+    print(f"\nAll statistics, standard errors: {numbers}")
+    if picture is not None:
+        print(f"Picture, heads by layer:         {picture}")
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

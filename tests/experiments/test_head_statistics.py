@@ -1,0 +1,131 @@
+"""The script that prints, writes and draws what heads do."""
+
+import csv
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import config_files, head_statistics
+from mha_haiku import checkpoints
+from mha_haiku.training import config as run_config
+from mha_haiku.training import run as run_folder
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """The folder of a run of two layers and two heads, with a checkpoint of step 3."""
+    config = config_files.load("configs/reverse.py")
+    config.model.num_layers = config.model.num_heads = 2
+    task = run_config.make_task(config)
+    model = run_folder.make_model(config, task)
+    state = jax.tree.map(
+        lambda x: np.full(x.shape, 0.1, x.dtype),
+        run_folder.abstract_state(config, task, model),
+    )
+    folder = run_folder.open_folder(tmp_path / "run")
+    run_folder.write_config(folder, config, jax.local_devices()[:1])
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(3, state._replace(step=np.int32(3)))
+    return folder.root
+
+
+def _run(*arguments):
+    return head_statistics.run(["head_statistics", *arguments])
+
+
+def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
+    pytest.importorskip("matplotlib")
+    assert _run(f"--workdir={untrained}", "--examples=5") == 0
+    out, told = capsys.readouterr()
+    assert told == ""
+    title, table, legend, paths = out.split("\n\n")
+    assert title == "reverse, step 3: means over 5 held-out examples"
+    assert [line.split()[:2] for line in table.splitlines()[2:]] == [
+        ["0", "0"],
+        ["0", "1"],
+        ["1", "0"],
+        ["1", "1"],
+    ]
+    assert "in nats" in legend
+    folder = untrained / "attention"
+    assert sorted(x.name for x in folder.iterdir()) == [
+        "head_statistics.csv",
+        "head_statistics.png",
+    ]
+    for path in folder.iterdir():
+        assert str(path) in paths
+    with (folder / "head_statistics.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    # The weights are equal, for all positions look the same to equal parameters.
+    assert len(lines) == 4
+    for line in lines:
+        np.testing.assert_allclose(float(line["entropy"]), np.log(16), 1e-4)
+        np.testing.assert_allclose(float(line["same_position"]), 1 / 16, 1e-4)
+
+
+def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
+    status = _run(
+        f"--workdir={untrained}", "--examples=1", "--layers=1", "--out=here", "--step=3"
+    )
+    assert status == 0
+    out = capsys.readouterr().out
+    assert "means over 1 held-out example\n" in out
+    assert "\n    1    0 " in out and "\n    0    0 " not in out
+    assert (tmp_path / "here" / "head_statistics.csv").exists()
+    assert not (untrained / "attention").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["--workdir=... is missing"]),
+        (["--workdir=absent"], ["There is no run in absent"]),
+        (["--workdir={run}", "--step=7"], ["no checkpoint of step 7", "there are: 3"]),
+        (["--workdir={run}", "--step=last"], ["--step=last"]),
+        (["--workdir={run}", "--examples=0"], ["examples must be", "got 0"]),
+        (["--workdir={run}", "--layers=0,2"], ["layers must be", "0 to 1, got 2"]),
+        (["--workdir={run}", "--layers=first"], ["--layers=first", "integers"]),
+        (["--workdir={run}", "--layer=1"], ["Did you mean '--layers'?"]),
+        (["--workdir={run}", "--examples=1", "--out=taken"], ["cannot be written"]),
+    ],
+)
+def test_a_mistake_takes_two_lines_and_status_2(untrained, capsys, arguments, parts):
+    pathlib.Path("taken").write_text("")
+    assert _run(*(x.format(run=untrained) for x in arguments)) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert 1 <= len(told.splitlines()) <= 2
+    for part in parts:
+        assert part in told
+    assert not pathlib.Path("absent").exists()
+    assert not (untrained / "attention").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_refused(untrained, capsys):
+    untrained.chmod(0o500)
+    try:
+        assert _run(f"--workdir={untrained}", "--examples=1") == 2
+    finally:
+        untrained.chmod(0o700)
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_help_tells_what_it_does(capsys):
+    assert _run("--help") == 0
+    out = capsys.readouterr().out
+    for word in ("head_statistics.csv", "--examples", "(default: 64)", "--layers"):
+        assert word in out
+
+
+def test_the_script_stays_short():
+    source = pathlib.Path(head_statistics.__file__).read_text()
+    assert len(source.splitlines()) <= 60
