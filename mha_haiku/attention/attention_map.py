@@ -15,9 +15,11 @@ from mha_haiku.attention import (
     operators,
     pooling,
     ranking,
+    row_sums,
     scores,
     statistics,
     sweep,
+    views,
 )
 
 Array = jax.Array
@@ -82,7 +84,7 @@ class AttentionMap:
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
-        tile = sweep.masked_scores(
+        tile = views.masked_scores(
             tiles.take(self.query, rows, axis=-3),
             tiles.take(self.key, columns, axis=-3),
             self.mask,
@@ -143,7 +145,7 @@ class AttentionMap:
         grid = None
         if pooled is not None:
             grid = self._grid(*pooled, slice(None), slice(None))
-        question = statistics.Question(
+        question = row_sums.Question(
             jnp.asarray(query_offset), counted, positions, tokens, key_tokens
         )
         return statistics.statistics(

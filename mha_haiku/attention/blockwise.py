@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku import checks, tiles
-from mha_haiku.attention import dense, dropout, gradients, products, sweep
+from mha_haiku.attention import dense, dropout, gradients, products, sweep, views
 
 Array = jax.Array
 
@@ -82,8 +82,8 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
         marked = inputs._replace(query=query, key=key)
 
     def of_head(example, head):
-        view = sweep.head_of(marked, example, head)
-        value = sweep.of_key_head(inputs.value, example, head, num_heads)
+        view = views.head_of(marked, example, head)
+        value = views.of_key_head(inputs.value, example, head, num_heads)
         kept = _kept(inputs, options, example, head)
 
         def of_tile(rows, columns, seen_from, sums):
@@ -101,7 +101,7 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
             sums = (
                 jnp.zeros((rows.size, value_size), dtype),
                 jnp.zeros(rows.size, dtype),
-                jnp.full(rows.size, sweep.HIDDEN, dtype),
+                jnp.full(rows.size, views.HIDDEN, dtype),
             )
             mixed, total, largest = sweep.over_keys(
                 functools.partial(of_tile, rows),
@@ -112,7 +112,7 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
                 sizes.columns,
             )
             # Where all is hidden, its largest score is HIDDEN and its weights say 1.
-            blind = largest <= sweep.HIDDEN
+            blind = largest <= views.HIDDEN
             total = jnp.where(blind, 1, total)
             mixed = jnp.where(blind[:, None], 0, mixed / total[:, None])
             logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))
@@ -151,8 +151,8 @@ def _backward(
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
     def of_head(example, head):
-        view = sweep.head_of(inputs, example, head)
-        value = sweep.of_key_head(inputs.value, example, head, num_heads)
+        view = views.head_of(inputs, example, head)
+        value = views.of_key_head(inputs.value, example, head, num_heads)
         kept = _kept(inputs, options, example, head)
         of_values = tiles.at_batch(of_rows.values, example)[:, head]
         shift, logsumexp = (tiles.at_batch(x, example)[head] for x in of_rows[1:])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import tiles
-from mha_haiku.attention import dropout, gradients, products, sweep
+from mha_haiku.attention import dropout, gradients, products, views
 
 Array = jax.Array
 
@@ -30,7 +30,7 @@ def formula(
     """
     query, key, value, bias, score, mask, faulty, _ = inputs
     rows, columns = _spans(inputs)
-    tile = sweep.masked_scores(query, key, mask, bias, score, rows, columns)
+    tile = views.masked_scores(query, key, mask, bias, score, rows, columns)
     if faulty is not None:
         is_faulty = faulty.tile(rows, columns) & (tile > -jnp.inf)
         tile = jnp.where(is_faulty, jnp.nan, tile)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import tiles
-from mha_haiku.attention import sweep
+from mha_haiku.attention import sweep, views
 
 Array = jax.Array
 
@@ -64,10 +64,10 @@ def divergence(attention_map: Any, other: Any, *, sizes: sweep.Sizes) -> Array:
     return found.squeeze(len(batch_shape))
 
 
-def _heads_of(attention_map, example) -> sweep.Head:
+def _heads_of(attention_map, example) -> views.Head:
     """Returns the heads of one example as one pytree with an axis of heads."""
     numbers = jnp.arange(attention_map.shape[-3])
-    return jax.vmap(lambda head: sweep.head_of(attention_map, example, head))(numbers)
+    return jax.vmap(lambda head: views.head_of(attention_map, example, head))(numbers)
 
 
 def _entropies(logs, other_logs):

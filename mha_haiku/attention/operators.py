@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku import tiles
-from mha_haiku.attention import products, sweep
+from mha_haiku.attention import products, sweep, views
 
 Array = jax.Array
 
@@ -25,7 +25,7 @@ def apply(attention_map: Any, x: Array, *, sizes: sweep.Sizes) -> Array:
     x = x.astype(dtype)
 
     def of_head(example, head):
-        view = sweep.head_of(attention_map, example, head)
+        view = views.head_of(attention_map, example, head)
         own = _own(x, example, head)
 
         def of_rows(rows, fresh_from, outputs):
@@ -61,7 +61,7 @@ def apply_transposed(attention_map: Any, y: Array, *, sizes: sweep.Sizes) -> Arr
     y = y.astype(dtype)
 
     def of_head(example, head):
-        view = sweep.head_of(attention_map, example, head)
+        view = views.head_of(attention_map, example, head)
         own = _own(y, example, head)
 
         def of_rows(rows, fresh_from, total):

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from mha_haiku import checks, tiles
-from mha_haiku.attention import sweep
+from mha_haiku.attention import sweep, views
 
 Array = jax.Array
 
@@ -107,7 +107,7 @@ def pooled(attention_map: Any, *, grid: Grid, sizes: sweep.Sizes) -> Array:
     dtype = attention_map.dtype
 
     def of_head(example, head):
-        view = sweep.head_of(attention_map, example, head)
+        view = views.head_of(attention_map, example, head)
         counts = view.logsumexp > -jnp.inf
 
         def of_rows(rows, fresh_from, total):

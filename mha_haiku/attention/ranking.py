@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.attention import sweep
+from mha_haiku.attention import sweep, views
 
 Array = jax.Array
 
@@ -35,7 +35,7 @@ def top(attention_map: Any, *, k: int, sizes: sweep.Sizes) -> Top:
     dtype = attention_map.dtype
 
     def of_head(example, head):
-        view = sweep.head_of(attention_map, example, head)
+        view = views.head_of(attention_map, example, head)
 
         def of_tile(rows, columns, seen_from, best):
             log_weights = view.log_weights(rows, columns, seen_from)
@@ -48,7 +48,7 @@ def top(attention_map: Any, *, k: int, sizes: sweep.Sizes) -> Top:
         def of_rows(rows, fresh_from, outputs):
             del fresh_from
             best = (
-                jnp.full((rows.size, k), 2 * sweep.HIDDEN, dtype),
+                jnp.full((rows.size, k), 2 * views.HIDDEN, dtype),
                 jnp.full((rows.size, k), -1, jnp.int32),
             )
             best = sweep.over_keys(
@@ -69,6 +69,6 @@ def top(attention_map: Any, *, k: int, sizes: sweep.Sizes) -> Top:
             jnp.zeros((num_queries, k), jnp.int32),
         )
         found, where = sweep.over_rows(of_rows, outputs, num_queries, sizes.rows)
-        return Top(jnp.exp(found), jnp.where(found > sweep.HIDDEN / 2, where, -1))
+        return Top(jnp.exp(found), jnp.where(found > views.HIDDEN / 2, where, -1))
 
     return sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from mha_haiku import tiles
-from mha_haiku.attention import pooling, sweep
+from mha_haiku.attention import pooling, row_sums, sweep, views
 
 Array = jax.Array
-OFFSETS = (-1, 0, 1)  # of the key from the query: previous, same and next position
 
 
 class Statistics(NamedTuple):
@@ -77,43 +75,10 @@ class Statistics(NamedTuple):
     pooled: Array | None
 
 
-class Question(NamedTuple):
-    """What is asked of a map.
-
-    Attributes:
-      query_offset: Query t stands at position t + `query_offset`.
-      counted: `[B..., T]` booleans, the queries that count; None: all that see.
-      chosen: `[B..., S]` booleans, positions of interest; None: none.
-      query_tokens: `[B..., T]` integers, or None.
-      key_tokens: `[B..., S]` integers, or None.
-    """
-
-    query_offset: Array
-    counted: Array | None
-    chosen: Array | None
-    query_tokens: Array | None
-    key_tokens: Array | None
-
-
-class _RowSums(NamedTuple):
-    """What adds up over the keys of a row; each `[R]` unless its shape is given."""
-
-    entropy: Array
-    squared_weights: Array
-    largest: Array  # the largest log weight
-    distance: Array
-    squared_distance: Array
-    at_offsets: Array  # [R, 3] log weights
-    first_position: Array
-    chosen_positions: Array | None
-    same_token: Array | None
-    induction: Array | None
-
-
 @functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes"))
 def statistics(
     attention_map: Any,
-    question: Question,
+    question: row_sums.Question,
     *,
     grid: pooling.Grid | None,
     per_query: bool,
@@ -132,10 +97,10 @@ def statistics(
     sizes = sizes.fitted(num_queries, num_keys)
 
     def of_head(example, head):
-        view = sweep.head_of(attention_map, example, head)
+        view = views.head_of(attention_map, example, head)
         asked = jax.tree.map(lambda x: tiles.at_batch(x, example), question[1:])
-        asked = Question(question.query_offset, *asked)
-        return _of_head(view, asked, grid, sizes)
+        asked = row_sums.Question(question.query_offset, *asked)
+        return row_sums.of_head(view, asked, grid, sizes)
 
     rows, counts, received, pooled = sweep.over_heads(
         of_head, batch_shape, num_heads, sizes.heads
@@ -144,182 +109,6 @@ def statistics(
         num_queries, num_keys, len(batch_shape)
     )
     return _summary(rows, counts, received, unseen, pooled, per_query)
-
-
-def _of_head(view, question, grid, sizes):
-    """Returns row sums `[T]`, which rows count, received mass `[S]`, the pooled map."""
-    num_queries, num_keys = len(view.query), len(view.key)
-    dtype = view.logsumexp.dtype
-    counts = view.logsumexp > -jnp.inf
-    if question.counted is not None:
-        counts &= question.counted
-        view = view.without_rows(~counts)
-
-    def of_rows(rows, fresh_from, carry):
-        all_sums, received, pooled = carry
-        fresh = tiles.take(counts, rows, 0) & (rows.array() >= fresh_from)
-        fresh = fresh.astype(dtype)
-        of_tile = _TileSums(view, fresh, question, grid, rows)
-        mass = (
-            None if grid is None else jnp.zeros((rows.size, grid.columns.count), dtype)
-        )
-        sums, received, mass = sweep.over_keys(
-            of_tile,
-            (_start(rows.size, question, dtype), received, mass),
-            view.mask,
-            rows,
-            num_keys,
-            sizes.columns,
-        )
-        all_sums = jax.tree.map(
-            lambda x, new: lax.dynamic_update_slice_in_dim(x, new, rows.start, 0),
-            all_sums,
-            sums,
-        )
-        if grid is not None:
-            bins = grid.rows.membership(rows, dtype) * fresh[:, None]
-            pooled = grid.rows.add(pooled, bins.T @ mass, rows, 0)
-        return all_sums, received, pooled
-
-    pooled = None
-    if grid is not None:
-        pooled = jnp.zeros((grid.rows.count, grid.columns.count), dtype)
-    carry = (
-        _start(num_queries, question, dtype),
-        jnp.zeros(num_keys, dtype),
-        pooled,
-    )
-    sums, received, pooled = sweep.over_rows(of_rows, carry, num_queries, sizes.rows)
-    if grid is not None:
-        pooled = grid.rows.mean(pooled, counts)
-    return sums, counts, received, pooled
-
-
-def _start(size, question, dtype) -> _RowSums:
-    zeros = jnp.zeros(size, dtype)
-    return _RowSums(
-        entropy=zeros,
-        squared_weights=zeros,
-        largest=zeros + sweep.HIDDEN,
-        distance=zeros,
-        squared_distance=zeros,
-        at_offsets=jnp.full((size, len(OFFSETS)), sweep.HIDDEN, dtype),
-        first_position=zeros,
-        chosen_positions=None if question.chosen is None else zeros,
-        same_token=None if question.key_tokens is None else zeros,
-        induction=None if question.key_tokens is None else zeros,
-    )
-
-
-class _TileSums(NamedTuple):
-    """Adds up what a tile of a block of rows contributes."""
-
-    view: sweep.Head
-    fresh: Array  # [R], 1 where a row counts and no block before had it
-    question: Question
-    grid: pooling.Grid | None
-    rows: tiles.Span
-
-    def __call__(self, columns, seen_from, carry):
-        sums, received, mass = carry
-        log_weights = self.view.log_weights(self.rows, columns, seen_from)
-        # Not computed again for each of the sums, as XLA would on the CPU.
-        weights = lax.optimization_barrier(jnp.exp(log_weights))
-        at_rows = self.rows.array() + self.question.query_offset
-        linear = weights @ self._functionals(at_rows, columns)
-        distance, squared_distance = self._moments(weights, linear, at_rows, columns)
-        chosen = sums.chosen_positions
-        if chosen is not None:
-            chosen = chosen + linear[:, 4]
-        sums = sums._replace(
-            entropy=sums.entropy - (weights * log_weights).sum(-1),
-            squared_weights=sums.squared_weights + (weights * weights).sum(-1),
-            largest=jnp.maximum(sums.largest, log_weights.max(-1)),
-            distance=sums.distance + distance,
-            squared_distance=sums.squared_distance + squared_distance,
-            at_offsets=jnp.maximum(
-                sums.at_offsets, self._at_offsets(log_weights, at_rows, columns)
-            ),
-            first_position=sums.first_position + linear[:, 3],
-            chosen_positions=chosen,
-            **self._tokens(sums, weights, at_rows, columns),
-        )
-        of_keys = self.fresh @ weights + tiles.take(received, columns, 0)
-        received = lax.dynamic_update_slice_in_dim(received, of_keys, columns.start, 0)
-        if self.grid is not None:
-            of_bins = linear[:, -self.grid.columns.touched(columns.size) :]
-            mass = self.grid.columns.add(mass, of_bins, columns, 1)
-        return sums, received, mass
-
-    def _functionals(self, at_rows, columns):
-        """Returns vectors `[C, n]` whose products with the weights are asked for.
-
-        The first three are the powers 0 to 2 of how far a key is from the edge of the
-        tile that is nearest to the queries.
-        """
-        dtype = self.fresh.dtype
-        at_columns = columns.array()
-        is_left = columns.stop <= at_rows[0]
-        inward = jnp.where(
-            is_left, columns.stop - 1 - at_columns, at_columns - columns.start
-        ).astype(dtype)
-        parts = [jnp.ones_like(inward), inward, inward**2, at_columns == 0]
-        if self.question.chosen is not None:
-            parts.append(tiles.take(self.question.chosen, columns, 0))
-        parts = [jnp.stack([part.astype(dtype) for part in parts], axis=1)]
-        if self.grid is not None:
-            parts.append(self.grid.columns.membership(columns, dtype))
-        return jnp.concatenate(parts, axis=1)
-
-    def _moments(self, weights, linear, at_rows, columns):
-        """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each."""
-        at_columns = columns.array()
-
-        def aside():
-            mass, first, second = linear[:, 0], linear[:, 1], linear[:, 2]
-            edge = jnp.where(
-                columns.stop <= at_rows[0], columns.stop - 1, columns.start
-            )
-            outward = jnp.abs(at_rows - edge).astype(weights.dtype)
-            return (
-                outward * mass + first,
-                outward * (outward * mass + 2 * first) + second,
-            )
-
-        def on_the_diagonal():
-            distance = jnp.abs(at_rows[:, None] - at_columns[None, :])
-            weighted = weights * distance.astype(weights.dtype)
-            return weighted.sum(-1), (weighted * distance).sum(-1)
-
-        is_aside = (columns.stop <= at_rows[0]) | (columns.start >= at_rows[-1])
-        return lax.cond(is_aside, aside, on_the_diagonal)
-
-    def _at_offsets(self, log_weights, at_rows, columns):
-        """Returns the log weights of the keys at OFFSETS, `[R, 3]`, if in this tile."""
-        wanted = at_rows[:, None] + jnp.asarray(OFFSETS)[None, :] - columns.start
-        inside = (wanted >= 0) & (wanted < columns.size)
-        found = jnp.take_along_axis(
-            log_weights, jnp.clip(wanted, 0, columns.size - 1), axis=1
-        )
-        return jnp.where(inside, found, sweep.HIDDEN)
-
-    def _tokens(self, sums, weights, at_rows, columns):
-        """Returns the new sums that are about tokens."""
-        question = self.question
-        if question.key_tokens is None:
-            return {}
-        at_columns = columns.array()[None, :]
-        own = tiles.take(question.query_tokens, self.rows, 0)[:, None]
-        before = jnp.roll(question.key_tokens, 1)
-        tokens, before = (
-            tiles.take(x, columns, 0)[None, :] for x in (question.key_tokens, before)
-        )
-        followed = (before == own) & (at_columns > 0) & (at_columns <= at_rows[:, None])
-        return {
-            "same_token": sums.same_token
-            + jnp.where(tokens == own, weights, 0).sum(-1),
-            "induction": sums.induction + jnp.where(followed, weights, 0).sum(-1),
-        }
 
 
 def _summary(sums, counts, received, unseen, pooled, per_query) -> Statistics:

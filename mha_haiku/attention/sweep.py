@@ -8,24 +8,18 @@ block may see at all. Tiles have one size: the last one of a row or column start
 earlier, and leaves out what it shares with the one before.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from mha_haiku import masks, positions, tiles
-from mha_haiku.attention import scores
+from mha_haiku import masks, tiles
 
 Array = jax.Array
 _MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
-HIDDEN = -1e30  # a score whose weight is 0, but whose product with the weight is no NaN
-
-
 _CPU_SCORES = 2**18  # in the tiles of heads taken together; about what caches hold
 _ACCELERATOR_SCORES = 2**25
 
@@ -50,113 +44,6 @@ class Sizes(NamedTuple):
         return Sizes(rows, columns, self.heads)
 
 
-@tiles.pytree(data=("query", "key", "mask", "bias", "score", "logsumexp"))
-class Head:
-    """The scores of one head of one example.
-
-    Attributes:
-      query: `[T, K]`.
-      key: `[S, K]`.
-      mask: Which query may attend to which key; without batch axes.
-      bias: What is added to the scores, likewise, or None.
-      score: The score, likewise.
-      logsumexp: `[T]`, where it is known already; -inf for queries without weights.
-    """
-
-    query: Array
-    key: Array
-    mask: masks.Mask
-    bias: positions.ScoreBias | None
-    score: scores.Score
-    logsumexp: Array | None = None
-
-    def without_rows(self, blind: Array) -> "Head":
-        """Returns the head in which queries `[T]` that are blind have no weights."""
-        logsumexp = jnp.where(blind, -jnp.inf, self.logsumexp)
-        return dataclasses.replace(self, logsumexp=logsumexp)
-
-    def log_weights(
-        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
-    ) -> Array:
-        """Returns the logarithms of the weights `[R, C]` of a tile; see `scores`.
-
-        They are very low, but finite, where the weight is 0.
-        """
-        logsumexp = tiles.take(self.logsumexp, rows, 0)
-        logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
-        return self.scores(rows, columns, seen_from) - logsumexp[:, None]
-
-    def weights(
-        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
-    ) -> Array:
-        """Returns the weights `[R, C]` of a tile; see `scores`."""
-        return jnp.exp(self.log_weights(rows, columns, seen_from))
-
-    def scores(
-        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
-    ) -> Array:
-        """Returns the scores `[R, C]` of a tile, HIDDEN where the mask forbids.
-
-        Args:
-          rows: R queries.
-          columns: C keys.
-          seen_from: Keys before this position are hidden as well; None: the mask is
-            known to allow all of the tile.
-        """
-        query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
-        mask = masks.full() if seen_from is None else self.mask
-        tile = masked_scores(
-            query[:, None],
-            key[:, None],
-            mask,
-            self.bias,
-            self.score,
-            rows,
-            columns,
-            hidden=HIDDEN,
-        )[0]
-        if seen_from is None or (isinstance(seen_from, int) and not seen_from):
-            return tile
-        return jnp.where(tiles.on_columns(columns, -1) >= seen_from, tile, HIDDEN)
-
-
-def masked_scores(
-    query: Array,
-    key: Array,
-    mask: masks.Mask,
-    bias: positions.ScoreBias | None,
-    score: scores.Score,
-    rows: tiles.Index,
-    columns: tiles.Index,
-    *,
-    hidden: float = -np.inf,
-) -> Array:
-    """Returns the scores of a tile, `hidden` where the mask forbids.
-
-    Args:
-      query: `[B..., R, H, K]`, the queries at `rows`.
-      key: `[B..., C, G, K]`, the keys at `columns`.
-      mask: Which pairs of positions may attend.
-      bias: What is added to the scores, or None.
-      score: The score.
-      rows: `[R]` positions of the queries.
-      columns: `[C]` positions of the keys.
-      hidden: The score of what is masked.
-
-    Returns:
-      `[B..., H, R, C]`, float32 or float64.
-    """
-    batch_ndim = query.ndim - 3
-    tile = score(query, key)
-    if bias is not None:
-        tile = tile + bias.aligned_tile(rows, columns, batch_ndim).astype(tile.dtype)
-        if hidden > -np.inf:
-            tile = jnp.maximum(tile, hidden)  # the bias may be minus infinity
-    if isinstance(mask, masks.Full):
-        return tile
-    return jnp.where(mask.aligned_tile(rows, columns, batch_ndim), tile, hidden)
-
-
 def default_sizes(num_queries: int, num_keys: int, platform: str) -> Sizes:
     """Returns the sizes of tiles that are fast on a platform.
 
@@ -170,34 +57,6 @@ def default_sizes(num_queries: int, num_keys: int, platform: str) -> Sizes:
     most = _CPU_SCORES if platform == "cpu" else _ACCELERATOR_SCORES
     # Two halves of a limit keep more cores busy than one whole.
     return Sizes(rows, columns, max(most // size, min(2, 2 * most // size), 1))
-
-
-def head_of(inputs: Any, example: tuple, head: Array) -> Head:
-    """Returns the view of one head of one example.
-
-    Args:
-      inputs: Has `query [B..., T, H, K]`, `key [B..., S, G, K]`, `mask`, an aligned
-        `bias` and `score`, and perhaps `logsumexp [B..., H, T]`.
-      example: An index per batch axis; may be traced.
-      head: The index of the head, likewise.
-    """
-    num_heads = inputs.query.shape[-2]
-    logsumexp = getattr(inputs, "logsumexp", None)
-    return Head(
-        tiles.at_batch(inputs.query, example)[:, head],
-        of_key_head(inputs.key, example, head, num_heads),
-        inputs.mask.of_head(example, head),
-        *(
-            jax.tree.map(lambda x: tiles.at_batch(x, (*example, head))[None], tree)
-            for tree in (inputs.bias, inputs.score)
-        ),
-        None if logsumexp is None else tiles.at_batch(logsumexp, (*example, head)),
-    )
-
-
-def of_key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
-    """Returns the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
-    return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
 
 
 def over_heads(
@@ -328,7 +187,7 @@ def over_keys(
     Tiles that no query of the block can see are left out.
 
     Args:
-      body: Gets `columns`, and `seen_from` as `Head.scores` takes it.
+      body: Gets `columns`, and `seen_from` as `views.Head.scores` takes it.
       carry: A pytree.
       mask: The mask of the head; None: no tile is left out.
       rows: The queries of the block.

@@ -1,9 +1,8 @@
-"""Where a token stands: sinusoidal and rotary encodings, ALiBi and T5 score biases.
+"""Score biases that tell how far apart a query and a key stand: ALiBi, T5, arrays.
 
-`B...` batch axes, T query positions, S key positions, H heads, K size per head, D
-width. A score bias is lazy like a mask: it gives tiles of itself, `[B..., H, R, C]`,
-to be added to the scores of R queries and C keys. Learned encodings are parameters: see
-`modules.embeddings`.
+`B...` batch axes, T query positions, S key positions, H heads. A score bias is lazy
+like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be added to the scores of R
+queries and C keys.
 """
 
 import abc
@@ -17,56 +16,6 @@ from jax import lax
 from mha_haiku import checks, tiles
 
 Array = jax.Array
-
-
-def sinusoidal(positions: Array, size: int, *, max_period: float = 10_000.0) -> Array:
-    """Returns sines and cosines of the positions at geometrically spaced periods.
-
-    Args:
-      positions: `[..., T]` integers.
-      size: D, even; feature 2i is a sine and 2i + 1 the cosine of the same angle.
-      max_period: The longest wavelength is 2 pi times this many positions.
-
-    Returns:
-      `[..., T, D]` float32, in [-1, 1].
-
-    Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
-    """
-    if size < 2 or size % 2:
-        raise ValueError(f"size must be even and at least 2, got {size}.")
-    angles = _angles(positions, size, max_period, jnp.float32)
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return pairs.reshape(*angles.shape[:-1], size)
-
-
-def rotary(x: Array, positions: Array, *, max_period: float = 10_000.0) -> Array:
-    """Returns queries or keys whose feature pairs are turned by their position.
-
-    Dot products of turned queries and keys depend on the distance of their positions.
-    Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA).
-
-    Args:
-      x: `[..., T, H, K]` with K even.
-      positions: `[T]` or `[..., T]` integers.
-      max_period: The slowest pair turns by about 1 / `max_period` radians a position.
-
-    Returns:
-      `[..., T, H, K]` of x's dtype.
-
-    Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
-    """
-    size = x.shape[-1]
-    if size % 2:
-        raise ValueError(f"rotary positions need an even key size K, got {size}.")
-    wanted = x.shape[:-2] if jnp.ndim(positions) > 1 else x.shape[-3:-2]
-    tiles.check_axes("positions", positions, wanted, "[T] or [..., T]")
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    angles = _angles(positions, size, max_period, dtype)[..., None, :]
-    angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
-    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-    sine, cosine = jnp.sin(angles), jnp.cos(angles)
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 def alibi(num_heads: int) -> "ScoreBias":
@@ -240,16 +189,33 @@ class RelativeBias(ScoreBias):
         return jnp.take(table, self.buckets(distance - self.offset), axis=-1)
 
     def _contiguous_tile(self, table, rows, columns):
-        """Returns a tile by few lookups, one per diagonal."""
-        diagonals = rows.size + columns.size  # one more than there are
-        distance = columns.start - rows.start - self.offset + jnp.arange(diagonals)
-        values = jnp.take(table, self.buckets(distance - (rows.size - 1)), axis=-1)
-        # Repeated and read with rows one shorter, they stand one to the left each row.
-        values = jnp.repeat(values[..., None, :], rows.size, axis=-2)
-        values = values.reshape(*table.shape[:-1], -1)[..., rows.size - 1 :]
-        values = values[..., : rows.size * (diagonals - 1)]
-        values = values.reshape(*table.shape[:-1], rows.size, diagonals - 1)
-        return values[..., : columns.size]
+        """Returns a tile by few lookups of buckets, one per diagonal."""
+        values = jnp.take(table, self._diagonal_buckets(rows, columns), axis=-1)
+        diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
+        return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
+
+    def add_gradient(self, total, cotangent, rows, columns):
+        if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
+            return super().add_gradient(total, cotangent, rows, columns)
+        # In rows that are one shorter each stands one to the right of the one before;
+        # from the last row to the first, diagonals become columns.
+        heads, diagonals = cotangent.shape[:-2], rows.size + columns.size - 1
+        wide = jnp.flip(cotangent, -2)
+        wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, rows.size)])
+        wide = wide.reshape(*heads, -1)[..., : rows.size * diagonals]
+        sums = wide.reshape(*heads, rows.size, diagonals).sum(-2)
+        shared = [i for i, n in enumerate(total.table.shape[:-1]) if n == 1]
+        sums = sums.sum(shared, keepdims=True) if shared else sums
+        buckets = self._diagonal_buckets(rows, columns)
+        return self._replace_table(
+            total.table.at[..., buckets].add(sums.astype(total.table.dtype)),
+            self.offset,
+        )
+
+    def _diagonal_buckets(self, rows, columns):
+        """Returns the bucket of each diagonal of a tile, from its lower left corner."""
+        diagonals = jnp.arange(rows.size + columns.size - 1) - (rows.size - 1)
+        return self.buckets(columns.start - rows.start - self.offset + diagonals)
 
     def buckets(self, distance: Array) -> Array:
         """Returns the bucket of each distance s - t, in positions."""
@@ -314,13 +280,6 @@ class DenseBias(ScoreBias):
         tile = cotangent.sum(axes, keepdims=True).astype(total.values.dtype)
         tile += lax.dynamic_slice(total.values, at, shape)
         return DenseBias(lax.dynamic_update_slice(total.values, tile, at))
-
-
-def _angles(positions: Array, size: int, max_period: float, dtype) -> Array:
-    """Returns position / max_period^(2i / size) for each pair i: `[..., size / 2]`."""
-    frequencies = np.asarray(max_period ** (-np.arange(0, size, 2) / size), dtype)
-    positions = jnp.asarray(positions, dtype)[..., None]
-    return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))
 
 
 def _stood_beside(array: Array, ndim: int) -> Array:
