@@ -310,6 +310,7 @@ def test_what_does_not_fit_the_inputs_is_refused():
     init(inputs, max_length=4, positions="rotary")
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("rematerialize", [False, True])
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, rematerialize):

@@ -20,8 +20,12 @@ from mha_haiku import masks, tiles
 
 Array = jax.Array
 _MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
-_CPU_SCORES = 2**18  # in the tiles of heads taken together; about what caches hold
-_ACCELERATOR_SCORES = 2**25
+
+# Scores in the tiles of heads that are taken together, about what caches hold; and of
+# two heads, which keep more cores busy than one.
+_SCORES = {"cpu": 2**17}
+_SCORES_OF_TWO = {"cpu": 2**19}
+_SCORES_ON_ACCELERATORS = 2**25
 
 
 class Sizes(NamedTuple):
@@ -44,19 +48,22 @@ class Sizes(NamedTuple):
         return Sizes(rows, columns, self.heads)
 
 
-def default_sizes(num_queries: int, num_keys: int, platform: str) -> Sizes:
+def default_sizes(
+    num_queries: int, num_keys: int, platform: str, columns: int = 1024
+) -> Sizes:
     """Returns the sizes of tiles that are fast on a platform.
 
     Args:
       num_queries: T.
       num_keys: S.
       platform: As `jax.default_backend()` names it.
+      columns: Keys in a tile, at most.
     """
-    rows, columns, _ = Sizes(512, 1024, 1).fitted(num_queries, num_keys)
+    rows, columns, _ = Sizes(512, columns, 1).fitted(num_queries, num_keys)
     size = rows * columns
-    most = _CPU_SCORES if platform == "cpu" else _ACCELERATOR_SCORES
-    # Two halves of a limit keep more cores busy than one whole.
-    return Sizes(rows, columns, max(most // size, min(2, 2 * most // size), 1))
+    together = _SCORES.get(platform, _SCORES_ON_ACCELERATORS) // size
+    of_two = _SCORES_OF_TWO.get(platform, _SCORES_ON_ACCELERATORS) // size
+    return Sizes(rows, columns, max(together, min(2, of_two), 1))
 
 
 def over_heads(
@@ -79,9 +86,10 @@ def over_heads(
         *example, head = jnp.unravel_index(n, shape)
         return function(tuple(example), head)
 
-    stacked = lax.map(
-        of_head, jnp.arange(math.prod(shape)), batch_size=_divisor(shape, together)
-    )
+    together = _divisor(shape, together)
+    # Without an axis of one head, which would cost the CPU compiler its best forms.
+    together = together if together > 1 else None
+    stacked = lax.map(of_head, jnp.arange(math.prod(shape)), batch_size=together)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), stacked)
 
 
@@ -93,12 +101,12 @@ def summed_over_heads(
     num_heads: int,
     together: int,
 ) -> tuple:
-    """Adds `function(example, head)` of all heads to arrays, each head at its place.
+    """Returns `function(example, head)` of all heads added up, each at its place.
 
     Args:
       function: Takes the index of an example, an integer per batch axis, and of a head;
         returns a tuple of pytrees like `totals`, but without batch axes and heads.
-      totals: Pytrees of arrays with leading axes B.... An axis, and that of the heads,
+      totals: Pytrees of zeros with leading axes B.... An axis, and that of the heads,
         may have size 1 for all; that of the heads also G.
       axes: Where the axis of the heads stands in each of them, after B....
       batch_shape: B....
@@ -110,7 +118,7 @@ def summed_over_heads(
         stacked = over_heads(function, batch_shape, num_heads, together)
         return tuple(
             jax.tree.map(
-                lambda x, y, axis=axis: x + _placed(y, x.shape, axis, len(batch_shape)),
+                lambda x, y, axis=axis: _placed(y, x.shape, axis, len(batch_shape)),
                 *pair,
             )
             for axis, *pair in zip(axes, totals, stacked, strict=True)

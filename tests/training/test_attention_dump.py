@@ -12,6 +12,8 @@ from mha_haiku.training import attention_dump, evaluate, run
 from mha_haiku.training import step as training_step
 from tests.attention import map_oracle
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N, T, H = 2, 6, 2
 
 

@@ -16,6 +16,8 @@ from mha_haiku.training import evaluate, head_statistics, run
 from mha_haiku.training import step as training_step
 from tests.attention import map_oracle
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N, T, L, H = 7, 6, 2, 2
 NO_MEANS = ("received", "num_queries")
 
