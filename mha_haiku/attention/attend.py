@@ -119,10 +119,11 @@ def attend(
     bias = None if bias is None else bias.aligned(batch_ndim)
     faulty = None
     if not isinstance(mask, masks.Full):
-        query, key, value, faulty = faults.separated(query, key, value)
+        faulty = faults.found(query, key, value)
     rng = rng if dropout_rate else None
     inputs = gradients.Inputs(query, key, value, bias, score, mask, faulty, rng)
     values, logsumexp = implementation(inputs, dropout_rate)
+    query, key, *_ = inputs.cleaned()
     return values, attention_map.AttentionMap(query, key, logsumexp, mask, bias, score)
 
 

@@ -5,6 +5,8 @@ K size per head. From queries, keys and the logsumexp of each row of scores, whi
 O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -239,8 +241,10 @@ class AttentionMap:
         return divergence.divergence(self, other, sizes=self._sizes())
 
     def _sizes(self):
-        # Narrower than for attention itself: fewer tiles lie on the diagonal.
-        return sweep.default_sizes(*self.shape[-2:], jax.default_backend(), 512)
+        # Narrower than for attention itself, as fewer tiles lie on the diagonal then;
+        # but two such heads are taken together, or one would have too little work.
+        columns = 512 if math.prod(self.shape[:-2]) > 1 else 1024
+        return sweep.default_sizes(*self.shape[-2:], jax.default_backend(), columns)
 
     def _grid(self, rows, columns, queries, keys):
         checks.positive_integer("rows", rows)

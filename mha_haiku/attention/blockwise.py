@@ -76,14 +76,9 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
     sizes = options.sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
     value_size = inputs.value.shape[-1]
-    marked = inputs
-    if inputs.faulty is not None:
-        query, key = inputs.faulty.marked(inputs.query, inputs.key)
-        marked = inputs._replace(query=query, key=key)
 
     def of_head(example, head):
-        view = views.head_of(marked, example, head)
-        value = views.of_key_head(inputs.value, example, head, num_heads)
+        view, value = _view(inputs, example, head, fault=jnp.nan)
         kept = _kept(inputs, options, example, head)
 
         def of_tile(rows, columns, seen_from, sums):
@@ -151,8 +146,7 @@ def _backward(
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
     def of_head(example, head):
-        view = views.head_of(inputs, example, head)
-        value = views.of_key_head(inputs.value, example, head, num_heads)
+        view, value = _view(inputs, example, head, fault=0)
         kept = _kept(inputs, options, example, head)
         of_values = tiles.at_batch(of_rows.values, example)[:, head]
         shift, logsumexp = (tiles.at_batch(x, example)[head] for x in of_rows[1:])
@@ -225,6 +219,26 @@ def _backward(
 
 
 attend = gradients.differentiable(_forward, _backward)
+
+
+def _view(inputs, example, head, *, fault):
+    """Returns a head and its values `[S, V]`, with `fault` for faulty vectors.
+
+    A fault of NaN is felt by scores; values are 0 there, as sums would spread it.
+    """
+    view, num_heads = views.head_of(inputs, example, head), inputs.query.shape[-2]
+    value = views.of_key_head(inputs.value, example, head, num_heads)
+    if inputs.faulty is None:
+        return view, value
+    queries = tiles.at_batch(inputs.faulty.queries, example)[:, head, None]
+    keys = inputs.faulty.keys[..., None]
+    keys = views.of_key_head(keys, example, head, num_heads)
+    query, key = (
+        jnp.where(faulty, fault, x)
+        for faulty, x in ((queries, view.query), (keys, view.key))
+    )
+    view = dataclasses.replace(view, query=query, key=key)
+    return view, jnp.where(keys, 0, value)
 
 
 def _kept(inputs, options, example, head):

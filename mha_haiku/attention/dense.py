@@ -28,7 +28,7 @@ def formula(
       Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
       0 and -inf for a row whose keys are all masked, and what a gradient wants saved.
     """
-    query, key, value, bias, score, mask, faulty, _ = inputs
+    query, key, value, bias, score, mask, faulty, _ = inputs.cleaned()
     rows, columns = _spans(inputs)
     tile = views.masked_scores(query, key, mask, bias, score, rows, columns)
     if faulty is not None:
@@ -57,7 +57,7 @@ def formula(
 
 
 def _backward(inputs, saved, rows, wants_bias, dropout_rate):
-    query, key, value, bias, score, *_ = inputs
+    query, key, value, bias, score, *_ = inputs.cleaned()
     (tile,) = saved
     tile = gradients.of_tile(
         query, key, value, score, tile, _kept(inputs, dropout_rate), rows

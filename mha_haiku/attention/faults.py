@@ -35,31 +35,22 @@ class Faults(NamedTuple):
         queries = jnp.moveaxis(queries, -1, -2)[..., :, None]
         return queries | jnp.moveaxis(keys, -1, -2)[..., None, :]
 
-    def marked(self, query: Array, key: Array) -> tuple[Array, Array]:
-        """Returns queries and keys with NaN where there were faults."""
-        return (
-            jnp.where(self.queries[..., None], jnp.nan, query),
-            jnp.where(self.keys[..., None], jnp.nan, key),
-        )
+    def cleaned(
+        self, query: Array, key: Array, value: Array
+    ) -> tuple[Array, Array, Array]:
+        """Returns queries, keys and values with zeros for faulty vectors."""
+        query = jnp.where(self.queries[..., None], 0, query)
+        key, value = (jnp.where(self.keys[..., None], 0, x) for x in (key, value))
+        return query, key, value
 
 
-def separated(
-    query: Array, key: Array, value: Array
-) -> tuple[Array, Array, Array, Faults]:
-    """Returns queries, keys and values with zeros for faulty vectors, and the faults.
+def found(query: Array, key: Array, value: Array) -> Faults:
+    """Returns which vectors are not finite.
 
     Args:
       query: `[B..., T, H, K]`.
       key: `[B..., S, G, K]`.
       value: `[B..., S, G, V]`.
     """
-    query, faulty_queries = _finite(query)
-    key, faulty_keys = _finite(key)
-    value, faulty_values = _finite(value)
-    return query, key, value, Faults(faulty_queries, faulty_keys | faulty_values)
-
-
-def _finite(x: Array) -> tuple[Array, Array]:
-    """Returns `[..., size]` with zeros for faulty vectors, and which are faulty."""
-    faulty = ~jnp.isfinite(x).all(-1)
-    return jnp.where(faulty[..., None], 0, x), faulty
+    query, key, value = (~jnp.isfinite(x).all(-1) for x in (query, key, value))
+    return Faults(query, key | value)

@@ -84,7 +84,7 @@ def attend(
     """
     kernel = kernel or _KERNELS[platform()]
     logsumexp = blockwise.Blockwise()(inputs, dropout_rate)[1]
-    return _values(inputs, kernel), logsumexp
+    return _values(inputs.cleaned(), kernel), logsumexp
 
 
 def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:

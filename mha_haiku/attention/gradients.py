@@ -27,9 +27,9 @@ class Inputs(NamedTuple):
     """What attention is computed from.
 
     Attributes:
-      query: `[B..., T, H, K]`, finite where `faulty` is given.
-      key: `[B..., S, G, K]`, likewise.
-      value: `[B..., S, G, V]`, likewise.
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
       bias: What is added to the scores, aligned, or None.
       score: The score, aligned.
       mask: Which query may attend to which key.
@@ -45,6 +45,13 @@ class Inputs(NamedTuple):
     mask: masks.Mask
     faulty: faults.Faults | None
     rng: Array | None
+
+    def cleaned(self) -> "Inputs":
+        """Returns the inputs with zeros for faulty queries, keys and values."""
+        if self.faulty is None:
+            return self
+        query, key, value = self.faulty.cleaned(*self[:3])
+        return self._replace(query=query, key=key, value=value)
 
     @property
     def map_shape(self) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def values_alone(mask):
     def run(query, key, value):
         faulty = None
         if not isinstance(mask, masks.Full):
-            query, key, value, faulty = faults.separated(query, key, value)
+            faulty = faults.found(query, key, value)
         score = scores.dot_product()
         inputs = (query, key, value, None, score, mask, faulty, None)
         return dense.attend(gradients.Inputs(*inputs), 0.0)[0]
