@@ -26,7 +26,7 @@ from mha_haiku.attention import (
 )
 from tests.attention import map_oracle
 
-NUM_STRUCTURES = 40
+NUM_STRUCTURES = 24
 
 # (batch, T, S, H, G, K, V) and the sizes of tiles.
 SIZES = [
