@@ -132,9 +132,6 @@ def compiled(seed, implementation):
                 "statistics": found.statistics(pooled=(4, 5))._asdict(),
                 "top": found.top(3),
                 "weights": found.weights(),
-                "unseen": mask.unseen_keys(*found.shape[-2:])
-                if mask is not None
-                else None,
             }
         return results, observed
 
@@ -158,6 +155,14 @@ def case_of(seed, number):
     return inputs, numbers, bias, weight, cotangents
 
 
+def unseen_keys(mask, num_queries, num_keys, batch):
+    """Returns which keys no query may see, booleans `[B..., H, S]` or of size 1."""
+    unseen = mask.aligned_unseen_keys(num_queries, num_keys, len(batch))
+    if unseen is None:
+        return np.zeros((1,) * len(batch) + (1, num_keys), bool)
+    return np.asarray(unseen)
+
+
 def poisoned(seed, case, rng):
     """Puts NaN into a key and value that nobody sees; returns whether there was one."""
     (((batch, T, S, *_), _), kinds, *_) = structure_of(seed)
@@ -165,9 +170,7 @@ def poisoned(seed, case, rng):
     mask = mask_of(kinds, numbers)
     if mask is None:
         return case
-    unseen = np.asarray(mask.unseen_keys(T, S))
-    if mask.has_heads(len(batch)):
-        unseen = unseen.all(len(batch))
+    unseen = unseen_keys(mask, T, S, batch).all(-2)
     nobody = np.broadcast_to(unseen, (*batch, S))[..., None, None]
     query, key, value = inputs
     fault = rng.choice([np.nan, np.inf, -np.inf])
@@ -196,15 +199,14 @@ def compare(seed, number, is_poisoned):
     for expected in (dense, exact):
         assert_close(found, expected)
     weights = np.asarray(observed["weights"], np.float64)
-    num_queries, num_keys = weights.shape[-2:]
-    unseen = observed["unseen"]
-    if unseen is not None and np.ndim(unseen) < weights.ndim - 1:
-        unseen = np.asarray(unseen)[..., None, :]
+    (((batch, T, S, *_), _), kinds, *_) = structure_of(seed)
+    mask = mask_of(kinds, case[1])
+    unseen = None if mask is None else unseen_keys(mask, T, S, batch)
     statistics = dict(observed["statistics"])
     pooled = statistics.pop("pooled")
     statistics = {k: x for k, x in statistics.items() if x is not None}
     assert_close(statistics, map_oracle.statistics_of(weights, unseen=unseen))
-    edges = bin_edges(num_queries, 4), bin_edges(num_keys, 5)
+    edges = bin_edges(T, 4), bin_edges(S, 5)
     assert_close(pooled, map_oracle.pooled_of(weights, *edges))
     assert_close(observed["top"].weights, -np.sort(-weights, -1)[..., :3])
 
