@@ -42,6 +42,12 @@ def get_config() -> config_dict.ConfigDict:
     config.model.rematerialize = False
     # whether layers are one compiled loop: less to compile, parameters stacked
     config.model.scan_layers = False
+    # keys are mixed with those before them, by a learned share
+    config.model.smear_keys = False
+    # of a pruned model: the heads that each layer kept, a list of lists
+    config.model.kept_heads = config_dict.placeholder(object)
+    # of a pruned model: the hidden units of each layer, a list
+    config.model.hidden_sizes = config_dict.placeholder(object)
 
     config.model.attention = config_dict.ConfigDict()
     # auto, dense, blockwise, fused or formula

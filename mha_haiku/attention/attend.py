@@ -123,8 +123,10 @@ def attend(
     rng = rng if dropout_rate else None
     inputs = gradients.Inputs(query, key, value, bias, score, mask, faulty, rng)
     values, logsumexp = implementation(inputs, dropout_rate)
-    query, key, *_ = inputs.cleaned()
-    return values, attention_map.AttentionMap(query, key, logsumexp, mask, bias, score)
+    query, key, value, *_ = inputs.cleaned()
+    return values, attention_map.AttentionMap(
+        query, key, logsumexp, mask, bias, score, value
+    )
 
 
 def _check(query, key, value, mask, bias, score):

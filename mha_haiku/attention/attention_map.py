@@ -17,7 +17,6 @@ from mha_haiku.attention import (
     operators,
     pooling,
     ranking,
-    row_sums,
     scores,
     statistics,
     sweep,
@@ -27,7 +26,7 @@ from mha_haiku.attention import (
 Array = jax.Array
 
 
-@tiles.pytree(data=("query", "key", "logsumexp", "mask", "bias", "score"))
+@tiles.pytree(data=("query", "key", "logsumexp", "mask", "bias", "score", "value"))
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
@@ -41,6 +40,7 @@ class AttentionMap:
       mask: Which query may attend to which key.
       bias: What was added to the scores, or None.
       score: The score, with its parameters.
+      value: `[B..., S, G, V]`, what the weights average; None where that is not known.
     """
 
     query: Array
@@ -49,6 +49,7 @@ class AttentionMap:
     mask: masks.Mask
     bias: positions.ScoreBias | None
     score: scores.Score
+    value: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,21 +87,7 @@ class AttentionMap:
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
-        tile = views.masked_scores(
-            tiles.take(self.query, rows, axis=-3),
-            tiles.take(self.key, columns, axis=-3),
-            self.mask,
-            self.bias,
-            self.score,
-            rows,
-            columns,
-        )
-        logsumexp = tiles.take(self.logsumexp, rows, axis=-1)[..., None]
-        # A row of NaN is blind until the end, as in the attention itself.
-        faulty = jnp.isnan(logsumexp)
-        blind = faulty | (logsumexp == -jnp.inf)
-        tile = jnp.where(blind, -jnp.inf, tile) - jnp.where(blind, 0, logsumexp)
-        return jnp.where(faulty, jnp.nan, jnp.exp(tile))
+        return views.weights_of(self, rows, columns)
 
     def statistics(
         self,
@@ -129,27 +116,21 @@ class AttentionMap:
           key_tokens: `[B..., S]`, those of the keys; None: the same as `tokens`.
           per_query: Whether queries are kept apart, `[B..., H, T]`.
 
+        Returns:
+          `[B..., H]` each, but for those of other shapes: see `Statistics`.
+
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        *batch_shape, _, num_queries, num_keys = self.shape
-        if key_tokens is not None and tokens is None:
-            raise ValueError("key_tokens needs tokens, those of the queries.")
-        key_tokens = tokens if key_tokens is None else key_tokens
-        fits = {
-            "counted": (counted, num_queries, bool),
-            "positions": (positions, num_keys, bool),
-            "tokens": (tokens, num_queries, jnp.integer),
-            "key_tokens": (key_tokens, num_keys, jnp.integer),
-        }
-        for name, (array, size, kind) in fits.items():
-            _check_fits(name, array, (*batch_shape, size), kind)
-        grid = None
-        if pooled is not None:
-            grid = self._grid(*pooled, slice(None), slice(None))
-        question = row_sums.Question(
-            jnp.asarray(query_offset), counted, positions, tokens, key_tokens
+        question = statistics.question_of(
+            self.shape,
+            query_offset=query_offset,
+            counted=counted,
+            positions=positions,
+            tokens=tokens,
+            key_tokens=key_tokens,
         )
+        grid = None if pooled is None else pooling.Grid.of(self.shape, *pooled)
         return statistics.statistics(
             self, question, grid=grid, per_query=per_query, sizes=self._sizes()
         )
@@ -182,7 +163,7 @@ class AttentionMap:
         Raises:
           ValueError: If a part is empty or has steps, or a number of bins is below 1.
         """
-        grid = self._grid(rows, columns, queries, keys)
+        grid = pooling.Grid.of(self.shape, rows, columns, queries, keys)
         return pooling.pooled(self, grid=grid, sizes=self._sizes())
 
     def top(self, k: int) -> ranking.Top:
@@ -193,6 +174,9 @@ class AttentionMap:
 
         Returns:
           Weights `[B..., H, T, k]`, falling, and key positions of the same shape.
+
+        Raises:
+          ValueError: If k is outside of that.
         """
         checks.integer_in("k", k, 1, self.shape[-1])
         return ranking.top(self, k=k, sizes=self._sizes())
@@ -205,8 +189,12 @@ class AttentionMap:
 
         Returns:
           `[B..., T, H, V]`.
+
+        Raises:
+          ValueError: If `x` does not fit the map.
         """
-        return self._product(x, self.shape[-1], operators.apply, "S")
+        x = operators.factor(self.shape, x, axis=-1)
+        return operators.apply(self, x, sizes=self._sizes())
 
     def apply_transposed(self, y: Array) -> Array:
         """Returns the transposed map times `y`: for each key the sum over queries.
@@ -216,8 +204,12 @@ class AttentionMap:
 
         Returns:
           `[B..., S, H, V]`.
+
+        Raises:
+          ValueError: If `y` does not fit the map.
         """
-        return self._product(y, self.shape[-2], operators.apply_transposed, "T")
+        y = operators.factor(self.shape, y, axis=-2)
+        return operators.apply_transposed(self, y, sizes=self._sizes())
 
     def divergence(self, other: "AttentionMap | None" = None) -> Array:
         """Returns how differently heads attend: their Jensen-Shannon divergences.
@@ -229,15 +221,13 @@ class AttentionMap:
           `[B..., H, H']` in nats, 0 (the same) to log 2: the mean over queries that see
           anything in both.
 
+        Raises:
+          ValueError: If the maps differ in batch axes, T or S.
+
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
         other = self if other is None else other
-        mine, theirs = ((*x.shape[:-3], *x.shape[-2:]) for x in (self, other))
-        if mine != theirs:
-            raise ValueError(
-                "maps that are compared must have the same batch axes, T and S; got "
-                f"shapes {self.shape} and {other.shape}."
-            )
+        divergence.check(self.shape, other.shape)
         return divergence.divergence(self, other, sizes=self._sizes())
 
     def _sizes(self):
@@ -245,30 +235,6 @@ class AttentionMap:
         # but two such heads are taken together, or one would have too little work.
         columns = 512 if math.prod(self.shape[:-2]) > 1 else 1024
         return sweep.default_sizes(*self.shape[-2:], jax.default_backend(), columns)
-
-    def _grid(self, rows, columns, queries, keys):
-        checks.positive_integer("rows", rows)
-        checks.positive_integer("columns", columns)
-        parts = [
-            _consecutive(name, part, size)
-            for name, part, size in zip(
-                ("queries", "keys"), (queries, keys), self.shape[-2:], strict=True
-            )
-        ]
-        return pooling.Grid(
-            pooling.Bins.of(parts[0], rows), pooling.Bins.of(parts[1], columns)
-        )
-
-    def _product(self, x, size, function, axis):
-        x = jnp.asarray(x)
-        *batch_shape, num_heads, _, _ = self.shape
-        allowed = [(*batch_shape, size, heads) for heads in (num_heads, 1)]
-        if x.shape[:-1] not in allowed:
-            raise ValueError(
-                f"the array must be [B..., {axis}, H, V] or [B..., {axis}, 1, V], "
-                f"which is {allowed[0]} and V here; got shape {x.shape}."
-            )
-        return function(self, x, sizes=self._sizes())
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         """Returns the whole map as a NumPy array."""
@@ -278,26 +244,3 @@ class AttentionMap:
     def __jax_array__(self) -> Array:
         """Returns the whole map as a JAX array."""
         return self.weights()
-
-
-def _consecutive(name, part, size):
-    """Returns the positions that a slice names, which must be one after the other."""
-    positions = range(size)[part]
-    if not positions or positions.step != 1:
-        raise ValueError(
-            f"{name} must be a slice of consecutive positions in 0..{size}, at least "
-            f"one; got {part}."
-        )
-    return positions
-
-
-def _check_fits(name, array, shape, kind):
-    if array is None:
-        return
-    kinds = {bool: "booleans", jnp.integer: "integers"}
-    is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
-    if array.shape != shape or not is_kind:
-        raise ValueError(
-            f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of "
-            f"shape {array.shape}."
-        )

@@ -6,22 +6,26 @@ from mha_haiku.modules.embeddings import (
     RelativePositions,
     TokenEmbedding,
 )
-from mha_haiku.modules.encoder import Encoder, EncoderLayer
+from mha_haiku.modules.encoder import Encoded, Encoder, EncoderLayer
 from mha_haiku.modules.feed_forward import FeedForward, gelu
 from mha_haiku.modules.layer_parameters import is_stacked, stacked, unstacked
 from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
-from mha_haiku.modules.multi_head_attention import MultiHeadAttention, additive_score
+from mha_haiku.modules.learned_scores import additive_score, smeared_keys
+from mha_haiku.modules.multi_head_attention import MultiHeadAttention
+from mha_haiku.modules.no_attention import NoAttention
 from mha_haiku.modules.norms import LayerNorm, RMSNorm
 
 __all__ = [
     "Decoder",
     "DecoderLayer",
+    "Encoded",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
     "LayerNorm",
     "LearnedPositions",
     "MultiHeadAttention",
+    "NoAttention",
     "RMSNorm",
     "RelativePositions",
     "TokenEmbedding",
@@ -31,6 +35,7 @@ __all__ = [
     "looped",
     "rematerialized",
     "scanned",
+    "smeared_keys",
     "stacked",
     "unstacked",
 ]

@@ -6,6 +6,7 @@ the same call fits, and layers may differ.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import haiku as hk
 import jax
@@ -36,6 +37,20 @@ def post_norm(x: Array, sublayer: Callable, norm: Callable) -> tuple[Array, tupl
     """
     output, *rest = sublayer(x)
     return norm(x + output), *rest
+
+
+class Encoded(NamedTuple):
+    """What an encoder finds.
+
+    Attributes:
+      output: `[B..., T, D]`.
+      maps: One attention map of each layer.
+      hidden: What enters each layer, `[B..., T, D]`.
+    """
+
+    output: Array
+    maps: tuple[attention.AttentionMap, ...]
+    hidden: tuple[Array, ...]
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
@@ -81,6 +96,8 @@ class EncoderLayer(hk.Module):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
         gates: Array | None = None,
+        replacement: Array | None = None,
+        unit_gates: Array | None = None,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the layer's output `[B..., T, D]` and its attention map.
 
@@ -90,17 +107,27 @@ class EncoderLayer(hk.Module):
           is_training: Whether there is dropout.
           bias: What is added to the scores.
           gates: `[H]` or `[B..., H]`, the heads' gates.
+          replacement: `[H, V]` or `[B..., T, H, V]`, what closed heads pass on.
+          unit_gates: `[F]` or `[B..., F]`, gates of the hidden units.
         """
         rate = self.dropout_rate if is_training else 0.0
 
         def attend(x):
             output, attention_map = self.make_attention()(
-                x, x, x, mask, bias=bias, gates=gates, dropout_rate=rate
+                x,
+                x,
+                x,
+                mask,
+                bias=bias,
+                gates=gates,
+                replacement=replacement,
+                dropout_rate=rate,
             )
             return dropout(output, rate), attention_map
 
         def feed_forward(x):
-            return (dropout(self.make_feed_forward()(x, dropout_rate=rate), rate),)
+            output = self.make_feed_forward()(x, gates=unit_gates, dropout_rate=rate)
+            return (dropout(output, rate),)
 
         x, attention_map = self.residual(x, attend, self.make_norm(name="norm_1"))
         (x,) = self.residual(x, feed_forward, self.make_norm(name="norm_2"))
@@ -138,39 +165,80 @@ class Encoder(hk.Module):
         self.stack = stack
 
     def __call__(
+        self, x: Array, mask: masks.Mask | Array | None = None, **options
+    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
+        """Returns the output `[B..., T, D]` and one attention map per layer.
+
+        Arguments are those of `encode`.
+        """
+        encoded = self.encode(x, mask, **options)
+        return encoded.output, encoded.maps
+
+    @hk.name_like("__call__")
+    def encode(
         self,
         x: Array,
         mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
-        bias: positions.ScoreBias | Array | None = None,
+        bias: positions.ScoreBias | Array | Sequence | None = None,
         gates: Array | Sequence[Array] | None = None,
-    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
-        """Returns the output `[B..., T, D]` and one attention map per layer.
+        replacement: Array | Sequence[Array] | None = None,
+        unit_gates: Array | Sequence[Array] | None = None,
+        first_layer: int = 0,
+    ) -> Encoded:
+        """Returns the output, the attention maps, and what enters each layer.
+
+        Of what is given per layer an array has a leading axis L, and a sequence has L
+        arrays, where layers have different numbers of heads.
 
         Args:
           x: `[B..., T, D]`.
           mask: Which position may attend to which, in all layers.
           is_training: Whether there is dropout.
-          bias: What is added to the scores of all layers.
-          gates: `[L, H]` or `[L, B..., H]`, or a sequence of L arrays where layers have
-            different numbers of heads.
+          bias: What is added to the scores of all layers; or a sequence of L of them.
+          gates: Per layer `[H]` or `[B..., H]`, the heads' gates.
+          replacement: Per layer `[H, V]` or `[B..., T, H, V]`, what closed heads pass
+            on.
+          unit_gates: Per layer `[F]` or `[B..., F]`, gates of the hidden units.
+          first_layer: The layer that `x` enters; those below are left out, and their
+            maps and what enters them are not returned. Only where layers are looped.
+
+        Raises:
+          ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        if gates is not None and len(gates) != self.num_layers:
-            raise ValueError(
-                f"gates must be [L, H] with L = {self.num_layers} layers, got "
-                f"{len(gates)}."
-            )
+        biases = bias if isinstance(bias, list | tuple) else None
+        per_layer = {
+            "bias": biases,
+            "gates": gates,
+            "replacement": replacement,
+            "unit_gates": unit_gates,
+        }
+        per_layer = {name: x for name, x in per_layer.items() if x is not None}
+        for name, given in per_layer.items():
+            if len(given) != self.num_layers:
+                raise ValueError(
+                    f"{name} must be [L, ...] with L = {self.num_layers} layers, got "
+                    f"{len(given)}."
+                )
+        checks.integer_in("first_layer", first_layer, 0, self.num_layers - 1)
+        layers = range(first_layer, self.num_layers)
+        shared = {} if biases is not None else {"bias": bias}
 
-        def call_layer(i, x, gates):
-            return self.make_layer(i)(
-                x, mask, is_training=is_training, bias=bias, gates=gates
+        def call_layer(i, x, own):
+            output, attention_map = self.make_layer(i)(
+                x, mask, is_training=is_training, **shared, **own
             )
+            return output, (attention_map, x)
 
-        x, maps = self.stack(call_layer, self.num_layers, x, gates)
+        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
+        x, found = self.stack(
+            lambda i, x, own: call_layer(first_layer + i, x, own), len(layers), x, own
+        )
+        maps, hidden = zip(*found, strict=True)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
-        return x, maps
+        return Encoded(x, maps, hidden)
 
 
 def dropout(x: Array, rate: float) -> Array:

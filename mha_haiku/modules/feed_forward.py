@@ -1,6 +1,6 @@
 """The feed-forward part of a transformer layer.
 
-`...` leading axes, D width, F hidden width.
+`...` leading axes, `B...` batch axes, T positions, D width, F hidden width.
 """
 
 import math
@@ -10,6 +10,7 @@ import haiku as hk
 import jax
 
 from mha_haiku import checks
+from mha_haiku.modules import closing
 
 Array = jax.Array
 
@@ -49,11 +50,14 @@ class FeedForward(hk.Module):
         self.with_bias = with_bias
         self.w_init = w_init or hk.initializers.VarianceScaling(1.0)
 
-    def __call__(self, x: Array, *, dropout_rate: float = 0.0) -> Array:
+    def __call__(
+        self, x: Array, *, gates: Array | None = None, dropout_rate: float = 0.0
+    ) -> Array:
         """Returns the output `[..., D]`, of the input's width.
 
         Args:
-          x: `[..., D]`.
+          x: `[..., D]`; `[B..., T, D]` with gates.
+          gates: `[F]` or `[B..., F]`; multiply the hidden units.
           dropout_rate: Of the hidden units, in [0, 1); needs an rng.
         """
         hidden = self._linear(self.hidden_size, "hidden")(x)
@@ -61,6 +65,7 @@ class FeedForward(hk.Module):
             hidden = hidden * self.activation(self._linear(self.hidden_size, "gate")(x))
         else:
             hidden = self.activation(hidden)
+        hidden = closing.units(hidden, gates)
         if dropout_rate:
             hidden = hk.dropout(hk.next_rng_key(), dropout_rate, hidden)
         return self._linear(x.shape[-1], "output")(hidden)

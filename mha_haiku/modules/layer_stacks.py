@@ -15,16 +15,16 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-# Calls layer i: from (i, x [..., T, D], its gates or None) to (x [..., T, D], its map).
+# Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map).
 CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
-# From (the call, L, x [..., T, D], gates [L, ...] or None) to (x, the L layers' maps).
+# From (the call, L, x [..., T, D], L things given or None) to (x, the L layers' maps).
 LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
 
 SCOPE = "layers"  # what the parameters of scanned layers are named below
 
 
 def looped(
-    call_layer: CallLayer, num_layers: int, x: Array, gates: Array | Sequence | None
+    call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
 ) -> tuple[Array, tuple]:
     """Calls the layers one by one: each is compiled by itself, and they may differ.
 
@@ -32,20 +32,20 @@ def looped(
       call_layer: Calls layer i.
       num_layers: L.
       x: `[B..., T, D]`.
-      gates: L arrays, one of each layer, or None.
+      given: `[L, ...]`, or L trees of arrays, such as the layers' gates; or None.
 
     Returns:
       The last layer's output `[B..., T, D]`, and a map per layer.
     """
     maps = []
     for i in range(num_layers):
-        x, attention_map = call_layer(i, x, None if gates is None else gates[i])
+        x, attention_map = call_layer(i, x, None if given is None else given[i])
         maps.append(attention_map)
     return x, tuple(maps)
 
 
 def scanned(
-    call_layer: CallLayer, num_layers: int, x: Array, gates: Array | Sequence | None
+    call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
 ) -> tuple[Array, tuple]:
     """Calls the layers as one `lax.scan`: what is compiled does not grow with L.
 
@@ -60,27 +60,21 @@ def scanned(
         are parameters of other names, shapes or dtypes; not, say, another activation.
       num_layers: L.
       x: `[B..., T, D]`; every layer must return its dtype.
-      gates: `[L, ...]`, or L arrays of one shape, or None.
+      given: `[L, ...]`, or L trees of arrays of the same shapes; or None.
 
     Returns:
       The last layer's output `[B..., T, D]`, and a map per layer.
 
     Raises:
-      ValueError: If gates or parameters show that layers differ.
+      ValueError: If what is given, or parameters, show that layers differ.
     """
-    if isinstance(gates, list | tuple):
-        shapes = [jnp.shape(each) for each in gates]
-        if len(set(shapes)) > 1:
-            raise ValueError(
-                "scanned layers must be alike, got gates of different shapes: "
-                f"{shapes}; layers that differ can be looped over."
-            )
-        gates = jnp.stack([jnp.asarray(each) for each in gates])
-    gates = None if gates is None else jnp.asarray(gates)
+    given = _stacked(given)
     if hk.running_init():
-        _check_alike(call_layer, num_layers, x, None if gates is None else gates[0])
+        _check_alike(
+            call_layer, num_layers, x, jax.tree.map(lambda leaf: leaf[0], given)
+        )
     stack = hk.layer_stack(num_layers, with_per_layer_inputs=True, name=SCOPE)
-    x, maps = stack(functools.partial(call_layer, 0))(x, gates)
+    x, maps = stack(functools.partial(call_layer, 0))(x, given)
     return x, tuple(_at(maps, i) for i in range(num_layers))
 
 
@@ -99,27 +93,46 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     """
 
     @functools.wraps(stack)
-    def stack_again(call_layer, num_layers, x, gates):
-        def call_layer_again(i, x, gates):
-            return hk.remat(functools.partial(call_layer, i))(x, gates)
+    def stack_again(call_layer, num_layers, x, given):
+        def call_layer_again(i, x, given):
+            return hk.remat(functools.partial(call_layer, i))(x, given)
 
-        return stack(call_layer_again, num_layers, x, gates)
+        return stack(call_layer_again, num_layers, x, given)
 
     return stack_again
 
 
-def _at(maps: Any, i: int) -> Any:
+def _at(stacked: Any, i: int) -> Any:
+    """Returns the tree of layer i from one whose leaves have a leading axis L."""
     return jax.tree.map(
-        lambda leaf: jax.lax.index_in_dim(leaf, i, keepdims=False), maps
+        lambda leaf: jax.lax.index_in_dim(leaf, i, keepdims=False), stacked
     )
 
 
-def _check_alike(call_layer, num_layers, x, gates) -> None:
+def _stacked(given: Any) -> Any:
+    """Returns trees of arrays `[...]`, one per layer, as one tree of `[L, ...]`."""
+    if not isinstance(given, list | tuple):
+        return jax.tree.map(jnp.asarray, given)
+
+    def stack(path, *leaves):
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        if len(set(shapes)) > 1:
+            name = "".join(str(getattr(key, "key", key)) for key in path) or "arrays"
+            raise ValueError(
+                f"scanned layers must be alike, got {name} of different shapes: "
+                f"{', '.join(map(str, shapes))}; layers that differ can be looped over."
+            )
+        return jnp.stack([jnp.asarray(leaf) for leaf in leaves])
+
+    return jax.tree_util.tree_map_with_path(stack, *given)
+
+
+def _check_alike(call_layer, num_layers, x, given) -> None:
     """Raises ValueError where parameters of layers differ in name, shape or dtype."""
 
     def described(i):
         layer = hk.transform_with_state(functools.partial(call_layer, i))
-        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, gates)
+        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, given)
         return {
             # Without the layer's own name, as that tells i.
             f"{module.partition('/')[2]}/{name}".strip("/"): (

@@ -4,14 +4,15 @@
 K query/key size and V value size per head, D model width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku import attention, checks, masks, positions
-from mha_haiku.modules import norms
+from mha_haiku.modules import closing, norms
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
@@ -38,9 +39,11 @@ class MultiHeadAttention(hk.Module):
         value_size: int | None = None,
         model_size: int | None = None,
         num_key_value_heads: int | None = None,
+        groups: Sequence[int] | None = None,
         make_score: Callable[[int, int], attention.Score] | None = None,
         rotary: Callable[[Array, Array], Array] | None = None,
         qk_norm: bool = False,
+        smear: Callable[[Array], Array] | None = None,
         implementation: str | Callable = "auto",
         name: str | None = None,
     ):
@@ -56,12 +59,17 @@ class MultiHeadAttention(hk.Module):
           value_size: V; K if left out.
           model_size: Width of the output; H K if left out.
           num_key_value_heads: G, which divides H; H if left out.
+          groups: `[H]`, which of the G key/value heads each query head reads, where
+            they do not all serve equally many, as after pruning; then G need not
+            divide H.
           make_score: Makes the score from (H, K), and its parameters where it has any,
             as `modules.additive_score` does; scaled dot product if left out.
           rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
             `positions.rotary` does.
           qk_norm: Whether queries and keys are normalised by their root mean square,
             with learned scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442).
+          smear: Mixes keys `[B..., S, G, K]` along S before they are compared, as
+            `modules.smeared_keys` does.
           implementation: See `attend`.
           name: The module's name.
         """
@@ -76,7 +84,10 @@ class MultiHeadAttention(hk.Module):
         self.num_key_value_heads = _size(
             "num_key_value_heads", num_key_value_heads, num_heads
         )
-        if num_heads % self.num_key_value_heads:
+        self.groups = None if groups is None else np.asarray(groups, np.int32)
+        if self.groups is not None:
+            _check_groups(self.groups, num_heads, self.num_key_value_heads)
+        elif num_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads must divide num_heads = {num_heads}, got "
                 f"{num_key_value_heads}."
@@ -89,6 +100,7 @@ class MultiHeadAttention(hk.Module):
         self.make_score = make_score
         self.rotary = rotary
         self.qk_norm = qk_norm
+        self.smear = smear
         self.implementation = implementation
 
     def __call__(
@@ -100,6 +112,7 @@ class MultiHeadAttention(hk.Module):
         *,
         bias: positions.ScoreBias | Array | None = None,
         gates: Array | None = None,
+        replacement: Array | None = None,
         query_offset: int = 0,
         dropout_rate: float = 0.0,
     ) -> tuple[Array, attention.AttentionMap]:
@@ -117,6 +130,8 @@ class MultiHeadAttention(hk.Module):
           bias: What is added to the scores; see `attend`.
           gates: `[H]` or `[B..., H]`; multiply each head's output before the last
             linear map.
+          replacement: `[H, V]` or `[B..., T, H, V]`; what a closed head passes on: with
+            it a head's output is `gate * output + (1 - gate) * replacement`.
           query_offset: Position of the first query, for `rotary`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
 
@@ -134,9 +149,13 @@ class MultiHeadAttention(hk.Module):
         if self.qk_norm:
             query = norms.RMSNorm(name="query_norm")(query)
             key = norms.RMSNorm(name="key_norm")(key)
+        if self.smear is not None:
+            key = self.smear(key)
         if self.rotary is not None:
             query = self.rotary(query, query_offset + jnp.arange(query.shape[-3]))
             key = self.rotary(key, jnp.arange(key.shape[-3]))
+        if self.groups is not None:
+            key, value = key[..., self.groups, :], value[..., self.groups, :]
         score = None
         if self.make_score is not None:
             score = self.make_score(self.num_heads, self.key_size)
@@ -152,8 +171,7 @@ class MultiHeadAttention(hk.Module):
             rng=hk.next_rng_key() if dropout_rate else None,
             implementation=self.implementation,
         )
-        if gates is not None:
-            values = values * self._aligned_gates(gates, values)
+        values = closing.heads(values, gates, replacement)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         return self._linear(self.model_size, None)(values), attention_map
 
@@ -191,22 +209,14 @@ class MultiHeadAttention(hk.Module):
         unseen = mask.aligned_unseen_keys(*sizes)
         return query, _blanked(key, unseen), _blanked(value, unseen)
 
-    def _aligned_gates(self, gates, values):
-        gates = jnp.asarray(gates, values.dtype)
-        if gates.shape not in ((self.num_heads,), (*values.shape[:-3], self.num_heads)):
-            raise ValueError(
-                f"gates must be [H] or [B..., H] with H = {self.num_heads}, got shape "
-                f"{gates.shape}."
-            )
-        batch_shape = gates.shape[:-1] or (1,) * (values.ndim - 3)
-        return gates.reshape(*batch_shape, 1, self.num_heads, 1)
 
-
-def additive_score(num_heads: int, key_size: int) -> attention.Score:
-    """Returns an additive score with a learned weight `[H, K]` named "score"."""
-    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
-    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
-    return attention.additive(weight)
+def _check_groups(groups, num_heads, num_key_value_heads) -> None:
+    if groups.shape != (num_heads,) or set(groups) != set(range(num_key_value_heads)):
+        raise ValueError(
+            f"groups must name, for each of the {num_heads} heads, one of the "
+            f"{num_key_value_heads} key/value heads, and leave none out, got "
+            f"{groups.tolist()}."
+        )
 
 
 def _size(name: str, value: int | None, default: int) -> int:

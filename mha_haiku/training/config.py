@@ -72,6 +72,9 @@ _SECTIONS = {
         "precision": None,
         "rematerialize": _boolean,
         "scan_layers": _boolean,
+        "smear_keys": _boolean,
+        "kept_heads": None,
+        "hidden_sizes": None,
         "attention": {"implementation": None},
     },
     "optimizer": {

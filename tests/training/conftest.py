@@ -100,6 +100,9 @@ def make_config():
             "precision": "float32",
             "rematerialize": False,
             "scan_layers": False,
+            "smear_keys": False,
+            "kept_heads": None,
+            "hidden_sizes": None,
             "attention": {"implementation": "auto"},
         }
         config.optimizer = {

@@ -1,6 +1,7 @@
 """Whole models as pure functions, built from a config.
 
-B batch, T positions, D width, H heads, L layers, C classes. One family serves one kind
+B batch, T positions, D width, H heads, V value size per head, F hidden units, L layers,
+C classes. One family serves one kind
 of target: `encoder` classifies each position, `causal` does so from what came before,
 and `set_classifier` picks one element of a set, whatever its order.
 """
@@ -14,27 +15,11 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku import attention, checks, masks, modules, positions
+from mha_haiku import attention, masks, modules, positions
+from mha_haiku.models import config as model_config
+from mha_haiku.models import parts
 
 Array = jax.Array
-
-FAMILIES = ("encoder", "causal", "set_classifier")
-ACTIVATIONS = {
-    "gelu": modules.gelu,
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-    "swiglu": jax.nn.silu,
-}
-NORMS = {"layer_norm": modules.LayerNorm, "rms_norm": modules.RMSNorm}
-POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi", "t5")
-PRECISIONS = {
-    "float32": "params=float32,compute=float32,output=float32",
-    "bfloat16": "params=float32,compute=bfloat16,output=float32",
-}
-
-
-# Convert parameters of a model without `scan_layers` to those of one with it, and back.
-stacked, unstacked = modules.stacked, modules.unstacked
 
 
 class Output(NamedTuple):
@@ -43,10 +28,12 @@ class Output(NamedTuple):
     Attributes:
       logits: `[B, T, C]` float32; of a set classifier `[B, T]`, one per element.
       maps: One attention map of shape `(B, H, T, T)` per layer.
+      hidden: What enters each layer, `[B, T, D]`.
     """
 
     logits: Array
     maps: tuple[attention.AttentionMap, ...]
+    hidden: tuple[Array, ...] = ()
 
 
 class Model(NamedTuple):
@@ -54,10 +41,14 @@ class Model(NamedTuple):
 
     Attributes:
       init: `init(rng, inputs, lengths=None) -> params`.
-      apply: `apply(params, rng, inputs, *, lengths=None, gates=None, is_training) ->
-        Output`. Inputs are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` say
-        how many positions of each example count; gates `[L, H]` multiply the heads'
-        outputs. `rng` is for dropout, and may be None without.
+      apply: `apply(params, rng, inputs, *, lengths=None, gates=None, replacement=None,
+        unit_gates=None, start=None, is_training) -> Output`. Inputs are tokens `[B, T]`
+        or features `[B, T, D]`; lengths `[B]` say how many positions of each example
+        count. `rng` is for dropout, and may be None without. Per layer, as an array
+        with a leading axis L or as L arrays: `gates` `[H]` or `[B, H]` multiply the
+        heads' outputs; `replacement` `[H, V]` or `[B, T, H, V]` is what closed heads
+        pass on; `unit_gates` `[F]` or `[B, F]` multiply the hidden units. `start` is
+        `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, on what enters layer l.
     """
 
     init: Callable[..., Any]
@@ -78,12 +69,15 @@ def build(
     Raises:
       checks.ConfigError: If a field is out of range.
     """
-    check(config)
-    policy = jmp.get_policy(PRECISIONS[config.precision])
+    model_config.check(config)
+    policy = jmp.get_policy(parts.PRECISIONS[config.precision])
 
-    def forward(inputs, lengths=None, gates=None, *, is_training):
+    def forward(inputs, lengths=None, start=None, **options):
         valid = None if lengths is None else _valid(inputs, lengths)
-        x = _embedded(config, _blanked(inputs, valid), num_tokens)
+        if start is None:
+            first_layer, x = 0, _embedded(config, _blanked(inputs, valid), num_tokens)
+        else:
+            first_layer, x = start
         mask = masks.full() if lengths is None else masks.padding(lengths, lengths)
         if config.family == "causal":
             mask = masks.causal() if lengths is None else masks.causal() & mask
@@ -94,15 +88,15 @@ def build(
             stack=_stack(config),
             name="encoder",
         )
-        x, maps = encoder(
-            x, mask, is_training=is_training, bias=_bias(config), gates=gates
+        x, maps, hidden = encoder.encode(
+            x, mask, bias=_bias(config), first_layer=first_layer, **options
         )
         is_set = config.family == "set_classifier"
         logits = hk.Linear(1 if is_set else num_classes, name="logits")(x)
         logits = policy.cast_to_output(logits[..., 0] if is_set else logits)
         if is_set and valid is not None:
             logits = jnp.where(valid, logits, -jnp.inf)
-        return Output(logits, maps)
+        return Output(logits, maps, hidden)
 
     transformed = hk.transform(forward)
 
@@ -110,59 +104,37 @@ def build(
         inputs = policy.cast_to_param(inputs)
         return transformed.init(rng, inputs, lengths, is_training=False)
 
-    def apply(params, rng, inputs, *, lengths=None, gates=None, is_training):
+    def apply(
+        params,
+        rng,
+        inputs,
+        *,
+        lengths=None,
+        gates=None,
+        replacement=None,
+        unit_gates=None,
+        start=None,
+        is_training,
+    ):
+        if start is not None and config.scan_layers:
+            raise ValueError(
+                "start needs layers that are looped over; models.unstacked converts "
+                "the parameters of scanned layers."
+            )
         params, inputs = policy.cast_to_compute((params, inputs))
         return transformed.apply(
-            params, rng, inputs, lengths, gates, is_training=is_training
+            params,
+            rng,
+            inputs,
+            lengths,
+            start,
+            gates=gates,
+            replacement=replacement,
+            unit_gates=unit_gates,
+            is_training=is_training,
         )
 
     return Model(init, apply)
-
-
-def check(config: Any) -> None:
-    """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
-    checks.choice("config.model.family", config.family, FAMILIES)
-    checks.choice("config.model.activation", config.activation, ACTIVATIONS)
-    checks.choice("config.model.norm", config.norm, NORMS)
-    checks.choice("config.model.norm_position", config.norm_position, ("pre", "post"))
-    checks.choice("config.model.positions", config.positions, POSITIONS)
-    checks.choice("config.model.precision", config.precision, PRECISIONS)
-    checks.choice(
-        "config.model.attention.implementation",
-        config.attention.implementation,
-        attention.IMPLEMENTATIONS,
-    )
-    for field in ("num_layers", "num_heads", "model_size", "hidden_size", "max_length"):
-        checks.positive_integer(f"config.model.{field}", config[field])
-    checks.positive_number("config.model.norm_epsilon", config.norm_epsilon)
-    checks.fraction("config.model.dropout_rate", config.dropout_rate)
-    if config.key_size is not None:
-        checks.positive_integer("config.model.key_size", config.key_size)
-    elif config.model_size % config.num_heads:
-        raise checks.ConfigError(
-            f"config.model.num_heads must divide model_size = {config.model_size} "
-            f"where key_size is not given, got {config.num_heads}; the nearest that "
-            f"does is {_nearest_divisor(config.model_size, config.num_heads)}."
-        )
-    if config.num_key_value_heads is not None:
-        name = "config.model.num_key_value_heads"
-        checks.positive_integer(name, config.num_key_value_heads)
-        if config.num_heads % config.num_key_value_heads:
-            raise checks.ConfigError(
-                f"{name} must divide num_heads = {config.num_heads}, got "
-                f"{config.num_key_value_heads}; the nearest that does is "
-                f"{_nearest_divisor(config.num_heads, config.num_key_value_heads)}."
-            )
-    if config.positions == "rotary" and _key_size(config) % 2:
-        raise checks.ConfigError(
-            "config.model.positions = 'rotary' needs an even key size, got "
-            f"{_key_size(config)}."
-        )
-    if config.positions == "sinusoidal" and config.model_size % 2:
-        raise checks.ConfigError(
-            "config.model.positions = 'sinusoidal' needs an even model_size, got "
-            f"{config.model_size}."
-        )
 
 
 def _valid(inputs, lengths):
@@ -194,35 +166,49 @@ def _embedded(config, inputs, num_tokens):
 
 
 def _bias(config):
+    """Returns the score bias of all layers, or of each where they have own heads."""
     if config.positions == "alibi":
-        return positions.alibi(config.num_heads)
-    if config.positions == "t5":
-        return modules.RelativePositions(
+        bias = positions.alibi(config.num_heads)
+    elif config.positions == "t5":
+        bias = modules.RelativePositions(
             config.num_heads,
             bidirectional=config.family != "causal",
             name="relative_positions",
         )()
-    return None
+    else:
+        return None
+    if config.kept_heads is None:
+        return bias
+    layers = model_config.heads_of_layers(config)
+    return [bias.at_heads(heads.names) for heads in layers]
 
 
 def _layer(config, i):
+    heads = model_config.heads_of_layers(config)[i]
+
     def make_attention():
+        if not heads.names:
+            return modules.NoAttention(
+                config.model_size, with_bias=config.with_bias, name="attention"
+            )
         return modules.MultiHeadAttention(
-            config.num_heads,
-            _key_size(config),
+            len(heads.names),
+            model_config.key_size(config),
             model_size=config.model_size,
             with_bias=config.with_bias,
-            num_key_value_heads=config.num_key_value_heads,
+            num_key_value_heads=heads.num_key_value_heads,
+            groups=heads.groups,
             rotary=positions.rotary if config.positions == "rotary" else None,
             qk_norm=config.qk_norm,
+            smear=modules.smeared_keys if config.smear_keys else None,
             implementation=config.attention.implementation,
             name="attention",
         )
 
     def make_feed_forward():
         return modules.FeedForward(
-            config.hidden_size,
-            activation=ACTIVATIONS[config.activation],
+            model_config.hidden_sizes(config)[i],
+            activation=parts.ACTIVATIONS[config.activation],
             gated=config.activation == "swiglu",
             with_bias=config.with_bias,
             name="feed_forward",
@@ -244,13 +230,4 @@ def _stack(config):
 
 
 def _make_norm(config):
-    return functools.partial(NORMS[config.norm], config.norm_epsilon)
-
-
-def _key_size(config):
-    return config.key_size or config.model_size // config.num_heads
-
-
-def _nearest_divisor(number, wanted):
-    divisors = [i for i in range(1, number + 1) if number % i == 0]
-    return min(divisors, key=lambda divisor: abs(divisor - wanted))
+    return functools.partial(parts.NORMS[config.norm], config.norm_epsilon)

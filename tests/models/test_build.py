@@ -39,6 +39,9 @@ def _config(**fields):
             "precision": "float32",
             "rematerialize": False,
             "scan_layers": False,
+            "smear_keys": False,
+            "kept_heads": None,
+            "hidden_sizes": None,
             "attention": {"implementation": "dense"},
         }
     )
@@ -322,7 +325,7 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
 
     def run(model):
         def loss(params):
-            logits, maps = model.apply(
+            logits, maps, _ = model.apply(
                 params, None, inputs, lengths=lengths, gates=gates, is_training=False
             )
             counted = jnp.where(jnp.isfinite(logits), logits, 0)
@@ -355,7 +358,7 @@ def test_scanned_layers_take_every_positions_in_either_precision(positions, prec
         """The shapes in training, with gates to be compared mapped over."""
 
         def apply(params, key, gates):
-            logits, maps = model.apply(
+            logits, maps, _ = model.apply(
                 params, key, inputs, gates=gates, is_training=True
             )
             return logits, [each.weights() for each in maps]
@@ -388,3 +391,42 @@ def test_implementation_is_the_one_of_the_config(implementation, monkeypatch):
     model = _build(attention={"implementation": implementation})
     jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
     assert set(asked) == {implementation}
+
+
+@pytest.mark.parametrize("positions", ["learned", "alibi", "t5", "rotary"])
+@pytest.mark.parametrize("start", [1, 2])
+def test_layers_that_start_from_what_entered_them_end_like_the_whole(positions, start):
+    model = _build(num_layers=3, positions=positions, family="causal")
+    inputs = _inputs("causal")
+    params = _parameters(model, inputs)
+    apply = functools.partial(
+        jax.jit(model.apply, static_argnames="is_training"), is_training=False
+    )
+    whole = apply(params, None, inputs, lengths=np.array([T, 3]))
+
+    def from_layer(hidden):
+        return model.apply(
+            params,
+            None,
+            inputs,
+            lengths=np.array([T, 3]),
+            start=(start, hidden),
+            is_training=False,
+        )
+
+    found = jax.jit(from_layer)(whole.hidden[start])
+    np.testing.assert_allclose(found.logits, whole.logits, rtol=1e-5, atol=1e-6)
+    assert len(found.maps) == len(found.hidden) == 3 - start
+    assert_equal(np.asarray(found.hidden[0]), np.asarray(whole.hidden[start]))
+    # What enters the layer is all that counts.
+    changed = jax.jit(from_layer)(whole.hidden[start] * np.linspace(1, 2, D))
+    assert np.abs(changed.logits - whole.logits).max() > 1e-4
+
+
+def test_a_start_above_the_first_layer_is_refused_of_scanned_layers():
+    model = _build(num_layers=3, scan_layers=True)
+    inputs = _inputs("encoder")
+    params = jax.eval_shape(model.init, jax.random.key(0), inputs)
+    start = (1, np.zeros((B, T, D), np.float32))
+    with pytest.raises(ValueError, match="start needs layers that are looped over"):
+        model.apply(params, None, inputs, start=start, is_training=False)

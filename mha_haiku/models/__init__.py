@@ -1,0 +1,31 @@
+"""Whole models as pure functions, built from a config."""
+
+from mha_haiku.models.build import Model, Output, build
+from mha_haiku.models.config import (
+    FAMILIES,
+    LayerHeads,
+    check,
+    heads_of_layers,
+    hidden_sizes,
+    key_size,
+)
+from mha_haiku.models.parts import ACTIVATIONS, NORMS, POSITIONS, PRECISIONS
+from mha_haiku.modules import stacked, unstacked
+
+__all__ = [
+    "ACTIVATIONS",
+    "FAMILIES",
+    "LayerHeads",
+    "Model",
+    "NORMS",
+    "Output",
+    "POSITIONS",
+    "PRECISIONS",
+    "build",
+    "check",
+    "heads_of_layers",
+    "hidden_sizes",
+    "key_size",
+    "stacked",
+    "unstacked",
+]
