@@ -419,7 +419,8 @@ def test_layers_that_start_from_what_entered_them_end_like_the_whole(positions, 
     assert len(found.maps) == len(found.hidden) == 3 - start
     assert_equal(np.asarray(found.hidden[0]), np.asarray(whole.hidden[start]))
     # What enters the layer is all that counts.
-    changed = jax.jit(from_layer)(whole.hidden[start] * np.linspace(1, 2, D))
+    scale = np.linspace(1, 2, D, dtype=np.float32)[None, None]
+    changed = jax.jit(from_layer)(whole.hidden[start] * scale)
     assert np.abs(changed.logits - whole.logits).max() > 1e-4
 
 

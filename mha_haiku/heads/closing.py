@@ -1,0 +1,70 @@
+"""What a closed head passes on: nothing, its mean, or what it said of another example.
+
+B batch, T positions, L layers, H heads of a layer, V value size per head.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import models, tasks
+from mha_haiku.heads import subject
+
+Array = jax.Array
+
+# From the clean `Output` on a batch to what closed heads pass on: for each layer
+# `[H, V]` or `[B, T, H, V]`, or None for zeros.
+Closing = Callable[[models.Output], list[Array] | None]
+
+
+def zero(clean: models.Output) -> None:
+    """Closed heads pass on nothing.
+
+    Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
+    """
+    del clean
+
+
+def resample(clean: models.Output) -> list[Array]:
+    """Closed heads pass on what they said of the next example of the batch.
+
+    Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
+    """
+    return [jnp.roll(subject.head_outputs(each), -1, axis=0) for each in clean.maps]
+
+
+def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
+    """Returns the closing whose heads pass on their mean over data and positions.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      batches: The data; positions in padding do not count.
+
+    Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
+    """
+
+    @jax.jit
+    def sums(params, example):
+        output = subject.run(model, params, example)
+        length = output.hidden[0].shape[1]
+        counted = jnp.ones(output.hidden[0].shape[:2], jnp.float32)
+        if example.lengths is not None:
+            counted = (jnp.arange(length)[None] < example.lengths[:, None]) * 1.0
+        of_layers = [
+            jnp.einsum("bt,bthv->hv", counted, subject.head_outputs(each))
+            for each in output.maps
+        ]
+        return of_layers, counted.sum()
+
+    total = None
+    for example in batches:
+        found = sums(params, example)
+        total = found if total is None else jax.tree.map(jnp.add, total, found)
+    if total is None:
+        raise ValueError("batches must not be empty.")
+    of_layers, count = total
+    means = [layer / count for layer in of_layers]
+    return lambda clean: means

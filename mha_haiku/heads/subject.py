@@ -1,0 +1,85 @@
+"""What the head measures look at: a model, its data, and a number per example.
+
+B batch, T positions, L layers, H heads of a layer, V value size per head, N examples.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku import models, tasks
+
+Array = jax.Array
+
+# From the logits of a batch and the batch itself to a number per example, `[B]`, the
+# lower the better; give an accuracy with its sign turned.
+Metric = Callable[[Array, tasks.Example], Array]
+
+
+class Subject(NamedTuple):
+    """What is measured.
+
+    Attributes:
+      model: The model; `models.build` makes one, and any other pure functions of the
+        same arguments serve as well.
+      metric: How badly the model does on each example of a batch.
+      params: The model's parameters.
+      batches: Batches of examples, all of one size. A `tqdm` around them shows
+        progress. They are gone through once, so a generator will do.
+    """
+
+    model: models.Model
+    metric: Metric
+    params: Any
+    batches: Iterable[tasks.Example]
+
+
+def run(model: models.Model, params: Any, example: tasks.Example, **options) -> Any:
+    """Returns the model's `Output` on a batch, without dropout.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      example: The batch.
+      **options: `gates`, `replacement`, `start`; see `models.Model`.
+    """
+    return model.apply(
+        params,
+        None,
+        example.inputs,
+        lengths=example.lengths,
+        is_training=False,
+        **options,
+    )
+
+
+def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
+    """Returns the number of heads of each layer."""
+    output = jax.eval_shape(lambda params, x: run(model, params, x), params, example)
+    return [each.shape[-3] for each in output.maps]
+
+
+def head_outputs(attention_map: Any) -> Array:
+    """Returns what each head passes on, `[B, T, H, V]`: its weights times its values.
+
+    Args:
+      attention_map: A map with `value`.
+    """
+    value = attention_map.value
+    if value is None:
+        raise ValueError("the map has no value, which its heads' outputs are made of.")
+    heads = attention_map.shape[-3]
+    if heads:
+        value = value.repeat(heads // value.shape[-2], axis=-2)
+    return attention_map.apply(value).astype(value.dtype)
+
+
+def padded(of_layers: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns `[N, L, H]` float64 from L arrays `[N, H]`, NaN where heads are fewer."""
+    widest = max(layer.shape[-1] for layer in of_layers)
+    result = np.full((len(of_layers[0]), len(of_layers), widest), np.nan)
+    for i, layer in enumerate(of_layers):
+        result[:, i, : layer.shape[-1]] = layer
+    return result
