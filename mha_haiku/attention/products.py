@@ -81,7 +81,8 @@ def _grouped_rows(rows, num_key_heads):
 
 def _grouped_weights(weights, num_key_heads):
     """Returns `[..., G, H / G, T, S]` from `[..., H, T, S]`."""
-    heads = num_key_heads, weights.shape[-3] // num_key_heads
+    # A layer whose heads are all pruned has a map of no heads.
+    heads = num_key_heads, weights.shape[-3] // max(num_key_heads, 1)
     return weights.reshape(*weights.shape[:-3], *heads, *weights.shape[-2:])
 
 

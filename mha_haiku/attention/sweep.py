@@ -241,7 +241,7 @@ def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _divisor(shape: tuple[int, ...], most: int) -> int:
     """Returns the largest divisor of the number of heads that is at most `most`."""
-    count = math.prod(shape)
+    count = math.prod(shape) or 1  # a map of no heads
     return max(n for n in range(1, min(most, count) + 1) if count % n == 0)
 
 

@@ -1,4 +1,4 @@
-"""Heads one by one, and the scores of rectangles of their maps.
+"""Heads one by one, and the scores and weights of rectangles of their maps.
 
 `B...` batch axes, R of T query positions, C of S key positions, H query heads, G key
 heads (G divides H), K size per head.
@@ -125,6 +125,34 @@ def masked_scores(
     return jnp.where(mask.aligned_tile(rows, columns, batch_ndim), tile, hidden)
 
 
+def weights_of(attention_map: Any, rows: Array, columns: Array) -> Array:
+    """Returns the weights of the queries at `rows` on the keys at `columns`.
+
+    Args:
+      attention_map: The `AttentionMap`.
+      rows: `[R]` positions.
+      columns: `[C]` positions.
+
+    Returns:
+      `[B..., H, R, C]`.
+    """
+    tile = masked_scores(
+        tiles.take(attention_map.query, rows, axis=-3),
+        tiles.take(attention_map.key, columns, axis=-3),
+        attention_map.mask,
+        attention_map.bias,
+        attention_map.score,
+        rows,
+        columns,
+    )
+    logsumexp = tiles.take(attention_map.logsumexp, rows, axis=-1)[..., None]
+    # A row of NaN is blind until the end, as in the attention itself.
+    faulty = jnp.isnan(logsumexp)
+    blind = faulty | (logsumexp == -jnp.inf)
+    tile = jnp.where(blind, -jnp.inf, tile) - jnp.where(blind, 0, logsumexp)
+    return jnp.where(faulty, jnp.nan, jnp.exp(tile))
+
+
 def head_of(inputs: Any, example: tuple, head: Array) -> Head:
     """Returns the view of one head of one example.
 
@@ -136,6 +164,10 @@ def head_of(inputs: Any, example: tuple, head: Array) -> Head:
     """
     num_heads = inputs.query.shape[-2]
     logsumexp = getattr(inputs, "logsumexp", None)
+    if not num_heads:
+        # Nobody will ask for it, but XLA indexes no axis of size 0 to learn its shape.
+        inputs = jax.tree.map(_with_one_head, inputs)
+        logsumexp, num_heads = inputs.logsumexp, 1
     return Head(
         tiles.at_batch(inputs.query, example)[:, head],
         of_key_head(inputs.key, example, head, num_heads),
@@ -146,6 +178,10 @@ def head_of(inputs: Any, example: tuple, head: Array) -> Head:
         ),
         None if logsumexp is None else tiles.at_batch(logsumexp, (*example, head)),
     )
+
+
+def _with_one_head(array: Array) -> Array:
+    return jnp.zeros([size or 1 for size in array.shape], array.dtype)
 
 
 def of_key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:

@@ -88,7 +88,7 @@ def ablation(
             count = each.shape[-3]
             one_closed = 1 - jnp.eye(count)
             after = _over(closed, one_closed, example)
-            of_layers.append((after - before).T if count else after.reshape(-1, 0))
+            of_layers.append((after - before[None]).T)
         return of_layers
 
     return _over_batches(of, changes)

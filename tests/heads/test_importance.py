@@ -1,0 +1,337 @@
+"""Each measure is its definition, computed in float64 NumPy by brute force."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import heads
+from tests.heads.conftest import (
+    NUM_TOKENS,
+    B,
+    H,
+    K,
+    L,
+    T,
+    build,
+    config,
+    example,
+    loss,
+)
+
+N = 2 * B
+
+
+def _layer_norm(x, leaves):
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+    return x * leaves["scale"] + leaves["offset"]
+
+
+def _gelu(x):
+    erf = np.vectorize(__import__("math").erf)
+    return x * (1 + erf(x / np.sqrt(2))) / 2
+
+
+def _head_outputs(params, i, x):
+    """Returns `[B, T, H, K]` of layer i in float64, causal."""
+    scope = f"encoder/layer_{i}/attention"
+
+    def projected(name):
+        leaves = params[f"{scope}/{name}"]
+        return (x @ leaves["w"] + leaves["b"]).reshape(*x.shape[:2], H, K)
+
+    scores = np.einsum("bthk,bshk->bhts", projected("query"), projected("key"))
+    scores = scores / np.sqrt(K)
+    scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhts,bshk->bthk", weights, projected("value"))
+
+
+def _oracle(params, tokens, gates, replacement=None):
+    """Returns logits and head outputs in float64, one layer after the other."""
+    params = jax.tree.map(np.float64, params)
+    x = params["embedding"]["embeddings"][tokens]
+    x = x + params["positions"]["positions"][: tokens.shape[1]]
+    outputs = []
+    for i in range(L):
+        scope = f"encoder/layer_{i}"
+        of_heads = _head_outputs(params, i, _layer_norm(x, params[f"{scope}/norm_1"]))
+        outputs.append(of_heads)
+        gate = np.asarray(gates[i], np.float64)[None, None, :, None]
+        other = 0 if replacement is None else replacement[i]
+        mixed = gate * of_heads + (1 - gate) * other
+        linear = params[f"{scope}/attention/linear"]
+        x = x + mixed.reshape(*x.shape[:2], -1) @ linear["w"] + linear["b"]
+        hidden, output = (
+            params[f"{scope}/feed_forward/{name}"] for name in ("hidden", "output")
+        )
+        inner = _layer_norm(x, params[f"{scope}/norm_2"])
+        inner = _gelu(inner @ hidden["w"] + hidden["b"])
+        x = x + inner @ output["w"] + output["b"]
+    x = _layer_norm(x, params["encoder/norm"])
+    return x @ params["logits"]["w"] + params["logits"]["b"], outputs
+
+
+def _loss(params, batch, gates, replacement=None):
+    logits, _ = _oracle(params, batch.inputs, gates, replacement)
+    total = np.log(np.exp(logits).sum(-1))
+    chosen = np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+    return ((total - chosen) * batch.weights).sum(-1)
+
+
+def _without(i, h):
+    gates = np.ones((L, H))
+    gates[i, h] = 0
+    return gates
+
+
+CLOSINGS = ["zero", "mean", "resample"]
+
+
+def _closing(subject, name):
+    if name == "mean":
+        return heads.closing.mean(subject.model, subject.params, subject.batches)
+    return getattr(heads.closing, name)
+
+
+def _replacements(subject, name):
+    """Returns for each batch what closed heads pass on, by the oracle."""
+    if name == "zero":
+        return [None] * len(subject.batches)
+    clean = [
+        _oracle(subject.params, batch.inputs, np.ones((L, H)))[1]
+        for batch in subject.batches
+    ]
+    if name == "resample":
+        return [[np.roll(x, -1, axis=0) for x in of_batch] for of_batch in clean]
+    means = [
+        np.concatenate(layers).mean((0, 1), keepdims=True)
+        for layers in zip(*clean, strict=True)
+    ]
+    return [means] * len(subject.batches)
+
+
+@pytest.mark.parametrize("name", CLOSINGS)
+def test_ablation_is_the_change_of_the_loss(subject, name):
+    found = heads.ablation(subject, closing=_closing(subject, name))
+    wanted = np.zeros((N, L, H))
+    replacements = _replacements(subject, name)
+    for b, (batch, other) in enumerate(zip(subject.batches, replacements, strict=True)):
+        before = _loss(subject.params, batch, np.ones((L, H)))
+        for i, h in np.ndindex(L, H):
+            after = _loss(subject.params, batch, _without(i, h), other)
+            wanted[b * B : (b + 1) * B, i, h] = after - before
+    assert np.abs(wanted).max() > 0.05
+    np.testing.assert_allclose(found.per_example, wanted, atol=2e-5)
+    np.testing.assert_allclose(found.mean, wanted.mean(0), atol=2e-5)
+    errors = wanted.std(0, ddof=1) / np.sqrt(N)
+    np.testing.assert_allclose(found.standard_error, errors, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CLOSINGS)
+def test_gradient_is_the_slope_at_open_gates(subject, name):
+    found = heads.gradient(subject, closing=_closing(subject, name))
+    replacements = _replacements(subject, name)
+    step, wanted = 1e-4, np.zeros((N, L, H))
+    for b, (batch, other) in enumerate(zip(subject.batches, replacements, strict=True)):
+        for i, h in np.ndindex(L, H):
+            sides = []
+            for sign in (1, -1):
+                gates = np.ones((L, H))
+                gates[i, h] += sign * step
+                sides.append(_loss(subject.params, batch, gates, other))
+            slope = (sides[0] - sides[1]) / (2 * step)
+            wanted[b * B : (b + 1) * B, i, h] = np.abs(slope)
+    np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", CLOSINGS)
+def test_attributions_add_up_to_closing_all(subject, name):
+    closing = _closing(subject, name)
+    found = heads.attribution(subject, closing=closing, points=24)
+    ends = heads.closed(
+        subject, np.stack([np.ones((L, H)), np.zeros((L, H))]), closing=closing
+    )
+    total = found.per_example.sum((1, 2))
+    np.testing.assert_allclose(total, ends[:, 1] - ends[:, 0], atol=2e-3)
+    assert np.abs(found.per_example.mean(0)).max() > 0.01
+
+
+def test_attribution_is_the_integral_of_slopes(subject):
+    found = heads.attribution(subject, points=5)
+    nodes, weights = np.polynomial.legendre.leggauss(5)
+    nodes, weights = (nodes + 1) / 2, weights / 2
+    batch, step = subject.batches[0], 1e-4
+    for i, h in [(0, 1), (2, 3)]:
+        share = 0
+        for node, weight in zip(nodes, weights, strict=True):
+            sides = []
+            for sign in (1, -1):
+                gates = np.full((L, H), node)
+                gates[i, h] += sign * step
+                sides.append(_loss(subject.params, batch, gates))
+            share = share - weight * (sides[0] - sides[1]) / (2 * step)
+        np.testing.assert_allclose(found.per_example[:B, i, h], share, atol=3e-5)
+
+
+def test_statistic_is_that_of_the_maps(subject):
+    found = heads.statistic(subject)
+    for b, batch in enumerate(subject.batches):
+        output = subject.model.apply(
+            subject.params, None, batch.inputs, is_training=False
+        )
+        for i, each in enumerate(output.maps):
+            wanted = np.asarray(each.weights()).max(-1).mean(-1)
+            rows = found.per_example[b * B : (b + 1) * B, i]
+            np.testing.assert_allclose(rows, wanted, rtol=1e-5)
+
+
+def test_statistic_that_is_no_number_per_head_is_refused(subject):
+    with pytest.raises(ValueError, match="'received' is not one number per head"):
+        heads.statistic(subject, name="received")
+
+
+@pytest.mark.parametrize("name", CLOSINGS)
+def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
+    generator = np.random.default_rng(3)
+    gates = (generator.uniform(size=(5, L, H)) < 0.5).astype(np.float32)
+    found = heads.closed(subject, gates, closing=_closing(subject, name))
+    replacements = _replacements(subject, name)
+    wanted = np.concatenate(
+        [
+            np.stack([_loss(subject.params, batch, row, other) for row in gates], -1)
+            for batch, other in zip(subject.batches, replacements, strict=True)
+        ]
+    )
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_closing_one_head_is_the_model_without_it(subject):
+    found = heads.ablation(subject).per_example
+    of = config()
+    for i, h in [(0, 0), (1, 3), (2, 1)]:
+        keep = [[name for name in range(H) if (j, name) != (i, h)] for j in range(L)]
+        params, pruned = heads.prune(subject.params, of, keep)
+        for b, batch in enumerate(subject.batches):
+            run = functools.partial(build(pruned).apply, is_training=False)
+            after = loss(run(params, None, batch.inputs).logits, batch)
+            run = functools.partial(subject.model.apply, is_training=False)
+            before = loss(run(subject.params, None, batch.inputs).logits, batch)
+            rows = found[b * B : (b + 1) * B, i, h]
+            np.testing.assert_allclose(rows, after - before, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "measure", [heads.ablation, heads.gradient, heads.attribution, heads.statistic]
+)
+def test_layers_with_fewer_heads_leave_places_empty(subject, measure):
+    keep = [[0, 2], [], [1, 2, 3]]
+    params, pruned = heads.prune(subject.params, config(), keep)
+    of = subject._replace(model=build(pruned), params=params)
+    found = measure(of)
+    empty = np.isnan(found.per_example)
+    assert found.per_example.shape == (N, L, 3)
+    np.testing.assert_array_equal(empty[0], [[0, 0, 1], [1, 1, 1], [0, 0, 0]])
+    assert (empty == empty[0]).all()
+    if measure is heads.ablation:
+        # The same as gates of zero from the start, and one more closed.
+        gates = np.stack(heads.gates(config(), keep))
+        closed = gates.copy()
+        closed[2, 2] = 0
+        sides = heads.closed(subject, np.stack([gates, closed]))
+        change = sides[:, 1] - sides[:, 0]
+        np.testing.assert_allclose(found.per_example[:, 2, 1], change, atol=1e-5)
+
+
+def test_padding_is_not_felt(subject):
+    """Means and resampled outputs of padded batches leave the padding out."""
+    lengths = np.array([T, 2, 4], np.int32)
+    batch = example(5, lengths=lengths)
+    counted = np.arange(T) < lengths[:, None]
+    batch = batch._replace(weights=batch.weights * counted)
+    tokens = np.where(counted, batch.inputs, (batch.inputs + 1) % NUM_TOKENS)
+    other = batch._replace(inputs=tokens.astype(np.int32))
+    for closing in (
+        heads.closing.zero,
+        heads.closing.mean(subject.model, subject.params, [batch]),
+    ):
+        found = heads.ablation(subject._replace(batches=[batch]), closing=closing)
+        same = heads.ablation(subject._replace(batches=[other]), closing=closing)
+        np.testing.assert_array_equal(found.per_example, same.per_example)
+    means = [
+        heads.closing.mean(subject.model, subject.params, [each])(None)
+        for each in (batch, other)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *means)
+
+
+def test_all_gates_run_in_one_program(subject):
+    with jax.log_compiles(False):
+        calls = []
+
+        def metric(logits, batch):
+            calls.append(logits.shape)
+            return loss(logits, batch)
+
+        heads.ablation(subject._replace(metric=metric))
+    # Traced once clean and once per layer, whatever the number of heads and batches.
+    assert len(calls) <= 2 * (L + 1)
+
+
+def test_layers_below_the_closed_head_do_not_run_again(subject):
+    """Matrix products of the sweep against those of a loop over whole models."""
+    batch = subject.batches[0]
+
+    def whole(gates):
+        output = subject.model.apply(
+            subject.params, None, batch.inputs, gates=gates, is_training=False
+        )
+        return loss(output.logits, batch)
+
+    def flops(function, *args):
+        return jax.jit(function).lower(*args).compile().cost_analysis()["flops"]
+
+    loop = flops(whole, jnp.ones((L, H))) * L * H
+    swept = []
+    for i in range(L):
+        hidden = subject.model.apply(
+            subject.params, None, batch.inputs, is_training=False
+        ).hidden[i]
+
+        def closed(gate, i=i, hidden=hidden):
+            gates = [gate if j == i else None for j in range(L)]
+            output = subject.model.apply(
+                subject.params,
+                None,
+                batch.inputs,
+                gates=gates,
+                start=(i, hidden),
+                is_training=False,
+            )
+            return loss(output.logits, batch)
+
+        swept.append(flops(jax.vmap(closed), 1 - jnp.eye(H)))
+    assert sum(swept) < 0.75 * loop
+
+
+def test_layer_normalized_means_have_norm_one(subject):
+    found = heads.gradient(subject).layer_normalized()
+    np.testing.assert_allclose((found.mean**2).sum(-1), np.ones(L), rtol=1e-6)
+
+
+def test_no_batches_are_refused(subject):
+    with pytest.raises(ValueError, match="batches must not be empty"):
+        heads.gradient(subject._replace(batches=[]))
+    with pytest.raises(ValueError, match="batches must not be empty"):
+        heads.closing.mean(subject.model, subject.params, [])
+    with pytest.raises(ValueError, match="points must be at least 1, got 0"):
+        heads.attribution(subject, points=0)
+
+
+def test_one_example_has_no_standard_error(subject):
+    found = heads.gradient(subject._replace(batches=[example(0, count=1)]))
+    assert found.mean.shape == (L, H) and np.isnan(found.standard_error).all()
