@@ -128,12 +128,29 @@ def take(array: Array, index: Array | Span, axis: int) -> Array:
     return jnp.take(array, jnp.asarray(index), axis=axis, mode="clip")
 
 
+def rectangle(array: Array, rows: Array | Span, columns: Array | Span) -> Array:
+    """Returns `[..., R, C]` of `[..., T, S]`; see `take`."""
+    return take(take(array, rows, axis=-2), columns, axis=-1)
+
+
+def with_heads(array: Array, batch_ndim: int) -> Array:
+    """Returns `[B..., T, S]` or `[B..., H, T, S]` with an axis of heads."""
+    array = jnp.asarray(array)
+    return array if array.ndim == batch_ndim + 3 else array[..., None, :, :]
+
+
 def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
     """Returns `array` at an index of its leading axes; size 1 stands for any."""
     array = jnp.asarray(array)
     for i in index:
         array = array[0] if array.shape[0] == 1 else array[i]
     return array
+
+
+def add(total: Array, part: Array, start: int | Array, axis: int) -> Array:
+    """Returns `total` with `part` added from position `start` of an axis on."""
+    part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
+    return lax.dynamic_update_slice_in_dim(total, part, start, axis)
 
 
 def largest(first, second):
@@ -175,3 +192,17 @@ def check_axes(name: str, array: Array, wanted: tuple, axes: str):
             f"{name} must be {axes}, which is {wanted} here (an axis may have size 1); "
             f"got shape {shape}."
         )
+
+
+def check_matrix(
+    name: str,
+    array: Array,
+    batch_shape: tuple,
+    num_heads: int,
+    num_queries: int,
+    num_keys: int,
+):
+    """Raises ValueError unless an array is `[B..., T, S]` or `[B..., H, T, S]`."""
+    heads = (num_heads,) if jnp.ndim(array) == len(batch_shape) + 3 else ()
+    wanted = (*batch_shape, *heads, num_queries, num_keys)
+    check_axes(name, array, wanted, "[B..., T, S] or [B..., H, T, S]")

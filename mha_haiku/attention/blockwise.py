@@ -167,8 +167,8 @@ def _backward(
                 of_bias = view.bias.add_gradient(of_bias, part.tile, rows, columns)
             return (
                 of_query + part.query[:, 0],
-                _add(of_key, part.key[:, 0].T, columns.start, 1),
-                _add(of_value, part.value[:, 0].T, columns.start, 1),
+                tiles.add(of_key, part.key[:, 0].T, columns.start, 1),
+                tiles.add(of_value, part.value[:, 0].T, columns.start, 1),
                 of_bias,
                 jax.tree.map(jnp.add, of_score, part.score),
             )
@@ -193,7 +193,7 @@ def _backward(
                 num_keys,
                 sizes.columns,
             )
-            return _add(of_query, part, rows.start, 0), *sums
+            return tiles.add(of_query, part, rows.start, 0), *sums
 
         sums = (
             jnp.zeros(view.query.shape, dtype),
@@ -251,9 +251,3 @@ def _kept(inputs, options, example, head):
     ):
         n = n + i * stride
     return functools.partial(dropout.kept, inputs.rng, options.dropout_rate, n)
-
-
-def _add(total, part, start, axis):
-    """Returns `total` with `part` added from `start` on."""
-    part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
-    return lax.dynamic_update_slice_in_dim(total, part, start, axis)

@@ -15,6 +15,16 @@ from mha_haiku.attention import sweep, views
 Array = jax.Array
 
 
+def check(map_shape: tuple[int, ...], other_shape: tuple[int, ...]):
+    """Raises ValueError unless two maps agree on batch axes, T and S."""
+    mine, theirs = ((*x[:-3], *x[-2:]) for x in (map_shape, other_shape))
+    if mine != theirs:
+        raise ValueError(
+            "maps that are compared must have the same batch axes, T and S; got "
+            f"shapes {map_shape} and {other_shape}."
+        )
+
+
 @functools.partial(jax.jit, static_argnames="sizes")
 def divergence(attention_map: Any, other: Any, *, sizes: sweep.Sizes) -> Array:
     """Returns the mean Jensen-Shannon divergences; see `AttentionMap.divergence`.

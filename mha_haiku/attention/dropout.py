@@ -25,7 +25,8 @@ def kept(
     Returns:
       `[R, C]` float32.
     """
-    rng = rng if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) else _wrapped(rng)
+    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.wrap_key_data(rng)  # a raw one, as `hk.next_rng_key` gives it
     of_rows = jax.vmap(jax.random.fold_in, (None, 0))(
         jax.random.fold_in(rng, head), tiles.as_array(rows)
     )
@@ -34,8 +35,3 @@ def kept(
     bits = jax.random.key_data(keys)[..., 0]
     is_kept = bits >= jnp.uint32(round(rate * 2**32))
     return is_kept.astype(jnp.float32) / (1 - rate)
-
-
-def _wrapped(rng: Array) -> Array:
-    """Returns the typed key of a raw one, as `hk.next_rng_key` gives them."""
-    return jax.random.wrap_key_data(rng)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mha_haiku import checks, tiles
 from mha_haiku.attention import sweep, views
@@ -75,9 +74,7 @@ class Bins(NamedTuple):
 
     def add(self, total: Array, part: Array, span: tiles.Span, axis: int) -> Array:
         """Returns `total`, whose axis is all bins, plus `part` of the touched ones."""
-        start = self._origin(span)
-        part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
-        return lax.dynamic_update_slice_in_dim(total, part, start, axis)
+        return tiles.add(total, part, self._origin(span), axis)
 
     def mean(self, total: Array, counts: Array) -> Array:
         """Returns `total [bins, ...]` per position that counts, booleans `[size]`."""
@@ -97,6 +94,27 @@ class Grid(NamedTuple):
 
     rows: Bins
     columns: Bins
+
+    @classmethod
+    def of(
+        cls,
+        map_shape: tuple[int, ...],
+        rows: int,
+        columns: int,
+        queries: slice = slice(None),
+        keys: slice = slice(None),
+    ) -> "Grid":
+        """Returns the cells of parts of a map; see `AttentionMap.pooled`.
+
+        Raises:
+          ValueError: If a part is empty or has steps, or a number of bins is below 1.
+        """
+        checks.positive_integer("rows", rows)
+        checks.positive_integer("columns", columns)
+        num_queries, num_keys = map_shape[-2:]
+        queries = _consecutive("queries", queries, num_queries)
+        keys = _consecutive("keys", keys, num_keys)
+        return cls(Bins.of(queries, rows), Bins.of(keys, columns))
 
 
 @functools.partial(jax.jit, static_argnames=("grid", "sizes"))
@@ -137,3 +155,14 @@ def pooled(attention_map: Any, *, grid: Grid, sizes: sweep.Sizes) -> Array:
         return grid.rows.mean(total, counts)
 
     return sweep.over_heads(of_head, batch_shape, num_heads, sizes.heads)
+
+
+def _consecutive(name: str, part: slice, size: int) -> range:
+    """Returns the positions that a slice names, which must be one after the other."""
+    positions = range(size)[part]
+    if not positions or positions.step != 1:
+        raise ValueError(
+            f"{name} must be a slice of consecutive positions in 0..{size}, at least "
+            f"one; got {part}."
+        )
+    return positions

@@ -16,6 +16,9 @@ from mha_haiku.attention import pooling, sweep, views
 Array = jax.Array
 OFFSETS = (-1, 0, 1)  # of the key from the query: previous, same and next position
 
+# Columns of what is linear in the weights; the bins of a pooled map come last.
+_MASS, _FIRST_MOMENT, _SECOND_MOMENT, _FIRST_POSITION, _CHOSEN = range(5)
+
 
 class Question(NamedTuple):
     """What is asked of a map.
@@ -134,7 +137,7 @@ class _TileSums(NamedTuple):
         distance, squared_distance = self._moments(weights, linear, at_rows, columns)
         chosen = sums.chosen_positions
         if chosen is not None:
-            chosen = chosen + linear[:, 4]
+            chosen = chosen + linear[:, _CHOSEN]
         sums = sums._replace(
             entropy=sums.entropy - (weights * log_weights).sum(-1),
             squared_weights=sums.squared_weights + (weights * weights).sum(-1),
@@ -144,12 +147,11 @@ class _TileSums(NamedTuple):
             at_offsets=jnp.maximum(
                 sums.at_offsets, self._at_offsets(log_weights, at_rows, columns)
             ),
-            first_position=sums.first_position + linear[:, 3],
+            first_position=sums.first_position + linear[:, _FIRST_POSITION],
             chosen_positions=chosen,
             **self._tokens(sums, weights, at_rows, columns),
         )
-        of_keys = self.fresh @ weights + tiles.take(received, columns, 0)
-        received = lax.dynamic_update_slice_in_dim(received, of_keys, columns.start, 0)
+        received = tiles.add(received, self.fresh @ weights, columns.start, 0)
         if self.grid is not None:
             of_bins = linear[:, -self.grid.columns.touched(columns.size) :]
             mass = self.grid.columns.add(mass, of_bins, columns, 1)
@@ -158,8 +160,8 @@ class _TileSums(NamedTuple):
     def _functionals(self, at_rows, columns):
         """Returns vectors `[C, n]` whose products with the weights are asked for.
 
-        The first three are the powers 0 to 2 of how far a key is from the edge of the
-        tile that is nearest to the queries.
+        Those of the moments are the powers 0 to 2 of how far a key is from the edge of
+        the tile that is nearest to the queries.
         """
         dtype = self.fresh.dtype
         at_columns = columns.array()
@@ -180,7 +182,8 @@ class _TileSums(NamedTuple):
         at_columns = columns.array()
 
         def aside():
-            mass, first, second = linear[:, 0], linear[:, 1], linear[:, 2]
+            mass = linear[:, _MASS]
+            first, second = linear[:, _FIRST_MOMENT], linear[:, _SECOND_MOMENT]
             edge = jnp.where(
                 columns.stop <= at_rows[0], columns.stop - 1, columns.start
             )

@@ -75,6 +75,33 @@ class Statistics(NamedTuple):
     pooled: Array | None
 
 
+def question_of(
+    map_shape: tuple[int, ...],
+    *,
+    query_offset: int,
+    counted: Array | None,
+    positions: Array | None,
+    tokens: Array | None,
+    key_tokens: Array | None,
+) -> row_sums.Question:
+    """Returns what is asked of a map (B..., H, T, S); see `AttentionMap.statistics`.
+
+    Raises:
+      ValueError: If an array does not fit the map.
+    """
+    *batch_shape, _, num_queries, num_keys = map_shape
+    if key_tokens is not None and tokens is None:
+        raise ValueError("key_tokens needs tokens, those of the queries.")
+    key_tokens = tokens if key_tokens is None else key_tokens
+    of_queries, of_keys = (*batch_shape, num_queries), (*batch_shape, num_keys)
+    _check_fits("counted", counted, of_queries, bool)
+    _check_fits("positions", positions, of_keys, bool)
+    _check_fits("tokens", tokens, of_queries, jnp.integer)
+    _check_fits("key_tokens", key_tokens, of_keys, jnp.integer)
+    query_offset = jnp.asarray(query_offset)
+    return row_sums.Question(query_offset, counted, positions, tokens, key_tokens)
+
+
 @functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes"))
 def statistics(
     attention_map: Any,
@@ -172,3 +199,15 @@ def gini(amounts: Array, left_out: Array | None = None) -> Array:
     count = jnp.maximum(counted, 1)
     unequal = 2 * weighted / (count * total) - (count + 1) / count
     return jnp.where(jnp.isfinite(total), jnp.maximum(unequal, 0), 0)
+
+
+def _check_fits(name, array, shape, kind):
+    if array is None:
+        return
+    kinds = {bool: "booleans", jnp.integer: "integers"}
+    is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
+    if array.shape != shape or not is_kind:
+        raise ValueError(
+            f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of "
+            f"shape {array.shape}."
+        )

@@ -132,18 +132,12 @@ class Dense(Mask):
     def has_heads(self, batch_ndim):
         return jnp.ndim(self.values) == batch_ndim + 3
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        wanted = (*batch_shape, num_queries, num_keys)
-        if self.has_heads(len(batch_shape)):
-            wanted = (*batch_shape, num_heads, num_queries, num_keys)
-        tiles.check_axes("mask", self.values, wanted, "[B..., T, S] or [B..., H, T, S]")
+    def check_shape(self, *sizes):
+        tiles.check_matrix("mask", self.values, *sizes)
 
     def aligned_tile(self, rows, columns, batch_ndim):
-        values = jnp.asarray(self.values)
-        if not self.has_heads(batch_ndim):
-            values = values[..., None, :, :]
-        values = tiles.take(values, rows, axis=-2)
-        return tiles.take(values, columns, axis=-1)
+        values = tiles.with_heads(self.values, batch_ndim)
+        return tiles.rectangle(values, rows, columns)
 
     def of_head(self, example, head):
         values = tiles.at_batch(self.values, example)

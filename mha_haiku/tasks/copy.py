@@ -1,19 +1,15 @@
 """Give the sequence back as it came."""
 
 import dataclasses
-import functools
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 
-from mha_haiku import checks
-from mha_haiku.tasks import sampling
-from mha_haiku.tasks import task as task_lib
+from mha_haiku.tasks import uniform_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Copy(task_lib.Task):
+class Copy(uniform_tokens.UniformTokensTask):
     """The target at position t is the token at position t.
 
     Tokens are independent and uniform. Example, T = 5 and 10 tokens:
@@ -32,26 +28,7 @@ class Copy(task_lib.Task):
     """
 
     name: ClassVar[str] = "copy"
-    sequence_length: int
-    num_tokens: int
 
-    def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
-        checks.integer_in("num_tokens", self.num_tokens, 2, sampling.LARGEST)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, one per token."""
-        return self.num_tokens
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: every target is uniform over the tokens."""
-        return {"accuracy": 1 / self.num_tokens, "loss": math.log(self.num_tokens)}
-
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
-        """Returns one example; `data` is unused."""
-        del data
-        random = sampling.words(key, self.sequence_length)
-        inputs = sampling.integers(random, self.num_tokens)
-        return task_lib.Example(inputs, inputs, task_lib.all_count(inputs))
+    def targets(self, inputs: jax.Array) -> jax.Array:
+        """Returns the tokens as they are."""
+        return inputs

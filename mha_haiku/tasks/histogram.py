@@ -3,18 +3,16 @@
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import checks
-from mha_haiku.tasks import sampling
-from mha_haiku.tasks import task as task_lib
+from mha_haiku.tasks import uniform_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Histogram(task_lib.Task):
+class Histogram(uniform_tokens.UniformTokensTask):
     """The target at position t is how often the token at t occurs in the sequence.
 
     Tokens are independent and uniform. Example, T = 5 and 10 tokens:
@@ -35,12 +33,6 @@ class Histogram(task_lib.Task):
     """
 
     name: ClassVar[str] = "histogram"
-    sequence_length: int
-    num_tokens: int
-
-    def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
-        checks.integer_in("num_tokens", self.num_tokens, 2, sampling.LARGEST)
 
     @property
     def num_classes(self) -> int:
@@ -63,11 +55,8 @@ class Histogram(task_lib.Task):
         loss = -sum(math.exp(log) * log for log in logs)
         return {"accuracy": math.exp(max(logs)), "loss": loss}
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
-        """Returns one example; `data` is unused."""
-        del data
-        random = sampling.words(key, self.sequence_length)
-        inputs = sampling.integers(random, self.num_tokens)
+    def targets(self, inputs: jax.Array) -> jax.Array:
+        """Returns how often each token occurs."""
         tokens = jnp.arange(self.num_tokens, dtype=jnp.int32)
         counts = jnp.sum(inputs[:, None] == tokens[None, :], axis=0, dtype=jnp.int32)
-        return task_lib.Example(inputs, counts[inputs], task_lib.all_count(inputs))
+        return counts[inputs]

@@ -2,19 +2,17 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks
-from mha_haiku.tasks import sampling
-from mha_haiku.tasks import task as task_lib
+from mha_haiku.tasks import uniform_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sort(task_lib.Task):
+class Sort(uniform_tokens.UniformTokensTask):
     """The target at position t is the t-th smallest token, counted with repeats.
 
     Tokens are independent and uniform. Example, T = 5 and 10 tokens:
@@ -33,17 +31,6 @@ class Sort(task_lib.Task):
     """
 
     name: ClassVar[str] = "sort"
-    sequence_length: int
-    num_tokens: int
-
-    def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
-        checks.integer_in("num_tokens", self.num_tokens, 2, sampling.LARGEST)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, one per token."""
-        return self.num_tokens
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -61,9 +48,6 @@ class Sort(task_lib.Task):
             "loss": float(special.entr(probabilities).sum(axis=1).mean()),
         }
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
-        """Returns one example; `data` is unused."""
-        del data
-        random = sampling.words(key, self.sequence_length)
-        inputs = sampling.integers(random, self.num_tokens)
-        return task_lib.Example(inputs, jnp.sort(inputs), task_lib.all_count(inputs))
+    def targets(self, inputs: jax.Array) -> jax.Array:
+        """Returns the tokens in increasing order."""
+        return jnp.sort(inputs)

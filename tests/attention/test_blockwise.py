@@ -4,13 +4,13 @@ B batch, T queries, S keys, H query heads, G key heads, K query/key and V value 
 """
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
 from mha_haiku.attention import Blockwise, additive, attend, dot_product, sweep
+from tests import jaxprs
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
 rng = np.random.default_rng(7)
@@ -264,19 +264,9 @@ def test_nothing_of_the_size_of_a_matrix_is_held():
         return jax.grad(loss, (0, 1, 2))(query, key, value)
 
     traced = jax.jit(gradients).trace(shape, shape, shape)
-    assert largest_array(traced.jaxpr.jaxpr) <= 512 * 1024
+    assert jaxprs.largest_array(traced.jaxpr.jaxpr) <= 512 * 1024
     memory = traced.lower().compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * size * size / 4
-
-
-def largest_array(jaxpr) -> int:
-    """Returns the size of the largest array that a jaxpr and those inside make."""
-    sizes = [0]
-    for equation in jaxpr.eqns:
-        sizes += [variable.aval.size for variable in equation.outvars]
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            sizes.append(largest_array(inner))
-    return max(sizes)
 
 
 def test_programs_do_not_grow_with_the_length():

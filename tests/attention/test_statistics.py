@@ -4,7 +4,6 @@ B batch, T queries, S keys, H query heads, G key heads, K size per head.
 """
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from mha_haiku.attention import (
     sweep,
 )
 from mha_haiku.attention.statistics import gini
+from tests import jaxprs
 from tests.attention import map_oracle
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
@@ -262,18 +262,9 @@ def test_no_observation_holds_a_matrix(arrays):
 
     tile = 512 * 1024
     jaxpr = jax.make_jaxpr(observed)(shape, shape, shape)
-    assert largest_array(jaxpr.jaxpr) <= 2 * tile  # of both heads, in the divergence
+    largest = jaxprs.largest_array(jaxpr.jaxpr)
+    assert largest <= 2 * tile  # of both heads, in the divergence
     assert 2 * tile < size * size
-
-
-def largest_array(jaxpr) -> int:
-    """Returns the size of the largest array that a jaxpr and those inside make."""
-    sizes = [0]
-    for equation in jaxpr.eqns:
-        sizes += [variable.aval.size for variable in equation.outvars]
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            sizes.append(largest_array(inner))
-    return max(sizes)
 
 
 @pytest.mark.parametrize(

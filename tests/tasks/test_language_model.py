@@ -1,24 +1,11 @@
 import numpy as np
 
 from mha_haiku.tasks import language_model
-
-TEXT = "to be or not to be, that is the question"
+from tests.tasks import hamlet
 
 
 def make(tmp_path):
-    path = tmp_path / "hamlet.txt"
-    path.write_text(TEXT)
-    return language_model.LanguageModel(
-        sequence_length=5,
-        path=str(path),
-        tokenizer="characters",
-        vocabulary_size=256,
-        held_out_fraction=0.4,
-    )
-
-
-def windows(tokens, size):
-    return {tuple(tokens[i : i + size].tolist()) for i in range(len(tokens) - size + 1)}
+    return hamlet.task_of(language_model.LanguageModel, tmp_path, 5)
 
 
 def test_examples_are_all_windows_of_their_part_and_nothing_else(tmp_path, sampled):
@@ -27,7 +14,7 @@ def test_examples_are_all_windows_of_their_part_and_nothing_else(tmp_path, sampl
         batch = sampled(task, data=data)
         np.testing.assert_array_equal(batch.inputs[:, 1:], batch.targets[:, :-1])
         whole = np.concatenate([batch.inputs, batch.targets[:, -1:]], axis=1)
-        assert {tuple(window) for window in whole.tolist()} == windows(data, 6)
+        assert {tuple(window) for window in whole.tolist()} == hamlet.windows(data, 6)
         np.testing.assert_array_equal(batch.weights, np.ones((4096, 5)))
 
 
@@ -36,6 +23,6 @@ def test_worked_example_obeys_the_rule(tmp_path):
     rows = [row.split() for row in type(task).__doc__.splitlines()]
     (inputs,) = (row[1:] for row in rows if row[:1] == ["inputs"])
     (targets,) = (row[1:] for row in rows if row[:1] == ["targets"])
-    assert inputs == [c.replace(" ", "␣") for c in TEXT[:5]]
-    assert targets == [c.replace(" ", "␣") for c in TEXT[1:6]]
-    assert task.encode(TEXT[:5]).tolist() == task.train_data[:5].tolist()
+    assert inputs == [c.replace(" ", "␣") for c in hamlet.TEXT[:5]]
+    assert targets == [c.replace(" ", "␣") for c in hamlet.TEXT[1:6]]
+    assert task.encode(hamlet.TEXT[:5]).tolist() == task.train_data[:5].tolist()

@@ -2,31 +2,19 @@ import numpy as np
 import pytest
 
 from mha_haiku.tasks import masked_language_model
-
-TEXT = "to be or not to be, that is the question"
+from tests.tasks import hamlet
 
 
 @pytest.fixture
 def task(tmp_path):
-    path = tmp_path / "hamlet.txt"
-    path.write_text(TEXT)
-    return masked_language_model.MaskedLanguageModel(
-        sequence_length=9,
-        path=str(path),
-        tokenizer="characters",
-        vocabulary_size=256,
-        held_out_fraction=0.4,
-    )
-
-
-def windows(tokens, size):
-    return {tuple(tokens[i : i + size].tolist()) for i in range(len(tokens) - size + 1)}
+    return hamlet.task_of(masked_language_model.MaskedLanguageModel, tmp_path, 9)
 
 
 def test_targets_are_all_windows_of_their_part_and_nothing_else(task, sampled):
     for data in (task.train_data, task.held_out_data):
         batch = sampled(task, data=data)
-        assert {tuple(window) for window in batch.targets.tolist()} == windows(data, 9)
+        found = {tuple(window) for window in batch.targets.tolist()}
+        assert found == hamlet.windows(data, 9)
 
 
 def test_what_does_not_count_is_left_as_it_was(task, sampled):
@@ -72,7 +60,7 @@ def test_worked_example_obeys_the_rule(task):
         next(row[1:] for row in rows if row[:1] == [name])
         for name in ("inputs", "targets", "weights")
     )
-    shown = [c.replace(" ", "␣") for c in TEXT[:8]]
+    shown = [c.replace(" ", "␣") for c in hamlet.TEXT[:8]]
     for position, weight in enumerate(weights):
         expected = shown[position] if weight == "1" else "."
         assert targets[position] == expected

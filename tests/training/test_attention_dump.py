@@ -1,7 +1,6 @@
 """The maps of a run as arrays: which, of what, and how pooled."""
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from mha_haiku import attention, training
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import attention_dump, evaluate, run
 from mha_haiku.training import step as training_step
+from tests import jaxprs
 from tests.attention import map_oracle
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -188,8 +188,8 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
         return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
-    assert largest_array(observed((128, 128))) <= tile < length**2
-    assert largest_array(observed(None)) == length**2
+    assert jaxprs.largest_array(observed((128, 128))) <= tile < length**2
+    assert jaxprs.largest_array(observed(None)) == length**2
 
 
 def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
@@ -208,16 +208,6 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
     observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], (16, 16))
     jax.eval_shape(observe, loaded.params, example)
     assert asked == ["statistics", "statistics"]
-
-
-def largest_array(jaxpr) -> int:
-    """Returns the size of the largest array that a jaxpr and those inside make."""
-    sizes = [0]
-    for equation in jaxpr.eqns:
-        sizes += [variable.aval.size for variable in equation.outvars]
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            sizes.append(largest_array(inner))
-    return max(sizes)
 
 
 def test_text_and_tokens_of_a_user(trained, tmp_path):

@@ -1,0 +1,56 @@
+"""What tasks over independent, uniform tokens share: how examples are drawn."""
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+
+from mha_haiku import checks
+from mha_haiku.tasks import sampling
+from mha_haiku.tasks import task as task_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UniformTokensTask(task_lib.Task):
+    """A target at each position of a sequence of independent, uniform tokens.
+
+    All positions count. Unless a task says otherwise, targets are tokens and, looked at
+    one by one, uniform as well.
+
+    Attributes:
+      sequence_length: T.
+      num_tokens: Number of different tokens, 0 to num_tokens - 1.
+    """
+
+    sequence_length: int
+    num_tokens: int
+
+    def __post_init__(self):
+        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
+        checks.integer_in("num_tokens", self.num_tokens, 2, sampling.LARGEST)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, one per token."""
+        return self.num_tokens
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: every target is uniform over the tokens."""
+        return {"accuracy": 1 / self.num_tokens, "loss": math.log(self.num_tokens)}
+
+    @abc.abstractmethod
+    def targets(self, inputs: jax.Array) -> jax.Array:
+        """Returns the `[T]` int32 targets of `[T]` int32 tokens."""
+
+    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+        """Returns one example; `data` is unused."""
+        del data
+        random = sampling.words(key, self.sequence_length)
+        inputs = sampling.integers(random, self.num_tokens)
+        return task_lib.Example(
+            inputs, self.targets(inputs), task_lib.all_count(inputs)
+        )
