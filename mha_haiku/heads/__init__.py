@@ -4,6 +4,8 @@ Pure functions of parameters, data and a metric that is handed in.
 """
 
 from mha_haiku.heads import closing
+from mha_haiku.heads.gates import Learned
+from mha_haiku.heads.gates import learn as learn_gates
 from mha_haiku.heads.importance import (
     Importance,
     ablation,
@@ -12,22 +14,38 @@ from mha_haiku.heads.importance import (
     gradient,
     statistic,
 )
-from mha_haiku.heads.pruning import gates, prune, prune_units, scaled
+from mha_haiku.heads.pruning import open_gates, prune, prune_units, scaled
+from mha_haiku.heads.ranking import (
+    Step,
+    greedy_order,
+    order,
+    pairs,
+    rank_correlation,
+    rank_intervals,
+)
 from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
 __all__ = [
     "Importance",
+    "Learned",
     "Metric",
+    "Step",
     "Subject",
     "ablation",
     "attribution",
     "closed",
     "closing",
-    "gates",
     "gradient",
+    "greedy_order",
     "head_outputs",
+    "learn_gates",
+    "order",
+    "open_gates",
+    "pairs",
     "prune",
     "prune_units",
+    "rank_correlation",
+    "rank_intervals",
     "scaled",
     "statistic",
 ]

@@ -195,6 +195,18 @@ def closed(
       gates: `[P, L, H]`; what stands beyond a layer's own heads is not looked at.
       closing: What a closed head passes on.
     """
+    return make_closed(of, closing=closing)(gates)
+
+
+def make_closed(
+    of: subject.Subject, *, closing: closings.Closing = closings.zero
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns `closed` as a function of the gates, compiled once for all its calls.
+
+    Args:
+      of: What is measured; its batches are gone through in every call.
+      closing: What a closed head passes on.
+    """
 
     @jax.jit
     def metrics(params, gates, example):
@@ -211,9 +223,12 @@ def closed(
 
         return _over(under, gates, example).T
 
-    gates = jnp.asarray(gates, jnp.float32)
-    found = [jax.device_get(metrics(of.params, gates, each)) for each in of.batches]
-    return np.concatenate(found).astype(np.float64)
+    def measure(gates):
+        gates = jnp.asarray(gates, jnp.float32)
+        found = [jax.device_get(metrics(of.params, gates, each)) for each in of.batches]
+        return np.concatenate(found).astype(np.float64)
+
+    return measure
 
 
 def _at_layer(i, num_layers, gates, replacement) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def prune_units(
     return pruned, config
 
 
-def gates(
+def open_gates(
     config: ml_collections.ConfigDict, keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
     """Returns gates that close what `prune` removes: L arrays `[H]` of 0 and 1.

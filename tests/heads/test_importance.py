@@ -239,7 +239,7 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure):
     assert (empty == empty[0]).all()
     if measure is heads.ablation:
         # The same as gates of zero from the start, and one more closed.
-        gates = np.stack(heads.gates(config(), keep))
+        gates = np.stack(heads.open_gates(config(), keep))
         closed = gates.copy()
         closed[2, 2] = 0
         sides = heads.closed(subject, np.stack([gates, closed]))

@@ -57,7 +57,7 @@ def _logits(of, params, batch):
 def test_pruned_is_gated(kind, keep):
     of, params, run = _applied(kind)
     batch = example(lengths=np.array([T, 2, 4]))
-    gates = heads.gates(of, keep)
+    gates = heads.open_gates(of, keep)
     wanted = run(
         params, None, batch.inputs, lengths=batch.lengths, gates=np.stack(gates)
     ).logits

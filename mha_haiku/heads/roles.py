@@ -1,0 +1,233 @@
+"""What heads do: names for the patterns that are known, and heads alike in two models.
+
+B batch, T positions, L layers, H heads of a layer.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+
+from mha_haiku import attention, models, tasks
+from mha_haiku.heads import subject
+
+Array = jax.Array
+
+
+class Role(NamedTuple):
+    """What a head can be.
+
+    Attributes:
+      threshold: The score from which on a head has the role.
+      score: What is scored, in [0, 1], as a mean over queries and examples.
+    """
+
+    threshold: float
+    score: str
+
+
+ROLES = {
+    "previous_token": Role(0.5, "mass on the position before the query's"),
+    "next_token": Role(0.5, "mass on the position after the query's"),
+    "same_token": Role(0.5, "mass on the query's own position: near the identity"),
+    "first_token": Role(0.5, "mass on position 0, a sink"),
+    "separator": Role(0.5, "mass on the separators that are given, a sink"),
+    "induction": Role(0.5, "mass on what followed earlier occurrences of the token"),
+    "positional": Role(0.9, "share of queries with the largest weight at one offset"),
+    "uniform": Role(0.95, "entropy, of that of equal weights"),
+    "broad": Role(0.75, "entropy, of that of equal weights"),
+}
+MIXED = "mixed"
+
+
+class Roles(NamedTuple):
+    """The roles of heads.
+
+    Attributes:
+      names: `[L, H]` of text: the role whose score is furthest above its threshold,
+        relative to what is left above that; "mixed" where none reaches it, and "" where
+        there is no head.
+      scores: By the names of `ROLES`, `[L, H]` in [0, 1], NaN where there is no head;
+        without "separator" and "induction" where these cannot be told.
+      offsets: `[L, H]` integers, t - s: where the largest weight is most often.
+    """
+
+    names: np.ndarray
+    scores: dict[str, np.ndarray]
+    offsets: np.ndarray
+
+
+def roles(
+    model: models.Model,
+    params: Any,
+    batches: Iterable[tasks.Example],
+    *,
+    separators: Sequence[int] = (),
+) -> Roles:
+    """Returns what each head does on some data.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      batches: The data.
+      separators: Tokens that count as separators.
+
+    Source: positional heads (0.9) Voita et al. 2019, section 5.1,
+    https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
+    https://arxiv.org/abs/1906.04341; induction Olsson et al. 2022,
+    https://arxiv.org/abs/2209.11895.
+    """
+    separators = jnp.asarray(separators, jnp.int32)
+
+    @jax.jit
+    def observe(params, example):
+        output = subject.run(model, params, example)
+        return [_observed(each, example, separators) for each in output.maps]
+
+    total, count = None, 0
+    for example in batches:
+        found = jax.device_get(observe(params, example))
+        found = jax.tree.map(np.float64, found)
+        total = found if total is None else jax.tree.map(np.add, total, found)
+        count += len(example.inputs)
+    if total is None:
+        raise ValueError("batches must not be empty.")
+    scores, offsets = zip(*total, strict=True)
+    return _named(
+        [{name: x / count for name, x in layer.items()} for layer in scores], offsets
+    )
+
+
+def _observed(attention_map, example, separators):
+    """Returns sums over a batch: of scores by name `[H]`, and counts of offsets."""
+    is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
+    tokens = example.inputs if is_tokens else None
+    positions = jnp.isin(tokens, separators) if is_tokens and separators.size else None
+    found = attention_map.statistics(tokens=tokens, positions=positions)
+    *_, num_queries, num_keys = attention_map.shape
+    weights, places = attention_map.top(1)
+    seen = weights[..., 0] > 0
+    offsets = jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)[None]
+    rows = jnp.arange(num_queries).reshape(*(1,) * (seen.ndim - 1), -1)
+    offset = rows - places[..., 0] + num_keys - 1
+    del offsets
+    num_heads, num_offsets = attention_map.shape[-3], num_queries + num_keys - 1
+    heads = jnp.arange(num_heads)[None, :, None]
+    slot = jnp.where(seen, heads * num_offsets + offset, num_heads * num_offsets)
+    counts = jnp.bincount(slot.reshape(-1), length=num_heads * num_offsets)
+    entropy = found.entropy / jnp.maximum(_entropy_of_equal_weights(attention_map), 1e-9)
+    scores = {
+        "previous_token": found.previous_position,
+        "next_token": found.next_position,
+        "same_token": found.same_position,
+        "first_token": found.first_position,
+        "separator": found.chosen_positions,
+        "induction": found.induction,
+        "uniform": entropy,
+        "broad": entropy,
+    }
+    sums = {name: x.sum(0) for name, x in scores.items() if x is not None}
+    return sums, counts.reshape(num_heads, num_offsets)
+
+
+def _entropy_of_equal_weights(attention_map) -> Array:
+    """Returns the mean entropy `[B, 1]` of rows that attend to all they see alike."""
+    zeros = jnp.zeros((*attention_map.query.shape[:-2], 1, 1))
+    keys = jnp.zeros((*attention_map.key.shape[:-2], 1, 1))
+    _, equal = attention.attend(zeros, keys, keys, mask=attention_map.mask)
+    return equal.statistics().entropy
+
+
+def _named(scores, counts) -> Roles:
+    """Returns roles from mean scores and counts of offsets, by layer."""
+    widest = max(len(layer) for layer in counts)
+    shape = (len(counts), widest)
+    names = np.full(shape, "", dtype=object)
+    offsets = np.zeros(shape, int)
+    found = {name: np.full(shape, np.nan) for name in ROLES}
+    for i, (layer, of_heads) in enumerate(zip(scores, counts, strict=True)):
+        for h, of_head in enumerate(of_heads):
+            own = {name: float(x[h]) for name, x in layer.items()}
+            own["positional"] = float(of_head.max() / max(of_head.sum(), 1))
+            # T + S - 1 offsets, of which S - 1 stand before the query's own position.
+            offsets[i, h] = int(of_head.argmax()) - (len(of_head) - 1) // 2
+            names[i, h] = _role(own)
+            for name, value in own.items():
+                found[name][i, h] = value
+    known = {name: x for name, x in found.items() if not np.isnan(x).all()}
+    return Roles(names, known, offsets)
+
+
+def _role(scores: dict[str, float]) -> str:
+    margins = {
+        name: (scores[name] - role.threshold) / (1 - role.threshold)
+        for name, role in ROLES.items()
+        if name in scores
+    }
+    best = max(margins, key=margins.get)
+    return best if margins[best] >= 0 else MIXED
+
+
+class Matching(NamedTuple):
+    """Heads of two models, one to one.
+
+    Attributes:
+      first: `[P, 2]`, (layer, head) in the first model.
+      second: `[P, 2]`, the head of the second model that stands for it.
+      divergence: `[P]` nats, how differently the two attend, 0 to log 2.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    divergence: np.ndarray
+
+
+def match(
+    first: tuple[models.Model, Any],
+    second: tuple[models.Model, Any],
+    batches: Iterable[tasks.Example],
+) -> Matching:
+    """Returns which head of one model is which of another, such as of another seed.
+
+    Heads of any layers may match; all together diverge least.
+
+    Args:
+      first: A model and its parameters.
+      second: Another, that reads the same inputs.
+      batches: The data.
+
+    Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
+    heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
+    """
+
+    @jax.jit
+    def diverge(one, other, example):
+        maps = subject.run(first[0], one, example).maps
+        others = subject.run(second[0], other, example).maps
+        rows = [
+            jnp.concatenate([a.divergence(b).mean(0) for b in others], -1) for a in maps
+        ]
+        return jnp.concatenate(rows)
+
+    found = [
+        jax.device_get(diverge(first[1], second[1], example)) for example in batches
+    ]
+    if not found:
+        raise ValueError("batches must not be empty.")
+    divergence = np.mean(found, axis=0, dtype=np.float64)
+    rows, columns = scipy.optimize.linear_sum_assignment(divergence)
+    example = next(iter(batches))
+    places = [
+        np.array(
+            [
+                (i, h)
+                for i, count in enumerate(subject.num_heads(*each, example))
+                for h in range(count)
+            ]
+        )
+        for each in (first, second)
+    ]
+    return Matching(places[0][rows], places[1][columns], divergence[rows, columns])
