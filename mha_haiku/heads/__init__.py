@@ -3,7 +3,7 @@
 Pure functions of parameters, data and a metric that is handed in.
 """
 
-from mha_haiku.heads import closing
+from mha_haiku.heads import closing, ground_truth, hard_concrete
 from mha_haiku.heads.gates import Learned
 from mha_haiku.heads.gates import learn as learn_gates
 from mha_haiku.heads.importance import (
@@ -23,12 +23,17 @@ from mha_haiku.heads.ranking import (
     rank_correlation,
     rank_intervals,
 )
+from mha_haiku.heads.roles import MIXED, ROLES, Matching, Roles, match, roles
 from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
 __all__ = [
     "Importance",
     "Learned",
+    "MIXED",
+    "Matching",
     "Metric",
+    "ROLES",
+    "Roles",
     "Step",
     "Subject",
     "ablation",
@@ -37,15 +42,19 @@ __all__ = [
     "closing",
     "gradient",
     "greedy_order",
+    "ground_truth",
+    "hard_concrete",
     "head_outputs",
     "learn_gates",
-    "order",
+    "match",
     "open_gates",
+    "order",
     "pairs",
     "prune",
     "prune_units",
     "rank_correlation",
     "rank_intervals",
+    "roles",
     "scaled",
     "statistic",
 ]

@@ -59,7 +59,7 @@ def learn(
     chunk: int = 100,
     progress: Callable = iter,
 ) -> Learned:
-    """Trains a model on with hard-concrete gates on its heads, at a price for open ones.
+    """Trains a model with hard-concrete gates on its heads, and a price on open ones.
 
     The loss of a step is the mean metric plus `penalty` times the expected number of
     open heads. Sweeping the penalty sweeps the number of heads that stay.

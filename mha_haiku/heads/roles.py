@@ -87,22 +87,27 @@ def roles(
         output = subject.run(model, params, example)
         return [_observed(each, example, separators) for each in output.maps]
 
-    total, count = None, 0
+    total = None
     for example in batches:
         found = jax.device_get(observe(params, example))
         found = jax.tree.map(np.float64, found)
         total = found if total is None else jax.tree.map(np.add, total, found)
-        count += len(example.inputs)
     if total is None:
         raise ValueError("batches must not be empty.")
     scores, offsets = zip(*total, strict=True)
-    return _named(
-        [{name: x / count for name, x in layer.items()} for layer in scores], offsets
-    )
+    means = [
+        {name: x / max(count, 1e-9) for name, (x, count) in layer.items()}
+        for layer in scores
+    ]
+    return _named(means, offsets)
 
 
 def _observed(attention_map, example, separators):
-    """Returns sums over a batch: of scores by name `[H]`, and counts of offsets."""
+    """Returns sums over a batch: of scores by name, and counts of offsets.
+
+    Of a score it is the sum `[H]`, and of what there is a sum: all examples, or of
+    induction the shares of queries whose token has occurred before.
+    """
     is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
     tokens = example.inputs if is_tokens else None
     positions = jnp.isin(tokens, separators) if is_tokens and separators.size else None
@@ -110,15 +115,14 @@ def _observed(attention_map, example, separators):
     *_, num_queries, num_keys = attention_map.shape
     weights, places = attention_map.top(1)
     seen = weights[..., 0] > 0
-    offsets = jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)[None]
     rows = jnp.arange(num_queries).reshape(*(1,) * (seen.ndim - 1), -1)
     offset = rows - places[..., 0] + num_keys - 1
-    del offsets
     num_heads, num_offsets = attention_map.shape[-3], num_queries + num_keys - 1
     heads = jnp.arange(num_heads)[None, :, None]
     slot = jnp.where(seen, heads * num_offsets + offset, num_heads * num_offsets)
     counts = jnp.bincount(slot.reshape(-1), length=num_heads * num_offsets)
-    entropy = found.entropy / jnp.maximum(_entropy_of_equal_weights(attention_map), 1e-9)
+    most = _entropy_of_equal_weights(attention_map)
+    entropy = found.entropy / jnp.maximum(most, 1e-9)
     scores = {
         "previous_token": found.previous_position,
         "next_token": found.next_position,
@@ -129,8 +133,32 @@ def _observed(attention_map, example, separators):
         "uniform": entropy,
         "broad": entropy,
     }
-    sums = {name: x.sum(0) for name, x in scores.items() if x is not None}
+    shares = dict.fromkeys(scores, jnp.ones(len(example.inputs)))
+    if is_tokens:
+        shares["induction"] = _repeated(tokens, seen.any(1))
+    sums = {
+        name: (x.sum(0), shares[name].sum())
+        for name, x in scores.items()
+        if x is not None
+    }
     return sums, counts.reshape(num_heads, num_offsets)
+
+
+def _repeated(tokens, counted) -> Array:
+    """Returns the share of the queries that count whose token has occurred before.
+
+    Args:
+      tokens: `[B, T]`.
+      counted: `[B, T]` booleans.
+
+    Returns:
+      `[B]` in [0, 1].
+    """
+    order = jnp.argsort(tokens, axis=-1, stable=True)
+    in_order = jnp.take_along_axis(tokens, order, -1)
+    same = jnp.pad(in_order[:, 1:] == in_order[:, :-1], ((0, 0), (1, 0)))
+    again = jnp.zeros_like(same).at[jnp.arange(len(tokens))[:, None], order].set(same)
+    return (again & counted).sum(-1) / jnp.maximum(counted.sum(-1), 1)
 
 
 def _entropy_of_equal_weights(attention_map) -> Array:

@@ -21,6 +21,8 @@ from tests.heads.conftest import (
     loss,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N = 2 * B
 
 

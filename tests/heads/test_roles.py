@@ -1,0 +1,121 @@
+"""Roles of heads whose maps are known, and heads found again in another model."""
+
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.heads import ground_truth
+from tests.heads.conftest import H, L, build, config, example, random_params
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def _one_head(score_of, length=8, num_tokens=9, family="encoder"):
+    """A model whose heads attend as [T, S] scores over positions say."""
+    count = len(score_of)
+    known = ground_truth.reverse(
+        num_heads=count, num_tokens=num_tokens, length=length, examples=6
+    )
+    params = known.subject.params
+    slots = slice(num_tokens, num_tokens + length)
+    size = known.config.key_size
+    query = params["encoder/layer_0/attention/query"]["w"]
+    key = params["encoder/layer_0/attention/key"]["w"]
+    query[:], key[:] = 0, 0
+    for h, scores in enumerate(score_of):
+        query[slots, h * size : h * size + length] = scores * np.sqrt(size)
+        key[slots, h * size : h * size + length] = np.eye(length)
+    return known
+
+
+def test_positions_tell_roles():
+    length = 8
+    sharp = 20 * np.eye(length)
+    scores = {
+        "previous_token": np.roll(sharp, -1, axis=1),
+        "next_token": np.roll(sharp, 1, axis=1),
+        "same_token": sharp,
+        "first_token": 20 * (np.arange(length) == 0) + 0 * sharp,
+        "positional": 3 * np.eye(length, k=-3) + 0 * sharp,
+        "uniform": 0 * sharp,
+        "mixed": 20 * np.eye(length)[[5, 2, 7, 1, 6, 3, 4, 4]],
+    }
+    known = _one_head(list(scores.values()))
+    subject = known.subject
+    found = heads.roles(subject.model, subject.params, subject.batches)
+    names = dict(zip(scores, found.names[0], strict=True))
+    names.pop("positional")  # the first three rows have no such key
+    assert names == {name: name for name in names}
+    assert found.offsets[0, :3].tolist() == [1, -1, 0]
+    assert found.offsets[0, 4] == 3
+    share = found.scores["positional"][0, 4]
+    assert share == pytest.approx(5 / 8)
+    assert found.scores["uniform"][0, 5] == pytest.approx(1, abs=1e-5)
+    assert found.scores["first_token"][0, 3] == pytest.approx(1, abs=1e-4)
+    assert "separator" not in found.scores
+
+
+def test_separators_are_those_that_are_given():
+    known = ground_truth.reverse(num_heads=2, num_tokens=5, length=6, examples=6)
+    subject, (batch,) = known.subject, known.subject.batches
+    tokens = batch.inputs.copy()
+    tokens[:, 2], tokens[:, [0, 1, 3, 4, 5]] = 4, tokens[:, [0, 1, 3, 4, 5]] % 4
+    batch = batch._replace(inputs=tokens)
+    params = subject.params
+    for name in ("query", "key"):
+        params[f"encoder/layer_0/attention/{name}"]["w"][:] = 0
+    size = known.config.key_size
+    params["encoder/layer_0/attention/query"]["w"][:5, 0] = 30 * np.sqrt(size)
+    params["encoder/layer_0/attention/key"]["w"][4, 0] = 1
+    found = heads.roles(subject.model, params, [batch], separators=[4])
+    assert found.names[0].tolist() == ["separator", "uniform"]
+    assert found.scores["separator"][0] == pytest.approx([1, 1 / 6], abs=1e-4)
+
+
+def test_induction_is_judged_where_a_token_occurs_again():
+    known = ground_truth.induction(num_heads=2, length=12, num_tokens=8, examples=4)
+    subject = known.subject
+    ((layer, head),) = [x for x, role in known.roles.items() if role == "induction"]
+    found = heads.roles(subject.model, subject.params, subject.batches)
+    assert found.scores["induction"][layer, head] > 0.9
+    assert found.names[layer, head] == "induction"
+
+
+def test_places_without_a_head_have_no_role():
+    of = config()
+    params, pruned = heads.prune(random_params(of), of, [[0, 1], [], [2]])
+    found = heads.roles(build(pruned), params, [example()])
+    assert (found.names == "").tolist() == [[False] * 2, [True] * 2, [False, True]]
+    assert np.isnan(found.scores["first_token"][1]).all()
+
+
+def test_heads_of_a_shuffled_model_are_found_again():
+    of = config()
+    params = random_params(of)
+    generator = np.random.default_rng(0)
+    orders = [generator.permutation(H) for _ in range(L)]
+    shuffled = {name: dict(leaves) for name, leaves in params.items()}
+    for i, order in enumerate(orders):
+        for name, axis in (("query", -1), ("key", -1), ("value", -1), ("linear", 0)):
+            leaves = shuffled[f"encoder/layer_{i}/attention/{name}"]
+            parts = np.split(leaves["w"], H, axis)
+            leaves["w"] = np.concatenate([parts[h] for h in order], axis)
+            if name != "linear":
+                parts = np.split(leaves["b"], H)
+                leaves["b"] = np.concatenate([parts[h] for h in order])
+    model = build(of)
+    found = heads.match((model, params), (model, shuffled), [example(0), example(1)])
+    np.testing.assert_allclose(found.divergence, 0, atol=1e-5)
+    for (i, h), (j, g) in zip(found.first, found.second, strict=True):
+        assert (i, h) == (j, orders[j][g])
+    assert len({tuple(each) for each in found.second.tolist()}) == L * H
+
+
+def test_no_batches_are_refused():
+    of = config()
+    model = models.build(of, num_tokens=13, feature_size=None, num_classes=7)
+    with pytest.raises(ValueError, match="batches must not be empty"):
+        heads.roles(model, random_params(of), [])
+    with pytest.raises(ValueError, match="batches must not be empty"):
+        pair = (model, random_params(of))
+        heads.match(pair, pair, [])
