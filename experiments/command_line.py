@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import config_files
+from experiments import config_files, warning_lines
 
 # The extra of setup.cfg that installs a package which only some runs need.
 _EXTRAS = {
@@ -73,7 +73,8 @@ def run(
       The exit status: 0, 1, 2 or 130.
     """
     try:
-        return _run(main, values, argv, description) or 0
+        with warning_lines.shown():
+            return _run(main, values, argv, description) or 0
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
@@ -131,6 +132,7 @@ class _Integers(flags.ArgumentParser):
 
 _DEFINE = {
     bool: flags.DEFINE_boolean,
+    float: flags.DEFINE_float,
     int: flags.DEFINE_integer,
     str: flags.DEFINE_string,
 }

@@ -4,8 +4,11 @@ Pure functions of parameters, data and a metric that is handed in.
 """
 
 from mha_haiku.heads import closing, ground_truth, hard_concrete
+from mha_haiku.heads.closing import Closing
+from mha_haiku.heads.flow import flow
 from mha_haiku.heads.gates import Learned
 from mha_haiku.heads.gates import learn as learn_gates
+from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.importance import (
     Importance,
     ablation,
@@ -24,9 +27,11 @@ from mha_haiku.heads.ranking import (
     rank_intervals,
 )
 from mha_haiku.heads.roles import MIXED, ROLES, Matching, Roles, match, roles
+from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
 from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
 __all__ = [
+    "Closing",
     "Importance",
     "Learned",
     "MIXED",
@@ -40,7 +45,9 @@ __all__ = [
     "attribution",
     "closed",
     "closing",
+    "flow",
     "gradient",
+    "gradient_rollout",
     "greedy_order",
     "ground_truth",
     "hard_concrete",
@@ -49,12 +56,16 @@ __all__ = [
     "match",
     "open_gates",
     "order",
+    "output_gradients",
     "pairs",
     "prune",
     "prune_units",
     "rank_correlation",
     "rank_intervals",
     "roles",
+    "rollout",
+    "rollout_dense",
     "scaled",
     "statistic",
+    "value_rollout",
 ]

@@ -10,9 +10,13 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mha_haiku.report import figures, heads, maps, page
+import numpy as np
+
+from mha_haiku.report import figures, heads, importance, maps, page
+
+Curve = importance.Curve
 
 _PICTURE = re.compile(r"layer_\d{2,}\.png")
 
@@ -70,6 +74,47 @@ def write_heads(
         return None
     path = pathlib.Path(folder) / "head_statistics.png"
     return _replace(path, heads.picture(means, title=title, layers=layers))
+
+
+def write_importance(
+    folder: str | os.PathLike[str],
+    measures: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    title: str,
+) -> pathlib.Path | None:
+    """Writes `head_importance.png`: how much heads matter, by each measure.
+
+    Args:
+      folder: Where the picture goes.
+      measures: By its name, the mean and the standard error of each, `[L, H]`.
+      title: Of which run, and over what.
+
+    Returns:
+      The picture; None, with a warning logged, where matplotlib is not installed.
+    """
+    if not _can_draw():
+        return None
+    path = pathlib.Path(folder) / "head_importance.png"
+    return _replace(path, importance.heat_maps(measures, title=title))
+
+
+def write_pruning(
+    folder: str | os.PathLike[str], curve: importance.Curve, *, title: str
+) -> pathlib.Path | None:
+    """Writes `pruning.png`: what is lost and gained with fewer heads.
+
+    Args:
+      folder: Where the picture goes.
+      curve: A point per pruned model.
+      title: Of which run.
+
+    Returns:
+      The picture; None, with a warning logged, where matplotlib is not installed.
+    """
+    if not _can_draw():
+        return None
+    path = pathlib.Path(folder) / "pruning.png"
+    return _replace(path, importance.curves(curve, title=title))
 
 
 def _can_draw() -> bool:

@@ -4,6 +4,7 @@ Dimensions: N examples, L layers, H heads, T positions.
 """
 
 import csv
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from mha_haiku import attention, checks, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.training import evaluate
+from mha_haiku.training import evaluate, files
 from mha_haiku.training import run as run_folder
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
@@ -181,16 +182,9 @@ def write(found: HeadStatistics, folder: str | os.PathLike) -> Path:
         ]
         shown = ["" if np.isnan(x) else f"{x:.9g}" for x in numbers]
         lines.append([found.layers[i], head, *shown])
-    path = Path(folder).expanduser() / "head_statistics.csv"
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(lines)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    return path
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return files.write(Path(folder).expanduser() / "head_statistics.csv", text)
 
 
 def _mean(values) -> float:

@@ -1,0 +1,1 @@
+"""Configs of published results, made again small."""

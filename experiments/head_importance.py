@@ -1,0 +1,56 @@
+"""Measures how much a trained run needs each of its heads, and draws it.
+
+Run: python -m experiments.head_importance --workdir=runs/sort --metric=accuracy
+
+Ablation (what closing a head costs), gradients of its gate, integrated gradients and
+its confidence, over held-out examples. It prints a line per head and how far the
+measures agree, and writes head_importance.csv and head_importance.png.
+"""
+
+import functools
+import pathlib
+import sys
+
+from experiments import command_line
+
+FLAGS = command_line.flag_values(
+    {
+        "workdir": (str, None, "Folder of the run."),
+        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        "examples": (int, 128, "How many held-out examples the means are over."),
+        "metric": (str, "loss", "What ablation is the change of: loss or accuracy."),
+        "closing": (str, "mean", "What closed heads say: zero, mean or resample."),
+        "out": (str, None, "Folder to write; <workdir>/heads if left out."),
+    }
+)
+
+
+def main() -> None:
+    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
+    from mha_haiku import report
+    from mha_haiku.training import head_importance
+
+    found = head_importance.measure(
+        FLAGS.workdir,
+        step=FLAGS.step,
+        examples=FLAGS.examples,
+        metric=FLAGS.metric,
+        closing=FLAGS.closing,
+    )
+    folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
+    numbers = head_importance.write(found, folder)
+    measures = {
+        name: (each.mean, each.standard_error) for name, each in found.measures.items()
+    }
+    picture = report.write_importance(numbers.parent, measures, title=found.title)
+    print(found.title, head_importance.table(found), sep="\n\n")
+    print(f"\nNumbers: {numbers}")
+    if picture is not None:
+        print(f"Picture: {picture}")
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

@@ -1,0 +1,68 @@
+"""Removes the heads that a trained run needs least, and says what that costs and gains.
+
+Run: python -m experiments.prune_heads --workdir=runs/sort --sweep
+     python -m experiments.prune_heads --workdir=runs/sort --keep=0.5 --out=runs/small
+     python -m experiments.prune_heads --workdir=runs/sort --metric_drop=0.01
+
+--sweep prints and draws the whole curve. --keep prunes to that share of the heads, and
+--metric_drop to the fewest with which the held-out accuracy falls by no more than that;
+the pruned model is a run of its own, which --steps trains on.
+"""
+
+import functools
+import pathlib
+import sys
+
+from experiments import command_line
+
+FLAGS = command_line.flag_values(
+    {
+        "workdir": (str, None, "Folder of the run."),
+        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        "sweep": (bool, False, "Measure models of every size, and save none."),
+        "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
+        "metric_drop": (float, None, "How far the held-out accuracy may fall."),
+        "order": (
+            str,
+            "ablation",
+            "Which heads go first by: ablation, gradient, attribution, confidence or "
+            "greedy.",
+        ),
+        "closing": (str, "zero", "What closed heads say: zero, mean or resample."),
+        "examples": (int, 256, "How many held-out examples the order is found on."),
+        "steps": (int, 0, "Steps to train the pruned model on."),
+        "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
+    }
+)
+
+
+def main() -> None:
+    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
+    from mha_haiku import report
+    from mha_haiku.training import pruning
+
+    asked = pruning.Request(
+        FLAGS.sweep,
+        FLAGS.keep,
+        FLAGS.metric_drop,
+        FLAGS.order,
+        FLAGS.closing,
+        FLAGS.examples,
+    )
+    found = pruning.prune(FLAGS.workdir, asked, step=FLAGS.step)
+    print(pruning.table(found))
+    if FLAGS.sweep:
+        folder = pathlib.Path(FLAGS.workdir, "heads")
+        print(f"\nNumbers: {pruning.write(found, folder)}")
+        curve = report.Curve(**pruning.curve(found))
+        report.write_pruning(folder, curve, title=found.title)
+        return
+    out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")
+    print(f"\nPruned run: {pruning.save(found, out, steps=FLAGS.steps)}")
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

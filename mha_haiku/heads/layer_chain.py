@@ -1,0 +1,171 @@
+"""Chosen rows of a product of layers' matrices, found without making a matrix.
+
+`B...` batch axes, T positions, H heads, V value size, R chosen rows, L layers. A
+layer's matrix `[B..., T, T]` says how much of what enters at each position reaches each
+position above. Row t of the product over layers is `((e_t^T A_L) ... A_2) A_1`: a
+vector goes down through the layers, and a layer need only say what its transposed
+matrix makes of vectors.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import attention, tiles
+
+Array = jax.Array
+Rows = int | tiles.Index
+
+# From columns [B..., T, R] to the transposed matrix of the layer times these.
+Layer = Callable[[Array], Array]
+
+
+def chained(layers: Sequence[Layer], start: Array, *, per_layer: bool) -> Array:
+    """Returns rows of the product of the layers' matrices.
+
+    Args:
+      layers: From the first layer to the last.
+      start: `[B..., T, R]`, what the rows of the product are weighted by: a 1 in each
+        column for a row of its own.
+      per_layer: Whether to return the products up to each layer too, from one pass.
+
+    Returns:
+      `[B..., R, T]`; with `per_layer` `[L, B..., R, T]`, up to layer l at place l.
+    """
+    columns = start[..., :0]
+    for i, layer in enumerate(reversed(layers)):
+        if per_layer or i == 0:
+            columns = jnp.concatenate([columns, start], axis=-1)
+        columns = layer(columns)
+    rows = jnp.swapaxes(columns, -1, -2)
+    if not per_layer:
+        return rows
+    by_layer = (len(layers), start.shape[-1], start.shape[-2])
+    rows = rows.reshape(*rows.shape[:-2], *by_layer)
+    return jnp.moveaxis(rows, -3, 0)[::-1]
+
+
+def mixed(
+    attention_map: attention.AttentionMap,
+    sizes: Array | None,
+    residual: float,
+    columns: Array,
+) -> Array:
+    """Returns a layer's transposed matrix times columns `[B..., T, R]`.
+
+    Its matrix is `residual I + (1 - residual) A`, where a row of A is the sum of the
+    heads' weights, times the sizes of what these weigh, divided to sum to 1. Where that
+    sum is 0, and in a layer without heads, the row is that of I.
+
+    Args:
+      attention_map: The map of the layer.
+      sizes: `[B..., S, H]`, what weights are multiplied by; None: by 1.
+      residual: Share of the residual connection.
+      columns: The columns.
+    """
+    if not attention_map.shape[-3]:
+        return columns
+    totals = _row_totals(attention_map, sizes)
+    share = jnp.where(totals == 0, 0, 1 - residual)
+    scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
+    received = attention_map.apply_transposed(scaled[..., None, :])
+    if sizes is not None:
+        received = received * sizes[..., None]
+    return columns * (1 - share)[..., None] + received.sum(-2)
+
+
+def values_of(attention_map: attention.AttentionMap) -> Array:
+    """Returns the values that each head reads, `[B..., S, H, V]`.
+
+    Raises:
+      ValueError: If the map has none.
+    """
+    if attention_map.value is None:
+        raise ValueError(
+            "maps must have values, as those of attend do; got one with value=None."
+        )
+    num_heads = attention_map.shape[-3]
+    value = attention_map.value
+    value = jnp.repeat(value, num_heads // value.shape[-2], axis=-2)
+    return value.astype(attention_map.dtype)
+
+
+def matrix(attention_map: attention.AttentionMap, residual: float) -> Array:
+    """Returns the matrix `[B..., T, T]` of a layer, `mixed`'s for sizes of 1."""
+    eye = jnp.eye(attention_map.shape[-1], dtype=attention_map.dtype)
+    eye = jnp.broadcast_to(eye, (*attention_map.shape[:-3], *eye.shape))
+    total = attention_map.weights().sum(-3)
+    count = _row_totals(attention_map, None)[..., None]
+    share = jnp.where(count == 0, 0, 1 - residual)
+    return (1 - share) * eye + share * total / jnp.maximum(count, 1)
+
+
+def start_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
+    """Returns `[B..., T, R]` with a 1 in each column, at the row that it is for.
+
+    Args:
+      maps: One per layer.
+      rows: Positions; see `positions_of`.
+    """
+    rows = jnp.asarray(positions_of(maps, rows))
+    return jax.nn.one_hot(rows, maps[0].shape[-1], axis=-2, dtype=maps[0].dtype)
+
+
+def positions_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
+    """Returns the chosen positions, `[B..., R]`.
+
+    Args:
+      maps: One per layer, of self-attention.
+      rows: A position; or R of them as a slice, a range or integers `[R]`; or integers
+        `[B..., R]`, other ones for each example. Negative ones count from the end where
+        they are known.
+
+    Raises:
+      ValueError: If maps or rows do not fit.
+    """
+    check_maps(maps)
+    *batch_shape, _, size, _ = maps[0].shape
+    shape = (-1,)
+    if not isinstance(rows, slice | range):
+        rows = rows if isinstance(rows, jax.Array) else np.asarray(rows)
+        if rows.ndim > 1 and rows.shape[:-1] != tuple(batch_shape):
+            raise ValueError(
+                "rows must be [R] or [B..., R] with B... = "
+                f"{tuple(batch_shape)}, got shape {rows.shape}."
+            )
+        shape, rows = rows.shape or (1,), rows.reshape(-1)
+    positions = tiles.positions(rows, size).reshape(shape)
+    if positions.ndim == 1:
+        positions = positions.reshape(*(1,) * len(batch_shape), -1)
+    xnp = jnp if isinstance(positions, jax.Array) else np
+    return xnp.broadcast_to(positions, (*batch_shape, positions.shape[-1]))
+
+
+def check_maps(maps: Sequence[attention.AttentionMap]) -> None:
+    """Raises ValueError unless maps are of layers of self-attention over one input."""
+    if not maps:
+        raise ValueError("maps must have at least one layer, got none.")
+    shapes = [(*layer.shape[:-3], *layer.shape[-2:]) for layer in maps]
+    if len(set(shapes)) > 1 or shapes[0][-1] != shapes[0][-2]:
+        raise ValueError(
+            "maps must be (B..., H, T, T) with the same B... and T in each layer, got "
+            f"{', '.join(str(layer.shape) for layer in maps)}."
+        )
+
+
+def check_per_layer(name, given, maps) -> None:
+    """Raises ValueError unless what is given, or None, has an entry per layer."""
+    if given is not None and len(given) != len(maps):
+        raise ValueError(
+            f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
+        )
+
+
+def _row_totals(attention_map, sizes):
+    """Returns the sums over keys and heads of what a row has, `[B..., T]`."""
+    if sizes is None:  # known without a pass: a row of a head sums to 1 or to 0
+        sees = attention_map.logsumexp != -jnp.inf
+        return sees.sum(-2, dtype=attention_map.dtype)
+    return attention_map.apply(sizes[..., None]).sum((-1, -2))
