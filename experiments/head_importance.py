@@ -42,7 +42,9 @@ def main() -> None:
     measures = {
         name: (each.mean, each.standard_error) for name, each in found.measures.items()
     }
-    picture = report.write_importance(numbers.parent, measures, title=found.title)
+    picture = report.write_importance(
+        numbers.parent, measures, title=found.title, head_names=found.head_names
+    )
     print(found.title, head_importance.table(found), sep="\n\n")
     print(f"\nNumbers: {numbers}")
     if picture is not None:

@@ -40,13 +40,15 @@ def main(config) -> int:
     command_line.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
     summary = loop.train(config, workdir, override_config=FLAGS.override_config)
+    if summary.interrupted:  # whoever interrupts may not wait for maps
+        maps_so_far = f"python -m experiments.dump_attention --workdir={workdir}"
+        print("Interrupted; the same command goes on from here.", file=sys.stderr)
+        print(f"Its maps so far: {maps_so_far}", file=sys.stderr)
+        return 130
     maps = attention_dump.dump(workdir)
     report.write(maps.parent)
     print(f"Summary:        {workdir / 'summary.json'}")
     print(f"Attention maps: {maps.parent / 'index.html'}")
-    if summary.interrupted:
-        print("Interrupted; the same command goes on from here.", file=sys.stderr)
-        return 130
     return 0
 
 

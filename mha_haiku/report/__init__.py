@@ -10,9 +10,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from mha_haiku.report import figures, heads, importance, maps, page
 
@@ -78,9 +76,10 @@ def write_heads(
 
 def write_importance(
     folder: str | os.PathLike[str],
-    measures: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    measures: importance.Measures,
     *,
     title: str,
+    head_names: Sequence[Sequence[int]],
 ) -> pathlib.Path | None:
     """Writes `head_importance.png`: how much heads matter, by each measure.
 
@@ -88,6 +87,7 @@ def write_importance(
       folder: Where the picture goes.
       measures: By its name, the mean and the standard error of each, `[L, H]`.
       title: Of which run, and over what.
+      head_names: For each layer the names of its heads.
 
     Returns:
       The picture; None, with a warning logged, where matplotlib is not installed.
@@ -95,7 +95,8 @@ def write_importance(
     if not _can_draw():
         return None
     path = pathlib.Path(folder) / "head_importance.png"
-    return _replace(path, importance.heat_maps(measures, title=title))
+    drawn = importance.heat_maps(measures, title=title, head_names=head_names)
+    return _replace(path, drawn)
 
 
 def write_pruning(

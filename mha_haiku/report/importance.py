@@ -35,14 +35,25 @@ _DOTS_PER_INCH = 120
 _MOST_NAMES = 40  # heads, up to which each has its name below its bar
 
 
+_UNITS = {
+    "ablation": "change of the metric when the head is closed",
+    "gradient": "slope of the loss, nats",
+    "attribution": "share of what closing all costs, nats",
+    "confidence": "largest weight of a query",
+}
+
+Measures = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
 def heat_maps(
-    measures: Mapping[str, tuple[np.ndarray, np.ndarray]], *, title: str
+    measures: Measures, *, title: str, head_names: Sequence[Sequence[int]]
 ) -> bytes:
     """Returns a PNG: a row per measure, heads by layer and beside it heads in order.
 
     Args:
       measures: By its name, the mean and the standard error of each measure.
       title: Of which run, and over what.
+      head_names: For each layer the names of its heads.
     """
     from matplotlib import figure
 
@@ -73,12 +84,17 @@ def heat_maps(
         shown = cells.imshow(np.ma.masked_invalid(mean), cmap="viridis", aspect="auto")
         sheet.colorbar(shown, ax=cells).ax.tick_params(labelsize=7)
         cells.set_title(name, fontsize=9, loc="left")
-        cells.set_xlabel("head", fontsize=8)
+        bars.set_title(_UNITS.get(name, ""), fontsize=8, loc="left")
+        cells.set_xlabel("heads by their names", fontsize=8)
         cells.set_ylabel("layer", fontsize=8)
-        cells.set_xticks(range(num_heads))
+        cells.set_xticks([])
         cells.set_yticks(range(num_layers))
         cells.tick_params(labelsize=7)
-        _bars(bars, mean, error)
+        for i, names in enumerate(head_names):
+            for place, head in enumerate(names):
+                where = {"ha": "center", "va": "center", "color": "0.7"}
+                cells.text(place, i, str(head), fontsize=7, **where)
+        _bars(bars, mean, error, head_names)
     return _png(sheet)
 
 
@@ -111,7 +127,7 @@ def curves(curve: Curve, *, title: str) -> bytes:
     return _png(sheet)
 
 
-def _bars(axes, mean: np.ndarray, error: np.ndarray) -> None:
+def _bars(axes, mean: np.ndarray, error: np.ndarray, head_names) -> None:
     there = np.argwhere(~np.isnan(mean))
     order = there[np.argsort(-mean[tuple(there.T)], kind="stable")]
     places = tuple(order.T)
@@ -121,7 +137,7 @@ def _bars(axes, mean: np.ndarray, error: np.ndarray) -> None:
     axes.tick_params(labelsize=7)
     axes.set_xlabel("layer.head", fontsize=8)
     if len(order) <= _MOST_NAMES:
-        names = [f"{i}.{h}" for i, h in order.tolist()]
+        names = [f"{i}.{head_names[i][place]}" for i, place in order.tolist()]
         axes.set_xticks(range(len(order)), names, fontsize=6, rotation=90)
     else:
         axes.set_xticks([])

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, tasks
+from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import evaluate, head_statistics
 from mha_haiku.training import run as run_folder
@@ -71,11 +71,17 @@ def dump(
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
     is_whole = weights or length <= run.config.attention.full_length
     size = length if is_whole else min(run.config.attention.pooled_size, length)
-    num_heads = _heads_of_layers(run)
-    layers = head_statistics.chosen("layers", layers, len(num_heads))
-    chosen = [head_statistics.chosen("heads", heads, num_heads[i]) for i in layers]
+    of_layers = models.heads_of_layers(run.config.model)
+    layers = head_statistics.chosen("layers", layers, len(of_layers))
+    wanted = head_statistics.chosen("heads", heads, run.config.model.num_heads)
+    # By their names: a layer of a pruned model has some of them.
+    chosen = [[j for j in wanted if j in of_layers[i].names] for i in layers]
+    places = [
+        [of_layers[i].names.index(j) for j in names]
+        for i, names in zip(layers, chosen, strict=True)
+    ]
 
-    observe = _observer(run, layers, chosen, None if is_whole else (size, size))
+    observe = _observer(run, layers, places, None if is_whole else (size, size))
 
     @jax.jit
     def observe_held_out(params, data, indices):
@@ -116,12 +122,13 @@ def dump(
         for i, of_batches in enumerate(zip(*means, strict=True)):
             arrays[f"mean_{i:02d}"] = np.mean(of_batches, axis=0, dtype=np.float32)
         arrays["mean_examples"] = np.array(len(batches) * len(indices))
-    longest = max(chosen, key=len)
+    shown = [j for j in wanted if any(j in names for names in chosen)]
+    columns = [[shown.index(j) for j in names] for names in chosen]
     statistics = {
         **names,
-        "head_names": np.array([f"head {j}" for j in longest]),
+        "head_names": np.array([f"head {j}" for j in shown]),
         "num_examples": np.array(len(example.inputs)),
-        **head_statistics.summary(numbers)[0],
+        **head_statistics.summary(numbers, columns)[0],
     }
     folder = run_folder.Folder(Path(workdir).expanduser()).attention
     folder = folder if out is None else Path(out).expanduser()
@@ -187,18 +194,6 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
             f"positions, got {inputs.shape[1]}."
         )
     return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
-
-
-def _heads_of_layers(run) -> list[int]:
-    def maps(params):
-        example = evaluate.held_out_batch(
-            run.task, run.config.seed, run.task.held_out_data, jnp.arange(1)
-        )
-        return run.model.apply(
-            params, None, example.inputs, lengths=example.lengths, is_training=False
-        ).maps
-
-    return [layer.logsumexp.shape[-2] for layer in jax.eval_shape(maps, run.params)]
 
 
 def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:

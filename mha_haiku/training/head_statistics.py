@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, tasks
+from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import evaluate, files
 from mha_haiku.training import run as run_folder
@@ -33,7 +33,7 @@ class HeadStatistics(NamedTuple):
       layers: The L layers.
       num_examples: How many held-out examples the means are over.
       means: By the names of `attention.Statistics`, `[L, H]` float64; NaN where a layer
-        has fewer heads. Without `same_token` and `induction` where inputs are no
+        lacks a head: columns are heads by the names they had before any were pruned. Without `same_token` and `induction` where inputs are no
         tokens.
       standard_errors: The standard errors of `means`; NaN for one example.
     """
@@ -97,7 +97,9 @@ def measure(
             bar.update(min(batch_size, examples - start))
     # The last batch is as large as the others, for one program serves them all.
     of_layers = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
-    means, standard_errors = summary(of_layers)
+    names = models.heads_of_layers(run.config.model)
+    columns = [names[i].names for i in layers]
+    means, standard_errors = summary(of_layers, columns)
     if np.isnan(means["entropy"]).all():
         raise ConfigError(f"In {examples} held-out examples no head sees anything.")
     title = f"{run.task.name}, step {run.step}"
@@ -125,19 +127,24 @@ def per_head(found: attention.Statistics) -> dict[str, jax.Array]:
 
 def summary(
     of_layers: Sequence[dict[str, np.ndarray]],
+    columns: Sequence[Sequence[int]] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns means and standard errors over examples, `[L, H]` by name.
 
     Args:
       of_layers: For each layer what `per_head` gives, `[N, H]`, where H may differ.
+      columns: For each layer where its heads stand in the result, as where they were
+        before others were pruned; None: from 0 on.
     """
-    num_heads = max(layer["entropy"].shape[1] for layer in of_layers)
+    if columns is None:
+        columns = [range(layer["entropy"].shape[1]) for layer in of_layers]
+    num_heads = 1 + max(max(places, default=0) for places in columns)
 
     def of_all(function, name):
         rows = np.full((len(of_layers), num_heads), np.nan)
-        for row, layer in zip(rows, of_layers, strict=True):
-            values = np.asarray(layer[name], np.float64)
-            row[: values.shape[1]] = [function(x[~np.isnan(x)]) for x in values.T]
+        for row, layer, places in zip(rows, of_layers, columns, strict=True):
+            values = np.asarray(layer[name], np.float64).T
+            row[list(places)] = [function(x[~np.isnan(x)]) for x in values]
         return rows
 
     names = [name for name in attention.Statistics._fields if name in of_layers[0]]

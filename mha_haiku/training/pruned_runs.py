@@ -160,11 +160,7 @@ def save(run: run_folder.Run, workdir: str | os.PathLike, *, steps: int) -> Path
     config.training.steps = steps
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps)
     transformation = optimizer.make(config.optimizer, steps=steps)
-    state = training_step.TrainState(
-        np.zeros((), np.int32),
-        run.params,
-        jax.device_get(transformation.init(run.params)),
-    )
+    state = jax.device_get(training_step.state_of(run.params, transformation))
     with checkpoints.Checkpoints(folder.checkpoints) as stored:
         stored.save(0, jax.tree.map(np.asarray, state))
     run_folder.write_config(folder, config, jax.local_devices())
