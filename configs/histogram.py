@@ -70,6 +70,11 @@ def get_config() -> config_dict.ConfigDict:
     config.training.evaluate_every = 500  # steps
     config.training.evaluation_examples = 1024  # held-out examples
     config.training.checkpoint_every = 500  # steps
+    # steps between looks at what heads do, for heads/timeline.png; 0: none
+    config.training.timeline_every = 0
+    # what follows a step whose loss or gradient is not finite: abort or skip
+    config.training.non_finite = "abort"
+    config.training.max_skips = 10  # steps skipped in a row; one more ends the run
     config.training.tensorboard = False  # whether TensorBoard files are written too
 
     config.attention = config_dict.ConfigDict()

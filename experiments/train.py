@@ -35,7 +35,7 @@ FLAGS = command_line.flag_values(
 
 def main(config) -> int:
     from mha_haiku import report
-    from mha_haiku.training import attention_dump, loop
+    from mha_haiku.training import attention_dump, loop, timeline
 
     command_line.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
@@ -47,6 +47,10 @@ def main(config) -> int:
         return 130
     maps = attention_dump.dump(workdir)
     report.write(maps.parent)
+    looks = timeline.of_run(workdir)
+    if looks is not None:
+        picture = report.write_timeline(*looks)
+        print(f"Heads in time:  {picture}")
     print(f"Summary:        {workdir / 'summary.json'}")
     print(f"Attention maps: {maps.parent / 'index.html'}")
     return 0

@@ -1,6 +1,6 @@
 """Multi-head attention for JAX and Haiku: train it, look into it, take it apart."""
 
-from mha_haiku import attention, masks, models, modules, positions
+from mha_haiku import attention, heads, masks, models, modules, positions, tasks
 from mha_haiku.attention import AttentionMap, attend
 from mha_haiku.modules import (
     Decoder,
@@ -21,8 +21,10 @@ __all__ = [
     "MultiHeadAttention",
     "attend",
     "attention",
+    "heads",
     "masks",
     "models",
     "modules",
     "positions",
+    "tasks",
 ]

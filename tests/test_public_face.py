@@ -12,6 +12,7 @@ def test_the_public_names_exist():
         *("MultiHeadAttention", "FeedForward"),
         *("EncoderLayer", "Encoder", "DecoderLayer", "Decoder"),
         *("attend", "AttentionMap", "masks", "positions", "models"),
+        *("heads", "tasks"),
     ):
         assert hasattr(mh, name)
         assert name in mh.__all__

@@ -3,7 +3,7 @@
 Pure functions of parameters, data and a metric that is handed in.
 """
 
-from mha_haiku.heads import closing, ground_truth, hard_concrete
+from mha_haiku.heads import closing, ground_truth, hard_concrete, scoring
 from mha_haiku.heads.closing import Closing
 from mha_haiku.heads.flow import flow
 from mha_haiku.heads.gates import Learned
@@ -17,6 +17,7 @@ from mha_haiku.heads.importance import (
     gradient,
     statistic,
 )
+from mha_haiku.heads.matching import Matching, match
 from mha_haiku.heads.pruning import open_gates, prune, prune_units, scaled
 from mha_haiku.heads.ranking import (
     Step,
@@ -26,7 +27,7 @@ from mha_haiku.heads.ranking import (
     rank_correlation,
     rank_intervals,
 )
-from mha_haiku.heads.roles import MIXED, ROLES, Matching, Roles, match, roles
+from mha_haiku.heads.roles import MIXED, ROLES, Roles, roles
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
 from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
@@ -66,6 +67,7 @@ __all__ = [
     "rollout",
     "rollout_dense",
     "scaled",
+    "scoring",
     "statistic",
     "value_rollout",
 ]

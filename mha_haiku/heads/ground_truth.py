@@ -8,16 +8,17 @@ identity to 1e-8, as their epsilon dwarfs what it is added to.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-import scipy.stats
 
 from mha_haiku import models, tasks
-from mha_haiku.heads import importance, subject
+from mha_haiku.heads import subject
+
+if TYPE_CHECKING:
+    import ml_collections
 
 Array = jax.Array
 
@@ -37,7 +38,7 @@ class KnownHeads(NamedTuple):
     """
 
     subject: subject.Subject
-    config: ml_collections.ConfigDict
+    config: "ml_collections.ConfigDict"
     real: np.ndarray
     roles: dict[tuple[int, int], str]
 
@@ -122,42 +123,6 @@ ALL: dict[str, Callable[..., KnownHeads]] = {
     "reverse": reverse,
     "induction": induction,
 }
-
-
-def auroc(found: np.ndarray, real: np.ndarray) -> float:
-    """Returns the probability that a real head is ranked above another.
-
-    Args:
-      found: `[L, H]`, the larger the more important; NaN where there is no head.
-      real: `[L, H]` booleans.
-
-    Returns:
-      1 where all real heads are above all others, 0.5 for chance; ties count half.
-
-    Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
-    """
-    there = ~np.isnan(found)
-    positive, negative = found[there & real], found[there & ~real]
-    if not positive.size or not negative.size:
-        raise ValueError("there must be real heads and others.")
-    wins = scipy.stats.mannwhitneyu(positive, negative).statistic
-    return float(wins / (positive.size * negative.size))
-
-
-def scores(
-    known: KnownHeads,
-    measures: dict[str, Callable[[subject.Subject], importance.Importance]],
-) -> dict[str, float]:
-    """Returns the AUROC of each measure at finding the real heads.
-
-    Args:
-      known: The model.
-      measures: By their names.
-    """
-    return {
-        name: auroc(measure(known.subject).mean, known.real)
-        for name, measure in measures.items()
-    }
 
 
 def loss(logits: Array, example: tasks.Example) -> Array:
@@ -277,8 +242,10 @@ def _set_head(params, scope, h, slots, head, generator) -> None:
     linear[own][:count, head.target] = np.eye(count)
 
 
-def _config(slots, family, num_layers, num_heads) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict(
+def _config(slots, family, num_layers, num_heads) -> "ml_collections.ConfigDict":
+    from ml_collections import ConfigDict
+
+    return ConfigDict(
         {
             "family": family,
             "num_layers": num_layers,

@@ -6,12 +6,14 @@ the names that they had in the unpruned model: its indices.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ml_collections
 import numpy as np
 
 from mha_haiku import models
+
+if TYPE_CHECKING:
+    import ml_collections
 
 Params = Mapping[str, Mapping[str, Any]]
 
@@ -19,8 +21,8 @@ _LAYER = re.compile(r"(?:.*/)?layer_(?P<i>\d+)/(?P<rest>.*)")
 
 
 def prune(
-    params: Params, config: ml_collections.ConfigDict, keep: Sequence[Sequence[int]]
-) -> tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]:
+    params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
+) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
     """Removes heads: columns of query, key and value, and rows of the output map.
 
     The pruned model computes what the model does with gates of 0 at these heads. A
@@ -64,8 +66,8 @@ def prune(
 
 
 def prune_units(
-    params: Params, config: ml_collections.ConfigDict, keep: Sequence[Sequence[int]]
-) -> tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]:
+    params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
+) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
     """Removes hidden units of the feed-forward parts.
 
     Args:
@@ -106,7 +108,7 @@ def prune_units(
 
 
 def open_gates(
-    config: ml_collections.ConfigDict, keep: Sequence[Sequence[int]]
+    config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
     """Returns gates that close what `prune` removes: L arrays `[H]` of 0 and 1.
 
@@ -123,7 +125,7 @@ def open_gates(
 
 
 def scaled(
-    params: Params, config: ml_collections.ConfigDict, gates: Sequence[np.ndarray]
+    params: Params, config: "ml_collections.ConfigDict", gates: Sequence[np.ndarray]
 ) -> dict[str, dict[str, Any]]:
     """Returns the parameters with gates multiplied into them.
 
@@ -144,7 +146,9 @@ def scaled(
 
 def _looped(params, config):
     """Returns parameters of looped layers, and a config of its own for them."""
-    config = ml_collections.ConfigDict(config.to_dict())
+    from ml_collections import ConfigDict
+
+    config = ConfigDict(config.to_dict())
     if config.scan_layers:
         params, config.scan_layers = models.unstacked(params), False
     config.unlock()

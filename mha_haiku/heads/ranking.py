@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 
 from mha_haiku.heads import closing as closings
 from mha_haiku.heads import importance, subject
@@ -34,6 +33,8 @@ def rank_intervals(
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
     """
+    import scipy.stats
+
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}.")
     generator = np.random.default_rng(seed)
@@ -64,6 +65,8 @@ def rank_correlation(
     Raises:
       ValueError: If they are not of the same heads.
     """
+    import scipy.stats
+
     one, other = first.mean, second.mean
     if one.shape != other.shape or (np.isnan(one) != np.isnan(other)).any():
         raise ValueError("the two must be of the same layers and heads.")
@@ -137,7 +140,6 @@ def greedy_order(
       A step per head, in the order of closing.
     """
     there = _there(of)
-    measure = importance.make_closed(of, closing=closing)
     gates = there.astype(np.float32)
     steps = []
     for _ in progress(range(int(there.sum()))):
@@ -145,7 +147,7 @@ def greedy_order(
         heads = np.argwhere(there)
         patterns = np.repeat(gates[None], len(heads), axis=0)
         patterns[(np.arange(len(heads)), *heads.T)] = 0
-        found = measure(patterns).mean(0)
+        found = importance.closed(of, patterns, closing=closing).mean(0)
         found[gates[tuple(heads.T)] == 0] = np.inf
         best = int(np.argmin(found))
         gates[tuple(heads[best])] = 0

@@ -1,15 +1,15 @@
-"""What heads do: names for the patterns that are known, and heads alike in two models.
+"""What heads do: names for the patterns that are known.
 
 B batch, T positions, L layers, H heads of a layer.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 
 from mha_haiku import attention, models, tasks
 from mha_haiku.heads import subject
@@ -80,13 +80,7 @@ def roles(
     https://arxiv.org/abs/1906.04341; induction Olsson et al. 2022,
     https://arxiv.org/abs/2209.11895.
     """
-    separators = jnp.asarray(separators, jnp.int32)
-
-    @jax.jit
-    def observe(params, example):
-        output = subject.run(model, params, example)
-        return [_observed(each, example, separators) for each in output.maps]
-
+    observe = _observer(model, tuple(separators))
     total = None
     for example in batches:
         found = jax.device_get(observe(params, example))
@@ -100,6 +94,19 @@ def roles(
         for layer in scores
     ]
     return _named(means, offsets)
+
+
+@functools.lru_cache(maxsize=8)
+def _observer(model, separators):
+    """Returns what observes a batch; kept, so that observing again is quick."""
+
+    @jax.jit
+    def observe(params, example):
+        output = subject.run(model, params, example)
+        chosen = jnp.array(separators, jnp.int32)
+        return [_observed(each, example, chosen) for each in output.maps]
+
+    return observe
 
 
 def _observed(attention_map, example, separators):
@@ -197,65 +204,3 @@ def _role(scores: dict[str, float]) -> str:
     }
     best = max(margins, key=margins.get)
     return best if margins[best] >= 0 else MIXED
-
-
-class Matching(NamedTuple):
-    """Heads of two models, one to one.
-
-    Attributes:
-      first: `[P, 2]`, (layer, head) in the first model.
-      second: `[P, 2]`, the head of the second model that stands for it.
-      divergence: `[P]` nats, how differently the two attend, 0 to log 2.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-    divergence: np.ndarray
-
-
-def match(
-    first: tuple[models.Model, Any],
-    second: tuple[models.Model, Any],
-    batches: Iterable[tasks.Example],
-) -> Matching:
-    """Returns which head of one model is which of another, such as of another seed.
-
-    Heads of any layers may match; all together diverge least.
-
-    Args:
-      first: A model and its parameters.
-      second: Another, that reads the same inputs.
-      batches: The data.
-
-    Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
-    heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
-    """
-
-    @jax.jit
-    def diverge(one, other, example):
-        maps = subject.run(first[0], one, example).maps
-        others = subject.run(second[0], other, example).maps
-        rows = [
-            jnp.concatenate([a.divergence(b).mean(0) for b in others], -1) for a in maps
-        ]
-        return jnp.concatenate(rows)
-
-    found = [
-        jax.device_get(diverge(first[1], second[1], example)) for example in batches
-    ]
-    if not found:
-        raise ValueError("batches must not be empty.")
-    divergence = np.mean(found, axis=0, dtype=np.float64)
-    rows, columns = scipy.optimize.linear_sum_assignment(divergence)
-    example = next(iter(batches))
-    places = [
-        np.array(
-            [
-                (i, h)
-                for i, count in enumerate(subject.num_heads(*each, example))
-                for h in range(count)
-            ]
-        )
-        for each in (first, second)
-    ]
-    return Matching(places[0][rows], places[1][columns], divergence[rows, columns])

@@ -10,9 +10,12 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from mha_haiku.report import figures, heads, importance, maps, page
+from mha_haiku.report import timeline as timeline_report
 
 Curve = importance.Curve
 
@@ -116,6 +119,29 @@ def write_pruning(
         return None
     path = pathlib.Path(folder) / "pruning.png"
     return _replace(path, importance.curves(curve, title=title))
+
+
+def write_timeline(
+    folder: str | os.PathLike[str],
+    steps: np.ndarray,
+    scores: Mapping[str, np.ndarray],
+    title: str,
+) -> pathlib.Path | None:
+    """Writes `timeline.png`: what heads do, and how much they matter, over steps.
+
+    Args:
+      folder: Where the picture goes.
+      steps: `[P]`.
+      scores: `[P, L, H]` of each score by its name.
+      title: Of which run.
+
+    Returns:
+      The picture; None, with a warning logged, where matplotlib is not installed.
+    """
+    if not _can_draw():
+        return None
+    path = pathlib.Path(folder) / "timeline.png"
+    return _replace(path, timeline_report.picture(steps, scores, title=title))
 
 
 def _can_draw() -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, checks, models, tasks

@@ -15,8 +15,6 @@ import ml_collections
 from mha_haiku import checks, models, tasks
 from mha_haiku.checks import ConfigError
 
-_LARGEST_SEED = 2**32 - 1
-
 
 def _choice(*choices: str) -> Callable[[str, Any], Any]:
     return lambda name, value: checks.choice(name, value, choices)
@@ -94,6 +92,9 @@ _SECTIONS = {
         "evaluate_every": checks.positive_integer,
         "evaluation_examples": checks.positive_integer,
         "checkpoint_every": checks.positive_integer,
+        "timeline_every": checks.non_negative_integer,
+        "non_finite": _choice("abort", "skip"),
+        "max_skips": checks.positive_integer,
         "tensorboard": _boolean,
     },
     "attention": {
@@ -125,7 +126,7 @@ def validate(
     _check_names(
         "config", values, ("seed", "task", *required), optional=_OPTIONAL_SECTIONS
     )
-    checks.integer_in("config.seed", values["seed"], 0, _LARGEST_SEED)
+    checks.integer_in("config.seed", values["seed"], 0, 2**32 - 1)
     for section, fields in _SECTIONS.items():
         if section in values:
             _check_section(f"config.{section}", values[section], fields)

@@ -32,9 +32,9 @@ class HeadStatistics(NamedTuple):
       title: Which task and step.
       layers: The L layers.
       num_examples: How many held-out examples the means are over.
-      means: By the names of `attention.Statistics`, `[L, H]` float64; NaN where a layer
-        lacks a head: columns are heads by the names they had before any were pruned. Without `same_token` and `induction` where inputs are no
-        tokens.
+      means: By the names of `attention.Statistics`, `[L, H]` float64. Columns are heads
+        by the names that they had before any were pruned, NaN where a layer lacks one.
+        Without `same_token` and `induction` where inputs are no tokens.
       standard_errors: The standard errors of `means`; NaN for one example.
     """
 

@@ -3,6 +3,7 @@
 Between reports nothing happens on the host but a dispatch of many steps; see `step.py`.
 """
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -15,9 +16,12 @@ from mha_haiku import checkpoints
 from mha_haiku import devices as device_placement
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import config as run_config
-from mha_haiku.training import interruption, metrics_log
+from mha_haiku.training import interruption, lock, metrics_log
 from mha_haiku.training import progress as run_progress
 from mha_haiku.training import run as run_folder
+from mha_haiku.training import timeline as run_timeline
+
+_logger = logging.getLogger("mha_haiku")
 
 
 class Summary(NamedTuple):
@@ -29,6 +33,7 @@ class Summary(NamedTuple):
     baseline_name: str
     interrupted: bool  # by SIGINT or SIGTERM, before the last step
     resumed_from: int  # the step this process started at
+    skipped_steps: int  # of all, those whose loss or gradient was not finite
     wall_seconds: float  # of this process, inside `train`
     compile_seconds: float
     steps_per_second: float  # of training alone: no compilation, evaluation or saving
@@ -59,7 +64,9 @@ def train(
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If the loss or its gradient stops being finite.
+      NonFiniteLossError: If the loss or its gradient stops being finite, more often
+        in a row than the config allows.
+      SaveError: If the last checkpoint cannot be written.
     """
     started = time.perf_counter()
     devices = list(devices or device_placement.local())
@@ -67,16 +74,17 @@ def train(
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     folder = run_folder.open_folder(workdir)
-    is_changed = _check_unchanged(folder, config, override_config)
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        finished = None if is_changed else _finished(folder, config, stored)
-        if finished is not None:
-            print(f"The run in {folder.root} has ended at step {finished.steps}.")
-            return finished
-        _check_steps(config, stored)
-        summary = _run(config, folder, stored, devices)
-    summary = summary._replace(wall_seconds=time.perf_counter() - started)
-    run_folder.write_json(folder.summary, summary._asdict())
+    with lock.Lock(folder.lock):
+        is_changed = _check_unchanged(folder, config, override_config)
+        with checkpoints.Checkpoints(folder.checkpoints) as stored:
+            finished = None if is_changed else _finished(folder, config, stored)
+            if finished is not None:
+                print(f"The run in {folder.root} has ended at step {finished.steps}.")
+                return finished
+            _check_steps(config, stored)
+            summary = _run(config, folder, stored, devices)
+        summary = summary._replace(wall_seconds=time.perf_counter() - started)
+        run_folder.write_json(folder.summary, summary._asdict())
     return summary
 
 
@@ -85,6 +93,12 @@ def _run(config, folder, stored, devices) -> Summary:
     training = config.training
     task = run_config.make_task(config)
     run_config.validate_for_task(config, task)
+    reports = metrics_log.read(folder.metrics)
+    if reports and stored.latest() is None:
+        _logger.warning(
+            f"{folder.root} has reports up to step {reports[-1]['step']} and no "
+            f"checkpoint: the run starts from the beginning."
+        )
     before = time.perf_counter()
     model = run_folder.make_model(config, task)
     state, programs = run_progress.prepare(config, task, model, stored, devices)
@@ -102,13 +116,17 @@ def _run(config, folder, stored, devices) -> Summary:
         interruption.Interruption() as interrupted,
     ):
         progress = run_progress.Progress(
-            state, programs, batch_size=training.batch_size, stored=stored, log=log
+            state, programs, training=training, stored=stored, log=log
         )
         start = progress.step
         log.say(_opening_line(config, state, start, compile_seconds))
-        _take_steps(progress, training, interrupted)
+        look = _looker(config, folder, model, task, start)
+        look(progress)
+        _take_steps(progress, training, interrupted, look)
+        stored.close()  # while a signal still waits
         if interrupted.requested and progress.step < training.steps:
-            log.say(f"Interrupted at step {progress.step}, which is saved.")
+            kept = "is saved" if progress.step else "begins again"
+            log.say(f"Interrupted at step {progress.step}, which {kept}.")
     rate = (progress.step - start) / progress.seconds if progress.seconds else 0.0
     return Summary(
         steps=progress.step,
@@ -117,6 +135,7 @@ def _run(config, folder, stored, devices) -> Summary:
         baseline_name=task.baseline_name,
         interrupted=progress.step < training.steps,
         resumed_from=start,
+        skipped_steps=progress.skipped,
         wall_seconds=0.0,
         compile_seconds=compile_seconds,
         steps_per_second=rate,
@@ -124,7 +143,7 @@ def _run(config, folder, stored, devices) -> Summary:
     )
 
 
-def _take_steps(progress, training, interrupted) -> None:
+def _take_steps(progress, training, interrupted, look) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved.
 
     What is due when depends on the step alone, so that a resumed run reports, evaluates
@@ -136,7 +155,9 @@ def _take_steps(progress, training, interrupted) -> None:
         return progress.step % every == 0 or progress.step == training.steps
 
     while progress.step < training.steps and not interrupted.requested:
-        progress.take_steps(_next_stop(progress.step, training))
+        progress.take_steps(_next_stop(progress, training))
+        if training.timeline_every and is_due(training.timeline_every):
+            look(progress)
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
@@ -154,11 +175,28 @@ def _take_steps(progress, training, interrupted) -> None:
         progress.evaluate()
 
 
-def _next_stop(step, training) -> int:
+def _looker(config, folder, model, task, start):
+    """Returns what notes what the heads of a `Progress` do, if the config asks."""
+    if not config.training.timeline_every:
+        return lambda progress: None
+    timeline = run_timeline.Timeline(
+        folder.timeline, model=model, task=task, seed=config.seed, start=start
+    )
+    return lambda progress: timeline.record(progress.step, progress.params())
+
+
+def _next_stop(progress, training) -> int:
     """Returns where the next dispatch ends: at most at the next report of any kind."""
-    marks = (training.report_every, training.evaluate_every, training.checkpoint_every)
-    due = min((step // every + 1) * every for every in marks)
-    return min(due, step + training.steps_per_dispatch, training.steps)
+    step = progress.step
+    marks = (
+        training.report_every,
+        training.evaluate_every,
+        training.checkpoint_every,
+        training.timeline_every,
+    )
+    due = min((step // every + 1) * every for every in marks if every)
+    most = min(training.steps_per_dispatch, progress.affordable_steps)
+    return min(due, step + most, training.steps)
 
 
 def _check_unchanged(folder, config, override) -> bool:

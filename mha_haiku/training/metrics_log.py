@@ -1,20 +1,25 @@
 """What a run says while it runs: metrics.jsonl, a bar or plain lines, TensorBoard."""
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from mha_haiku.checks import ConfigError
+from mha_haiku.training import events
+
+_logger = logging.getLogger("mha_haiku")
 
 
 class MetricsLog:
     """Writes the metrics of a run as they come.
 
-    A line of metrics.jsonl is one report: its step and its metrics by name. On a
-    terminal a bar on stderr shows the progress; everywhere each evaluation prints a
-    line on stdout.
+    A line of metrics.jsonl is one report, its step and its metrics by name, or one
+    event; see `events`. Lines that a full disk refuses are written when it has room. On
+    a terminal a bar on stderr shows the progress; everywhere each evaluation prints a
+    line on stdout, and an event a warning.
     """
 
     def __init__(
@@ -43,7 +48,8 @@ class MetricsLog:
         import tqdm
 
         _drop_after(path, start)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._pending = b""  # what could not be written yet
         self._steps = steps
         self._baseline = baseline
         self._baseline_name = baseline_name
@@ -75,8 +81,7 @@ class MetricsLog:
           metrics: Numbers by name; with `held_out_loss` and `held_out_accuracy` when
             this report has an evaluation.
         """
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-        self._file.flush()
+        self._write({"step": step, **metrics})
         if self._tensorboard is not None:
             for name, value in metrics.items():
                 self._tensorboard.add_scalar(name, value, step)
@@ -89,6 +94,11 @@ class MetricsLog:
         if "held_out_loss" in metrics:
             self.say(self._evaluation_line(step, metrics))
 
+    def event(self, event: dict[str, Any]) -> None:
+        """Writes one event, at once, and warns of it."""
+        self._write(event)
+        _logger.warning(events.sentence(event))
+
     def say(self, line: str) -> None:
         """Prints a line on stdout, above the bar where there is one."""
         if self._bar.disable:
@@ -99,9 +109,24 @@ class MetricsLog:
     def close(self) -> None:
         """Closes files and bar."""
         self._bar.close()
+        self._write_pending()
         self._file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
+
+    def _write(self, record) -> None:
+        self._pending += (json.dumps(record) + "\n").encode()
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError as error:
+            _logger.warning(
+                f"{self._file.name} cannot be written ({error.strerror}); "
+                f"{len(self._pending)} bytes wait."
+            )
 
     def _evaluation_line(self, step, metrics) -> str:
         shown = [
@@ -122,15 +147,12 @@ class MetricsLog:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns the reports in metrics.jsonl, without a last line cut short by a kill."""
-    if not path.exists():
-        return []
-    reports = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            reports.append(json.loads(line))
-        except ValueError:
-            break
-    return reports
+    return [line for line in _lines(path) if "event" not in line]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events in metrics.jsonl; see `events`."""
+    return [line for line in _lines(path) if "event" in line]
 
 
 def check_tensorboard() -> None:
@@ -151,10 +173,22 @@ def _open_tensorboard(folder):
     return tensorboardX.SummaryWriter(str(folder))
 
 
+def _lines(path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
 def _drop_after(path, step) -> None:
     """Rewrites the log without the reports that resuming at `step` writes again."""
     if path.exists():
-        kept = [json.dumps(line) for line in read(path) if line["step"] <= step]
+        kept = [json.dumps(line) for line in _lines(path) if line["step"] <= step]
         partial = path.with_name(path.name + ".partial")
         partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         os.replace(partial, path)

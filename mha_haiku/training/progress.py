@@ -11,8 +11,11 @@ import numpy as np
 
 from mha_haiku import checkpoints, models, tasks
 from mha_haiku import devices as device_placement
-from mha_haiku.training import evaluate, loss, metrics_log, optimizer
+from mha_haiku.training import evaluate, events, loss, metrics_log, optimizer
 from mha_haiku.training import step as training_step
+
+# How long a dispatch may take, so that an interruption is noticed in time.
+_SECONDS_PER_DISPATCH = 1.0
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -43,7 +46,13 @@ def prepare(
     training = config.training
     transformation = optimizer.make(config.optimizer, steps=training.steps)
     dispatch = training_step.make_dispatch(
-        model, task, transformation, batch_size=training.batch_size, devices=devices
+        model,
+        task,
+        transformation,
+        batch_size=training.batch_size,
+        devices=devices,
+        max_steps=training.steps_per_dispatch,
+        max_skips=max_skips(training),
     )
     evaluation = evaluate.make_evaluation(
         model,
@@ -74,6 +83,11 @@ def prepare(
     return state, programs
 
 
+def max_skips(training: ml_collections.ConfigDict) -> int:
+    """Returns how many steps in a row may be not finite; see `config.training`."""
+    return training.max_skips if training.non_finite == "skip" else 0
+
+
 class Progress:
     """Where a run is. Nothing here decides when: see `loop.py`."""
 
@@ -82,38 +96,52 @@ class Progress:
         state: training_step.TrainState,
         programs: Programs,
         *,
-        batch_size: int,
+        training: ml_collections.ConfigDict,
         stored: checkpoints.Checkpoints,
         log: metrics_log.MetricsLog,
     ):
         self.step = int(device_placement.unreplicate(state.step))
+        self.skipped = int(device_placement.unreplicate(state.health.skipped))
+        # How many steps a dispatch takes to notice an interruption in time.
+        self.affordable_steps = 1
         self.metrics: dict[str, float] = {}  # of the last report
         self.seconds = 0.0  # spent in training steps
         self._state = state
         self._programs = programs
-        self._batch_size = batch_size
+        self._batch_size = training.batch_size
+        self._max_skips = max_skips(training)
         self._stored = stored
         self._log = log
         self._open_window()
 
     def take_steps(self, stop: int) -> None:
-        """Trains up to the step `stop`.
+        """Trains up to the step `stop`, or as far as one dispatch goes.
 
         Raises:
-          NonFiniteLossError: If a loss or gradient is not; nothing is saved then.
+          NonFiniteLossError: If more losses or gradients in a row are not finite than
+            the config allows; nothing is saved then.
         """
-        before = time.perf_counter()
+        first, before = self.step, time.perf_counter()
         self._state, report = self._programs.dispatch(
             self._state, self._programs.train_data, self._programs.seed, np.int32(stop)
         )
         report = device_placement.unreplicate(report)
-        self.seconds += time.perf_counter() - before
+        seconds = time.perf_counter() - before
+        self.seconds += seconds
         self.step = int(device_placement.unreplicate(self._state.step))
-        if not report.finite:
-            what = "gradient" if math.isfinite(report.sums.loss) else "loss"
-            self._refuse(f"The {what} is not finite at step {self.step}")
-        self._sums = jax.tree.map(np.add, self._sums, report.sums)
-        self._gradient_norm = float(report.gradient_norm)
+        taken = self.step - first
+        self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
+        self._window.append(jax.tree.map(lambda x: x[:taken], report))
+        found = events.of_steps(first, self._window[-1], self.skipped)
+        for event in found:
+            self._log.event(event)
+        health = device_placement.unreplicate(self._state.health)
+        self.skipped = int(health.skipped)
+        if health.skipped_in_a_row > self._max_skips:
+            what = f"The {found[-1]['what']} is not finite at step {self.step}"
+            if self._max_skips:
+                what += f", as in all of the last {health.skipped_in_a_row} steps"
+            self._refuse(what)
         self._log.advance(self.step)
 
     def report(self, *, is_evaluated: bool) -> None:
@@ -123,8 +151,7 @@ class Progress:
             examples = (self.step - self._window_start[0]) * self._batch_size
             seconds = self.seconds - self._window_start[1]
             self.metrics = {
-                **evaluate.means(self._sums),
-                "gradient_norm": self._gradient_norm,
+                **_means(self._window),
                 "examples_per_second": examples / seconds,
             }
         if is_evaluated:
@@ -146,6 +173,10 @@ class Progress:
             self._refuse(f"The held-out loss is not finite at step {self.step}")
         self.metrics |= {f"held_out_{name}": value for name, value in means.items()}
 
+    def params(self) -> Any:
+        """Returns the parameters as host arrays."""
+        return device_placement.unreplicate(self._state.params)
+
     def save(self) -> None:
         """Starts to save a checkpoint, with the held-out loss if the report has it."""
         self._stored.save(
@@ -155,10 +186,8 @@ class Progress:
         )
 
     def _open_window(self) -> None:
-        zero = np.float64(0)
         self._window_start = (self.step, self.seconds)
-        self._sums = loss.Sums(zero, zero, zero)
-        self._gradient_norm = 0.0
+        self._window: list[training_step.Report] = []
 
     def _refuse(self, what) -> None:
         good = self._stored.latest()
@@ -169,3 +198,18 @@ class Progress:
             f"{what}; {kept}. A smaller config.optimizer.learning_rate or clip_norm, "
             f"or more warmup_steps, may help."
         )
+
+
+def _means(window) -> dict[str, float]:
+    """Returns the means over a window's steps, and the last norm of the gradient.
+
+    They come from the steps themselves, so that they are the same to the bit in
+    dispatches of any length. Where no step is finite there is nothing to tell.
+    """
+    steps = jax.tree.map(lambda *parts: np.concatenate(parts), *window)
+    finite = steps.finite
+    if not finite.any():
+        return {}
+    sums = loss.Sums(*(x[finite].sum(dtype=np.float64) for x in steps.sums))
+    norm = float(steps.gradient_norm[finite][-1])
+    return {**evaluate.means(sums), "gradient_norm": norm}

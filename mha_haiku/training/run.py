@@ -39,8 +39,20 @@ class Folder(NamedTuple):
         return self.root / "attention"
 
     @property
+    def heads(self) -> Path:
+        return self.root / "heads"
+
+    @property
+    def timeline(self) -> Path:
+        return self.heads / "timeline.jsonl"
+
+    @property
     def summary(self) -> Path:
         return self.root / "summary.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock.json"
 
 
 class Run(NamedTuple):

@@ -2,7 +2,10 @@
 
 One dispatch runs as many steps as it is told to, in one compiled program. Everything
 random is derived from (seed, step, index of the example), so resuming needs no state
-besides `TrainState`, and the global batch is the same on any number of devices.
+besides `TrainState`, and the global batch is the same on any number of devices. A step
+whose loss or gradient is not finite counts, but changes no parameter.
+
+Dimensions: N steps in one dispatch.
 """
 
 import functools
@@ -17,7 +20,7 @@ from jax import Array
 
 from mha_haiku import devices as device_placement
 from mha_haiku import models, tasks
-from mha_haiku.training import loss
+from mha_haiku.training import health, loss
 
 _STREAMS = ("init", "data", "dropout", "held_out")
 
@@ -28,14 +31,16 @@ class TrainState(NamedTuple):
     step: Array  # [] int32, steps taken
     params: Any
     optimizer_state: optax.OptState
+    health: health.Health
 
 
 class Report(NamedTuple):
-    """What one dispatch says about its steps."""
+    """What one dispatch says of each step; 0 and True for those it did not take."""
 
-    sums: loss.Sums  # over all examples of all steps
-    gradient_norm: Array  # [] float32, of the last step, before clipping
-    finite: Array  # [] bool, False where the last step's loss or gradient was not
+    sums: loss.Sums  # [N] each, over the step's examples
+    gradient_norm: Array  # [N] float32, before clipping
+    finite: Array  # [N] bool, whether loss and gradient were, and so were applied
+    deviations: Array  # [N] float32, of the loss from those before; see `health`
 
 
 def stream(seed: int | Array, name: str) -> Array:
@@ -63,8 +68,14 @@ def initial_state(
     inputs, lengths = jax.tree.map(
         lambda x: jnp.ones(x.shape, x.dtype), (example.inputs, example.lengths)
     )
-    params = model.init(key, inputs, lengths)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return state_of(model.init(key, inputs, lengths), optimizer)
+
+
+def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """Returns the state before the first step from some parameters on."""
+    return TrainState(
+        jnp.zeros((), jnp.int32), params, optimizer.init(params), health.initial()
+    )
 
 
 def loss_sums(
@@ -126,6 +137,8 @@ def make_dispatch(
     *,
     batch_size: int,
     devices: Sequence[jax.Device],
+    max_steps: int,
+    max_skips: int = 0,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
     """Returns the program that trains up to a given step.
 
@@ -135,12 +148,14 @@ def make_dispatch(
       optimizer: Turns gradients into updates.
       batch_size: B, examples per step over all devices.
       devices: The devices to run on.
+      max_steps: N, steps that one dispatch takes at most.
+      max_skips: How many steps in a row may be not finite; one more ends the dispatch.
 
     Returns:
       `dispatch(state, data, seed, stop)`, `jax.pmap`ped: state (donated) and data with
       an axis of devices, seed and stop scalars. It takes the steps from `state.step` to
-      `stop`, any number of them by the same program, and stops early after a step whose
-      loss or gradient is not finite.
+      `stop`, any number of them by the same program and the same to the bit in
+      dispatches of any length; it stops early as `max_steps` and `max_skips` say.
     """
     num_devices = len(devices)
 
@@ -161,8 +176,15 @@ def make_dispatch(
         )
         params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
-        state = TrainState(state.step + 1, params, optimizer_state)
-        return state, Report(sums, norm, finite)
+        params, optimizer_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, optimizer_state),
+            (state.params, state.optimizer_state),
+        )
+        mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
+        after, deviations = health.observe(state.health, mean, finite)
+        state = TrainState(state.step + 1, params, optimizer_state, after)
+        return state, Report(sums, norm, finite, deviations)
 
     @functools.partial(
         jax.pmap,
@@ -173,17 +195,23 @@ def make_dispatch(
     )
     def dispatch(state, data, seed, stop):
         def goes_on(carry):
-            state, report = carry
-            return (state.step < stop) & report.finite
+            index, state, _ = carry
+            is_due = (index < max_steps) & (state.step < stop)
+            is_well = state.health.skipped_in_a_row <= max_skips
+            return is_due & (is_well | (index == 0))
 
         def take(carry):
-            state, before = carry
+            index, state, reports = carry
             state, report = take_step(state, data, seed)
-            total = jax.tree.map(jnp.add, before.sums, report.sums)
-            return state, report._replace(sums=total)
+            reports = jax.tree.map(lambda x, new: x.at[index].set(new), reports, report)
+            return index + 1, state, reports
 
-        zero = jnp.zeros((), jnp.float32)
-        nothing = Report(loss.Sums(zero, zero, zero), zero, jnp.array(True))
-        return jax.lax.while_loop(goes_on, take, (state, nothing))
+        zeros = jnp.zeros(max_steps, jnp.float32)
+        nothing = Report(
+            loss.Sums(zeros, zeros, zeros), zeros, jnp.ones(max_steps, bool), zeros
+        )
+        start = jnp.zeros((), jnp.int32)
+        _, state, reports = jax.lax.while_loop(goes_on, take, (start, state, nothing))
+        return state, reports
 
     return dispatch

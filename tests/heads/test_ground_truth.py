@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads
-from mha_haiku.heads import ground_truth
+from mha_haiku.heads import ground_truth, scoring
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -41,13 +41,13 @@ def test_models_do_their_task_by_their_real_heads_alone(name):
 def test_ablation_and_attribution_find_all_real_heads(name):
     for seed in (0, 1):
         known = _made(name, seed=seed)
-        found = ground_truth.scores(known, MEASURES)
+        found = scoring.scores(known, MEASURES)
         assert found["ablation"] == found["attribution"] == 1
 
 
 def test_confidence_takes_heads_that_are_sure_of_nothing_for_real_ones():
     found = [
-        ground_truth.scores(_made(name), {"confidence": heads.statistic})
+        scoring.scores(_made(name), {"confidence": heads.statistic})
         for name in ground_truth.ALL
     ]
     assert min(each["confidence"] for each in found) < 0.9
@@ -73,7 +73,7 @@ def test_auroc_is_the_share_of_pairs_in_order():
     real = np.array([[True, False, False], [False, True, False]])
     found = np.array([[3.0, 2.0, np.nan], [2.0, 2.0, 1.0]])
     # Of 2 x 3 pairs five are in order or tied: 3 > 2, 2, 1; 2 = 2, 2 and 2 > 1.
-    assert ground_truth.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
-    assert ground_truth.auroc(-found, real) == pytest.approx(1 / 6)
+    assert scoring.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
+    assert scoring.auroc(-found, real) == pytest.approx(1 / 6)
     with pytest.raises(ValueError, match="real heads and others"):
-        ground_truth.auroc(found, np.zeros_like(real))
+        scoring.auroc(found, np.zeros_like(real))

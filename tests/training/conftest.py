@@ -122,6 +122,9 @@ def make_config():
             "evaluate_every": 10,
             "evaluation_examples": 12,
             "checkpoint_every": 10,
+            "timeline_every": 0,
+            "non_finite": "abort",
+            "max_skips": 3,
             "tensorboard": False,
         }
         config.attention = {

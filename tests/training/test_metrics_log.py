@@ -87,3 +87,56 @@ def test_missing_tensorboard_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match="config.training.tensorboard .*tensorboardX"):
         metrics_log.check_tensorboard()
+
+
+EVENT = {"step": 12, "event": "not_finite", "what": "loss", "skipped": 1}
+
+
+def test_event_is_a_line_and_a_warning_and_no_report(tmp_path, caplog):
+    with _open(tmp_path) as log:
+        log.report(10, REPORT)
+        log.event(EVENT)
+        log.report(20, REPORT)
+    path = tmp_path / "metrics.jsonl"
+    assert metrics_log.read_events(path) == [EVENT]
+    assert [x["step"] for x in metrics_log.read(path)] == [10, 20]
+    assert "The loss is not finite at step 12" in caplog.text
+    with _open(tmp_path, start=12):
+        assert metrics_log.read_events(path) == [EVENT]
+    with _open(tmp_path, start=11):
+        assert metrics_log.read_events(path) == []
+        assert [x["step"] for x in metrics_log.read(path)] == [10]
+
+
+class _Disk:
+    """A file on a disk that has room for some bytes."""
+
+    def __init__(self, file, room):
+        self.file, self.room, self.name = file, room, file.name
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def close(self):
+        self.file.close()
+
+
+def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
+    with _open(tmp_path) as log:
+        log._file = disk = _Disk(log._file, 30)
+        log.report(10, REPORT)
+        log.report(20, EVALUATION)
+        assert (tmp_path / "metrics.jsonl").stat().st_size == 30
+        assert "cannot be written (No space left on device)" in caplog.text
+        disk.room = 10**6
+        log.report(30, REPORT)
+        written = metrics_log.read(tmp_path / "metrics.jsonl")
+        assert written == [
+            {"step": 10, **REPORT},
+            {"step": 20, **EVALUATION},
+            {"step": 30, **REPORT},
+        ]

@@ -116,13 +116,19 @@ def test_devices_and_steps_drop_different_positions(task, make_model):
 class _Training:
     """A compiled dispatch and a way to run it."""
 
-    def __init__(self, model, task, optimizer, count=2):
+    def __init__(self, model, task, optimizer, count=2, max_steps=100, max_skips=0):
         self.local = device_placement.local(count)
         self.data = device_placement.replicate(task.train_data, self.local)
         initial = step.initial_state(model, optimizer, task, SEED)
         self.initial = jax.tree.map(np.asarray, initial)
         dispatch = step.make_dispatch(
-            model, task, optimizer, batch_size=8, devices=self.local
+            model,
+            task,
+            optimizer,
+            batch_size=8,
+            devices=self.local,
+            max_steps=max_steps,
+            max_skips=max_skips,
         )
         self.dispatch = dispatch.lower(
             self.fresh(), self.data, SEED, np.int32(0)
@@ -132,10 +138,15 @@ class _Training:
         return device_placement.replicate(self.initial, self.local)
 
     def run(self, *stops):
-        state, reports = self.fresh(), []
+        state, reports, before = self.fresh(), [], 0
         for stop in stops:
             state, report = self.dispatch(state, self.data, SEED, np.int32(stop))
-            reports.append(device_placement.unreplicate(report))
+            after = int(device_placement.unreplicate(state.step))
+            report = device_placement.unreplicate(report)
+            reports.append(
+                jax.tree.map(lambda x, taken=after - before: x[:taken], report)
+            )
+            before = after
         return device_placement.unreplicate(state), reports
 
 
@@ -146,12 +157,18 @@ def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
     assert whole.step == parts.step == 7
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
     assert not np.allclose(whole.params["table"], training.initial.params["table"])
-    np.testing.assert_allclose(
-        report.sums.loss, sum(x.sums.loss for x in reports), rtol=1e-6
-    )
-    assert report.sums.weight == sum(x.sums.weight for x in reports)
-    assert report.gradient_norm == reports[-1].gradient_norm > 0
-    assert all(x.finite for x in (report, *reports))
+    joined = jax.tree.map(lambda *each: np.concatenate(each), *reports)
+    jax.tree.map(np.testing.assert_array_equal, report, joined)
+    assert report.finite.shape == (7,) and report.finite.all()
+    assert (report.gradient_norm > 0).all() and (report.sums.weight > 0).all()
+    assert len(set(report.sums.loss)) == 7
+
+
+def test_dispatch_is_no_longer_than_its_reports(task, make_model):
+    training = _Training(make_model(), task, optax.adam(0.1), max_steps=4)
+    state, reports = training.run(9, 9, 9)
+    assert state.step == 9
+    assert [len(x.finite) for x in reports] == [4, 4, 1]
 
 
 def test_state_is_donated(task, make_model):
@@ -164,7 +181,7 @@ def test_state_is_donated(task, make_model):
 def test_it_learns(task, make_model):
     training = _Training(make_model(), task, optax.adam(0.1))
     _, (before, _, after) = training.run(1, 99, 100)
-    assert after.sums.loss / after.sums.weight < 0.1 < before.sums.loss
+    assert after.sums.loss[0] / after.sums.weight[0] < 0.1 < before.sums.loss[0]
     assert after.sums.correct == after.sums.weight
 
 
@@ -191,6 +208,66 @@ def test_steps_end_at_the_first_that_is_not_finite(task, make_model, bad):
     counting = model._replace(init=init, apply=apply)
     training = _Training(counting, task, count)
     state, (report,) = training.run(3)
-    assert report.finite and state.step == 3
+    assert report.finite.all() and state.step == 3
     state, (report,) = training.run(20)
-    assert not report.finite and state.step == 4
+    assert report.finite.tolist() == [True, True, True, False] and state.step == 4
+    assert state.params["count"] == 3  # the fourth step was not applied
+
+
+def _break(monkeypatch, bad_steps, scale=jnp.nan):
+    """Multiplies the gradient of some steps (the first is 0)."""
+    gradients = step.gradients
+
+    def broken(*args, step, **kwargs):
+        gradient, sums = gradients(*args, step=step, **kwargs)
+        factor = jnp.where(jnp.isin(step, jnp.array(bad_steps)), scale, 1)
+        return jax.tree.map(lambda x: x * factor, gradient), sums
+
+    monkeypatch.setattr(step, "gradients", broken)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
+    task, make_model, monkeypatch, bad
+):
+    _break(monkeypatch, [2, 3, 5], bad)
+    training = _Training(make_model(), task, optax.adam(0.1), max_skips=2)
+    (before, _), (after, (_, report)) = training.run(2), training.run(2, 4)
+    assert after.step == 4 and report.finite.tolist() == [False, False]
+    for part in ("params", "optimizer_state"):
+        jax.tree.map(
+            np.testing.assert_array_equal, getattr(after, part), getattr(before, part)
+        )
+    state, (report,) = training.run(7)
+    assert report.finite.tolist() == [True, True, False, False, True, False, True]
+    assert (state.health.skipped, state.health.skipped_in_a_row) == (3, 0)
+    # The step after goes on with its own data, as if the others had never been.
+    training.initial = before._replace(step=np.int32(4))
+    wanted, _ = training.run(7)
+    jax.tree.map(np.testing.assert_array_equal, state.params, wanted.params)
+    assert state.optimizer_state[0].count == wanted.optimizer_state[0].count == 4
+
+
+def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch):
+    _break(monkeypatch, [1, 2, 4, 5, 6, 7])
+    training = _Training(make_model(), task, optax.adam(0.1), max_skips=2)
+    state, (report,) = training.run(20)
+    assert state.step == 7 and state.health.skipped_in_a_row == 3
+    assert report.finite.tolist() == [True, False, False, True, False, False, False]
+    # The next dispatch takes a step at least, so that a resumed run gets on.
+    state, (_, report) = training.run(20, 20)
+    assert state.step == 8 and state.health.skipped_in_a_row == 4
+
+
+def test_skips_of_four_devices_are_those_of_one(task, make_model, monkeypatch):
+    _break(monkeypatch, [1, 3])
+    one, four = (
+        _Training(make_model(), task, optax.sgd(0.1), count=count, max_skips=1).run(6)
+        for count in (1, 4)
+    )
+    assert one[1][0].finite.tolist() == four[1][0].finite.tolist()
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-6),
+        one[0].params,
+        four[0].params,
+    )

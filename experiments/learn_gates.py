@@ -1,0 +1,49 @@
+"""Closes heads of a trained run by learned gates, and compares with training anew.
+
+Run: python -m experiments.learn_gates --workdir=runs/sort --penalty=0.01
+
+Hard-concrete gates are trained together with the model, at a price per open head; the
+heads whose gates close are pruned, and the rest is tuned. Then the same architecture is
+trained from scratch for as many steps. Both become runs of their own.
+"""
+
+import functools
+import pathlib
+import sys
+
+from experiments import command_line
+
+FLAGS = command_line.flag_values(
+    {
+        "workdir": (str, None, "Folder of the run, which has converged."),
+        "penalty": (float, 0.01, "Price of an open head, in nats."),
+        "steps": (int, 500, "Training steps with gates."),
+        "tuning_steps": (int, 500, "Training steps of the pruned model."),
+        "scratch": (bool, True, "Whether to train the same model from scratch too."),
+        "out": (str, None, "Folder of the new runs; <workdir>_gates if left out."),
+    }
+)
+
+
+def main() -> None:
+    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
+    from mha_haiku.training import gate_learning
+
+    out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_gates")
+    lines = gate_learning.learn(
+        FLAGS.workdir,
+        out,
+        penalty=FLAGS.penalty,
+        steps=FLAGS.steps,
+        tuning_steps=FLAGS.tuning_steps,
+        from_scratch=FLAGS.scratch,
+    )
+    print(gate_learning.table(lines))
+    print(f"\nRuns: {out}")
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

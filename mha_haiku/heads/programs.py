@@ -1,0 +1,169 @@
+"""The compiled programs of the measures of importance, each of parameters and a batch.
+
+B batch, L layers, H heads of a layer, P patterns of gates. Programs are kept, so that
+measuring again, as on the way of a training, compiles nothing.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import tasks
+from mha_haiku.heads import subject
+
+Array = jax.Array
+Program = Callable[[Any, tasks.Example], list[Array]]
+
+# Of all examples that run at once, each under its own gates.
+_POSITIONS_AT_ONCE = 2**16
+
+
+@functools.lru_cache(maxsize=8)
+def changes(model, metric, closing) -> Program:
+    """Returns the change of the metric when one head is closed, L arrays `[B, H]`."""
+
+    @jax.jit
+    def program(params, example):
+        clean = subject.run(model, params, example)
+        replacement = closing(clean)
+        before = metric(clean.logits, example)
+        of_layers = []
+        for i, each in enumerate(clean.maps):
+
+            def closed(gates, i=i):
+                options = _at_layer(i, len(clean.maps), gates, replacement)
+                start = (i, clean.hidden[i])
+                output = subject.run(model, params, example, start=start, **options)
+                return metric(output.logits, example)
+
+            count = each.shape[-3]
+            one_closed = 1 - jnp.eye(count)
+            after = _over(closed, one_closed, example)
+            of_layers.append((after - before[None]).T)
+        return of_layers
+
+    return program
+
+
+@functools.lru_cache(maxsize=8)
+def slopes(model, metric, closing) -> Program:
+    """Returns the absolute slopes of the metric by gates, L arrays `[B, H]`."""
+
+    @jax.jit
+    def program(params, example):
+        clean = subject.run(model, params, example)
+        replacement = closing(clean)
+        found = jax.grad(_summed(model, metric, params, example, replacement))(
+            _open(clean)
+        )
+        return [jnp.abs(layer) for layer in found]
+
+    return program
+
+
+@functools.lru_cache(maxsize=8)
+def shares(model, metric, closing, points) -> Program:
+    """Returns integrated gradients of the gates, L arrays `[B, H]`."""
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    nodes, weights = jnp.asarray((nodes + 1) / 2), jnp.asarray(weights / 2)
+
+    @jax.jit
+    def program(params, example):
+        clean = subject.run(model, params, example)
+        replacement = closing(clean)
+        total = _summed(model, metric, params, example, replacement)
+
+        def add(sums, point):
+            node, weight = point
+            gates = [node * gate for gate in _open(clean)]
+            slopes = jax.grad(total)(gates)
+            return [s - weight * each for s, each in zip(sums, slopes, strict=True)], ()
+
+        nothing = [jnp.zeros_like(gate) for gate in _open(clean)]
+        points = (nodes.astype(jnp.float32), weights.astype(jnp.float32))
+        return jax.lax.scan(add, nothing, points)[0]
+
+    return program
+
+
+@functools.lru_cache(maxsize=8)
+def numbers(model, name) -> Program:
+    """Returns a statistic of the maps, L arrays `[B, H]`."""
+
+    @jax.jit
+    def program(params, example):
+        output = subject.run(model, params, example)
+        is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
+        tokens = example.inputs if is_tokens else None
+        found = [getattr(each.statistics(tokens=tokens), name) for each in output.maps]
+        for values, each in zip(found, output.maps, strict=True):
+            if values is None or values.shape != each.shape[:-2]:
+                raise ValueError(f"{name!r} is not one number per head.")
+        return found
+
+    return program
+
+
+@functools.lru_cache(maxsize=8)
+def metrics(model, metric, closing) -> Callable:
+    """Returns the metric under patterns of gates, `[B, P]`.
+
+    The program takes the gates `[P, L, H]` between parameters and batch.
+    """
+
+    @jax.jit
+    def program(params, gates, example):
+        clean = subject.run(model, params, example)
+        replacement = closing(clean)
+        counts = [each.shape[-3] for each in clean.maps]
+
+        def under(pattern):
+            own = [pattern[i, :count] for i, count in enumerate(counts)]
+            output = subject.run(
+                model, params, example, gates=own, replacement=replacement
+            )
+            return metric(output.logits, example)
+
+        return _over(under, gates, example).T
+
+    return program
+
+
+def _at_layer(i, num_layers, gates, replacement) -> dict[str, Any]:
+    """Returns options with gates of layer i alone."""
+    only = [gates if j == i else None for j in range(num_layers)]
+    if replacement is None:
+        return {"gates": only}
+    own = [replacement[j] if j == i else None for j in range(num_layers)]
+    return {"gates": only, "replacement": own}
+
+
+def _summed(model, metric, params, example, replacement) -> Callable:
+    """Returns a function of gates, L arrays `[B, H]`, to the sum of the metric."""
+
+    def total(gates):
+        output = subject.run(
+            model, params, example, gates=gates, replacement=replacement
+        )
+        return metric(output.logits, example).sum()
+
+    return total
+
+
+def _open(clean) -> list[Array]:
+    """Returns open gates of each example, L arrays `[B, H]`."""
+    return [jnp.ones(each.shape[:-2], jnp.float32) for each in clean.maps]
+
+
+def _over(function: Callable, gates: Array, example: tasks.Example) -> Array:
+    """Returns the function of each row of the gates, as many at once as is quick."""
+    if not len(gates):
+        return jnp.zeros((0, len(example.inputs)))
+    positions = example.inputs.shape[0] * example.inputs.shape[1]
+    at_once = max(1, min(len(gates), _POSITIONS_AT_ONCE // positions))
+    batch_size = at_once if at_once > 1 else None
+    return jax.lax.map(function, gates, batch_size=batch_size)

@@ -1,0 +1,59 @@
+"""The health of a run: steps that are not finite, and losses that jump.
+
+It is part of the training state, so that a resumed run sees what it would have seen.
+
+Dimensions: W losses in the window.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+WINDOW = 128
+SPIKE = 6.0  # standard deviations above the window's mean
+
+
+class Health(NamedTuple):
+    """What the steps so far were like."""
+
+    losses: Array  # [W] float32, of the last finite steps; inf where there was none yet
+    skipped: Array  # [] int32, steps that were not finite and so not applied
+    skipped_in_a_row: Array  # [] int32, those at the end
+
+
+def initial() -> Health:
+    """Returns the health of a run before its first step."""
+    none = jnp.zeros((), jnp.int32)
+    return Health(jnp.full(WINDOW, jnp.inf, jnp.float32), none, none)
+
+
+def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
+    """Returns the health after a step, and how far its loss is out.
+
+    Args:
+      health: The health before the step.
+      loss: `[]`, the step's mean loss.
+      finite: `[]` bool, whether the loss and its gradient are.
+
+    Returns:
+      The new health, and `[]` float32: by how many standard deviations of the window's
+      losses `loss` is above their mean. 0 while the window is not full, and where the
+      step is not finite. A deviation counts as a thousandth of the mean at least, so
+      that the rounding of a constant loss is none.
+    """
+    is_full = jnp.isfinite(health.losses[0])  # the oldest
+    window = jnp.where(is_full, health.losses, 0)
+    mean = window.mean()
+    deviation = jnp.sqrt(jnp.square(window - mean).mean())
+    deviation = jnp.maximum(deviation, jnp.maximum(1e-3 * jnp.abs(mean), 1e-12))
+    # Selected before the division, so that nothing that is not finite is computed.
+    above = jnp.where(is_full & finite, loss - mean, 0) / deviation
+    moved = jnp.concatenate([health.losses[1:], loss.astype(jnp.float32).reshape(1)])
+    skipped = 1 - finite.astype(jnp.int32)
+    after = Health(
+        losses=jnp.where(finite, moved, health.losses),
+        skipped=health.skipped + skipped,
+        skipped_in_a_row=(health.skipped_in_a_row + 1) * skipped,
+    )
+    return after, above

@@ -1,0 +1,97 @@
+"""Scores the measures of head importance on models whose important heads are known.
+
+Run: python scripts/score_measures.py
+
+Printed is each measure's AUROC: the probability that a head that does the work is
+ranked above one that does not; 1 is perfect, 0.5 is chance. The models are set by hand
+(mha_haiku/heads/ground_truth.py), over several seeds; and one is trained while half of
+its heads are closed, and so are dead: their rows of the output map are zero.
+"""
+
+import argparse
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import numpy as np
+
+from configs import reverse
+from mha_haiku import heads, models
+from mha_haiku.heads import ground_truth, scoring
+from mha_haiku.training import config as run_config
+from mha_haiku.training import head_importance, optimizer
+from mha_haiku.training import run as run_folder
+from mha_haiku.training import step as training_step
+
+MEASURES = {
+    "ablation": heads.ablation,
+    "ablation, mean": lambda of: heads.ablation(
+        of, closing=heads.closing.mean(of.model, of.params, of.batches)
+    ),
+    "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
+    "gradient": heads.gradient,
+    "attribution": heads.attribution,
+    "confidence": heads.statistic,
+}
+_DEAD_STEPS = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="of each hand-built model")
+    seeds = parser.parse_args().seeds
+    if seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {seeds}")
+    print(f"{'':24}" + "".join(f"{name:>20}" for name in MEASURES))
+    for name, make in ground_truth.ALL.items():
+        found = [scoring.scores(make(seed=seed), MEASURES) for seed in range(seeds)]
+        _print(name, {key: np.mean([each[key] for each in found]) for key in MEASURES})
+    _print("trained, dead heads", scoring.scores(_with_dead_heads(), MEASURES))
+
+
+def _print(name, scores) -> None:
+    print(
+        f"{name:24}" + "".join(f"{scores[key]:>20.2f}" for key in MEASURES), flush=True
+    )
+
+
+def _with_dead_heads() -> ground_truth.KnownHeads:
+    """Trains `reverse` with eight heads, every second of which is closed throughout."""
+    config = reverse.get_config()
+    config.model.num_heads, config.model.num_layers = 8, 2
+    task = run_config.make_task(config)
+    model = run_folder.make_model(config, task)
+    alive = np.tile([True, False], 4)
+    gates = np.tile(alive.astype(np.float32), (2, 1))
+
+    def apply(*arguments, **options):
+        return model.apply(*arguments, gates=gates, **options)
+
+    devices = jax.local_devices()[:1]
+    adam = optimizer.make(config.optimizer, steps=_DEAD_STEPS)
+    closed = models.Model(model.init, apply)
+    dispatch = training_step.make_dispatch(
+        closed,
+        task,
+        adam,
+        batch_size=config.training.batch_size,
+        devices=devices,
+        max_steps=_DEAD_STEPS,
+    )
+    state = training_step.initial_state(closed, adam, task, config.seed)
+    state, data = jax.tree.map(lambda x: np.asarray(x)[None], (state, task.train_data))
+    state, _ = dispatch(state, data, np.uint32(config.seed), np.int32(_DEAD_STEPS))
+    params = jax.tree.map(lambda x: np.asarray(x)[0], state.params)
+    run = run_folder.Run(
+        config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
+    )
+    of = head_importance.subject(run, 128)
+    return ground_truth.KnownHeads(of, config.model, gates > 0, {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

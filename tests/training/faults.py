@@ -1,0 +1,70 @@
+"""Tiny runs, and what can be made to happen to them."""
+
+import os
+import pathlib
+import signal
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import checkpoints, training
+from mha_haiku.training import config as run_config
+from mha_haiku.training import metrics_log, progress, run, step
+
+
+def train(config, workdir, devices=2, **options):
+    """Trains on some of the CPU devices."""
+    return training.train(
+        config, workdir, devices=jax.local_devices()[:devices], **options
+    )
+
+
+def state(workdir, config, at=None):
+    """Returns the state in a checkpoint."""
+    task = run_config.make_task(config)
+    abstract = run.abstract_state(config, task, run.make_model(config, task))
+    folder = pathlib.Path(workdir) / "checkpoints"
+    with checkpoints.Checkpoints(folder, read_only=True) as stored:
+        return stored.restore(abstract, at)
+
+
+def reports(workdir):
+    """Returns the reports without what depends on the clock."""
+    found = metrics_log.read(pathlib.Path(workdir) / "metrics.jsonl")
+    for report in found:
+        del report["examples_per_second"]
+    return found
+
+
+def act(monkeypatch, action):
+    """Calls `action(progress)` after every dispatch."""
+    take_steps = progress.Progress.take_steps
+
+    def take_and_act(self, stop):
+        take_steps(self, stop)
+        action(self)
+
+    monkeypatch.setattr(progress.Progress, "take_steps", take_and_act)
+
+
+def interrupt_at(at):
+    """Returns an action that interrupts the run at a step."""
+
+    def act(self):
+        if self.step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return act
+
+
+def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0):
+    """Multiplies gradient and loss of some steps, of which the first is 1."""
+    gradients = step.gradients
+
+    def broken(*args, step, **kwargs):
+        found, sums = gradients(*args, step=step, **kwargs)
+        is_bad = jnp.isin(step + 1, jnp.array(at))
+        found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
+        return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
+
+    monkeypatch.setattr(step, "gradients", broken)
