@@ -76,9 +76,15 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
     sizes = options.sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
     value_size = inputs.value.shape[-1]
+    # Where they fit, a head's values are written over its queries, read by then.
+    room = inputs.query
+    over_queries = (value_size, inputs.value.dtype) == (room.shape[-1], room.dtype)
+    if not over_queries:
+        room = jnp.zeros((*room.shape[:-1], value_size), inputs.value.dtype)
 
-    def of_head(example, head):
-        view, value = _view(inputs, example, head, fault=jnp.nan)
+    def of_head(example, head, totals):
+        unread = inputs._replace(query=totals[0]) if over_queries else inputs
+        view, value = _view(unread, example, head, fault=jnp.nan)
         kept = _kept(inputs, options, example, head)
 
         def of_tile(rows, columns, seen_from, sums):
@@ -122,10 +128,7 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
         )
         return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows)
 
-    totals = (
-        jnp.zeros((*inputs.query.shape[:-1], value_size), inputs.value.dtype),
-        jnp.zeros(inputs.map_shape[:-1], dtype),
-    )
+    totals = room, jnp.zeros(inputs.map_shape[:-1], dtype)
     values, logsumexp = sweep.summed_over_heads(
         of_head, totals, (1, 0), batch_shape, num_heads, sizes.heads
     )
@@ -145,7 +148,8 @@ def _backward(
     sizes = options.sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
-    def of_head(example, head):
+    def of_head(example, head, totals):
+        del totals
         view, value = _view(inputs, example, head, fault=0)
         kept = _kept(inputs, options, example, head)
         of_values = tiles.at_batch(of_rows.values, example)[:, head]

@@ -94,20 +94,22 @@ def over_heads(
 
 
 def summed_over_heads(
-    function: Callable[[tuple, Array], Any],
+    function: Callable[[tuple, Array, tuple], Any],
     totals: tuple,
     axes: tuple[int, ...],
     batch_shape: tuple[int, ...],
     num_heads: int,
     together: int,
 ) -> tuple:
-    """Returns `function(example, head)` of all heads added up, each at its place.
+    """Returns `function(example, head, totals)` of all heads, each at its place.
 
     Args:
-      function: Takes the index of an example, an integer per batch axis, and of a head;
-        returns a tuple of pytrees like `totals`, but without batch axes and heads.
-      totals: Pytrees of zeros with leading axes B.... An axis, and that of the heads,
-        may have size 1 for all; that of the heads also G.
+      function: Takes the index of an example, an integer per batch axis, and of a head,
+        and the totals so far; returns a tuple of pytrees like them, but without batch
+        axes and heads.
+      totals: Pytrees with leading axes B.... An axis, and that of the heads, may have
+        size 1 for all; that of the heads also G. Heads that share a place add up, on
+        zeros; a place of one head may hold anything, which is written over.
       axes: Where the axis of the heads stands in each of them, after B....
       batch_shape: B....
       num_heads: H.
@@ -115,7 +117,8 @@ def summed_over_heads(
     """
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
-        stacked = over_heads(function, batch_shape, num_heads, together)
+        sizes = batch_shape, num_heads, together
+        stacked = over_heads(lambda *at: function(*at, totals), *sizes)
         return tuple(
             jax.tree.map(
                 lambda x, y, axis=axis: _placed(y, x.shape, axis, len(batch_shape)),
@@ -126,16 +129,18 @@ def summed_over_heads(
 
     def add(total, part, axis, example, head):
         axis += len(example)
-        window, at = list(total.shape), [0] * total.ndim
+        part = jnp.expand_dims(part, (*range(len(example)), axis))
+        at = [0] * total.ndim
         for i, index in enumerate(example):
-            window[i], at[i] = 1, index * (total.shape[i] > 1)
-        window[axis], at[axis] = 1, head * total.shape[axis] // num_heads
-        part = part.reshape(window) + lax.dynamic_slice(total, at, window)
+            at[i] = index * (total.shape[i] > 1)
+        at[axis] = head * total.shape[axis] // num_heads
+        if total.size != part.size * math.prod(shape):  # heads share it
+            part += lax.dynamic_slice(total, at, part.shape)
         return lax.dynamic_update_slice(total, part, at)
 
     def step(totals, n):
         *example, head = jnp.unravel_index(n, shape)
-        parts = function(tuple(example), head)
+        parts = function(tuple(example), head, totals)
         totals = tuple(
             jax.tree.map(lambda x, y, axis=axis: add(x, y, axis, example, head), *pair)
             for axis, *pair in zip(axes, totals, parts, strict=True)
@@ -148,13 +153,10 @@ def summed_over_heads(
 def _placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
     """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B...."""
     size = shape[batch_ndim + axis]
-    heads = stacked.shape[batch_ndim]
-    stacked = stacked.reshape(
-        *stacked.shape[:batch_ndim],
-        size,
-        heads // size,
-        *stacked.shape[batch_ndim + 1 :],
-    ).sum(batch_ndim + 1)
+    *batch_shape, heads = stacked.shape[: batch_ndim + 1]
+    rest = stacked.shape[batch_ndim + 1 :]
+    stacked = stacked.reshape(*batch_shape, size, heads // size, *rest)
+    stacked = stacked.sum(batch_ndim + 1)
     shared = [i for i in range(batch_ndim) if shape[i] == 1]
     stacked = stacked.sum(shared, keepdims=True) if shared else stacked
     return jnp.moveaxis(stacked, batch_ndim, batch_ndim + axis)
@@ -174,9 +176,8 @@ def over_rows(
 
     def block(i, carry):
         start = i * height
-        return body(
-            tiles.Span(tiles.smallest(start, size - height), height), start, carry
-        )
+        rows = tiles.Span(tiles.smallest(start, size - height), height)
+        return body(rows, start, carry)
 
     return _loop(0, -(-size // height), block, carry)
 
@@ -254,7 +255,6 @@ def _even(size: int, most: int) -> int:
 
 def _loop(start, stop, body, carry):
     """`lax.fori_loop`, but unrolled where it is known to run once or never."""
-    if isinstance(start, int) and isinstance(stop, int):
-        if stop - start <= 1:
-            return body(start, carry) if stop > start else carry
+    if isinstance(start, int) and isinstance(stop, int) and stop - start <= 1:
+        return body(start, carry) if stop > start else carry
     return lax.fori_loop(start, stop, body, carry)

@@ -3,6 +3,8 @@
 B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,6 +255,24 @@ def test_ranges_of_keys_say_what_tiles_hold(mask, is_traced):
         outside = np.delete(part, np.arange(first, last), axis=-1)
         assert not outside.any()
         assert part[..., opened:closed].all()
+
+
+@pytest.mark.parametrize("implementation", [SMALL, TOGETHER])
+def test_map_has_its_queries_still_when_values_have_their_size(implementation):
+    query = normal(B, T, H, K)
+    query[0, 3, 1, 2], query[1, T - 1] = np.nan, np.inf
+    inputs = query, normal(B, S, G, K), normal(B, S, G, K)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(implementation, *inputs):
+        mask = masks.causal() & masks.padding(LENGTHS)
+        values, found = attend(*inputs, mask=mask, implementation=implementation)
+        return values, found.logsumexp, found.weights(), found.query
+
+    found, wanted = run(implementation, *inputs), run("dense", *inputs)
+    np.testing.assert_array_equal(found[-1], wanted[-1])
+    for x, y in zip(found[:-1], wanted[:-1], strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
 
 
 def test_nothing_of_the_size_of_a_matrix_is_held():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, dense, faults, gradients, scores
+from mha_haiku.attention import Blockwise, attend, dense, faults, gradients, scores
 
 B, T, H, K = 3, 64, 4, 8
 ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
@@ -66,6 +66,15 @@ def test_attention_costs_no_more_than_the_formula(with_gradient):
     assert flops <= 1.02 * formula_flops
     # A copy or two of the queries in another layout; a matrix would be far more.
     assert temporaries <= formula_temporaries + 2 * 4 * ARRAY.size
+
+
+def test_values_take_the_place_of_queries_that_nobody_reads_later():
+    def run(query, key, value):
+        blockwise = Blockwise(16, 16, 1)
+        return attend(2 * query, key, value, implementation=blockwise)[0]
+
+    _, temporaries = cost(run, False)
+    assert temporaries < 4 * ARRAY.size
 
 
 def test_map_that_is_returned_costs_no_matrix():
