@@ -59,6 +59,7 @@ def _training(config, steps) -> duel_worker.Program:
         transformation,
         batch_size=config.training.batch_size,
         devices=devices,
+        max_steps=config.training.steps_per_dispatch,
     )
     seed = np.uint32(config.seed)
 
@@ -89,5 +90,5 @@ def _training(config, steps) -> duel_worker.Program:
         reset,
         units=steps,
         facts={"parameters": jax_programs.count(first_state.params)},
-        finish=lambda: {"last loss": float(sums.loss / sums.weight)},
+        finish=lambda: {"last loss": float(sums.loss.sum() / sums.weight.sum())},
     )

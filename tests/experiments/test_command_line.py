@@ -1,5 +1,6 @@
 """A user's mistake costs exit status 2 and two lines; --help shows every field."""
 
+import logging
 import pathlib
 import re
 import subprocess
@@ -254,12 +255,25 @@ def test_a_finished_run_says_where_its_maps_are(trained, capsys):
     assert "runs/reverse/attention/index.html" in out
 
 
-def test_an_interrupted_run_still_has_maps(trained, capsys):
+def test_an_interrupted_run_ends_at_once_and_says_how_to_get_maps(trained, capsys):
     trained.interrupted = True
     assert _train(_REVERSE) == 130
     out, told = capsys.readouterr()
-    assert "runs/reverse/attention/index.html" in out
-    assert len(told.splitlines()) == 1
+    assert out == ""
+    assert not hasattr(trained, "dump_options")
+    assert "experiments.dump_attention --workdir=runs/reverse" in told
+    assert len(told.splitlines()) == 2
+
+
+def test_a_warning_is_one_line_on_stderr(trained, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "mha_haiku.training.loop.train",
+        lambda *_, **__: logging.getLogger("mha_haiku").warning("watch out"),
+    )
+    assert _train(_REVERSE) == 1  # there is no summary
+    assert capsys.readouterr().err.splitlines()[0] == "warning: watch out"
+    logging.getLogger("mha_haiku").warning("nobody listens any more")
+    assert "warning:" not in capsys.readouterr().err
 
 
 def test_an_interruption_outside_the_loop_is_one_line(trained, capsys):

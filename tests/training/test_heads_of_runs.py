@@ -157,13 +157,13 @@ def test_what_is_no_request_is_refused(trained, make_config, fields, message):
 def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
     folder = trained(make_config)
     lines = gate_learning.learn(
-        folder, tmp_path / "gates", penalty=0.3, steps=30, tuning_steps=5
+        folder, tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=5
     )
     whole, before, tuned, scratch = lines
     assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
     pruned = run_folder.load_run(tmp_path / "gates" / "pruned")
     other = run_folder.load_run(tmp_path / "gates" / "scratch")
-    assert (pruned.step, other.step) == (5, 30 + 30 + 5)
+    assert (pruned.step, other.step) == (5, 30 + 70 + 5)
     assert pruned.config.model == other.config.model
     assert "pruned and tuned" in gate_learning.table(lines)
     with pytest.raises(ConfigError, match="give a folder without it"):

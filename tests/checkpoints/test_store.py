@@ -9,52 +9,44 @@ from mha_haiku import checkpoints
 from mha_haiku.checks import ConfigError
 
 
-def _tree(seed=0):
-    generator = np.random.default_rng(seed)
-    params = {"w": generator.normal(size=(2, 3)).astype(np.float32), "b": np.zeros(3)}
-    params["b"] = params["b"].astype(np.float32)
-    state = jax.tree.map(np.asarray, optax.adamw(1e-3).init(params))
-    return {"step": np.int32(seed), "params": params, "state": state}
-
-
-def test_newest_two_and_best_are_kept(tmp_path):
+def test_newest_two_and_best_are_kept(tmp_path, make_tree):
     losses = {1: 0.5, 2: 0.1, 3: 0.2, 4: None, 5: 0.3, 6: None}
     with checkpoints.Checkpoints(tmp_path) as stored:
         for step, loss in losses.items():
-            stored.save(step, _tree(step), held_out_loss=loss)
+            stored.save(step, make_tree(step), held_out_loss=loss)
     with checkpoints.Checkpoints(tmp_path) as stored:
         assert stored.steps() == [2, 5, 6]
         assert stored.latest() == 6
 
 
-def test_tree_comes_back_with_its_structure_and_bits(tmp_path):
+def test_tree_comes_back_with_its_structure_and_bits(tmp_path, make_tree):
     with checkpoints.Checkpoints(tmp_path) as stored:
         for step in (4, 9):
-            stored.save(step, _tree(step))
-    abstract = jax.eval_shape(lambda tree: tree, _tree())
+            stored.save(step, make_tree(step))
+    abstract = jax.eval_shape(lambda tree: tree, make_tree())
     with checkpoints.Checkpoints(tmp_path, read_only=True) as stored:
         for step, wanted in ((4, 4), (9, 9), (None, 9)):
             found = stored.restore(abstract, step)
-            assert jax.tree.structure(found) == jax.tree.structure(_tree())
+            assert jax.tree.structure(found) == jax.tree.structure(make_tree())
             assert isinstance(found["state"][0], optax.ScaleByAdamState)
-            jax.tree.map(np.testing.assert_array_equal, found, _tree(wanted))
+            jax.tree.map(np.testing.assert_array_equal, found, make_tree(wanted))
 
 
-def test_step_that_is_there_stays_as_it_is(tmp_path):
+def test_step_that_is_there_stays_as_it_is(tmp_path, make_tree):
     with checkpoints.Checkpoints(tmp_path) as stored:
-        stored.save(1, _tree(1))
-        stored.save(1, _tree(2))
-        assert stored.restore(_tree())["step"] == 1
+        stored.save(1, make_tree(1))
+        stored.save(1, make_tree(2))
+        assert stored.restore(make_tree())["step"] == 1
 
 
-def test_missing_step_names_those_there_are(tmp_path):
+def test_missing_step_names_those_there_are(tmp_path, make_tree):
     with checkpoints.Checkpoints(tmp_path) as stored:
         with pytest.raises(ConfigError, match="There are no checkpoints in"):
-            stored.restore(_tree())
-        stored.save(10, _tree())
-        stored.save(20, _tree())
+            stored.restore(make_tree())
+        stored.save(10, make_tree())
+        stored.save(20, make_tree())
         with pytest.raises(ConfigError, match="no checkpoint of step 15 .*: 10, 20"):
-            stored.restore(_tree(), 15)
+            stored.restore(make_tree(), 15)
 
 
 def test_missing_folder_is_refused_for_reading_only(tmp_path):
@@ -66,12 +58,12 @@ def test_missing_folder_is_refused_for_reading_only(tmp_path):
         assert stored.latest() is None
 
 
-def test_tree_of_another_model_is_refused(tmp_path):
-    wider, more = _tree(), _tree()
+def test_tree_of_another_model_is_refused(tmp_path, make_tree):
+    wider, more = make_tree(), make_tree()
     wider["params"]["w"] = np.zeros((2, 4), np.float32)
     more["params"]["c"] = np.zeros(3, np.float32)
     with checkpoints.Checkpoints(tmp_path) as stored:
-        stored.save(1, _tree())
+        stored.save(1, make_tree())
         with pytest.raises(ConfigError, match=r"\(2, 3\) at .*w.*\(2, 4\)"):
             stored.restore(wider)
         with pytest.raises(ConfigError, match="does not hold the parameters"):

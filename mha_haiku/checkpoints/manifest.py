@@ -1,0 +1,153 @@
+"""What proves a checkpoint whole: manifest.json, with the sha256 of each of its files.
+
+Nothing of a checkpoint may differ from its manifest: no file changed, cut short,
+missing or added, and no link in place of a file. It holds a digest of itself too.
+"""
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NAME = "manifest.json"
+_MOST_BYTES = 2**26  # of a manifest; more is none
+
+
+class DamageError(Exception):
+    """A checkpoint is not what was written; the message says what is wrong."""
+
+
+class Manifest(NamedTuple):
+    """What manifest.json holds."""
+
+    step: int
+    held_out_loss: float | None
+    arrays: dict[str, dict[str, Any]]  # "dtype" and "shape" of each array, by its name
+    files: dict[str, str]  # sha256 of each file, by its path below the folder
+
+
+def write(
+    folder: Path,
+    *,
+    step: int,
+    held_out_loss: float | None,
+    arrays: dict[str, dict[str, Any]],
+) -> None:
+    """Writes the manifest of the files that are in `folder`, all of them to the disk.
+
+    Args:
+      folder: Of one checkpoint, with all its files and no manifest.
+      step: Its step.
+      held_out_loss: Finite, or None where it was not evaluated.
+      arrays: What is known of each array; see `Manifest`.
+    """
+    files = {name: _digest(folder / name) for name in _names(folder)}
+    manifest = Manifest(step, held_out_loss, arrays, files)
+    (folder / NAME).write_text(_text(manifest._asdict()), encoding="utf-8")
+    for name in (*files, NAME):
+        _to_disk(folder / name)
+    for path, _, _ in os.walk(folder):
+        _to_disk(Path(path))
+
+
+def read(folder: Path) -> Manifest:
+    """Returns the manifest of a checkpoint, without a look at the files.
+
+    Raises:
+      DamageError: If there is none, or it is not what `write` wrote.
+    """
+    path = folder / NAME
+    if folder.is_symlink() or path.is_symlink() or not path.is_file():
+        raise DamageError(f"it has no {NAME}")
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError
+        text = path.read_bytes().decode("utf-8")
+        contents = json.loads(text)
+        del contents["sha256"]
+        if text != _text(contents) or set(contents) != set(Manifest._fields):
+            raise ValueError
+        manifest = Manifest(**contents)
+        _check_types(manifest)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise DamageError(f"{NAME} is damaged") from None
+    return manifest
+
+
+def check(folder: Path) -> Manifest:
+    """Returns the manifest of a checkpoint whose files are all as they were written.
+
+    Raises:
+      DamageError: At the first thing that differs.
+    """
+    manifest = read(folder)
+    if folder.name != str(manifest.step):
+        raise DamageError(f"{NAME} is that of step {manifest.step}")
+    try:
+        found = set(_names(folder)) - {NAME}
+        for name in sorted(found - set(manifest.files)):
+            raise DamageError(f"{name} was added")
+        for name, digest in sorted(manifest.files.items()):
+            if name not in found:
+                raise DamageError(f"{name} is missing")
+            if _digest(folder / name) != digest:
+                raise DamageError(f"{name} is not as it was written")
+    except OSError as error:
+        raise DamageError(
+            f"{error.filename} cannot be read: {error.strerror}"
+        ) from None
+    return manifest
+
+
+def _names(folder) -> list[str]:
+    """Returns the paths below a folder of the files in it, none of them a link."""
+    names = []
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root, name)
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                below = path.relative_to(folder).as_posix()
+                raise DamageError(f"{below} is neither a file nor a folder")
+        names += [Path(root, name).relative_to(folder).as_posix() for name in files]
+    return sorted(names)
+
+
+def _check_types(manifest) -> None:
+    loss = manifest.held_out_loss
+    if loss is not None and not math.isfinite(loss):
+        raise ValueError
+    if not isinstance(manifest.step, int):
+        raise ValueError
+    for name, digest in manifest.files.items():
+        parts = pathlib.PurePosixPath(name).parts
+        if not parts or ".." in parts or name.startswith("/") or len(digest) != 64:
+            raise ValueError
+    for described in manifest.arrays.values():
+        if set(described) != {"dtype", "shape"}:
+            raise ValueError
+
+
+def _text(contents) -> str:
+    """Returns the only text that stands for these contents, with its own digest."""
+    contents = dict(sorted(contents.items()))
+    body = json.dumps(contents, indent=1, sort_keys=True, allow_nan=False)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    whole = contents | {"sha256": digest}
+    return json.dumps(whole, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _digest(path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

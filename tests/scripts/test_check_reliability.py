@@ -1,0 +1,47 @@
+"""Faults injected for real, a few of each; the script itself injects the rest."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check_reliability.py"
+
+
+def _check(*arguments):
+    return subprocess.run(
+        [sys.executable, _SCRIPT, *arguments], capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kills",
+        "signals",
+        "exits",
+        "corruptions",
+        "full_disks",
+        "second_writers",
+        "changed_configs",
+        "device_counts",
+        "not_finite_steps",
+    ],
+)
+def test_runs_survive(name):
+    done = _check("--quick", f"--only={name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    if "left out" in line:
+        pytest.skip(line)
+    good, count = line.split()[-3::2]
+    assert good == count
+
+
+def test_unknown_line_is_refused():
+    done = _check("--only=kils")
+    assert done.returncode == 2
+    assert "Did you mean 'kills'?" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
