@@ -1,8 +1,21 @@
 """Recalls the values of keys from 8,192 tokens away, on blockwise attention.
 
 Run: python -m experiments.train --config=configs/long_recall.py
-Expect: 100 percent held-out accuracy, loss 0.0001 (chance 6.25 percent, 2.773); 58 s on
-2 CPU cores.
+Expect: 98.8 percent held-out accuracy, loss 0.052 (chance 6.25 percent, 2.773), after
+the three commands below; 740 s in all on 2 CPU cores that did other work.
+
+By itself it has learnt nothing after 260 steps, for what is to be found is one key among
+8,192. So it starts short: the same command three times before, on the same folder and with
+--override_config (as this one too), with
+
+    --config.task.sequence_length=256 --config.training.batch_size=32
+    --config.training.steps=350
+
+    --config.task.sequence_length=1024 --config.training.batch_size=16
+    --config.training.steps=400
+
+    --config.task.sequence_length=4096 --config.training.batch_size=8
+    --config.training.steps=460
 """
 
 from ml_collections import config_dict
@@ -58,14 +71,14 @@ def get_config() -> config_dict.ConfigDict:
     config.optimizer = config_dict.ConfigDict()
     config.optimizer.learning_rate = 1.5e-3  # the highest, after warm-up
     config.optimizer.warmup_steps = 100  # in which the learning rate rises from 0
-    config.optimizer.final_learning_rate_fraction = 0.1  # where the cosine ends
+    config.optimizer.final_learning_rate_fraction = 1.0  # where the cosine ends
     config.optimizer.weight_decay = 0.0  # not of biases and norms
     config.optimizer.b1 = 0.9  # decay of Adam's mean of gradients
     config.optimizer.b2 = 0.95  # decay of Adam's mean of squared gradients
     config.optimizer.clip_norm = 1.0  # global norm above which gradients shrink
 
     config.training = config_dict.ConfigDict()
-    config.training.steps = 900  # in all
+    config.training.steps = 560  # in all
     config.training.batch_size = 4  # examples in a step, over all devices
     config.training.steps_per_dispatch = 5  # steps in one compiled call
     config.training.report_every = 10  # steps

@@ -26,7 +26,9 @@ def test_snippets_run_and_give_what_their_comments_say(notebook):
     assert weights.shape == (2, 8, 10, 10)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
     assert not weights[1, :, :, 7:].any()
-    np.testing.assert_allclose(notebook["corner"], weights[:, :, :3][..., [0, 9]])
+    # A part is computed by itself: equal to rounding, which differs between processors.
+    corner = weights[:, :, :3][..., [0, 9]]
+    np.testing.assert_allclose(notebook["corner"], corner, rtol=2e-6)
     assert notebook["coarse"].shape == (2, 8, 5, 5)
     assert notebook["values"].shape == (2, 10, 8, 16)
 

@@ -23,6 +23,7 @@ _WANTED = {
     "histogram",
     "induction_one_layer",
     "induction_two_layers",
+    "long_recall",
     "modular_addition",
     "parity",
     "reverse",
