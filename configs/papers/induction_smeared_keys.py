@@ -4,8 +4,8 @@ A key mixed with the one before it knows what it followed, so that one layer doe
 takes two otherwise (Olsson et al. 2022, argument 2).
 
 Run: python -m experiments.train --config=configs/papers/induction_smeared_keys.py
-Expect: 100 percent held-out accuracy, loss 0.00002 (chance 3.12 percent, 3.466); 94 s on
-2 CPU cores that did other work. Without smeared keys one layer stays at 12 percent.
+Expect: 100 percent held-out accuracy, loss 0.00002 (chance 3.12 percent, 3.466); 94 s
+on 2 CPU cores that did other work. Without smeared keys one layer stays at 12 percent.
 """
 
 from ml_collections import config_dict
