@@ -50,7 +50,7 @@ def _logits(of, params, batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@hypothesis.settings(max_examples=6, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
 @hypothesis.given(
     keep=st.lists(st.lists(st.integers(0, H - 1), unique=True), min_size=L, max_size=L)
 )

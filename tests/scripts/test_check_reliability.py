@@ -16,20 +16,8 @@ def _check(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "kills",
-        "signals",
-        "exits",
-        "corruptions",
-        "full_disks",
-        "second_writers",
-        "changed_configs",
-        "device_counts",
-        "not_finite_steps",
-    ],
-)
+# What needs processes of its own; of the others there are tests within one.
+@pytest.mark.parametrize("name", ["kills", "signals", "exits", "full_disks"])
 def test_runs_survive(name):
     done = _check("--quick", f"--only={name}")
     assert done.returncode == 0, done.stdout + done.stderr
