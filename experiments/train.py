@@ -13,11 +13,7 @@ from experiments import command_line
 
 FLAGS = command_line.flag_values(
     {
-        "config": (
-            str,
-            None,
-            "File with the config of the run; it is Python and runs.",
-        ),
+        "config": (str, None, "File with the run's config; it is Python and runs."),
         "workdir": (
             str,
             None,
@@ -41,16 +37,17 @@ def main(config) -> int:
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
     summary = loop.train(config, workdir, override_config=FLAGS.override_config)
     if summary.interrupted:  # whoever interrupts may not wait for maps
-        maps_so_far = f"python -m experiments.dump_attention --workdir={workdir}"
-        print("Interrupted; the same command goes on from here.", file=sys.stderr)
-        print(f"Its maps so far: {maps_so_far}", file=sys.stderr)
+        dump = f"python -m experiments.dump_attention --workdir={workdir}"
+        told = (
+            f"Interrupted; the same command goes on from here.\nIts maps so far: {dump}"
+        )
+        print(told, file=sys.stderr)
         return 130
     maps = attention_dump.dump(workdir)
     report.write(maps.parent)
     looks = timeline.of_run(workdir)
     if looks is not None:
-        picture = report.write_timeline(*looks)
-        print(f"Heads in time:  {picture}")
+        print(f"Heads in time:  {report.write_timeline(*looks)}")
     print(f"Summary:        {workdir / 'summary.json'}")
     print(f"Attention maps: {maps.parent / 'index.html'}")
     return 0

@@ -1,6 +1,7 @@
 """Roll-out row by row, against products of whole float64 matrices."""
 
 import functools
+import importlib
 import math
 
 import haiku as hk
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, modules
-from mha_haiku.heads import gradient_rollout as gradient_rollout_lib
 from mha_haiku.heads import layer_chain
 from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
@@ -280,7 +280,9 @@ def test_heads_that_write_nothing_count_for_nothing():
 
 @pytest.mark.parametrize(("name", "tile"), [("padding", 3), ("blind", 512)])
 def test_gradients_weight_attention_tile_by_tile(name, tile, monkeypatch):
-    monkeypatch.setattr(gradient_rollout_lib, "_TILE", tile)
+    # By its name, as the package offers the function of the same name.
+    module = importlib.import_module("mha_haiku.heads.gradient_rollout")
+    monkeypatch.setattr(module, "_TILE", tile)
     maps, weights = _layers(name)
     rng = np.random.default_rng(3)
     gradients = [rng.normal(size=(B, T, layer.shape[1], V)) for layer in maps]

@@ -21,6 +21,8 @@ from mha_haiku.training import (
 )
 from mha_haiku.training import run as run_folder
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
