@@ -24,6 +24,11 @@ from mha_haiku.training import run as run_folder
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
+@pytest.fixture(autouse=True)
+def _speed_is_measured_briefly(monkeypatch):
+    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Makes the folder of a run that has taken a few steps; one per set of fields."""
