@@ -1,6 +1,6 @@
 """Closes heads of a trained run by learned gates, and compares with training anew.
 
-Run: python -m experiments.learn_gates --workdir=runs/sort --penalty=0.01
+Run: python -m experiments.learn_gates --workdir=runs/induction_two_layers --penalty=0.1
 
 Hard-concrete gates are trained together with the model, at a price per open head; the
 heads whose gates close are pruned, and the rest is tuned. Then the same architecture is
