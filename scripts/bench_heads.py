@@ -107,8 +107,8 @@ def _pruned(model, params, config, example, rounds):
     ideal = operations[0] / operations[1]
     faster = _ratios(lambda: whole(params), lambda: pruned(small), rounds * 5)
     gained = _ratios(lambda: whole(params), lambda: masked(params), rounds * 5)
-    layer = _attention_alone(params, config, rounds)
-    small_layer = _attention_alone(small, small_config, rounds)
+    layer = _attention_alone(params, config)
+    small_layer = _attention_alone(small, small_config)
     of_layer = _ratios(layer, small_layer, rounds * 5)
     return [
         (
@@ -127,7 +127,7 @@ def _pruned(model, params, config, example, rounds):
     ]
 
 
-def _attention_alone(params, config, rounds) -> Callable:
+def _attention_alone(params, config) -> Callable:
     """Returns the forward pass of layer 0's attention, compiled."""
     import haiku as hk
 
