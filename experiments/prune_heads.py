@@ -22,12 +22,7 @@ FLAGS = command_line.flag_values(
         "sweep": (bool, False, "Measure models of every size, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
         "metric_drop": (float, None, "How far the held-out accuracy may fall."),
-        "order": (
-            str,
-            "ablation",
-            "Which heads go first by: ablation, gradient, attribution, confidence or "
-            "greedy.",
-        ),
+        "order": (str, "ablation", "By what heads go; greedy, or a measure's name."),
         "closing": (str, "zero", "What closed heads say: zero, mean or resample."),
         "examples": (int, 256, "How many held-out examples the order is found on."),
         "steps": (int, 0, "Steps to train the pruned model on."),
@@ -39,16 +34,12 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
-    from mha_haiku.training import pruning
+    from mha_haiku.training import pruned_runs, pruning
 
-    asked = pruning.Request(
-        FLAGS.sweep,
-        FLAGS.keep,
-        FLAGS.metric_drop,
-        FLAGS.order,
-        FLAGS.closing,
-        FLAGS.examples,
-    )
+    asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))
+    out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")
+    if not FLAGS.sweep:
+        pruned_runs.check_free(out)  # before the work
     found = pruning.prune(FLAGS.workdir, asked, step=FLAGS.step)
     print(pruning.table(found))
     if FLAGS.sweep:
@@ -57,7 +48,6 @@ def main() -> None:
         curve = report.Curve(**pruning.curve(found))
         report.write_pruning(folder, curve, title=found.title)
         return
-    out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")
     print(f"\nPruned run: {pruning.save(found, out, steps=FLAGS.steps)}")
 
 

@@ -139,6 +139,13 @@ def held_out(run: run_folder.Run) -> dict[str, float]:
     return evaluate.means(jax.tree.map(lambda x: np.asarray(x)[0], sums))
 
 
+def check_free(workdir: str | os.PathLike) -> None:
+    """Raises ConfigError where a folder, which need not be there, holds a run."""
+    folder = run_folder.Folder(Path(workdir).expanduser())
+    if run_folder.read_config(folder) is not None:
+        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
+
+
 def save(run: run_folder.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes a run's parameters as a new run, ready to be trained on.
 
@@ -153,9 +160,8 @@ def save(run: run_folder.Run, workdir: str | os.PathLike, *, steps: int) -> Path
     Raises:
       ConfigError: If there is a run in the folder, or it cannot be written to.
     """
+    check_free(workdir)
     folder = run_folder.open_folder(workdir)
-    if run_folder.read_config(folder) is not None:
-        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
     config = run.config.copy_and_resolve_references()
     config.training.steps = steps
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps)
