@@ -83,4 +83,12 @@ def get_config() -> config_dict.ConfigDict:
     config.attention.full_length = 256  # longer inputs get pooled maps
     config.attention.pooled_size = 128  # rows and columns of a pooled map
 
+    config.devices = config_dict.ConfigDict()
+    # parts that each batch is shared in; None: as many as heads and sequence leave
+    config.devices.data = config_dict.placeholder(int)
+    config.devices.heads = 1  # parts of the heads and hidden units; divides them
+    config.devices.sequence = 1  # parts of the positions; divides them
+    # whether parameters and the optimizer's state are shared over data as well
+    config.devices.shard_parameters = False
+
     return config

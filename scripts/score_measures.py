@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from configs import reverse
-from mha_haiku import heads, models
+from mha_haiku import devices, heads, models
 from mha_haiku.heads import ground_truth, scoring
 from mha_haiku.training import config as run_config
 from mha_haiku.training import head_importance, optimizer
@@ -71,7 +71,7 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
     def apply(*arguments, **options):
         return model.apply(*arguments, gates=gates, **options)
 
-    devices = jax.local_devices()[:1]
+    placement = devices.Replicas(jax.local_devices()[:1])
     adam = optimizer.make(config.optimizer, steps=_DEAD_STEPS)
     closed = models.Model(model.init, apply)
     dispatch = training_step.make_dispatch(
@@ -79,13 +79,13 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
         task,
         adam,
         batch_size=config.training.batch_size,
-        devices=devices,
+        placement=placement,
         max_steps=_DEAD_STEPS,
     )
     state = training_step.initial_state(closed, adam, task, config.seed)
-    state, data = jax.tree.map(lambda x: np.asarray(x)[None], (state, task.train_data))
+    state, data = placement.put((state, task.train_data))
     state, _ = dispatch(state, data, np.uint32(config.seed), np.int32(_DEAD_STEPS))
-    params = jax.tree.map(lambda x: np.asarray(x)[0], state.params)
+    params = placement.fetch(state.params)
     run = run_folder.Run(
         config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
     )

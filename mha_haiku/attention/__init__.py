@@ -1,10 +1,12 @@
 """Attention as pure functions of arrays, and the map that it leaves behind."""
 
-from mha_haiku.attention.attend import IMPLEMENTATIONS, attend
+from mha_haiku.attention.attend import attend
 from mha_haiku.attention.attention_map import AttentionMap
 from mha_haiku.attention.blockwise import Blockwise
+from mha_haiku.attention.implementations import IMPLEMENTATIONS
 from mha_haiku.attention.pooling import bin_edges
 from mha_haiku.attention.scores import Score, additive, dot_product
+from mha_haiku.attention.sharded import Sharded
 from mha_haiku.attention.statistics import Statistics
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "AttentionMap",
     "Blockwise",
     "Score",
+    "Sharded",
     "Statistics",
     "additive",
     "attend",

@@ -4,55 +4,20 @@
 (G divides H), K query/key size and V value size per head.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, masks, positions
 from mha_haiku.attention import (
     attention_map,
-    blockwise,
-    choice,
-    dense,
     faults,
-    fused,
     gradients,
+    implementations,
     scores,
+    sharded,
 )
 
 Array = jax.Array
-
-Implementation = Callable[[gradients.Inputs, float], tuple[Array, Array]]
-
-
-def _automatic(inputs, dropout_rate):
-    name = choice.automatic(inputs, dropout_rate, fused.platform())
-    return _IMPLEMENTATIONS[name](inputs, dropout_rate)
-
-
-def _fused(inputs, dropout_rate):
-    refusal = fused.refusal(inputs, dropout_rate, fused.platform())
-    if refusal is not None:
-        raise ValueError(
-            f"implementation='fused' cannot do this call: {refusal}; 'auto' takes what "
-            "can."
-        )
-    return fused.attend(inputs, dropout_rate)
-
-
-def _formula(inputs, dropout_rate):
-    return dense.formula(inputs, dropout_rate)[:2]
-
-
-_IMPLEMENTATIONS: dict[str, Implementation] = {
-    "auto": _automatic,
-    "dense": dense.attend,
-    "blockwise": blockwise.Blockwise(),
-    "fused": _fused,
-    "formula": _formula,
-}
-IMPLEMENTATIONS = tuple(_IMPLEMENTATIONS)
 
 
 def attend(
@@ -65,7 +30,7 @@ def attend(
     score: scores.Score | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
-    implementation: str | Implementation = "auto",
+    implementation: str | implementations.Implementation = "auto",
 ) -> tuple[Array, attention_map.AttentionMap]:
     """Returns `softmax(score(query, key) + bias) value` and the attention map.
 
@@ -91,7 +56,8 @@ def attend(
         and dtypes only; "formula" is dense and differentiated by JAX itself, for
         forward mode (`jax.jvp`) and second derivatives. "auto" is fused where that can
         do the call, else dense up to about a million scores on the CPU (2^26 on
-        accelerators), and blockwise beyond.
+        accelerators), and blockwise beyond. `attention.Sharded(mesh)` shares batch,
+        heads and positions among the devices of a mesh.
 
     Returns:
       Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
@@ -107,9 +73,7 @@ def attend(
     mask, bias = masks.as_mask(mask), positions.as_bias(bias)
     score = scores.dot_product() if score is None else score
     _check(query, key, value, mask, bias, score)
-    if not callable(implementation):
-        checks.choice("implementation", implementation, IMPLEMENTATIONS)
-        implementation = _IMPLEMENTATIONS[implementation]
+    implementation = implementations.of(implementation)
     checks.fraction("dropout_rate", dropout_rate)
     if dropout_rate and rng is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
@@ -124,8 +88,9 @@ def attend(
     inputs = gradients.Inputs(query, key, value, bias, score, mask, faulty, rng)
     values, logsumexp = implementation(inputs, dropout_rate)
     query, key, value, *_ = inputs.cleaned()
+    mesh = implementation.mesh if isinstance(implementation, sharded.Sharded) else None
     return values, attention_map.AttentionMap(
-        query, key, logsumexp, mask, bias, score, value
+        query, key, logsumexp, mask, bias, score, value, mesh
     )
 
 

@@ -26,7 +26,9 @@ from mha_haiku.attention import (
 Array = jax.Array
 
 
-@tiles.pytree(data=("query", "key", "logsumexp", "mask", "bias", "score", "value"))
+@tiles.pytree(
+    data=("query", "key", "logsumexp", "mask", "bias", "score", "value"), meta=("mesh",)
+)
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
@@ -41,6 +43,7 @@ class AttentionMap:
       bias: What was added to the scores, or None.
       score: The score, with its parameters.
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
+      mesh: The devices that share the arrays as `attention.Sharded` says, or None.
     """
 
     query: Array
@@ -50,6 +53,7 @@ class AttentionMap:
     bias: positions.ScoreBias | None
     score: scores.Score
     value: Array | None = None
+    mesh: jax.sharding.Mesh | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class Options(NamedTuple):
     dropout_rate: float
 
 
-def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
+def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
     """Returns values, logsumexp and nothing else to save."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = options.sizes.fitted(num_queries, num_keys)
@@ -135,7 +135,7 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
     return values, logsumexp, ()
 
 
-def _backward(
+def backward(
     inputs: gradients.Inputs,
     saved: tuple,
     of_rows: gradients.RowGradients,
@@ -222,7 +222,7 @@ def _backward(
     )
 
 
-attend = gradients.differentiable(_forward, _backward)
+attend = gradients.differentiable(forward, backward)
 
 
 def _view(inputs, example, head, *, fault):

@@ -77,12 +77,15 @@ class Bins(NamedTuple):
         return tiles.add(total, part, self._origin(span), axis)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns `total [bins, ...]` per position that counts, booleans `[size]`."""
+        """Returns `total [..., bins, n]` per position that counts, `[..., size]`."""
         every = tiles.Span(self.start, self.stop - self.start)
-        bins = jnp.arange(every.size) // self.width
-        counted = tiles.take(counts, every, 0).astype(total.dtype)
-        per_bin = jax.ops.segment_sum(counted, bins, self.count)
-        return total / jnp.maximum(per_bin, 1)[:, None]
+        counted = tiles.take(counts, every, -1).astype(total.dtype)
+        fill = [(0, 0)] * (counts.ndim - 1) + [
+            (0, self.count * self.width - every.size)
+        ]
+        counted = jnp.pad(counted, fill)
+        per_bin = counted.reshape(*counted.shape[:-1], self.count, self.width).sum(-1)
+        return total / jnp.maximum(per_bin, 1)[..., None]
 
     def _origin(self, span):
         most = self.count - self.touched(span.size)

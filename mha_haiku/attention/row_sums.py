@@ -4,7 +4,7 @@ T query positions, R of them in a block; S key positions, C of them in a tile; P
 queries and Q bins of keys in a pooled map.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,11 @@ from mha_haiku.attention import pooling, sweep, views
 
 Array = jax.Array
 OFFSETS = (-1, 0, 1)  # of the key from the query: previous, same and next position
+
+# Fields of a `Question` that are about positions; all are of keys but for two.
+PER_QUERY = ("counted", "query_tokens")
+PER_KEY = ("chosen", "key_tokens", "preceding_tokens")
+PER_POSITION = (*PER_QUERY, *PER_KEY)
 
 # Columns of what is linear in the weights; the bins of a pooled map come last.
 _MASS, _FIRST_MOMENT, _SECOND_MOMENT, _FIRST_POSITION, _CHOSEN = range(5)
@@ -29,6 +34,9 @@ class Question(NamedTuple):
       chosen: `[B..., S]` booleans, positions of interest; None: none.
       query_tokens: `[B..., T]` integers, or None.
       key_tokens: `[B..., S]` integers, or None.
+      preceding_tokens: `[B..., S]` integers, of the keys before the keys, or None.
+      first_query: Where the first of the queries stands in the whole map.
+      first_key: Where the first of the keys does.
     """
 
     query_offset: Array
@@ -36,6 +44,18 @@ class Question(NamedTuple):
     chosen: Array | None
     query_tokens: Array | None
     key_tokens: Array | None
+    preceding_tokens: Array | None
+    first_query: Array
+    first_key: Array
+
+    def of_example(self, example: tuple) -> "Question":
+        """Returns what is asked of one example's map."""
+        of_one = {
+            name: tiles.at_batch(array, example)
+            for name, array in self._asdict().items()
+            if name in PER_POSITION and array is not None
+        }
+        return self._replace(**of_one)
 
 
 class RowSums(NamedTuple):
@@ -53,8 +73,47 @@ class RowSums(NamedTuple):
     induction: Array | None
 
 
-def of_head(view, question, grid, sizes):
-    """Returns row sums `[T]`, which rows count, received mass `[S]`, the pooled map."""
+class MapSums(NamedTuple):
+    """What the rows of a map add up to.
+
+    Attributes:
+      rows: Over the keys of each row, `[B..., H, T]`.
+      counts: `[B..., H, T]` booleans, the rows that count.
+      received: `[B..., H, S]`, the mass that each key receives.
+      mass: `[B..., H, P, Q]`, that of each cell of a grid, or None.
+    """
+
+    rows: RowSums
+    counts: Array
+    received: Array
+    mass: Array | None
+
+
+def of_map(
+    attention_map: Any,
+    question: Question,
+    grid: pooling.Grid | None,
+    sizes: sweep.Sizes,
+) -> MapSums:
+    """Returns the sums of a map, or of a part of one.
+
+    Args:
+      attention_map: The `AttentionMap`, or what has the same fields.
+      question: What is asked.
+      grid: The cells of the pooled map; None: no pooled map.
+      sizes: Of the tiles.
+    """
+    *batch_shape, num_heads, num_queries = attention_map.logsumexp.shape
+    sizes = sizes.fitted(num_queries, attention_map.key.shape[-3])
+
+    def of_one(example, head):
+        view = views.head_of(attention_map, example, head)
+        return _of_head(view, question.of_example(example), grid, sizes)
+
+    return sweep.over_heads(of_one, tuple(batch_shape), num_heads, sizes.heads)
+
+
+def _of_head(view, question, grid, sizes) -> MapSums:
     num_queries, num_keys = len(view.query), len(view.key)
     dtype = view.logsumexp.dtype
     counts = view.logsumexp > -jnp.inf
@@ -72,7 +131,7 @@ def of_head(view, question, grid, sizes):
         )
         sums, received, mass = sweep.over_keys(
             of_tile,
-            (_start(rows.size, question, dtype), received, mass),
+            (nothing(rows.size, question, dtype), received, mass),
             view.mask,
             rows,
             num_keys,
@@ -84,33 +143,33 @@ def of_head(view, question, grid, sizes):
             sums,
         )
         if grid is not None:
-            bins = grid.rows.membership(rows, dtype) * fresh[:, None]
-            pooled = grid.rows.add(pooled, bins.T @ mass, rows, 0)
+            there = rows + question.first_query
+            bins = grid.rows.membership(there, dtype) * fresh[:, None]
+            pooled = grid.rows.add(pooled, bins.T @ mass, there, 0)
         return all_sums, received, pooled
 
     pooled = None
     if grid is not None:
         pooled = jnp.zeros((grid.rows.count, grid.columns.count), dtype)
     carry = (
-        _start(num_queries, question, dtype),
+        nothing(num_queries, question, dtype),
         jnp.zeros(num_keys, dtype),
         pooled,
     )
     sums, received, pooled = sweep.over_rows(of_rows, carry, num_queries, sizes.rows)
-    if grid is not None:
-        pooled = grid.rows.mean(pooled, counts)
-    return sums, counts, received, pooled
+    return MapSums(sums, counts, received, pooled)
 
 
-def _start(size, question, dtype) -> RowSums:
-    zeros = jnp.zeros(size, dtype)
+def nothing(shape: int | tuple[int, ...], question: Question, dtype) -> RowSums:
+    """Returns the sums `[...]` of rows without keys."""
+    zeros = jnp.zeros(shape, dtype)
     return RowSums(
         entropy=zeros,
         squared_weights=zeros,
         largest=zeros + views.HIDDEN,
         distance=zeros,
         squared_distance=zeros,
-        at_offsets=jnp.full((size, len(OFFSETS)), views.HIDDEN, dtype),
+        at_offsets=jnp.full((*zeros.shape, len(OFFSETS)), views.HIDDEN, dtype),
         first_position=zeros,
         chosen_positions=None if question.chosen is None else zeros,
         same_token=None if question.key_tokens is None else zeros,
@@ -132,9 +191,11 @@ class _TileSums(NamedTuple):
         log_weights = self.view.log_weights(self.rows, columns, seen_from)
         # Not computed again for each of the sums, as XLA would on the CPU.
         weights = lax.optimization_barrier(jnp.exp(log_weights))
-        at_rows = self.rows.array() + self.question.query_offset
-        linear = weights @ self._functionals(at_rows, columns)
-        distance, squared_distance = self._moments(weights, linear, at_rows, columns)
+        question = self.question
+        at_rows = self.rows.array() + question.first_query + question.query_offset
+        there = columns + question.first_key
+        linear = weights @ self._functionals(at_rows, columns, there)
+        distance, squared_distance = self._moments(weights, linear, at_rows, there)
         chosen = sums.chosen_positions
         if chosen is not None:
             chosen = chosen + linear[:, _CHOSEN]
@@ -145,36 +206,36 @@ class _TileSums(NamedTuple):
             distance=sums.distance + distance,
             squared_distance=sums.squared_distance + squared_distance,
             at_offsets=jnp.maximum(
-                sums.at_offsets, self._at_offsets(log_weights, at_rows, columns)
+                sums.at_offsets, self._at_offsets(log_weights, at_rows, there)
             ),
             first_position=sums.first_position + linear[:, _FIRST_POSITION],
             chosen_positions=chosen,
-            **self._tokens(sums, weights, at_rows, columns),
+            **self._tokens(sums, weights, at_rows, columns, there),
         )
         received = tiles.add(received, self.fresh @ weights, columns.start, 0)
         if self.grid is not None:
             of_bins = linear[:, -self.grid.columns.touched(columns.size) :]
-            mass = self.grid.columns.add(mass, of_bins, columns, 1)
+            mass = self.grid.columns.add(mass, of_bins, there, 1)
         return sums, received, mass
 
-    def _functionals(self, at_rows, columns):
+    def _functionals(self, at_rows, columns, there):
         """Returns vectors `[C, n]` whose products with the weights are asked for.
 
         Those of the moments are the powers 0 to 2 of how far a key is from the edge of
         the tile that is nearest to the queries.
         """
         dtype = self.fresh.dtype
-        at_columns = columns.array()
-        is_left = columns.stop <= at_rows[0]
+        at_columns = there.array()
+        is_left = there.stop <= at_rows[0]
         inward = jnp.where(
-            is_left, columns.stop - 1 - at_columns, at_columns - columns.start
+            is_left, there.stop - 1 - at_columns, at_columns - there.start
         ).astype(dtype)
         parts = [jnp.ones_like(inward), inward, inward**2, at_columns == 0]
         if self.question.chosen is not None:
             parts.append(tiles.take(self.question.chosen, columns, 0))
         parts = [jnp.stack([part.astype(dtype) for part in parts], axis=1)]
         if self.grid is not None:
-            parts.append(self.grid.columns.membership(columns, dtype))
+            parts.append(self.grid.columns.membership(there, dtype))
         return jnp.concatenate(parts, axis=1)
 
     def _moments(self, weights, linear, at_rows, columns):
@@ -210,16 +271,16 @@ class _TileSums(NamedTuple):
         )
         return jnp.where(inside, found, views.HIDDEN)
 
-    def _tokens(self, sums, weights, at_rows, columns):
+    def _tokens(self, sums, weights, at_rows, columns, there):
         """Returns the new sums that are about tokens."""
         question = self.question
         if question.key_tokens is None:
             return {}
-        at_columns = columns.array()[None, :]
+        at_columns = there.array()[None, :]
         own = tiles.take(question.query_tokens, self.rows, 0)[:, None]
-        before = jnp.roll(question.key_tokens, 1)
         tokens, before = (
-            tiles.take(x, columns, 0)[None, :] for x in (question.key_tokens, before)
+            tiles.take(x, columns, 0)[None, :]
+            for x in (question.key_tokens, question.preceding_tokens)
         )
         followed = (before == own) & (at_columns > 0) & (at_columns <= at_rows[:, None])
         return {

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import tiles
-from mha_haiku.attention import pooling, row_sums, sweep, views
+from mha_haiku.attention import pooling, ring_sums, row_sums, sweep
 
 Array = jax.Array
 
@@ -98,8 +97,18 @@ def question_of(
     _check_fits("positions", positions, of_keys, bool)
     _check_fits("tokens", tokens, of_queries, jnp.integer)
     _check_fits("key_tokens", key_tokens, of_keys, jnp.integer)
-    query_offset = jnp.asarray(query_offset)
-    return row_sums.Question(query_offset, counted, positions, tokens, key_tokens)
+    preceding = None if key_tokens is None else jnp.roll(key_tokens, 1, -1)
+    zero = jnp.zeros((), jnp.int32)
+    return row_sums.Question(
+        jnp.asarray(query_offset),
+        counted,
+        positions,
+        tokens,
+        key_tokens,
+        preceding,
+        zero,
+        zero,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes"))
@@ -120,22 +129,16 @@ def statistics(
       per_query: Whether rows are kept apart.
       sizes: Of the tiles.
     """
-    *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
-    sizes = sizes.fitted(num_queries, num_keys)
-
-    def of_head(example, head):
-        view = views.head_of(attention_map, example, head)
-        asked = jax.tree.map(lambda x: tiles.at_batch(x, example), question[1:])
-        asked = row_sums.Question(question.query_offset, *asked)
-        return row_sums.of_head(view, asked, grid, sizes)
-
-    rows, counts, received, pooled = sweep.over_heads(
-        of_head, batch_shape, num_heads, sizes.heads
-    )
+    *batch_shape, _, num_queries, num_keys = attention_map.shape
+    if attention_map.mesh is None:
+        sums = row_sums.of_map(attention_map, question, grid, sizes)
+    else:
+        sums = ring_sums.of_map(attention_map, question, grid, sizes)
     unseen = attention_map.mask.aligned_unseen_keys(
         num_queries, num_keys, len(batch_shape)
     )
-    return _summary(rows, counts, received, unseen, pooled, per_query)
+    pooled = None if grid is None else grid.rows.mean(sums.mass, sums.counts)
+    return _summary(sums.rows, sums.counts, sums.received, unseen, pooled, per_query)
 
 
 def _summary(sums, counts, received, unseen, pooled, per_query) -> Statistics:

@@ -56,6 +56,9 @@ class _Pair(Mask):
     def has_heads(self, batch_ndim):
         return self.left.has_heads(batch_ndim) or self.right.has_heads(batch_ndim)
 
+    def is_lopsided(self):
+        return self.left.is_lopsided() or self.right.is_lopsided()
+
     def of_head(self, example, head):
         left, right = (x.of_head(example, head) for x in (self.left, self.right))
         return type(self)(left, right)
@@ -131,6 +134,9 @@ class _Wrapped(Mask):
 
     def has_heads(self, batch_ndim):
         return self.mask.has_heads(batch_ndim)
+
+    def is_lopsided(self):
+        return self.mask.is_lopsided()
 
     def check_lengths(self, num_keys):
         self.mask.check_lengths(num_keys)

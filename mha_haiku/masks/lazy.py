@@ -63,6 +63,10 @@ class LazyMask(abc.ABC):
         del rows, num_keys
         return 0, 0
 
+    def is_lopsided(self) -> bool:
+        """Returns whether later queries see more keys, or fewer, than earlier ones."""
+        return False
+
     def of_head(self, example: tuple, head: Array) -> Self:
         """Returns the mask of one head of one example, without batch axes.
 

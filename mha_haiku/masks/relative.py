@@ -93,6 +93,9 @@ class Band(_Relative):
     def shifted(self, offset):
         return Band(self.left, self.right, self.offset + offset)
 
+    def is_lopsided(self):
+        return (self.left is None) != (self.right is None)
+
     def allows(self, rows, columns):
         distance = columns - (rows + self.offset)
         if self.left is None:

@@ -56,7 +56,12 @@ class Model(NamedTuple):
 
 
 def build(
-    config: Any, *, num_tokens: int | None, feature_size: int | None, num_classes: int
+    config: Any,
+    *,
+    num_tokens: int | None,
+    feature_size: int | None,
+    num_classes: int,
+    implementation: str | Callable | None = None,
 ) -> Model:
     """Returns the model that a config describes.
 
@@ -65,12 +70,14 @@ def build(
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C.
+      implementation: Of attention, as `attend` takes it; None: the config's.
 
     Raises:
       checks.ConfigError: If a field is out of range.
     """
     model_config.check(config)
     policy = jmp.get_policy(parts.PRECISIONS[config.precision])
+    implementation = implementation or config.attention.implementation
 
     def forward(inputs, lengths=None, start=None, **options):
         valid = None if lengths is None else _valid(inputs, lengths)
@@ -83,7 +90,7 @@ def build(
             mask = masks.causal() if lengths is None else masks.causal() & mask
         encoder = modules.Encoder(
             config.num_layers,
-            functools.partial(_layer, config),
+            functools.partial(_layer, config, implementation),
             make_norm=_make_norm(config) if config.norm_position == "pre" else None,
             stack=_stack(config),
             name="encoder",
@@ -183,7 +190,7 @@ def _bias(config):
     return [bias.at_heads(heads.names) for heads in layers]
 
 
-def _layer(config, i):
+def _layer(config, implementation, i):
     heads = model_config.heads_of_layers(config)[i]
 
     def make_attention():
@@ -201,7 +208,7 @@ def _layer(config, i):
             rotary=positions.rotary if config.positions == "rotary" else None,
             qk_norm=config.qk_norm,
             smear=modules.smeared_keys if config.smear_keys else None,
-            implementation=config.attention.implementation,
+            implementation=implementation,
             name="attention",
         )
 

@@ -14,6 +14,7 @@ import ml_collections
 
 from mha_haiku import checks, models, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.training import placement
 
 
 def _choice(*choices: str) -> Callable[[str, Any], Any]:
@@ -103,6 +104,12 @@ _SECTIONS = {
         "full_length": checks.positive_integer,
         "pooled_size": checks.positive_integer,
     },
+    "devices": {
+        "data": _optional(checks.positive_integer),
+        "heads": checks.positive_integer,
+        "sequence": checks.positive_integer,
+        "shard_parameters": _boolean,
+    },
 }
 _OPTIONAL_SECTIONS = ("data",)
 
@@ -133,15 +140,22 @@ def validate(
     _check_names("config.task", values["task"], ("name",), optional=None)
     checks.choice("config.task.name", values["task"]["name"], tasks.names())
     models.check(config.model)
-    _check_training(config, num_devices or jax.local_device_count())
+    if config.optimizer.warmup_steps > config.training.steps:
+        raise ConfigError(
+            f"config.optimizer.warmup_steps must be at most config.training.steps "
+            f"{config.training.steps}, got {config.optimizer.warmup_steps}."
+        )
+    placement.shape(config, num_devices or jax.local_device_count())
 
 
 def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
     """Checks that the model of a valid config suits the task.
 
     Raises:
-      ConfigError: If the positions are too few, or the model answers something else.
+      ConfigError: If the positions are too few, the devices cannot share them, or the
+        model answers something else.
     """
+    placement.check_sequence(config, task.sequence_length)
     model = config.model
     if model.positions == "learned" and model.max_length < task.sequence_length:
         raise ConfigError(
@@ -223,23 +237,6 @@ def _check_names(path, values, required, *, optional=()) -> None:
         near = difflib.get_close_matches(missing[0], unknown, n=1)
         suggestion = f" Is it {near[0]!r}?" if near else ""
         raise ConfigError(f"{path}.{missing[0]} is missing.{suggestion}")
-
-
-def _check_training(config, num_devices) -> None:
-    training = config.training
-    size, rest = training.batch_size, training.batch_size % num_devices
-    if rest:
-        below, above = size - rest, size - rest + num_devices
-        nearest = f"{below} and {above}" if below else f"{above}"
-        raise ConfigError(
-            f"config.training.batch_size must be a multiple of the {num_devices} "
-            f"devices, got {size}; the nearest: {nearest}."
-        )
-    if config.optimizer.warmup_steps > training.steps:
-        raise ConfigError(
-            f"config.optimizer.warmup_steps must be at most config.training.steps "
-            f"{training.steps}, got {config.optimizer.warmup_steps}."
-        )
 
 
 def _flat(path, values) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Held-out evaluation: a fixed set of examples, with a key and data of its own."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import devices as device_placement
-from mha_haiku import models, tasks
+from mha_haiku import devices, models, tasks
 from mha_haiku.training import loss
 from mha_haiku.training import step as training_step
 
@@ -37,7 +35,7 @@ def make_evaluation(
     *,
     num_examples: int,
     batch_size: int,
-    devices: Sequence[jax.Device],
+    placement: devices.Placement,
 ) -> Callable[[Any, Any, np.uint32], loss.Sums]:
     """Returns the program that evaluates on the first `num_examples` held-out examples.
 
@@ -45,29 +43,23 @@ def make_evaluation(
     so the result is the same whatever the number of devices.
 
     Returns:
-      `evaluate(params, data, seed)`, `jax.pmap`ped: params and data with an axis of
-      devices, seed a scalar; the sums over all examples, on every device.
+      `evaluate(params, data, seed)`, a program of the placement: params and data as it
+      puts them, seed a scalar; the sums over all examples, on every device.
     """
-    num_devices = len(devices)
     num_batches = -(-num_examples // batch_size)
 
-    @functools.partial(
-        jax.pmap,
-        axis_name=device_placement.AXIS,
-        in_axes=(0, 0, None),
-        devices=devices,
-    )
     def evaluate(params, data, seed):
-        own = device_placement.part_of_batch(batch_size, num_devices)
-
         def add_batch(index, total):
-            indices = index * batch_size + own
-            example = held_out_batch(task, seed, data, indices)
-            counts = (indices < num_examples).reshape(
-                indices.shape + (1,) * (example.weights.ndim - 1)
-            )
-            weights = jnp.where(counts, example.weights, 0)
-            example = example._replace(weights=weights)
+            def make(places):
+                indices = index * batch_size + places
+                example = held_out_batch(task, seed, data, indices)
+                counts = (indices < num_examples).reshape(
+                    indices.shape + (1,) * (example.weights.ndim - 1)
+                )
+                weights = jnp.where(counts, example.weights, 0)
+                return example._replace(weights=weights)
+
+            example = placement.batch(batch_size, make)
             sums = training_step.loss_sums(
                 model, task, params, None, example, is_training=False
             )
@@ -76,9 +68,9 @@ def make_evaluation(
         zero = jnp.zeros((), jnp.float32)
         nothing = loss.Sums(zero, zero, zero)
         total = jax.lax.fori_loop(0, num_batches, add_batch, nothing)
-        return device_placement.total(total, num_devices)
+        return placement.total(total)
 
-    return evaluate
+    return placement.program(evaluate, num_scalars=1, returns_state=False)
 
 
 def means(sums: loss.Sums) -> dict[str, float]:

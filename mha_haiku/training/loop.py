@@ -13,10 +13,10 @@ import jax
 import ml_collections
 
 from mha_haiku import checkpoints
-from mha_haiku import devices as device_placement
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import config as run_config
 from mha_haiku.training import interruption, lock, metrics_log
+from mha_haiku.training import placement as run_placement
 from mha_haiku.training import progress as run_progress
 from mha_haiku.training import run as run_folder
 from mha_haiku.training import timeline as run_timeline
@@ -69,8 +69,9 @@ def train(
       SaveError: If the last checkpoint cannot be written.
     """
     started = time.perf_counter()
-    devices = list(devices or device_placement.local())
+    devices = list(devices or jax.devices())
     run_config.validate(config, num_devices=len(devices))
+    placement = run_placement.make(config, devices)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     folder = run_folder.open_folder(workdir)
@@ -82,13 +83,13 @@ def train(
                 print(f"The run in {folder.root} has ended at step {finished.steps}.")
                 return finished
             _check_steps(config, stored)
-            summary = _run(config, folder, stored, devices)
+            summary = _run(config, folder, stored, placement)
         summary = summary._replace(wall_seconds=time.perf_counter() - started)
         run_folder.write_json(folder.summary, summary._asdict())
     return summary
 
 
-def _run(config, folder, stored, devices) -> Summary:
+def _run(config, folder, stored, placement) -> Summary:
     """Takes the steps that are left; `wall_seconds` is still to be filled in."""
     training = config.training
     task = run_config.make_task(config)
@@ -100,10 +101,10 @@ def _run(config, folder, stored, devices) -> Summary:
             f"checkpoint: the run starts from the beginning."
         )
     before = time.perf_counter()
-    model = run_folder.make_model(config, task)
-    state, programs = run_progress.prepare(config, task, model, stored, devices)
+    model = run_folder.make_model(config, task, placement)
+    state, programs = run_progress.prepare(config, task, model, stored, placement)
     compile_seconds = time.perf_counter() - before
-    run_folder.write_config(folder, config, devices)
+    run_folder.write_config(folder, config, placement.devices)
     with (
         metrics_log.MetricsLog(
             folder.metrics,
@@ -119,7 +120,7 @@ def _run(config, folder, stored, devices) -> Summary:
             state, programs, training=training, stored=stored, log=log
         )
         start = progress.step
-        log.say(_opening_line(config, state, start, compile_seconds))
+        log.say(_opening_line(config, progress, placement, compile_seconds))
         look = _looker(config, folder, model, task, start)
         look(progress)
         _take_steps(progress, training, interrupted, look)
@@ -235,13 +236,12 @@ def _check_steps(config, stored) -> None:
         )
 
 
-def _opening_line(config, state, start, compile_seconds) -> str:
-    leaves = jax.tree.leaves(state.params)
-    num_devices = leaves[0].shape[0]
-    num_params = sum(leaf.size for leaf in leaves) // num_devices
-    verb = f"resumes at step {start}" if start else "starts"
+def _opening_line(config, progress, placement, compile_seconds) -> str:
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(progress.params()))
+    verb = f"resumes at step {progress.step}" if progress.step else "starts"
+    count = len(placement.devices)
     return (
-        f"{config.task.name} {verb}: {num_params:,} parameters, {num_devices} "
-        f"{next(iter(leaves[0].devices())).platform} device{'s' * (num_devices > 1)}, "
+        f"{config.task.name} {verb}: {num_params:,} parameters, {count} "
+        f"{placement.devices[0].platform} device{'s' * (count > 1)}, "
         f"compiled in {compile_seconds:.1f} s"
     )

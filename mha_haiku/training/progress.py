@@ -2,15 +2,13 @@
 
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import checkpoints, models, tasks
-from mha_haiku import devices as device_placement
+from mha_haiku import checkpoints, devices, models, tasks
 from mha_haiku.training import evaluate, events, loss, metrics_log, optimizer
 from mha_haiku.training import step as training_step
 
@@ -25,6 +23,7 @@ class NonFiniteLossError(ArithmeticError):
 class Programs(NamedTuple):
     """What was compiled, with the arguments that never change."""
 
+    placement: devices.Placement
     dispatch: Any  # see `step.make_dispatch`
     evaluate: Any  # see `evaluate.make_evaluation`
     train_data: Any
@@ -37,9 +36,9 @@ def prepare(
     task: tasks.Task,
     model: models.Model,
     stored: checkpoints.Checkpoints,
-    devices: Sequence[jax.Device],
+    placement: devices.Placement,
 ) -> tuple[training_step.TrainState, Programs]:
-    """Returns the state to start from, replicated, and the compiled programs.
+    """Returns the state to start from, on its devices, and the compiled programs.
 
     The state is the newest of `stored`, or a new one.
     """
@@ -50,7 +49,7 @@ def prepare(
         task,
         transformation,
         batch_size=training.batch_size,
-        devices=devices,
+        placement=placement,
         max_steps=training.steps_per_dispatch,
         max_skips=max_skips(training),
     )
@@ -59,11 +58,11 @@ def prepare(
         task,
         num_examples=training.evaluation_examples,
         batch_size=training.batch_size,
-        devices=devices,
+        placement=placement,
     )
     seed = np.uint32(config.seed)
-    train_data = device_placement.replicate(task.train_data, devices)
-    held_out_data = device_placement.replicate(task.held_out_data, devices)
+    train_data = placement.put(task.train_data)
+    held_out_data = placement.put(task.held_out_data)
 
     def initial(seed):
         return training_step.initial_state(model, transformation, task, seed)
@@ -72,8 +71,9 @@ def prepare(
         state = jax.jit(initial)(seed)
     else:
         state = stored.restore(jax.eval_shape(initial, seed))
-    state = device_placement.replicate(state, devices)
+    state = placement.put_state(state)
     programs = Programs(
+        placement=placement,
         dispatch=dispatch.lower(state, train_data, seed, np.int32(0)).compile(),
         evaluate=evaluation.lower(state.params, held_out_data, seed).compile(),
         train_data=train_data,
@@ -100,8 +100,9 @@ class Progress:
         stored: checkpoints.Checkpoints,
         log: metrics_log.MetricsLog,
     ):
-        self.step = int(device_placement.unreplicate(state.step))
-        self.skipped = int(device_placement.unreplicate(state.health.skipped))
+        self._placement = programs.placement
+        self.step = int(self._placement.fetch(state.step))
+        self.skipped = int(self._placement.fetch(state.health.skipped))
         # How many steps a dispatch takes to notice an interruption in time.
         self.affordable_steps = 1
         self.metrics: dict[str, float] = {}  # of the last report
@@ -125,17 +126,17 @@ class Progress:
         self._state, report = self._programs.dispatch(
             self._state, self._programs.train_data, self._programs.seed, np.int32(stop)
         )
-        report = device_placement.unreplicate(report)
+        report = self._placement.fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        self.step = int(device_placement.unreplicate(self._state.step))
+        self.step = int(self._placement.fetch(self._state.step))
         taken = self.step - first
         self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
         self._window.append(jax.tree.map(lambda x: x[:taken], report))
         found = events.of_steps(first, self._window[-1], self.skipped)
         for event in found:
             self._log.event(event)
-        health = device_placement.unreplicate(self._state.health)
+        health = self._placement.fetch(self._state.health)
         self.skipped = int(health.skipped)
         if health.skipped_in_a_row > self._max_skips:
             what = f"The {found[-1]['what']} is not finite at step {self.step}"
@@ -168,20 +169,20 @@ class Progress:
         sums = self._programs.evaluate(
             self._state.params, self._programs.held_out_data, self._programs.seed
         )
-        means = evaluate.means(device_placement.unreplicate(sums))
+        means = evaluate.means(self._placement.fetch(sums))
         if not math.isfinite(means["loss"]):
             self._refuse(f"The held-out loss is not finite at step {self.step}")
         self.metrics |= {f"held_out_{name}": value for name, value in means.items()}
 
     def params(self) -> Any:
         """Returns the parameters as host arrays."""
-        return device_placement.unreplicate(self._state.params)
+        return self._placement.fetch(self._state.params)
 
     def save(self) -> None:
         """Starts to save a checkpoint, with the held-out loss if the report has it."""
         self._stored.save(
             self.step,
-            device_placement.unreplicate(self._state),
+            self._placement.fetch(self._state),
             held_out_loss=self.metrics.get("held_out_loss"),
         )
 

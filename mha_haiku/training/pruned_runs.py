@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku import checkpoints, checks, heads, models
+from mha_haiku import checkpoints, checks, devices, heads, models
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import evaluate, head_importance, optimizer
 from mha_haiku.training import run as run_folder
@@ -124,19 +124,17 @@ def points(
 def held_out(run: run_folder.Run) -> dict[str, float]:
     """Returns the held-out loss and accuracy of a run's parameters."""
     training = run.config.training
-    devices = jax.local_devices()[:1]
+    placement = devices.Replicas(jax.local_devices()[:1])
     program = evaluate.make_evaluation(
         run.model,
         run.task,
         num_examples=training.evaluation_examples,
         batch_size=training.batch_size,
-        devices=devices,
+        placement=placement,
     )
-    replicated = jax.tree.map(
-        lambda x: np.asarray(x)[None], (run.params, run.task.held_out_data)
-    )
-    sums = program(*replicated, np.uint32(run.config.seed))
-    return evaluate.means(jax.tree.map(lambda x: np.asarray(x)[0], sums))
+    placed = placement.put((run.params, run.task.held_out_data))
+    sums = program(*placed, np.uint32(run.config.seed))
+    return evaluate.means(placement.fetch(sums))
 
 
 def check_free(workdir: str | os.PathLike) -> None:

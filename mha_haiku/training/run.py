@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from mha_haiku import checkpoints, models, tasks
+from mha_haiku import checkpoints, devices, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import config as run_config
 from mha_haiku.training import optimizer, step
@@ -110,13 +110,27 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     return Run(config, task, model, state.params, int(state.step))
 
 
-def make_model(config: ml_collections.ConfigDict, task: tasks.Task) -> models.Model:
-    """Returns the model that `config.model` describes, for the task."""
+def make_model(
+    config: ml_collections.ConfigDict,
+    task: tasks.Task,
+    placement: devices.Placement | None = None,
+) -> models.Model:
+    """Returns the model that `config.model` describes, for the task.
+
+    Args:
+      config: The run's config.
+      task: The task.
+      placement: The devices that share its attention; None: any one of them.
+    """
+    implementation = config.model.attention.implementation
+    if placement is not None:
+        implementation = placement.implementation(implementation)
     return models.build(
         config.model,
         num_tokens=task.num_tokens,
         feature_size=task.feature_size,
         num_classes=task.num_classes,
+        implementation=implementation,
     )
 
 
@@ -145,7 +159,7 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
 
 
 def write_config(
-    folder: Folder, config: ml_collections.ConfigDict, devices: Sequence[jax.Device]
+    folder: Folder, config: ml_collections.ConfigDict, used: Sequence[jax.Device]
 ) -> None:
     """Writes config.json: the resolved config and what it ran with."""
     import haiku
@@ -161,7 +175,7 @@ def write_config(
             "haiku": haiku.__version__,
         },
         "git_commit": _git_commit(),
-        "devices": [f"{device.device_kind} {device.id}" for device in devices],
+        "devices": [f"{device.device_kind} {device.id}" for device in used],
     }
     write_json(folder.config, contents)
 

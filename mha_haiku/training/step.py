@@ -8,8 +8,7 @@ whose loss or gradient is not finite counts, but changes no parameter.
 Dimensions: N steps in one dispatch.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +17,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from mha_haiku import devices as device_placement
-from mha_haiku import models, tasks
+from mha_haiku import devices, models, tasks
 from mha_haiku.training import health, loss
 
 _STREAMS = ("init", "data", "dropout", "held_out")
@@ -104,22 +102,21 @@ def gradients(
     seed: int | Array,
     step: Array,
     batch_size: int,
-    num_devices: int,
+    placement: devices.Placement,
 ) -> tuple[Any, loss.Sums]:
     """Returns the gradient of the mean loss over the global batch, and its sums.
 
-    Both are summed over devices; only inside a function `pmap`ped over `devices.AXIS`.
+    Both are those of all devices; only inside a program of the placement.
     """
-    indices = device_placement.part_of_batch(batch_size, num_devices)
     data_key = jax.random.fold_in(stream(seed, "data"), step)
-    example = tasks.batch(task, data_key, data, indices)
-    dropout_key = jax.random.fold_in(stream(seed, "dropout"), step)
-    dropout_key = jax.random.fold_in(
-        dropout_key, jax.lax.axis_index(device_placement.AXIS)
+    example = placement.batch(
+        batch_size, lambda indices: tasks.batch(task, data_key, data, indices)
     )
+    dropout_key = jax.random.fold_in(stream(seed, "dropout"), step)
+    dropout_key = placement.own_key(dropout_key)
     # The weights do not depend on the parameters: dividing inside the loss costs one
     # scalar sum over devices and saves a pass over the gradient.
-    weight = device_placement.total(example.weights.sum(), num_devices)
+    weight = placement.total(example.weights.sum())
     scale = jnp.where(weight > 0, 1 / weight, 0)
 
     def mean_loss(params):
@@ -127,7 +124,7 @@ def gradients(
         return sums.loss * scale, sums
 
     gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
-    return device_placement.total((gradient, sums), num_devices)
+    return placement.total((gradient, sums))
 
 
 def make_dispatch(
@@ -136,7 +133,7 @@ def make_dispatch(
     optimizer: optax.GradientTransformation,
     *,
     batch_size: int,
-    devices: Sequence[jax.Device],
+    placement: devices.Placement,
     max_steps: int,
     max_skips: int = 0,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
@@ -147,17 +144,17 @@ def make_dispatch(
       task: What it learns.
       optimizer: Turns gradients into updates.
       batch_size: B, examples per step over all devices.
-      devices: The devices to run on.
+      placement: The devices to run on.
       max_steps: N, steps that one dispatch takes at most.
       max_skips: How many steps in a row may be not finite; one more ends the dispatch.
 
     Returns:
-      `dispatch(state, data, seed, stop)`, `jax.pmap`ped: state (donated) and data with
-      an axis of devices, seed and stop scalars. It takes the steps from `state.step` to
-      `stop`, any number of them by the same program and the same to the bit in
-      dispatches of any length; it stops early as `max_steps` and `max_skips` say.
+      `dispatch(state, data, seed, stop)`, a program of the placement: state (donated)
+      and data as it puts them, seed and stop scalars. It takes the steps from
+      `state.step` to `stop`, any number of them by the same program and the same to the
+      bit in dispatches of any length; it stops early as `max_steps` and `max_skips`
+      say.
     """
-    num_devices = len(devices)
 
     def take_step(state, data, seed):
         gradient, sums = gradients(
@@ -168,7 +165,7 @@ def make_dispatch(
             seed=seed,
             step=state.step,
             batch_size=batch_size,
-            num_devices=num_devices,
+            placement=placement,
         )
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(
@@ -186,13 +183,6 @@ def make_dispatch(
         state = TrainState(state.step + 1, params, optimizer_state, after)
         return state, Report(sums, norm, finite, deviations)
 
-    @functools.partial(
-        jax.pmap,
-        axis_name=device_placement.AXIS,
-        in_axes=(0, 0, None, None),
-        devices=devices,
-        donate_argnums=0,
-    )
     def dispatch(state, data, seed, stop):
         def goes_on(carry):
             index, state, _ = carry
@@ -214,4 +204,4 @@ def make_dispatch(
         _, state, reports = jax.lax.while_loop(goes_on, take, (start, state, nothing))
         return state, reports
 
-    return dispatch
+    return placement.program(dispatch, num_scalars=2, returns_state=True)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import mha_haiku as mh
-from mha_haiku import devices as device_placement
+from mha_haiku import devices
 from mha_haiku.training import config as run_config
 from mha_haiku.training import optimizer, run
 from mha_haiku.training import step as training_step
@@ -49,7 +49,7 @@ def prepare(
 
 def _training(config, steps) -> duel_worker.Program:
     """Returns what `mha_haiku.training.loop` does between two reports."""
-    devices = device_placement.local(1)
+    placement = devices.Replicas(jax.local_devices()[:1])
     task = run_config.make_task(config)
     model = run.make_model(config, task)
     transformation = optimizer.make(config.optimizer, steps=config.training.steps)
@@ -58,7 +58,7 @@ def _training(config, steps) -> duel_worker.Program:
         task,
         transformation,
         batch_size=config.training.batch_size,
-        devices=devices,
+        placement=placement,
         max_steps=config.training.steps_per_dispatch,
     )
     seed = np.uint32(config.seed)
@@ -67,14 +67,14 @@ def _training(config, steps) -> duel_worker.Program:
         return training_step.initial_state(model, transformation, task, seed)
 
     first_state = jax.device_get(jax.jit(initial)(seed))
-    state = device_placement.replicate(first_state, devices)
-    data = device_placement.replicate(task.train_data, devices)
+    state = placement.put_state(first_state)
+    data = placement.put(task.train_data)
     dispatch = dispatch.lower(state, data, seed, np.int32(0)).compile()
     sums = None
 
     def reset():
         nonlocal state
-        state = device_placement.replicate(first_state, devices)
+        state = placement.put_state(first_state)
         jax.block_until_ready(state)
 
     def take_steps():
@@ -83,7 +83,7 @@ def _training(config, steps) -> duel_worker.Program:
         while taken < steps:
             taken = min(steps, taken + config.training.steps_per_dispatch)
             state, report = dispatch(state, data, seed, np.int32(taken))
-            sums = device_placement.unreplicate(report).sums
+            sums = placement.fetch(report).sums
 
     return duel_worker.Program(
         take_steps,

@@ -133,6 +133,12 @@ def make_config():
             "full_length": 256,
             "pooled_size": 128,
         }
+        config.devices = {
+            "data": None,
+            "heads": 1,
+            "sequence": 1,
+            "shard_parameters": False,
+        }
         for path, value in fields.items():
             *sections, field = path.split("__")
             section = config

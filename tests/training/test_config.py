@@ -55,8 +55,16 @@ def test_good_config_passes(make_config):
         ),
         ("training__steps", 0, "config.training.steps must be"),
         ("training__steps", 2.5, "config.training.steps must be"),
-        ("training__batch_size", 10, "multiple of the 4 devices, got 10; .*: 8 and 12"),
-        ("training__batch_size", 3, "multiple of the 4 devices, got 3; the nearest: 4"),
+        (
+            "training__batch_size",
+            10,
+            "multiple of the 4 devices that share it, got 10; .*: 8 and 12",
+        ),
+        (
+            "training__batch_size",
+            3,
+            "multiple of the 4 devices that share it, got 3; the nearest: 4",
+        ),
         ("training__steps_per_dispatch", -4, "config.training.steps_per_dispatch must"),
         ("training__report_every", 0, "config.training.report_every must be"),
         ("training__evaluate_every", 0, "config.training.evaluate_every must be"),

@@ -5,20 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import devices as device_placement
-from mha_haiku import tasks
+from mha_haiku import devices, tasks
 from mha_haiku.training import evaluate, loss, step
 
 SEED = np.uint32(4)
 
 
 def _evaluate(model, task, params, *, num_examples, batch_size, count):
-    local = device_placement.local(count)
+    placement = devices.Replicas(jax.local_devices()[:count])
     program = evaluate.make_evaluation(
-        model, task, num_examples=num_examples, batch_size=batch_size, devices=local
+        model,
+        task,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        placement=placement,
     )
-    params, data = device_placement.replicate((params, task.held_out_data), local)
-    return device_placement.unreplicate(program(params, data, SEED))
+    params, data = placement.put((params, task.held_out_data))
+    return placement.fetch(program(params, data, SEED))
 
 
 @pytest.mark.parametrize(

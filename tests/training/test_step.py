@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mha_haiku import devices as device_placement
-from mha_haiku import tasks
+from mha_haiku import devices, tasks
 from mha_haiku.training import config as run_config
 from mha_haiku.training import run, step
 
@@ -18,7 +17,7 @@ SEED = np.uint32(11)
 
 def _compiled_gradients(model, task, params, count, batch_size):
     """Returns a function from a step to its gradient and sums, as host arrays."""
-    local = device_placement.local(count)
+    placement = devices.Replicas(jax.local_devices()[:count])
 
     def gradients(params, data, at):
         return step.gradients(
@@ -29,19 +28,17 @@ def _compiled_gradients(model, task, params, count, batch_size):
             seed=SEED,
             step=at,
             batch_size=batch_size,
-            num_devices=count,
+            placement=placement,
         )
 
-    mapped = jax.pmap(
-        gradients, axis_name=device_placement.AXIS, in_axes=(0, 0, None), devices=local
-    )
-    params, data = device_placement.replicate((params, task.train_data), local)
+    mapped = placement.program(gradients, num_scalars=1, returns_state=False)
+    params, data = placement.put((params, task.train_data))
 
     def at_step(at=5):
         results = mapped(params, data, np.int32(at))
         for leaf in jax.tree.leaves(results):
             np.testing.assert_array_equal(leaf[0], leaf[-1])
-        return device_placement.unreplicate(results)
+        return placement.fetch(results)
 
     return at_step
 
@@ -117,8 +114,8 @@ class _Training:
     """A compiled dispatch and a way to run it."""
 
     def __init__(self, model, task, optimizer, count=2, max_steps=100, max_skips=0):
-        self.local = device_placement.local(count)
-        self.data = device_placement.replicate(task.train_data, self.local)
+        self.placement = devices.Replicas(jax.local_devices()[:count])
+        self.data = self.placement.put(task.train_data)
         initial = step.initial_state(model, optimizer, task, SEED)
         self.initial = jax.tree.map(np.asarray, initial)
         dispatch = step.make_dispatch(
@@ -126,7 +123,7 @@ class _Training:
             task,
             optimizer,
             batch_size=8,
-            devices=self.local,
+            placement=self.placement,
             max_steps=max_steps,
             max_skips=max_skips,
         )
@@ -135,19 +132,19 @@ class _Training:
         ).compile()
 
     def fresh(self):
-        return device_placement.replicate(self.initial, self.local)
+        return self.placement.put_state(self.initial)
 
     def run(self, *stops):
         state, reports, before = self.fresh(), [], 0
         for stop in stops:
             state, report = self.dispatch(state, self.data, SEED, np.int32(stop))
-            after = int(device_placement.unreplicate(state.step))
-            report = device_placement.unreplicate(report)
+            after = int(self.placement.fetch(state.step))
+            report = self.placement.fetch(report)
             reports.append(
                 jax.tree.map(lambda x, taken=after - before: x[:taken], report)
             )
             before = after
-        return device_placement.unreplicate(state), reports
+        return self.placement.fetch(state), reports
 
 
 def test_dispatches_of_any_size_take_the_same_steps(task, make_model):

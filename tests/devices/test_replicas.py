@@ -8,26 +8,33 @@ import pytest
 from mha_haiku import devices
 
 
+def _replicas(count):
+    return devices.Replicas(jax.local_devices()[:count])
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_replicated_tree_comes_back_and_is_on_every_device(count):
     tree = {"a": np.arange(6.0, dtype=np.float32).reshape(2, 3), "b": np.int32(7)}
-    local = devices.local(count)
-    replicated = devices.replicate(tree, local)
-    assert replicated["a"].shape == (count, 2, 3)
-    assert replicated["b"].shape == (count,)
-    assert replicated["a"].devices() == set(local)
-    back = devices.unreplicate(replicated)
+    replicas = _replicas(count)
+    placed = replicas.put(tree)
+    assert placed["a"].shape == (count, 2, 3)
+    assert placed["b"].shape == (count,)
+    assert placed["a"].devices() == set(replicas.devices)
+    back = replicas.fetch(placed)
     np.testing.assert_array_equal(back["a"], tree["a"])
     assert back["b"] == 7 and back["b"].dtype == np.int32
 
 
 def test_host_copy_outlives_donation():
-    local = devices.local(2)
+    replicas = _replicas(2)
     original = np.arange(5.0)
-    replicated = devices.replicate(original, local)
-    before = devices.unreplicate(replicated)
-    add = jax.pmap(lambda x: x + 1, devices=local, donate_argnums=0)
-    after = devices.unreplicate(add(replicated))
+    placed = replicas.put_state(original)
+    before = replicas.fetch(placed)
+    add = replicas.program(
+        lambda x, one: (x + one, one), num_scalars=0, returns_state=True
+    )
+    after = replicas.fetch(add(placed, replicas.put(np.float64(1)))[0])
+    assert placed.is_deleted()
     np.testing.assert_array_equal(original, np.arange(5.0))
     np.testing.assert_array_equal(before, np.arange(5.0))
     np.testing.assert_array_equal(after, np.arange(5.0) + 1)
@@ -35,13 +42,14 @@ def test_host_copy_outlives_donation():
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_devices_share_the_batch_in_order(count):
-    local = devices.local(count)
-    part = jax.pmap(
-        lambda _: devices.part_of_batch(12, count),
-        axis_name=devices.AXIS,
-        devices=local,
+    replicas = _replicas(count)
+    part = replicas.program(
+        lambda state, data: replicas.batch(12, lambda indices: indices),
+        num_scalars=0,
+        returns_state=False,
     )
-    indices = part(jnp.zeros(count))
+    indices = part(jnp.zeros(count), jnp.zeros(count))
+    assert replicas.batch_parts == count
     assert indices.dtype == jnp.int32
     assert indices.shape == (count, 12 // count)
     np.testing.assert_array_equal(indices.ravel(), np.arange(12))
@@ -49,15 +57,15 @@ def test_devices_share_the_batch_in_order(count):
 
 def test_batch_that_the_devices_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="multiple of 4 devices, got 10"):
-        devices.part_of_batch(10, 4)
+        _replicas(4).batch(10, lambda indices: indices)
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_total_is_the_sum_over_devices(count):
-    total = jax.pmap(
-        lambda x: devices.total({"x": x}, count),
-        axis_name=devices.AXIS,
-        devices=devices.local(count),
+    replicas = _replicas(count)
+    total = replicas.program(
+        lambda x, _: replicas.total({"x": x}), num_scalars=0, returns_state=False
     )
     values = jnp.arange(1.0, count + 1)
-    np.testing.assert_array_equal(total(values)["x"], np.full(count, values.sum()))
+    found = total(values, jnp.zeros(count))
+    np.testing.assert_array_equal(found["x"], np.full(count, values.sum()))

@@ -1,0 +1,221 @@
+"""Attention by devices that share the sequence: blockwise between any two chunks.
+
+`B...` batch axes, T query positions, S key positions, C chunks on a device, H query
+heads, G key heads, K query/key size and V value size per head. Chunks of keys and
+values go round the ring, and in the backward pass their gradients with them; see
+`ring`. No device holds more than its share of any array but masks and biases.
+
+Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import (
+    blockwise,
+    gradients,
+    layout,
+    products,
+    ring,
+    sweep,
+)
+from mha_haiku.attention.faults import Faults
+
+Array = jax.Array
+
+
+class Options(NamedTuple):
+    """What is known before anything is computed.
+
+    Attributes:
+      mesh: The devices.
+      sizes: Of the tiles; None: what suits the platform.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+    """
+
+    mesh: jax.sharding.Mesh
+    sizes: sweep.Sizes
+    dropout_rate: float
+
+
+class _Rows(NamedTuple):
+    """What stays on its device: `[C, B..., t, H, K]`, and `[C, B..., t, H]`."""
+
+    query: Array
+    faulty: Array | None
+
+
+class _Keys(NamedTuple):
+    """What goes round: `[C, B..., s, G, K or V]`, and `[C, B..., s, G]`."""
+
+    key: Array
+    value: Array
+    faulty: Array | None
+
+
+def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
+    circle, specs = _circle(inputs, options), layout.of_inputs(inputs, options.mesh)
+    num_keys = inputs.map_shape[-1]
+
+    def local(inputs):
+        inputs = layout.with_own_key(inputs, options.mesh)
+        rows, keys = _spread(inputs, circle)
+        dtype = products.accumulation_dtype(inputs.query.dtype)
+        shape = rows.query.shape[:-1]
+        nothing = (
+            jnp.zeros((*shape, inputs.value.shape[-1]), dtype),
+            jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype),
+        )
+
+        def meet(at, row, key, sums, of_key, of_all):
+            part = _part(inputs, num_keys, at, row, key)
+            values, logsumexp, _ = blockwise.forward(part, _blockwise(part, options))
+            return _merged(sums, (values, logsumexp)), of_key, of_all
+
+        (values, logsumexp), _, _ = circle.around(meet, rows, keys, nothing, (), ())
+        values = circle.home(values.astype(inputs.value.dtype), -3)
+        return values, circle.home(logsumexp, -1)
+
+    batch_ndim = inputs.query.ndim - 3
+    values, logsumexp = jax.shard_map(
+        local,
+        mesh=options.mesh,
+        in_specs=(specs,),
+        out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
+        check_vma=False,
+    )(inputs)
+    return values, logsumexp, ()
+
+
+def _backward(
+    inputs: gradients.Inputs,
+    saved: tuple,
+    of_rows: gradients.RowGradients,
+    wants_bias: bool,
+    options: Options,
+) -> tuple:
+    del saved
+    circle, specs = _circle(inputs, options), layout.of_inputs(inputs, options.mesh)
+    num_keys = inputs.map_shape[-1]
+
+    def local(inputs, of_rows):
+        inputs = layout.with_own_key(inputs, options.mesh)
+        rows, keys = _spread(inputs, circle)
+        of_rows = gradients.RowGradients(
+            *(
+                circle.spread(x, axis)
+                for x, axis in zip(of_rows, (-3, -1, -1), strict=True)
+            )
+        )
+        dtype = products.accumulation_dtype(inputs.query.dtype)
+        nothing = (
+            jnp.zeros(rows.query.shape, dtype),
+            tuple(jnp.zeros(x.shape, dtype) for x in (keys.key, keys.value)),
+            jax.tree.map(
+                jnp.zeros_like, (inputs.bias if wants_bias else None, inputs.score)
+            ),
+        )
+
+        def meet(at, row, key, of_query, of_key, of_all):
+            row, back = row
+            part = _part(inputs, num_keys, at, row, key)
+            query, key, value, bias, score = blockwise.backward(
+                part, (), back, wants_bias, _blockwise(part, options)
+            )
+            bias = bias.bias if wants_bias else None
+            return jax.tree.map(
+                jnp.add,
+                (of_query, of_key, of_all),
+                (query, (key, value), (bias, score)),
+            )
+
+        of_query, of_keys, of_all = circle.around(meet, (rows, of_rows), keys, *nothing)
+        of_all = jax.tree.map(
+            lambda x, spec: lax.psum(x, layout.unshared(spec)), of_all, of_shared
+        )
+        of_arrays = (circle.home(x, -3) for x in (of_query, *of_keys))
+        return *of_arrays, *of_all
+
+    of_shared = (specs.bias if wants_bias else None, specs.score)
+    batch_ndim = inputs.query.ndim - 3
+    rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
+    return jax.shard_map(
+        local,
+        mesh=options.mesh,
+        in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
+        out_specs=(rows, rows, rows, *of_shared),
+        check_vma=False,
+    )(inputs, of_rows)
+
+
+attend = gradients.differentiable(_forward, _backward)
+
+
+def part_of_mask(mask: masks.Mask, at: tuple, num_keys: int, all_keys: int):
+    """Returns the mask from the query and key `at` on; see `masks.Part`."""
+    if isinstance(mask, masks.Full):
+        return mask
+    return masks.Part(mask, *at, num_keys, all_keys)
+
+
+def part_of_bias(bias: positions.ScoreBias | None, at: tuple, batch_ndim: int):
+    """Returns the aligned bias, or None, from there on; see `positions.Part`."""
+    if bias is None:
+        return None
+    shape = (1,) * (batch_ndim + 1)
+    return positions.Part(bias, *(x.reshape(shape) for x in at))
+
+
+def _circle(inputs, options) -> ring.Ring:
+    num_queries, num_keys = inputs.map_shape[-2:]
+    size = options.mesh.shape[ring.AXIS]
+    return ring.Ring.of(inputs.mask, num_queries, num_keys, size)
+
+
+def _spread(inputs, circle) -> tuple[_Rows, _Keys]:
+    query, key, value = (circle.spread(x, -3) for x in inputs[:3])
+    of_queries = of_keys = None
+    if inputs.faulty is not None:
+        of_queries, of_keys = (circle.spread(x, -2) for x in inputs.faulty)
+    return _Rows(query, of_queries), _Keys(key, value, of_keys)
+
+
+def _part(inputs, all_keys, at, row, key) -> gradients.Inputs:
+    """Returns what two chunks, of the given numbers, need to attend to each other."""
+    num_queries, num_keys = row.query.shape[-3], key.key.shape[-3]
+    first = at[0] * num_queries, at[1] * num_keys
+    rng = inputs.rng
+    if rng is not None:
+        rng = jax.random.fold_in(rng, first[0] * all_keys + first[1])
+    return gradients.Inputs(
+        row.query,
+        key.key,
+        key.value,
+        part_of_bias(inputs.bias, first, row.query.ndim - 3),
+        inputs.score,
+        part_of_mask(inputs.mask, first, num_keys, all_keys),
+        None if row.faulty is None else Faults(row.faulty, key.faulty),
+        rng,
+    )
+
+
+def _blockwise(part, options) -> blockwise.Options:
+    best = sweep.default_sizes(*part.map_shape[-2:], jax.default_backend())
+    sizes = (own or other for own, other in zip(options.sizes, best, strict=True))
+    return blockwise.Options(sweep.Sizes(*sizes), options.dropout_rate)
+
+
+def _merged(first, second):
+    """Returns values and logsumexp of a row over the keys of both."""
+    values, logsumexp = zip(first, second, strict=True)
+    both = jnp.logaddexp(*logsumexp)
+    shares = (jnp.exp(x - jnp.where(both == -jnp.inf, 0, both)) for x in logsumexp)
+    parts = (
+        x * jnp.moveaxis(share, -1, -2)[..., None]
+        for x, share in zip(values, shares, strict=True)
+    )
+    return sum(parts), both

@@ -1,0 +1,179 @@
+"""A mesh of devices, for what does not fit one: heads and sequences are shared, too.
+
+B batch, T positions, D model width, H heads, F hidden units. Axes of the mesh: `data`
+has parts of the batch, `heads` heads and hidden units, `sequence` positions. Programs
+are `jax.jit`ted; the compiler places what follows from the arrays' shardings, and
+attention is shared as `attention.Sharded` says.
+
+Source: Shoeybi et al. 2019 (Megatron-LM), section 3, https://arxiv.org/abs/1909.08053;
+parameters shared over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,
+https://arxiv.org/abs/1910.02054.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import attention
+
+_Spec = jax.sharding.PartitionSpec
+# The axis of each parameter that is shared over `heads`, counted from the last, by the
+# parameter's module and name.
+_HEAD_AXES = {
+    **{
+        (f"{part}", name): -1
+        for part in ("query", "key", "value", "hidden", "gate")
+        for name in ("w", "b")
+    },
+    ("linear", "w"): -2,
+    ("output", "w"): -2,
+}
+
+
+def make_mesh(
+    devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
+) -> jax.sharding.Mesh:
+    """Returns the mesh; neighbours are nearest along `heads`, which talks the most."""
+    grid = np.array(devices).reshape(data, sequence, heads)
+    return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
+
+
+class Sharded:
+    """A mesh as a placement; see `replicas.Replicas` for what its methods promise."""
+
+    def __init__(self, mesh: jax.sharding.Mesh, *, shard_parameters: bool = False):
+        """Takes the mesh.
+
+        Args:
+          mesh: As `make_mesh` makes it.
+          shard_parameters: Whether parameters and the optimizer's state are shared
+            over `data`, and gathered when they are needed.
+        """
+        self.mesh = mesh
+        self.devices = tuple(mesh.devices.flat)
+        self._shard_parameters = shard_parameters
+
+    @property
+    def batch_parts(self) -> int:
+        """In how many equal parts a batch is taken."""
+        return self.mesh.shape["data"]
+
+    def implementation(self, name: str) -> attention.Sharded:
+        """Returns what `attend` takes as implementation, for one of its names."""
+        return attention.Sharded(self.mesh, name)
+
+    def put(self, tree: Any) -> Any:
+        """Puts host arrays on every device."""
+        return jax.tree.map(functools.partial(_put, sharding=self._everywhere), tree)
+
+    def put_state(self, tree: Any) -> Any:
+        """Puts parameters, or a state with them, each where `sharding_of` says."""
+        return jax.tree.map_with_path(
+            lambda path, leaf: _put(leaf, self.sharding_of(path, np.shape(leaf))), tree
+        )
+
+    def sharding_of(
+        self, path: tuple, shape: tuple[int, ...]
+    ) -> jax.sharding.NamedSharding:
+        """Returns where a parameter, or what an optimizer keeps of it, is.
+
+        Args:
+          path: Its path in a tree; the last two keys are its module and its name.
+          shape: Its shape.
+        """
+        axes = [None] * len(shape)
+        keys = [str(getattr(key, "key", key)) for key in path[-2:]]
+        module = keys[0].rpartition("/")[2] if len(keys) == 2 else ""
+        axis = _HEAD_AXES.get((module, keys[-1] if keys else ""))
+        heads, data = self.mesh.shape["heads"], self.mesh.shape["data"]
+        if axis is not None and len(shape) >= -axis and shape[axis] % heads == 0:
+            axes[axis] = "heads"
+        if self._shard_parameters:
+            free = [
+                i
+                for i, size in enumerate(shape)
+                if axes[i] is None and size and size % data == 0
+            ]
+            if free:
+                axes[max(free, key=lambda i: shape[i])] = "data"
+        return jax.sharding.NamedSharding(self.mesh, _Spec(*axes))
+
+    def fetch(self, tree: Any) -> Any:
+        """Returns whole host arrays of what is on the devices.
+
+        With several processes all have to call it: what is shared is gathered.
+        """
+        if not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
+            tree = jax.jit(lambda x: x, out_shardings=self._everywhere)(tree)
+        return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data), tree)
+
+    def program(
+        self, function: Callable, *, num_scalars: int, returns_state: bool
+    ) -> "_Program":
+        """Returns the function as a program on this mesh."""
+        del num_scalars
+        return _Program(function, self._everywhere, returns_state)
+
+    def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
+        """Returns `make(indices)` of the whole batch, shared over the mesh."""
+        examples = make(jnp.arange(batch_size, dtype=jnp.int32))
+        return self.spread(examples)
+
+    def spread(self, examples: Any) -> Any:
+        """Returns arrays `[B, ...]` or `[B, T, ...]`, shared over the mesh, in a jit."""
+
+        def constrain(x):
+            sequence = self.mesh.shape["sequence"]
+            has_positions = x.ndim > 1 and x.shape[1] % sequence == 0
+            spec = _Spec("data", "sequence") if has_positions else _Spec("data")
+            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+            return jax.lax.with_sharding_constraint(x, sharding)
+
+        return jax.tree.map(constrain, examples)
+
+    def own_key(self, key: jax.Array) -> jax.Array:
+        """Returns the key: a program draws for the whole batch."""
+        return key
+
+    def total(self, tree: Any) -> Any:
+        """Returns the tree: sums in a program are over the whole batch."""
+        return tree
+
+    @property
+    def _everywhere(self) -> jax.sharding.NamedSharding:
+        return jax.sharding.NamedSharding(self.mesh, _Spec())
+
+
+class _Program:
+    """A jitted function whose state stays where it came from."""
+
+    def __init__(self, function, everywhere, returns_state):
+        self._function = function
+        self._everywhere = everywhere
+        self._returns_state = returns_state
+
+    def __call__(self, *arguments):
+        return self._jitted(*arguments)(*arguments)
+
+    def lower(self, *arguments):
+        return self._jitted(*arguments).lower(*arguments)
+
+    def _jitted(self, state, *others):
+        del others
+        if not self._returns_state:
+            return jax.jit(self._function, out_shardings=self._everywhere)
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        return jax.jit(
+            self._function,
+            out_shardings=(shardings, self._everywhere),
+            donate_argnums=0,
+        )
+
+
+def _put(leaf, sharding):
+    leaf = np.asarray(leaf)
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda at: leaf[at])

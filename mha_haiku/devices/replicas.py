@@ -1,0 +1,112 @@
+"""Data parallelism: every device has all of the model and a part of each batch.
+
+Programs are `jax.pmap`ped over the axis `AXIS`. What they keep is stored with a leading
+axis, one entry per device, so that it can be donated to the next call.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+AXIS = "devices"
+
+
+class Replicas:
+    """Devices that share each batch; a placement, as `mesh.Sharded` is another."""
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        """Takes the devices, of one or of several processes."""
+        self.devices = tuple(devices)
+
+    @property
+    def batch_parts(self) -> int:
+        """In how many equal parts a batch is taken."""
+        return len(self.devices)
+
+    def implementation(self, name: str) -> str:
+        """Returns what `attend` takes as implementation, for one of its names."""
+        return name
+
+    def put(self, tree: Any) -> Any:
+        """Puts host arrays `[...]` on every device; see `fetch`.
+
+        Returns:
+          The same tree of arrays `[devices, ...]`, one row on each device.
+        """
+        mesh = jax.sharding.Mesh(np.array(self.devices), (AXIS,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+
+        def put(leaf):
+            row = np.asarray(leaf)[None]
+            shape = (len(self.devices), *row.shape[1:])
+            return jax.make_array_from_callback(shape, sharding, lambda _: row)
+
+        return jax.tree.map(put, tree)
+
+    put_state = put
+
+    def fetch(self, tree: Any) -> Any:
+        """Returns what `put`, or a program, has put on devices as host arrays.
+
+        Reads one device of this process only: indexing `x[0]` would gather from all.
+        The arrays are copies, so they outlive the donation of the originals.
+        """
+        return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data[0]), tree)
+
+    def program(
+        self, function: Callable, *, num_scalars: int, returns_state: bool
+    ) -> Any:
+        """Returns the function as a program on these devices.
+
+        Args:
+          function: From what `put` gives (a state, then data) and scalars to a tree;
+            or, if `returns_state`, to a state and a tree. Trees are on all devices.
+            It may call `batch`, `own_key` and `total`.
+          num_scalars: How many scalars follow the two trees.
+          returns_state: Whether the state is donated, and its successor returned.
+
+        Returns:
+          A function of the same arguments, with `lower` as `jax.jit` has it.
+        """
+        return jax.pmap(
+            function,
+            axis_name=AXIS,
+            in_axes=(0, 0, *(None,) * num_scalars),
+            devices=self.devices,
+            donate_argnums=0 if returns_state else (),
+        )
+
+    def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
+        """Returns this device's part of `make(indices)`; only inside a program.
+
+        Args:
+          batch_size: B, the examples of all devices together.
+          make: Makes examples from their indices `[N]` int32 in the global batch: every
+            index of 0..B-1 occurs on exactly one device.
+
+        Raises:
+          ValueError: If the devices do not divide B.
+        """
+        size, rest = divmod(batch_size, len(self.devices))
+        if rest:
+            raise ValueError(
+                f"batch_size must be a multiple of {len(self.devices)} devices, got "
+                f"{batch_size}."
+            )
+        first = jax.lax.axis_index(AXIS) * size
+        return make((first + jnp.arange(size)).astype(jnp.int32))
+
+    def own_key(self, key: jax.Array) -> jax.Array:
+        """Returns a key for what this device alone draws; only inside a program."""
+        return jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+
+    def total(self, tree: Any) -> Any:
+        """Sums every leaf over the parts of the batch; only inside a program.
+
+        A single device's sum is the tree itself: XLA keeps a collective of one, and
+        that would keep the gradient and its update from being fused.
+        """
+        return tree if len(self.devices) == 1 else jax.lax.psum(tree, AXIS)

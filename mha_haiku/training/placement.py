@@ -1,0 +1,97 @@
+"""How the devices of a run share its work; `config.devices`.
+
+T positions, H heads, G key/value heads, F hidden units.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import ml_collections
+
+from mha_haiku import devices, models
+from mha_haiku.checks import ConfigError
+
+
+class Shape(NamedTuple):
+    """Sizes of the axes of a mesh."""
+
+    data: int
+    heads: int
+    sequence: int
+
+
+def make(
+    config: ml_collections.ConfigDict, available: Sequence[jax.Device]
+) -> devices.Placement:
+    """Returns the placement of a valid config's work on some devices.
+
+    Raises:
+      ConfigError: If the devices cannot share it so; see `shape`.
+    """
+    sizes = shape(config, len(available))
+    wanted = config.devices
+    if sizes.heads == sizes.sequence == 1 and not wanted.shard_parameters:
+        return devices.Replicas(available)
+    mesh = devices.make_mesh(available, **sizes._asdict())
+    return devices.Sharded(mesh, shard_parameters=wanted.shard_parameters)
+
+
+def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
+    """Returns the mesh that a config asks for, of this many devices.
+
+    Raises:
+      ConfigError: If its axes do not multiply to the devices, or do not divide the
+        heads, the hidden units or the batch.
+    """
+    heads, sequence = config.devices.heads, config.devices.sequence
+    data, rest = config.devices.data, 0
+    if data is None:
+        data, rest = divmod(num_devices, heads * sequence)
+    found = Shape(data, heads, sequence)
+    if rest or math.prod(found) != num_devices:
+        told = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
+        raise ConfigError(
+            f"config.devices must multiply to the {num_devices} "
+            f"device{'s' * (num_devices > 1)} there are, got {told} {sequence}."
+        )
+    _check_heads(config.model, heads)
+    _check_batch(config.training.batch_size, data)
+    return found
+
+
+def check_sequence(config: ml_collections.ConfigDict, length: int) -> None:
+    """Raises ConfigError where the devices cannot share T = `length` positions."""
+    parts = config.devices.sequence
+    if length % parts:
+        why = "be at most" if length < parts else "divide"
+        raise ConfigError(
+            f"config.devices.sequence must {why} the {length} positions of an example, "
+            f"got {parts}."
+        )
+
+
+def _check_heads(model, parts) -> None:
+    for i, layer in enumerate(models.heads_of_layers(model)):
+        counts = {"heads": len(layer.names)}
+        if layer.names and layer.groups is None:
+            counts["key/value heads"] = layer.num_key_value_heads
+        counts["hidden units"] = models.hidden_sizes(model)[i]
+        for what, count in counts.items():
+            if count % parts:
+                raise ConfigError(
+                    f"config.devices.heads must divide the {count} {what} of layer "
+                    f"{i}, got {parts}."
+                )
+
+
+def _check_batch(size, parts) -> None:
+    rest = size % parts
+    if rest:
+        below, above = size - rest, size - rest + parts
+        nearest = f"{below} and {above}" if below else f"{above}"
+        raise ConfigError(
+            f"config.training.batch_size must be a multiple of the {parts} devices "
+            f"that share it, got {size}; the nearest: {nearest}."
+        )
