@@ -9,7 +9,6 @@ jax and mha_haiku are imported inside functions: `--help` needs neither.
 
 import contextlib
 import os
-import pathlib
 import sys
 import textwrap
 import traceback
@@ -18,7 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import config_files, warning_lines
+from experiments import config_files, shared_flags, warning_lines
 
 # The extra of setup.cfg that installs a package which only some runs need.
 _EXTRAS = {
@@ -77,6 +76,7 @@ def run(
             return _run(main, values, argv, description) or 0
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
+        shared_flags.leave(values, 130)
         return 130
     except BrokenPipeError:  # of `... | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,30 +84,9 @@ def run(
     except Exception as error:
         if values["debug"].value or "--debug" in argv:  # parsed, or not that far
             traceback.print_exc()
-        return _tell(error)
-
-
-def default_compilation_cache() -> str:
-    """Returns the user's folder for compiled programs."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(caches, "mha_haiku", "compiled")
-
-
-def use_compilation_cache(folder: str) -> None:
-    """Makes jax keep all that it compiles in `folder`; nowhere if that is ""."""
-    if not folder:
-        return
-    try:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"No compilation cache in {folder}: {error.strerror}.", file=sys.stderr)
-        return
-    import jax
-
-    jax.config.update("jax_compilation_cache_dir", folder)
-    # By itself jax keeps what took a second to compile; most here takes less.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        status = _tell(error)
+        shared_flags.leave(values, status)
+        return status
 
 
 def require(flag: str, value: str | None, hint: str = "") -> None:
@@ -149,6 +128,7 @@ def _run(main, values, argv, description) -> int | None:
         return 0
     _parse(values, arguments)
     if not with_config:
+        shared_flags.join(values)
         return main()
     require(
         "config",
@@ -157,6 +137,7 @@ def _run(main, values, argv, description) -> int | None:
     )
     config = config_files.load(values.config)
     config_files.override(config, overrides)
+    shared_flags.join(values)
     return main(config)
 
 

@@ -9,7 +9,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -20,22 +20,22 @@ FLAGS = command_line.flag_values(
             "Folder of the run; runs/<name of the config> if left out.",
         ),
         "override_config": (bool, False, "Go on with a run that had another config."),
-        "compilation_cache": (
-            str,
-            command_line.default_compilation_cache(),
-            "Folder that keeps compiled programs for the next start; empty for none.",
-        ),
+        **shared_flags.COMPILATION_CACHE,
+        **shared_flags.DISTRIBUTED,
     }
 )
 
 
 def main(config) -> int:
     from mha_haiku import report
+    from mha_haiku.devices import cluster
     from mha_haiku.training import attention_dump, loop, timeline
 
-    command_line.use_compilation_cache(FLAGS.compilation_cache)
+    shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
     summary = loop.train(config, workdir, override_config=FLAGS.override_config)
+    if not cluster.leave():  # the first draws, and tells
+        return 130 if summary.interrupted else 0
     if summary.interrupted:  # whoever interrupts may not wait for maps
         dump = f"python -m experiments.dump_attention --workdir={workdir}"
         told = (

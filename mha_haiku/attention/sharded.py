@@ -21,7 +21,7 @@ from mha_haiku.attention import (
 )
 
 Array = jax.Array
-_IN_A_RING = ("auto", "blockwise")
+IN_A_RING = ("auto", "blockwise")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sharded:
                 f"{', '.join(map(str, self.mesh.axis_names))}."
             )
         if self.mesh.shape["sequence"] > 1:
-            check_in_a_ring("implementation", self.implementation)
+            _check_in_a_ring(self.implementation)
 
     def __call__(
         self, inputs: gradients.Inputs, dropout_rate: float
@@ -78,11 +78,10 @@ class Sharded:
         )(inputs)
 
 
-def check_in_a_ring(name: str, implementation: str | Callable) -> None:
-    """Raises ValueError for what cannot be used where positions are shared."""
+def _check_in_a_ring(implementation):
     is_blockwise = isinstance(implementation, blockwise.Blockwise)
-    if not is_blockwise and implementation not in _IN_A_RING:
+    if not is_blockwise and implementation not in IN_A_RING:
         raise ValueError(
-            f"{name} must be {' or '.join(_IN_A_RING)} where positions are shared, got "
-            f"{implementation!r}."
+            f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, where "
+            f"positions are shared, got {implementation!r}."
         )

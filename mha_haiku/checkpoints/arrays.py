@@ -71,7 +71,7 @@ def write(folder: Path, tree: Any) -> None:
         # Before orbax finds out: it tells of it in hundreds of lines.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     ocp = _orbax()
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with _checkpointer(ocp) as checkpointer:
         checkpointer.save(folder, args=ocp.args.StandardSave(tree))
 
 
@@ -84,9 +84,19 @@ def read(folder: Path, abstract: Any) -> Any:
     """
     ocp = _orbax()
     target = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with _checkpointer(ocp) as checkpointer:
         tree = checkpointer.restore(folder, args=ocp.args.StandardRestore(target))
     return jax.tree.map(np.asarray, tree)
+
+
+def _checkpointer(ocp):
+    """Returns what writes in this process, whatever other processes do."""
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=str(own)
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _orbax():

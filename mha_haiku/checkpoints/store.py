@@ -198,6 +198,36 @@ class Checkpoints:
             _logger.warning(f"Old checkpoints could not be removed: {error}.")
 
 
+class Elsewhere:
+    """What a process has in place of `Checkpoints` where another one writes them."""
+
+    def __init__(self, latest: int | None):
+        """Takes the newest good step."""
+        self._latest = latest
+
+    def __enter__(self) -> "Elsewhere":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def latest(self) -> int | None:
+        """Returns the newest step that is there, as far as is known here."""
+        return self._latest
+
+    def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
+        """Takes note of the step."""
+        del tree, held_out_loss
+        self._latest = step
+
+    def restore(self, abstract: Any, step: int | None = None) -> Any:
+        """Raises RuntimeError: only the process that writes reads."""
+        raise RuntimeError("checkpoints are read by the first process alone.")
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 def _reason(error) -> str:
     """Returns the one sentence in what orbax or the system says."""
     if isinstance(error, OSError) and error.strerror:

@@ -76,6 +76,14 @@ class Sharded:
             lambda path, leaf: _put(leaf, self.sharding_of(path, np.shape(leaf))), tree
         )
 
+    def initial_state(self, function: Callable, seed: np.uint32) -> Any:
+        """Returns `function(seed)`, a state, made where it stays."""
+        abstract = jax.eval_shape(function, seed)
+        shardings = jax.tree.map_with_path(
+            lambda path, x: self.sharding_of(path, x.shape), abstract
+        )
+        return jax.jit(function, out_shardings=shardings)(seed)
+
     def sharding_of(
         self, path: tuple, shape: tuple[int, ...]
     ) -> jax.sharding.NamedSharding:
@@ -124,7 +132,7 @@ class Sharded:
         return self.spread(examples)
 
     def spread(self, examples: Any) -> Any:
-        """Returns arrays `[B, ...]` or `[B, T, ...]`, shared over the mesh, in a jit."""
+        """Returns arrays `[B, ...]` or `[B, T, ...]` shared over the mesh; in a jit."""
 
         def constrain(x):
             sequence = self.mesh.shape["sequence"]

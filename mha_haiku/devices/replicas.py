@@ -48,6 +48,10 @@ class Replicas:
 
     put_state = put
 
+    def initial_state(self, function: Callable, seed: np.uint32) -> Any:
+        """Returns `function(seed)`, a state, on every device."""
+        return self.put(jax.jit(function)(seed))
+
     def fetch(self, tree: Any) -> Any:
         """Returns what `put`, or a program, has put on devices as host arrays.
 

@@ -193,6 +193,9 @@ def _bias(config):
 def _layer(config, implementation, i):
     heads = model_config.heads_of_layers(config)[i]
 
+    if hk.running_init():  # of parameters alone, on one example
+        implementation = config.attention.implementation
+
     def make_attention():
         if not heads.names:
             return modules.NoAttention(

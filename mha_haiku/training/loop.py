@@ -3,19 +3,18 @@
 Between reports nothing happens on the host but a dispatch of many steps; see `step.py`.
 """
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import ml_collections
 
-from mha_haiku import checkpoints
-from mha_haiku.checks import ConfigError
+from mha_haiku.devices import cluster
 from mha_haiku.training import config as run_config
-from mha_haiku.training import interruption, lock, metrics_log
+from mha_haiku.training import interruption, metrics_log, opening
 from mha_haiku.training import placement as run_placement
 from mha_haiku.training import progress as run_progress
 from mha_haiku.training import run as run_folder
@@ -24,29 +23,13 @@ from mha_haiku.training import timeline as run_timeline
 _logger = logging.getLogger("mha_haiku")
 
 
-class Summary(NamedTuple):
-    """How a run ended; summary.json."""
-
-    steps: int  # taken in all
-    metrics: dict[str, float]  # of the last report
-    baseline: dict[str, float]  # of the best answer that ignores the input
-    baseline_name: str
-    interrupted: bool  # by SIGINT or SIGTERM, before the last step
-    resumed_from: int  # the step this process started at
-    skipped_steps: int  # of all, those whose loss or gradient was not finite
-    wall_seconds: float  # of this process, inside `train`
-    compile_seconds: float
-    steps_per_second: float  # of training alone: no compilation, evaluation or saving
-    examples_per_second: float
-
-
 def train(
     config: ml_collections.ConfigDict,
     workdir: str | os.PathLike,
     *,
     override_config: bool = False,
     devices: Sequence[jax.Device] | None = None,
-) -> Summary:
+) -> opening.Summary:
     """Trains a model, or goes on with the run that is in `workdir`.
 
     A run that is killed and started again ends with the parameters, bit for bit, of one
@@ -57,7 +40,7 @@ def train(
       config: A whole config.
       workdir: The run's folder.
       override_config: Whether to resume though the config is not the run's.
-      devices: The devices that share the batch; None means all of this process.
+      devices: The devices that share the work; None means all of all processes.
 
     Returns:
       How it ended; also in summary.json.
@@ -74,27 +57,27 @@ def train(
     placement = run_placement.make(config, devices)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
-    folder = run_folder.open_folder(workdir)
-    with lock.Lock(folder.lock):
-        is_changed = _check_unchanged(folder, config, override_config)
-        with checkpoints.Checkpoints(folder.checkpoints) as stored:
-            finished = None if is_changed else _finished(folder, config, stored)
-            if finished is not None:
-                print(f"The run in {folder.root} has ended at step {finished.steps}.")
-                return finished
-            _check_steps(config, stored)
+    with contextlib.ExitStack() as stack:
+        folder, stored, finished = opening.open_run(
+            stack, config, workdir, override_config=override_config
+        )
+        if finished is not None:
+            return finished
+        with stored:
             summary = _run(config, folder, stored, placement)
         summary = summary._replace(wall_seconds=time.perf_counter() - started)
-        run_folder.write_json(folder.summary, summary._asdict())
+        if cluster.is_first():
+            run_folder.write_json(folder.summary, summary._asdict())
     return summary
 
 
-def _run(config, folder, stored, placement) -> Summary:
+def _run(config, folder, stored, placement) -> opening.Summary:
     """Takes the steps that are left; `wall_seconds` is still to be filled in."""
     training = config.training
     task = run_config.make_task(config)
     run_config.validate_for_task(config, task)
-    reports = metrics_log.read(folder.metrics)
+    is_first = cluster.is_first()
+    reports = metrics_log.read(folder.metrics) if is_first else []
     if reports and stored.latest() is None:
         _logger.warning(
             f"{folder.root} has reports up to step {reports[-1]['step']} and no "
@@ -104,32 +87,33 @@ def _run(config, folder, stored, placement) -> Summary:
     model = run_folder.make_model(config, task, placement)
     state, programs = run_progress.prepare(config, task, model, stored, placement)
     compile_seconds = time.perf_counter() - before
-    run_folder.write_config(folder, config, placement.devices)
-    with (
-        metrics_log.MetricsLog(
+    if is_first:
+        run_folder.write_config(folder, config, placement.devices)
+        opened_log = metrics_log.MetricsLog(
             folder.metrics,
             start=stored.latest() or 0,
             steps=training.steps,
             baseline=task.baseline,
             baseline_name=task.baseline_name,
             tensorboard=training.tensorboard,
-        ) as log,
-        interruption.Interruption() as interrupted,
-    ):
+        )
+    else:
+        opened_log = metrics_log.Silent()
+    with opened_log as log, interruption.Interruption() as interrupted:
         progress = run_progress.Progress(
             state, programs, training=training, stored=stored, log=log
         )
         start = progress.step
         log.say(_opening_line(config, progress, placement, compile_seconds))
-        look = _looker(config, folder, model, task, start)
+        look = _looker(config, folder, task, start)
         look(progress)
         _take_steps(progress, training, interrupted, look)
         stored.close()  # while a signal still waits
-        if interrupted.requested and progress.step < training.steps:
+        if progress.step < training.steps:
             kept = "is saved" if progress.step else "begins again"
             log.say(f"Interrupted at step {progress.step}, which {kept}.")
     rate = (progress.step - start) / progress.seconds if progress.seconds else 0.0
-    return Summary(
+    return opening.Summary(
         steps=progress.step,
         metrics=progress.metrics,
         baseline=dict(task.baseline),
@@ -155,8 +139,11 @@ def _take_steps(progress, training, interrupted, look) -> None:
     def is_due(every):
         return progress.step % every == 0 or progress.step == training.steps
 
-    while progress.step < training.steps and not interrupted.requested:
-        progress.take_steps(_next_stop(progress, training))
+    while progress.step < training.steps:
+        stops, steps = cluster.agree(interrupted.requested, progress.affordable_steps)
+        if stops:
+            break
+        progress.take_steps(_next_stop(progress.step, steps, training))
         if training.timeline_every and is_due(training.timeline_every):
             look(progress)
         is_saved = is_due(training.checkpoint_every)
@@ -176,19 +163,21 @@ def _take_steps(progress, training, interrupted, look) -> None:
         progress.evaluate()
 
 
-def _looker(config, folder, model, task, start):
+def _looker(config, folder, task, start):
     """Returns what notes what the heads of a `Progress` do, if the config asks."""
     if not config.training.timeline_every:
         return lambda progress: None
+    if not cluster.is_first():
+        return lambda progress: progress.params()  # which all processes gather
+    model = run_folder.make_model(config, task)  # of this process alone
     timeline = run_timeline.Timeline(
         folder.timeline, model=model, task=task, seed=config.seed, start=start
     )
     return lambda progress: timeline.record(progress.step, progress.params())
 
 
-def _next_stop(progress, training) -> int:
+def _next_stop(step, most, training) -> int:
     """Returns where the next dispatch ends: at most at the next report of any kind."""
-    step = progress.step
     marks = (
         training.report_every,
         training.evaluate_every,
@@ -196,44 +185,8 @@ def _next_stop(progress, training) -> int:
         training.timeline_every,
     )
     due = min((step // every + 1) * every for every in marks if every)
-    most = min(training.steps_per_dispatch, progress.affordable_steps)
+    most = min(training.steps_per_dispatch, most)
     return min(due, step + most, training.steps)
-
-
-def _check_unchanged(folder, config, override) -> bool:
-    """Returns whether the folder's run has another config; refuses that unless told."""
-    saved = run_folder.read_config(folder)
-    if saved is None:
-        return False
-    lines = run_config.difference(saved, run_config.to_json(config))
-    if lines and not override:
-        more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
-        raise ConfigError(
-            f"The run in {folder.root} has another config: "
-            f"{'; '.join(lines[:4] + more)}."
-            "\nTake another workdir, or pass override_config to go on with this one."
-        )
-    return bool(lines)
-
-
-def _finished(folder, config, stored) -> Summary | None:
-    """Returns the summary of a run that has nothing left to do."""
-    contents = run_folder.read_json(folder.summary)
-    if contents is None or set(contents) != set(Summary._fields):
-        return None
-    summary = Summary(**contents)
-    steps = config.training.steps
-    is_whole = summary.steps == stored.latest() == steps and not summary.interrupted
-    return summary if is_whole else None
-
-
-def _check_steps(config, stored) -> None:
-    taken = stored.latest() or 0
-    if taken > config.training.steps:
-        raise ConfigError(
-            f"config.training.steps must be at least the {taken} steps that the run "
-            f"has taken, got {config.training.steps}."
-        )
 
 
 def _opening_line(config, progress, placement, compile_seconds) -> str:

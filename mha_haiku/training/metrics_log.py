@@ -145,6 +145,28 @@ class MetricsLog:
         return f" ({self._baseline_name} {self._baseline[name]:.4f})"
 
 
+class Silent:
+    """What a process has in place of a `MetricsLog` where another one writes it."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def advance(self, step: int) -> None:
+        """Does nothing."""
+
+    def report(self, step: int, metrics: dict[str, Any]) -> None:
+        """Does nothing."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Does nothing."""
+
+    def say(self, line: str) -> None:
+        """Does nothing."""
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns the reports in metrics.jsonl, without a last line cut short by a kill."""
     return [line for line in _lines(path) if "event" not in line]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import ml_collections
 
-from mha_haiku import devices, models
+from mha_haiku import attention, checks, devices, models
 from mha_haiku.checks import ConfigError
 
 
@@ -55,6 +55,12 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
         raise ConfigError(
             f"config.devices must multiply to the {num_devices} "
             f"device{'s' * (num_devices > 1)} there are, got {told} {sequence}."
+        )
+    if sequence > 1:
+        checks.choice(
+            "config.model.attention.implementation with config.devices.sequence",
+            config.model.attention.implementation,
+            attention.IN_A_RING,
         )
     _check_heads(config.model, heads)
     _check_batch(config.training.batch_size, data)

@@ -68,10 +68,11 @@ def prepare(
         return training_step.initial_state(model, transformation, task, seed)
 
     if stored.latest() is None:
-        state = jax.jit(initial)(seed)
+        state = placement.initial_state(initial, seed)
     else:
-        state = stored.restore(jax.eval_shape(initial, seed))
-    state = placement.put_state(state)
+        abstract = jax.eval_shape(initial, seed)
+        state = devices.cluster.first_reads(lambda: stored.restore(abstract), abstract)
+        state = placement.put_state(state)
     programs = Programs(
         placement=placement,
         dispatch=dispatch.lower(state, train_data, seed, np.int32(0)).compile(),

@@ -1,0 +1,70 @@
+"""Flags that several scripts have, and what they do.
+
+jax and mha_haiku are imported inside functions: `--help` needs neither.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+# Of scripts that several processes can run together; see `devices.cluster.join`.
+DISTRIBUTED = {
+    "distributed": (bool, False, "Run with other processes, as on a cluster."),
+    "coordinator": (
+        str,
+        None,
+        "host:port of process 0; Slurm, Open MPI or a TPU pod tells if left out.",
+    ),
+    "num_processes": (int, None, "How many processes there are; likewise."),
+    "process_id": (int, None, "Which one this is, from 0; likewise."),
+    "join_seconds": (int, 60, "How long to wait for the other processes."),
+}
+COMPILATION_CACHE = {
+    "compilation_cache": (
+        str,
+        os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+            "mha_haiku",
+            "compiled",
+        ),
+        "Folder that keeps compiled programs for the next start; empty for none.",
+    )
+}
+
+
+def use_compilation_cache(folder: str) -> None:
+    """Makes jax keep all that it compiles in `folder`; nowhere if that is ""."""
+    if not folder:
+        return
+    try:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"No compilation cache in {folder}: {error.strerror}.", file=sys.stderr)
+        return
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", folder)
+    # By itself jax keeps what took a second to compile; most here takes less.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def join(values: flags.FlagValues) -> None:
+    """Meets the other processes, where the script can be run by several."""
+    if "distributed" not in values:
+        return
+    given = values.coordinator, values.num_processes, values.process_id
+    if values.distributed or any(x is not None for x in given):
+        from mha_haiku.devices import cluster
+
+        cluster.join(*given, timeout=values.join_seconds)
+
+
+def leave(values: flags.FlagValues, status: int) -> None:
+    """Ends a process that failed among others, which would wait for it."""
+    if "distributed" in values:
+        from mha_haiku.devices import cluster
+
+        cluster.end(status)

@@ -1,0 +1,245 @@
+"""Several processes that run the same program: how they meet, agree, and tell.
+
+Every function but `join` is for all processes to call at the same place; with one
+process each is what it is for that one alone. The first process is the one that reads
+and writes the folder of a run.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.devices import lifeline
+
+_logger = logging.getLogger("mha_haiku")
+_lifelines = lifeline.Lifelines()
+_HEARTBEAT_SECONDS = 30  # without a sign of life, until a process counts as dead
+_LEAVE_SECONDS = 60  # for all to come to the end
+
+
+def join(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout: float = 60.0,
+) -> None:
+    """Meets the other processes; before anything else is asked of JAX.
+
+    Where they do not all come in time, the process ends with status 2 and two lines on
+    stderr: JAX itself would abort it.
+
+    Args:
+      coordinator: "host:port" of process 0; None: Slurm, Open MPI or a TPU pod tells,
+        and the next two as well.
+      num_processes: How many there are.
+      process_id: Which one this is, from 0.
+      timeout: How long to wait for them, in seconds.
+
+    Raises:
+      ConfigError: If they are not given together, or there is no cluster to tell them.
+    """
+    _check(coordinator, num_processes, process_id)
+    where = coordinator or "the cluster's coordinator"
+    met = threading.Event()
+
+    def watch():
+        if not met.wait(timeout):
+            print(
+                f"error: not all processes met at {where} within {timeout:g} s; this "
+                f"is process {'?' if process_id is None else process_id}.\n"
+                f"Start all of them, process 0 on the coordinator's host, with the "
+                f"same coordinator and number of processes.",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(2)
+
+    threading.Thread(target=watch, daemon=True, name="join").start()
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            initialization_timeout=int(timeout) + 600,  # `watch` is first
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_LEAVE_SECONDS,
+        )
+        jax.devices()
+    except (RuntimeError, ValueError) as error:
+        raise checks.ConfigError(
+            f"--distributed cannot meet other processes: {' '.join(str(error).split())}"
+            "\nOutside Slurm, Open MPI and TPU pods give --coordinator=host:port, "
+            "--num_processes and --process_id."
+        ) from error
+    finally:
+        met.set()
+    if jax.process_count() > 1:
+        _hold_lifelines(coordinator)
+
+
+def is_first() -> bool:
+    """Returns whether this process reads and writes the run's folder."""
+    return jax.process_index() == 0
+
+
+def exchange(text: str) -> list[str]:
+    """Returns the texts of all processes, in their order."""
+    if jax.process_count() == 1:
+        return [text]
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = _gathered(np.array([own.size], np.int32))[:, 0]
+    rows = _gathered(np.pad(own, (0, int(sizes.max()) - own.size)))
+    return [
+        row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def agree(stops: bool, steps: int) -> tuple[bool, int]:
+    """Returns whether any process stops, and the fewest steps that one would take."""
+    if jax.process_count() == 1:
+        return stops, steps
+    wishes = _gathered(np.array([stops, min(steps, 2**31 - 1)], np.int32))
+    return bool(wishes[:, 0].any()), int(wishes[:, 1].min())
+
+
+def first_does(function: Callable[[], Any]) -> Any:
+    """Returns on all processes what `function()` gives on the first.
+
+    Args:
+      function: Returns what JSON can hold; only the first process calls it.
+
+    Raises:
+      ConfigError: On all processes, if the first raised it.
+      RuntimeError: On the others, if the first raised anything else.
+    """
+    if jax.process_count() == 1:
+        return function()
+    told, failure = {}, None
+    if is_first():
+        try:
+            told = {"value": function()}
+        except checks.ConfigError as error:
+            told, failure = {"mistake": str(error)}, error
+        except Exception as error:
+            told, failure = {"fault": f"{type(error).__name__}: {error}"}, error
+    told = json.loads(exchange(json.dumps(told))[0])
+    if failure is not None:
+        raise failure
+    if "mistake" in told:
+        raise checks.ConfigError(told["mistake"])
+    if "fault" in told:
+        raise RuntimeError(f"the first process failed: {told['fault']}")
+    return told["value"]
+
+
+def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
+    """Returns on all processes the host arrays that `function()` gives on the first.
+
+    Args:
+      function: Returns a tree of arrays; only the first process calls it.
+      abstract: A tree of their shapes and dtypes.
+
+    Raises:
+      ConfigError: As `first_does`.
+    """
+    if jax.process_count() == 1:
+        return function()
+    found = []
+
+    def read():
+        found.append(function())
+
+    first_does(read)
+    leaves, structure = jax.tree.flatten(abstract)
+    sizes = [int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves]
+    content = np.zeros(sum(sizes), np.uint8)
+    if found:  # as bytes, so that no bit changes on the way
+        parts = [np.asarray(x).tobytes() for x in jax.tree.leaves(found[0])]
+        content = np.frombuffer(b"".join(parts), np.uint8)
+    from jax.experimental import multihost_utils
+
+    content = np.asarray(multihost_utils.broadcast_one_to_all(content)).tobytes()
+    starts = np.cumsum([0, *sizes])
+    arrays = [
+        np.frombuffer(content[start : start + size], x.dtype).reshape(x.shape).copy()
+        for x, start, size in zip(leaves, starts, sizes, strict=False)
+    ]
+    return jax.tree.unflatten(structure, arrays)
+
+
+def leave() -> bool:
+    """Parts with the other processes; returns whether this is the first.
+
+    What follows runs on this process's devices alone.
+    """
+    if jax.distributed.is_initialized():
+        _lifelines.leave()
+        jax.distributed.shutdown()
+    return is_first()
+
+
+def end(status: int) -> None:
+    """Ends a process that failed, at once, where others would be waited for.
+
+    Args:
+      status: The exit status; 2 is of mistakes that all processes find.
+    """
+    if status and jax.distributed.is_initialized():
+        if status == 2:
+            _lifelines.leave()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _check(coordinator, num_processes, process_id) -> None:
+    given = (coordinator, num_processes, process_id)
+    if all(x is None for x in given):
+        return
+    if any(x is None for x in given):
+        raise checks.ConfigError(
+            "--coordinator, --num_processes and --process_id go together, got "
+            f"{coordinator}, {num_processes} and {process_id}."
+        )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise checks.ConfigError(
+            f"--coordinator must be host:port with a port from 1 to 65535, got "
+            f"{coordinator!r}."
+        )
+    checks.positive_integer("--num_processes", num_processes)
+    checks.integer_in("--process_id", process_id, 0, num_processes - 1)
+
+
+def _hold_lifelines(coordinator) -> None:
+    """Connects the processes, so that the death of one ends them all at once."""
+    address = first_does(_lifelines.open)
+    host, _, port = address.rpartition(":")
+    if coordinator is not None:
+        host = coordinator.rpartition(":")[0]
+    try:
+        if is_first():
+            _lifelines.accept(jax.process_count() - 1)
+        else:
+            _lifelines.hold(host, int(port))
+    except OSError as error:
+        _logger.warning(
+            f"No line between the processes ({error}): where one dies, the others end "
+            f"{_HEARTBEAT_SECONDS} s later."
+        )
+
+
+def _gathered(array: np.ndarray) -> np.ndarray:
+    """Returns the arrays of all processes, one row each."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array))
