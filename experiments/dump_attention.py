@@ -9,7 +9,7 @@ numbers over the same examples, is in statistics.npz.
 import functools
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -22,6 +22,7 @@ FLAGS = command_line.flag_values(
         "tokens": (list, None, "Token ids to show in place of samples, as 4,1,2."),
         "out": (str, None, "Folder to write; <workdir>/attention if left out."),
         "weights": (bool, False, "Write whole maps also of long inputs."),
+        **shared_flags.DISTRIBUTED,
     }
 )
 
@@ -29,6 +30,7 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
+    from mha_haiku.devices import cluster
     from mha_haiku.training import attention_dump
 
     maps = attention_dump.dump(
@@ -42,6 +44,8 @@ def main() -> None:
         out=FLAGS.out,
         weights=FLAGS.weights,
     )
+    if not cluster.leave():
+        return
     report.write(maps.parent)
     print(f"Attention maps: {maps.parent / 'index.html'}")
 

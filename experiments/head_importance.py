@@ -11,7 +11,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -21,6 +21,7 @@ FLAGS = command_line.flag_values(
         "metric": (str, "loss", "What ablation is the change of: loss or accuracy."),
         "closing": (str, "mean", "What closed heads say: zero, mean or resample."),
         "out": (str, None, "Folder to write; <workdir>/heads if left out."),
+        **shared_flags.DISTRIBUTED,
     }
 )
 
@@ -28,6 +29,7 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
+    from mha_haiku.devices import cluster
     from mha_haiku.training import head_importance
 
     found = head_importance.measure(
@@ -37,11 +39,11 @@ def main() -> None:
         metric=FLAGS.metric,
         closing=FLAGS.closing,
     )
+    if not cluster.leave():
+        return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
     numbers = head_importance.write(found, folder)
-    measures = {
-        name: (each.mean, each.standard_error) for name, each in found.measures.items()
-    }
+    measures = {k: (x.mean, x.standard_error) for k, x in found.measures.items()}
     picture = report.write_importance(
         numbers.parent, measures, title=found.title, head_names=found.head_names
     )

@@ -10,7 +10,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -19,6 +19,7 @@ FLAGS = command_line.flag_values(
         "examples": (int, 64, "How many held-out examples the means are over."),
         "layers": (list, None, "Layers, as 0,2; all if left out."),
         "out": (str, None, "Folder to write; <workdir>/attention if left out."),
+        **shared_flags.DISTRIBUTED,
     }
 )
 
@@ -26,11 +27,14 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
+    from mha_haiku.devices import cluster
     from mha_haiku.training import head_statistics
 
     found = head_statistics.measure(
         FLAGS.workdir, step=FLAGS.step, examples=FLAGS.examples, layers=FLAGS.layers
     )
+    if not cluster.leave():
+        return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
     numbers = head_statistics.write(found, folder)
     plural = "" if found.num_examples == 1 else "s"

@@ -61,7 +61,7 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
 
     total = None
     for example in batches:
-        found = sums(params, example)
+        found = subject.fetched(sums(params, example))
         total = found if total is None else jax.tree.map(jnp.add, total, found)
     if total is None:
         raise ValueError("batches must not be empty.")

@@ -133,14 +133,14 @@ def closed(
     """
     program = programs.metrics(of.model, of.metric, closing)
     gates = jnp.asarray(gates, jnp.float32)
-    found = [jax.device_get(program(of.params, gates, each)) for each in of.batches]
+    found = [subject.fetched(program(of.params, gates, each)) for each in of.batches]
     return np.concatenate(found).astype(np.float64)
 
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
     """Returns what a measure of a batch, L arrays `[B, H]`, finds in all of them."""
     run = functools.partial(measure, of.params)
-    found = [subject.padded(jax.device_get(run(example))) for example in of.batches]
+    found = [subject.padded(subject.fetched(run(example))) for example in of.batches]
     if not found:
         raise ValueError("batches must not be empty.")
     return Importance(np.concatenate(found))

@@ -76,6 +76,15 @@ def head_outputs(attention_map: Any) -> Array:
     return attention_map.apply(value).astype(value.dtype)
 
 
+def fetched(tree: Any) -> Any:
+    """Returns arrays as host arrays, gathered where several processes share them."""
+    if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
 def padded(of_layers: Sequence[np.ndarray]) -> np.ndarray:
     """Returns `[N, L, H]` float64 from L arrays `[N, H]`, NaN where heads are fewer."""
     widest = max(layer.shape[-1] for layer in of_layers)

@@ -14,7 +14,8 @@ import numpy as np
 
 from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.training import evaluate, head_statistics
+from mha_haiku.devices import cluster
+from mha_haiku.training import analysis, head_statistics
 from mha_haiku.training import run as run_folder
 
 _MEAN_EXAMPLES = 64  # at least
@@ -64,7 +65,7 @@ def dump(
     """
     if text is not None and tokens is not None:
         raise ConfigError("Give text or tokens, not both.")
-    run = run_folder.load_run(workdir, step)
+    run = analysis.placed(run_folder.load_run(workdir, step))
     own = _own_example(run, text, tokens)
     indices = _indices(run, examples)
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
@@ -82,23 +83,16 @@ def dump(
 
     observe = _observer(run, layers, places, None if is_whole else (size, size))
 
-    @jax.jit
-    def observe_held_out(params, data, indices):
-        return observe(
-            params,
-            evaluate.held_out_batch(run.task, run.config.seed, data, indices),
-        )
-
     def held_out(indices):
-        data = run.task.held_out_data
-        results = observe_held_out(run.params, data, np.asarray(indices, np.int32))
-        return jax.device_get(results)
+        return _observed(run, observe, examples_at(indices), len(indices))
 
     if own is None:
+        examples_at = _in_whole_batches(run)
         example, logits, maps, numbers = held_out(indices)
     else:
-        found = jax.jit(observe)(run.params, own)
-        example, logits, maps, numbers = jax.device_get(found)
+        size = analysis.whole_batch(run, 1)
+        copies = jax.tree.map(lambda x: np.repeat(x, size, axis=0), own)
+        example, logits, maps, numbers = _observed(run, observe, copies, 1)
     edges = attention.bin_edges(length, size)
     names = {
         "title": np.array(f"{run.task.name}, step {run.step}"),
@@ -143,6 +137,7 @@ def _observer(run, layers, heads_of_layers, pooled):
     """
 
     def observe(params, example):
+        example = analysis.spread(run, example)
         output = run.model.apply(
             params, None, example.inputs, lengths=example.lengths, is_training=False
         )
@@ -157,7 +152,24 @@ def _observer(run, layers, heads_of_layers, pooled):
             numbers.append({name: x[:, heads] for name, x in of_heads.items()})
         return example, output.logits, maps, numbers
 
-    return observe
+    return analysis.program(run, observe)
+
+
+def _in_whole_batches(run):
+    """Returns a function from indices to examples: these, and more to fill a batch."""
+    held_out = analysis.held_out(run)
+
+    def at(indices):
+        size = analysis.whole_batch(run, len(indices))
+        return held_out([*indices, *[indices[-1]] * (size - len(indices))])
+
+    return at
+
+
+def _observed(run, observe, example, count):
+    """Returns what is seen in the first `count` examples of a batch, on the host."""
+    found = jax.device_get(observe(run.params, example))
+    return jax.tree.map(lambda x: x[:count], found)
 
 
 def _indices(run, examples) -> list[int]:
@@ -224,6 +236,8 @@ def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
 
 
 def _write(path, arrays) -> Path:
+    if not cluster.is_first():
+        return path
     partial = path.with_name(f"{path.stem}.partial.npz")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

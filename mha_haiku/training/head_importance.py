@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, heads, models, tasks
-from mha_haiku.training import evaluate, files, loss
+from mha_haiku.training import analysis, files, loss
 from mha_haiku.training import run as run_folder
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
@@ -86,7 +86,7 @@ def measure(
     wanted = list(MEASURES) if measures is None else list(measures)
     for name in wanted:
         checks.choice("measures", name, MEASURES)
-    run = looped(run_folder.load_run(workdir, step))
+    run = analysis.placed(looped(run_folder.load_run(workdir, step)))
     close = closing_of(run, closing, examples)
     found = {}
     for name in wanted:
@@ -178,13 +178,14 @@ class _Batches:
     def __init__(self, run, examples: int, progress: str):
         self._run, self._progress = run, progress
         length = run.task.sequence_length
-        self._size = max(1, min(examples, _BATCH_POSITIONS // length))
+        size = max(1, min(examples, _BATCH_POSITIONS // length))
+        self._size = analysis.whole_batch(run, size)
         self._count = -(-examples // self._size)
 
     def __iter__(self) -> Iterator[tasks.Example]:
         import tqdm
 
-        run = self._run
+        held_out = analysis.held_out(self._run)
         for i in tqdm.trange(
             self._count,
             desc=self._progress,
@@ -194,10 +195,7 @@ class _Batches:
             leave=False,
             dynamic_ncols=True,
         ):
-            indices = np.arange(i * self._size, (i + 1) * self._size, dtype=np.int32)
-            yield evaluate.held_out_batch(
-                run.task, run.config.seed, run.task.held_out_data, indices
-            )
+            yield held_out(range(i * self._size, (i + 1) * self._size))
 
 
 def write(found: HeadImportance, folder: str | os.PathLike) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.training import evaluate, files
+from mha_haiku.training import analysis, files
 from mha_haiku.training import run as run_folder
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
@@ -69,20 +69,20 @@ def measure(
     import tqdm
 
     checks.positive_integer("examples", examples)
-    run = run_folder.load_run(workdir, step)
+    run = analysis.placed(run_folder.load_run(workdir, step))
     layers = chosen("layers", layers, run.config.model.num_layers)
 
-    @jax.jit
-    def observe(params, data, indices):
-        example = evaluate.held_out_batch(run.task, run.config.seed, data, indices)
+    def observe(params, example):
         output = run.model.apply(
             params, None, example.inputs, lengths=example.lengths, is_training=False
         )
         tokens = tokens_of(run.task, example)
         return [per_head(output.maps[i].statistics(tokens=tokens)) for i in layers]
 
+    observe = analysis.program(run, observe)
     batch_size = max(1, min(examples, _BATCH_POSITIONS // run.task.sequence_length))
-    data = jax.device_put(run.task.held_out_data)
+    batch_size = analysis.whole_batch(run, batch_size)
+    held_out = analysis.held_out(run)
     batches = []
     with tqdm.tqdm(
         total=examples,
@@ -92,8 +92,8 @@ def measure(
         dynamic_ncols=True,
     ) as bar:
         for start in range(0, examples, batch_size):
-            indices = np.arange(start, start + batch_size, dtype=np.int32)
-            batches.append(jax.device_get(observe(run.params, data, indices)))
+            example = held_out(range(start, start + batch_size))
+            batches.append(jax.device_get(observe(run.params, example)))
             bar.update(min(batch_size, examples - start))
     # The last batch is as large as the others, for one program serves them all.
     of_layers = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)

@@ -13,6 +13,7 @@ import ml_collections
 
 from mha_haiku import checkpoints, devices, models, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.devices import cluster
 from mha_haiku.training import config as run_config
 from mha_haiku.training import optimizer, step
 
@@ -63,6 +64,7 @@ class Run(NamedTuple):
     model: models.Model
     params: Any
     step: int
+    placement: devices.Sharded | None = None  # of model and parameters; see `analysis`
 
 
 def open_folder(workdir: str | os.PathLike) -> Folder:
@@ -99,14 +101,19 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
       ConfigError: If there is no run, or no checkpoint of that step.
     """
     folder = Folder(Path(workdir).expanduser())
-    saved = read_config(folder)
+    saved = cluster.first_does(lambda: read_config(folder))
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     config = ml_collections.ConfigDict(saved)
     task = run_config.make_task(config)
     model = make_model(config, task)
-    with checkpoints.Checkpoints(folder.checkpoints, read_only=True) as stored:
-        state = stored.restore(abstract_state(config, task, model), step)
+    abstract = abstract_state(config, task, model)
+
+    def restore():
+        with checkpoints.Checkpoints(folder.checkpoints, read_only=True) as stored:
+            return stored.restore(abstract, step)
+
+    state = cluster.first_reads(restore, abstract)
     return Run(config, task, model, state.params, int(state.step))
 
 
