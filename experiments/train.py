@@ -34,16 +34,15 @@ def main(config) -> int:
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
     summary = loop.train(config, workdir, override_config=FLAGS.override_config)
-    if not cluster.leave():  # the first draws, and tells
-        return 130 if summary.interrupted else 0
     if summary.interrupted:  # whoever interrupts may not wait for maps
-        dump = f"python -m experiments.dump_attention --workdir={workdir}"
-        told = (
-            f"Interrupted; the same command goes on from here.\nIts maps so far: {dump}"
-        )
-        print(told, file=sys.stderr)
+        if cluster.leave():  # with several processes the first tells
+            print("Interrupted; the same command goes on from here.", file=sys.stderr)
+            dump = f"python -m experiments.dump_attention --workdir={workdir}"
+            print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
     maps = attention_dump.dump(workdir)
+    if not cluster.leave():
+        return 0
     report.write(maps.parent)
     looks = timeline.of_run(workdir)
     if looks is not None:

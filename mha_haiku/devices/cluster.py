@@ -93,7 +93,7 @@ def is_first() -> bool:
 
 def exchange(text: str) -> list[str]:
     """Returns the texts of all processes, in their order."""
-    if jax.process_count() == 1:
+    if _is_alone():
         return [text]
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = _gathered(np.array([own.size], np.int32))[:, 0]
@@ -105,7 +105,7 @@ def exchange(text: str) -> list[str]:
 
 def agree(stops: bool, steps: int) -> tuple[bool, int]:
     """Returns whether any process stops, and the fewest steps that one would take."""
-    if jax.process_count() == 1:
+    if _is_alone():
         return stops, steps
     wishes = _gathered(np.array([stops, min(steps, 2**31 - 1)], np.int32))
     return bool(wishes[:, 0].any()), int(wishes[:, 1].min())
@@ -121,7 +121,7 @@ def first_does(function: Callable[[], Any]) -> Any:
       ConfigError: On all processes, if the first raised it.
       RuntimeError: On the others, if the first raised anything else.
     """
-    if jax.process_count() == 1:
+    if _is_alone():
         return function()
     told, failure = {}, None
     if is_first():
@@ -151,7 +151,7 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     Raises:
       ConfigError: As `first_does`.
     """
-    if jax.process_count() == 1:
+    if _is_alone():
         return function()
     found = []
 
@@ -179,7 +179,7 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
 def leave() -> bool:
     """Parts with the other processes; returns whether this is the first.
 
-    What follows runs on this process's devices alone.
+    What follows may not run on several devices any more.
     """
     if jax.distributed.is_initialized():
         _lifelines.leave()
@@ -199,6 +199,11 @@ def end(status: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _is_alone() -> bool:
+    """Returns whether there is no other process, or it was left."""
+    return jax.process_count() == 1 or not jax.distributed.is_initialized()
 
 
 def _check(coordinator, num_processes, process_id) -> None:

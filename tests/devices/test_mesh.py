@@ -1,0 +1,127 @@
+"""What a device of a mesh holds, and that programs leave it there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mha_haiku import devices
+
+_PARAMS = {
+    "encoder/layer_0/attention/query": {"w": np.ones((6, 8)), "b": np.ones(8)},
+    "encoder/layer_0/attention/linear": {"w": np.ones((8, 6)), "b": np.ones(6)},
+    "encoder/layer_0/feed_forward/hidden": {"w": np.ones((6, 12)), "b": np.ones(12)},
+    "encoder/layer_0/feed_forward/output": {"w": np.ones((12, 6)), "b": np.ones(6)},
+    "encoder/layer_0/norm_1": {"scale": np.ones(6)},
+    "logits": {"w": np.ones((6, 5)), "b": np.ones(5)},
+    "layers/layer_0/attention/value": {"w": np.ones((3, 6, 8))},
+}
+
+
+def _placement(shard_parameters=False, **sizes):
+    mesh = devices.make_mesh(jax.local_devices()[:4], **sizes)
+    return devices.Sharded(mesh, shard_parameters=shard_parameters)
+
+
+def _shares(tree):
+    """Returns the shape that one device holds of each array, by name."""
+    return {
+        (module.rpartition("/")[2], name): x.addressable_shards[0].data.shape
+        for module, leaves in tree.items()
+        for name, x in leaves.items()
+    }
+
+
+def test_heads_and_hidden_units_are_shared():
+    shares = _shares(_placement(data=2, heads=2, sequence=1).put_state(_PARAMS))
+    assert shares == {
+        ("query", "w"): (6, 4),
+        ("query", "b"): (4,),
+        ("linear", "w"): (4, 6),
+        ("linear", "b"): (6,),
+        ("hidden", "w"): (6, 6),
+        ("hidden", "b"): (6,),
+        ("output", "w"): (6, 6),
+        ("output", "b"): (6,),
+        ("norm_1", "scale"): (6,),
+        ("logits", "w"): (6, 5),
+        ("logits", "b"): (5,),
+        ("value", "w"): (3, 6, 4),
+    }
+
+
+def test_parameters_and_what_the_optimizer_keeps_are_shared_over_data():
+    placement = _placement(data=2, heads=2, sequence=1, shard_parameters=True)
+    state = placement.put_state((_PARAMS, optax.adam(0.1).init(_PARAMS)))
+    shares = _shares(state[0])
+    assert shares == _shares(state[1][0].mu) == _shares(state[1][0].nu)
+    assert shares["query", "w"] == (3, 4)  # the axis that is free
+    assert shares["logits", "w"] == (3, 5)  # the larger that 2 divides
+    assert shares["logits", "b"] == (5,)
+
+
+def test_what_is_put_comes_back_whole():
+    placement = _placement(data=2, heads=2, sequence=1, shard_parameters=True)
+    tree = jax.tree.map(
+        lambda x: np.random.default_rng(0).normal(size=x.shape), _PARAMS
+    )
+    for put in (placement.put, placement.put_state):
+        back = placement.fetch(put(tree))
+        jax.tree.map(
+            lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), back, tree
+        )
+
+
+def test_a_program_leaves_the_state_where_it_is():
+    placement = _placement(data=4, heads=1, sequence=1, shard_parameters=True)
+
+    def initial(seed):
+        return {"table": {"w": jnp.full((8, 6), seed, jnp.float32)}}
+
+    state = placement.initial_state(initial, np.uint32(3))
+    before = state["table"]["w"].sharding
+    program = placement.program(
+        lambda state, data, factor: (
+            jax.tree.map(lambda x: x * factor, state),
+            data.sum(),
+        ),
+        num_scalars=1,
+        returns_state=True,
+    )
+    data = placement.put(np.arange(3.0))
+    compiled = program.lower(state, data, np.float32(2)).compile()
+    for _ in range(2):
+        state, total = compiled(state, data, np.float32(2))
+    assert state["table"]["w"].sharding == before
+    assert state["table"]["w"].addressable_shards[0].data.shape == (2, 6)
+    np.testing.assert_array_equal(placement.fetch(state)["table"]["w"], 12.0)
+    assert placement.fetch(total) == 3
+
+
+def test_examples_are_shared_by_batch_and_position():
+    placement = _placement(data=2, heads=1, sequence=2)
+    assert placement.batch_parts == 2
+
+    def make(indices):
+        return {
+            "indices": indices,
+            "inputs": indices[:, None] * jnp.ones((1, 6), jnp.int32),
+            "odd": indices[:, None] * jnp.ones((1, 3), jnp.int32),
+        }
+
+    shared = jax.jit(lambda: placement.batch(4, make))()
+    shares = {name: x.addressable_shards[0].data.shape for name, x in shared.items()}
+    assert shares == {"indices": (2,), "inputs": (2, 3), "odd": (2, 3)}
+    np.testing.assert_array_equal(shared["indices"], np.arange(4))
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 2, 2), (2, 1, 2)], ids=str)
+def test_neighbours_share_heads(sizes):
+    data, heads, sequence = sizes
+    mesh = devices.make_mesh(
+        jax.local_devices()[:4], data=data, heads=heads, sequence=sequence
+    )
+    assert dict(mesh.shape) == {"data": data, "heads": heads, "sequence": sequence}
+    first = mesh.devices.reshape(-1, heads)[0]
+    assert [device.id for device in first] == list(range(heads))
