@@ -23,10 +23,12 @@ class Role(NamedTuple):
     Attributes:
       threshold: The score from which on a head has the role.
       score: What is scored, in [0, 1], as a mean over queries and examples.
+      limit: The score from which on it is another role.
     """
 
     threshold: float
     score: str
+    limit: float = float("inf")
 
 
 ROLES = {
@@ -38,7 +40,7 @@ ROLES = {
     "induction": Role(0.5, "mass on what followed earlier occurrences of the token"),
     "positional": Role(0.9, "share of queries with the largest weight at one offset"),
     "uniform": Role(0.95, "entropy, of that of equal weights"),
-    "broad": Role(0.75, "entropy, of that of equal weights"),
+    "broad": Role(0.75, "entropy, of that of equal weights", limit=0.95),
 }
 MIXED = "mixed"
 
@@ -200,7 +202,6 @@ def _role(scores: dict[str, float]) -> str:
     margins = {
         name: (scores[name] - role.threshold) / (1 - role.threshold)
         for name, role in ROLES.items()
-        if name in scores
+        if name in scores and role.threshold <= scores[name] < role.limit
     }
-    best = max(margins, key=margins.get)
-    return best if margins[best] >= 0 else MIXED
+    return max(margins, key=margins.get, default=MIXED)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.optimize
 
 from mha_haiku import heads, models
 from mha_haiku.heads import ground_truth
@@ -44,7 +45,8 @@ def test_positions_tell_roles():
     subject = known.subject
     found = heads.roles(subject.model, subject.params, subject.batches)
     names = dict(zip(scores, found.names[0], strict=True))
-    names.pop("positional")  # the first three rows have no such key
+    # The first three rows have no such key.
+    assert names.pop("positional") == "mixed"
     assert names == {name: name for name in names}
     assert found.offsets[0, :3].tolist() == [1, -1, 0]
     assert found.offsets[0, 4] == 3
@@ -53,6 +55,52 @@ def test_positions_tell_roles():
     assert found.scores["uniform"][0, 5] == pytest.approx(1, abs=1e-5)
     assert found.scores["first_token"][0, 3] == pytest.approx(1, abs=1e-4)
     assert "separator" not in found.scores
+
+
+def test_roles_are_told_by_their_thresholds():
+    length = 12
+    previous, other = (np.roll(np.eye(length), -k, axis=1) for k in (1, 5))
+    first, sixth = (np.eye(length)[[k]].repeat(length, 0) for k in (0, 5))
+    weights = {
+        "positional": 0.48 * previous + 0.4 * other,
+        "previous_token": 0.8 * previous,
+        "first_token": 0.55 * first,
+        "mixed": 0.46 * first + 0.4 * sixth,
+        "broad": np.where((np.arange(length) % 11 > 2)[None], 1 / 8, 0) + 0 * first,
+        "uniform": np.random.default_rng(0).uniform(0.5, 1, (length, length)) / length,
+        # Further above its threshold than above that of "previous_token".
+        "both": 0.6 * previous,
+    }
+    scores = [
+        np.log(x + (1 - x.sum(-1, keepdims=True)) / length + 1e-9)
+        for x in weights.values()
+    ]
+    known = _one_head(scores, length=length)
+    subject = known.subject
+    found = heads.roles(subject.model, subject.params, subject.batches)
+    assert found.names[0].tolist() == [*weights][:-1] + ["positional"]
+    assert found.offsets[0, 0] == 1
+    share = found.scores["positional"][0, 0]
+    assert share == pytest.approx(11 / 12)
+    wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
+    assert found.scores["broad"][0, 4] == wanted
+    assert 0.95 < found.scores["uniform"][0, 5] < 0.999
+
+
+def test_roles_are_means_over_examples_and_queries_that_count():
+    length = 8
+    known = _one_head([20 * np.eye(length), np.zeros((length, length))])
+    subject, (batch,) = known.subject, known.subject.batches
+    count = len(batch.inputs)
+    batches = [
+        batch._replace(lengths=np.full(count, each, np.int32)) for each in (8, 4)
+    ]
+    found = heads.roles(subject.model, subject.params, batches)
+    assert found.names[0].tolist() == ["same_token", "uniform"]
+    assert found.scores["positional"][0, 0] == 1
+    assert found.scores["uniform"][0, 1] == pytest.approx(1, abs=1e-6)
+    sink = (1 / 8 + 1 / 4) / 2
+    assert found.scores["first_token"][0, 1] == pytest.approx(sink, abs=1e-6)
 
 
 def test_separators_are_those_that_are_given():
@@ -109,6 +157,40 @@ def test_heads_of_a_shuffled_model_are_found_again():
     for (i, h), (j, g) in zip(found.first, found.second, strict=True):
         assert (i, h) == (j, orders[j][g])
     assert len({tuple(each) for each in found.second.tolist()}) == L * H
+
+
+def test_heads_match_that_diverge_least_on_average():
+    of = config()
+    model, pair = build(of), (random_params(of, 1), random_params(of, 2))
+    batches = [example(0), example(1)]
+    found = heads.match((model, pair[0]), (model, pair[1]), batches)
+
+    def entropy(weights):
+        logs = np.log(np.where(weights > 0, weights, 1))
+        return -(weights * logs).sum(-1)
+
+    total = np.zeros((L * H, L * H))
+    for batch in batches:
+        one, other = (
+            np.concatenate(
+                [
+                    np.float64(each.weights())
+                    for each in model.apply(
+                        params, None, batch.inputs, is_training=False
+                    ).maps
+                ],
+                axis=1,
+            )
+            for params in pair
+        )
+        one, other = one[:, :, None], other[:, None]
+        between = entropy((one + other) / 2) - (entropy(one) + entropy(other)) / 2
+        total += between.mean((0, -1)) / len(batches)
+    rows = [i * H + h for i, h in found.first]
+    columns = [i * H + h for i, h in found.second]
+    np.testing.assert_allclose(found.divergence, total[rows, columns], atol=1e-5)
+    best = scipy.optimize.linear_sum_assignment(total)
+    assert found.divergence.sum() == pytest.approx(total[best].sum(), abs=1e-4)
 
 
 def test_no_batches_are_refused():
