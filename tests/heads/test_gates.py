@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from mha_haiku import heads
+from mha_haiku import heads, models, tasks
 from mha_haiku.heads import hard_concrete
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -68,6 +68,42 @@ def test_learning_closes_the_heads_that_are_not_needed():
     # At no price all stay as good as open, at a high one even the real head goes.
     assert learned(0.0).keep[0].sum() >= 3
     assert not learned(100.0).keep[0].any()
+
+
+def test_each_step_has_its_own_batch_and_each_layer_its_own_gates():
+    """A model that is nothing but its gates; its metric tells the step and them."""
+
+    def apply(params, rng, inputs, *, lengths, is_training, gates=None):
+        maps = (np.zeros((1, 3, 1, 1)),) * 2
+        return models.Output(None if gates is None else jnp.stack(gates), maps)
+
+    def metric(gates, batch):
+        return batch.weights + jnp.abs(gates[0] - gates[1]) / 2
+
+    def sample(step):
+        return tasks.Example(np.zeros((1, 1), int), None, step * jnp.ones(3), None)
+
+    found = heads.learn_gates(
+        models.Model(None, apply),
+        metric,
+        {},
+        sample,
+        penalty=0.0,
+        steps=5,
+        chunk=2,
+        optimizer=optax.set_to_zero(),
+        gate_learning_rate=0.0,
+        initial=0.0,
+    )
+    np.testing.assert_array_equal(np.floor(found.loss), np.arange(5))
+    drawn = found.loss - np.arange(5)
+    assert drawn.min() > 0 and len(np.unique(drawn.round(4))) == 5
+
+
+def test_heads_whose_gates_are_open_a_crack_are_kept():
+    learned = heads.Learned({}, [np.float32([-9, -1, 0, 9])], None, None)
+    np.testing.assert_array_equal(learned.keep, [[False, True, True, True]])
+    assert 0 < learned.gates[0][1] < 0.5
 
 
 def test_parameters_learn_together_with_gates():

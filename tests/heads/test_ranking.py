@@ -30,6 +30,14 @@ def test_rank_intervals_hold_true_ranks_and_narrow_with_certainty():
         heads.rank_intervals(_importance(mean, 1), level=1)
 
 
+def test_rank_intervals_hold_the_share_that_is_asked_for():
+    # Of three draws in four the first head leads, as in (1, 1) with 0.5 to 0.25.
+    found = heads.Importance(np.array([[[1.0, 0.0]], [[0.0, 0.5]]]))
+    for level, wanted in [(0.4, [[1, 1], [2, 2]]), (0.6, [[1, 2], [1, 2]])]:
+        ends = heads.rank_intervals(found, level=level)
+        np.testing.assert_array_equal(ends[0], wanted)
+
+
 def test_rank_correlation_is_spearmans_and_leaves_out_what_is_not_there():
     generator = np.random.default_rng(1)
     one, other = generator.standard_normal((2, 3, 4))
@@ -40,11 +48,13 @@ def test_rank_correlation_is_spearmans_and_leaves_out_what_is_not_there():
     assert found == pytest.approx(wanted)
     monotonous = _importance(np.exp(one), 0)
     assert heads.rank_correlation(_importance(one, 0), monotonous) == pytest.approx(1)
-    assert np.isnan(
-        heads.rank_correlation(_importance(one, 0), _importance(0 * one, 0))
-    )
+    same = _importance(0 * one, 0)
+    assert np.isnan(heads.rank_correlation(_importance(one, 0), same))
+    assert np.isnan(heads.rank_correlation(same, _importance(one, 0)))
     with pytest.raises(ValueError, match="same layers and heads"):
         heads.rank_correlation(_importance(one, 0), _importance(one[:2], 0))
+    with pytest.raises(ValueError, match="same layers and heads"):
+        heads.rank_correlation(_importance(one, 0), _importance(one[:, ::-1], 0))
 
 
 def test_order_goes_from_the_least_important_on():
@@ -53,8 +63,9 @@ def test_order_goes_from_the_least_important_on():
 
 
 def test_pairs_are_what_closing_both_costs(subject):
-    found = heads.pairs(subject)
-    single = heads.ablation(subject).mean
+    closing = heads.closing.resample
+    found = heads.pairs(subject, closing=closing)
+    single = heads.ablation(subject, closing=closing).mean
     np.testing.assert_allclose(
         found[np.ix_(range(L), range(H))].reshape(L * H, L * H).diagonal(),
         single.reshape(-1),
@@ -63,12 +74,13 @@ def test_pairs_are_what_closing_both_costs(subject):
     np.testing.assert_array_equal(found, found.transpose(2, 3, 0, 1))
     gates = np.ones((2, L, H))
     gates[1, 0, 2] = gates[1, 2, 1] = 0
-    before, after = heads.closed(subject, gates).mean(0)
+    before, after = heads.closed(subject, gates, closing=closing).mean(0)
     assert found[0, 2, 2, 1] == pytest.approx(after - before, abs=1e-5)
 
 
 def test_each_greedy_step_is_the_best_one(subject):
-    steps = heads.greedy_order(subject)
+    closing = heads.closing.resample
+    steps = heads.greedy_order(subject, closing=closing)
     assert sorted(step.head for step in steps) == list(np.ndindex(L, H))
     gates = np.ones((L, H))
     for i, step in enumerate(steps):
@@ -76,7 +88,7 @@ def test_each_greedy_step_is_the_best_one(subject):
         if i in (0, 1, 6):
             patterns = np.repeat(gates[None], len(open_heads), 0)
             patterns[(np.arange(len(open_heads)), *open_heads.T)] = 0
-            metrics = heads.closed(subject, patterns).mean(0)
+            metrics = heads.closed(subject, patterns, closing=closing).mean(0)
             assert step.metric == pytest.approx(metrics.min(), abs=1e-5)
         gates[step.head] = 0
 
