@@ -16,6 +16,7 @@ from mha_haiku.heads.importance import (
     closed,
     gradient,
     statistic,
+    unit_gradient,
 )
 from mha_haiku.heads.matching import Matching, match
 from mha_haiku.heads.pruning import open_gates, prune, prune_units, scaled
@@ -69,5 +70,6 @@ __all__ = [
     "scaled",
     "scoring",
     "statistic",
+    "unit_gradient",
     "value_rollout",
 ]

@@ -1,12 +1,13 @@
 """How much a trained model needs each of its heads: four measures, one signature.
 
-B batch, L layers, H heads of a layer, N examples, P patterns of gates. Each measure
-takes a `Subject` and gives an `Importance`: a number per example and head, the larger
-the more the head matters to the metric (`statistic`: the more the statistic shows).
+B batch, L layers, H heads of a layer, F hidden units of a layer, N examples, P patterns
+of gates. Each measure takes a `Subject` and gives an `Importance`: a number per example
+and head, the larger the more the head matters to the metric (`statistic`: the more the
+statistic shows). `unit_gradient` does the same for hidden units.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ Array = jax.Array
 
 
 class Importance(NamedTuple):
-    """How much each head matters.
+    """How much each head matters; of `unit_gradient`, each hidden unit, F for H.
 
     Attributes:
       per_example: `[N, L, H]` float64, in units of the metric; NaN where a layer has
@@ -81,6 +82,23 @@ def gradient(
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
     return _over_batches(of, programs.slopes(of.model, of.metric, closing))
+
+
+def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Importance:
+    """Returns the absolute derivative of the metric by each hidden unit's gate.
+
+    Args:
+      of: What is measured; the metric must be differentiable, a loss.
+      hidden_sizes: F of each layer; of a config, `models.hidden_sizes`.
+
+    Returns:
+      `[N, L, F]`; a gate multiplies a unit at all positions of an example.
+
+    Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, there of heads;
+    of units Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440.
+    """
+    program = programs.unit_slopes(of.model, of.metric, tuple(hidden_sizes))
+    return _over_batches(of, program)
 
 
 def attribution(

@@ -1,7 +1,7 @@
 """The compiled programs of the measures of importance, each of parameters and a batch.
 
-B batch, L layers, H heads of a layer, P patterns of gates. Programs are kept, so that
-measuring again, as on the way of a training, compiles nothing.
+B batch, L layers, H heads and F hidden units of a layer, P patterns of gates. Programs
+are kept, so that measuring again, as on the way of a training, compiles nothing.
 """
 
 import functools
@@ -62,6 +62,23 @@ def slopes(model, metric, closing) -> Program:
         found = jax.grad(_summed(model, metric, params, example, replacement))(
             _open(clean)
         )
+        return [jnp.abs(layer) for layer in found]
+
+    return program
+
+
+@functools.lru_cache(maxsize=8)
+def unit_slopes(model, metric, hidden_sizes) -> Program:
+    """Returns the absolute slopes of the metric by gates of units, L of `[B, F]`."""
+
+    @jax.jit
+    def program(params, example):
+        def total(gates):
+            output = subject.run(model, params, example, unit_gates=gates)
+            return metric(output.logits, example).sum()
+
+        shapes = [(len(example.inputs), size) for size in hidden_sizes]
+        found = jax.grad(total)([jnp.ones(shape, jnp.float32) for shape in shapes])
         return [jnp.abs(layer) for layer in found]
 
     return program

@@ -86,10 +86,10 @@ def prune_units(
     for i, (units, size) in enumerate(
         zip(keep, models.hidden_sizes(config), strict=True)
     ):
-        if not units or units[-1] >= size:
+        if not units or units != sorted(set(units) & set(range(size))):
             raise ValueError(
                 f"layer {i} must keep at least one of its hidden units 0 to {size - 1},"
-                f" got {units}."
+                f" each once, got {units}."
             )
     params, config = _looped(params, config)
     config.hidden_sizes = [len(units) for units in keep]

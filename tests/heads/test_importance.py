@@ -11,6 +11,7 @@ from mha_haiku import heads
 from tests.heads.conftest import (
     NUM_TOKENS,
     B,
+    F,
     H,
     K,
     L,
@@ -53,7 +54,7 @@ def _head_outputs(params, i, x):
     return np.einsum("bhts,bshk->bthk", weights, projected("value"))
 
 
-def _oracle(params, tokens, gates, replacement=None):
+def _oracle(params, tokens, gates, replacement=None, units=None):
     """Returns logits and head outputs in float64, one layer after the other."""
     params = jax.tree.map(np.float64, params)
     x = params["embedding"]["embeddings"][tokens]
@@ -73,13 +74,14 @@ def _oracle(params, tokens, gates, replacement=None):
         )
         inner = _layer_norm(x, params[f"{scope}/norm_2"])
         inner = _gelu(inner @ hidden["w"] + hidden["b"])
+        inner = inner * (1 if units is None else units[i])
         x = x + inner @ output["w"] + output["b"]
     x = _layer_norm(x, params["encoder/norm"])
     return x @ params["logits"]["w"] + params["logits"]["b"], outputs
 
 
-def _loss(params, batch, gates, replacement=None):
-    logits, _ = _oracle(params, batch.inputs, gates, replacement)
+def _loss(params, batch, gates, replacement=None, units=None):
+    logits, _ = _oracle(params, batch.inputs, gates, replacement, units)
     total = np.log(np.exp(logits).sum(-1))
     chosen = np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
     return ((total - chosen) * batch.weights).sum(-1)
@@ -151,6 +153,30 @@ def test_gradient_is_the_slope_at_open_gates(subject, name):
     np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
 
 
+def test_unit_gradient_is_the_slope_at_open_gates(subject):
+    sizes = (F, 3, F - 2)
+    kept = [np.arange(size) for size in sizes]
+    params, of = heads.prune_units(subject.params, config(), kept)
+    subject = subject._replace(model=build(of), params=params)
+    found = heads.unit_gradient(subject, hidden_sizes=sizes)
+    step, wanted = 1e-4, np.full((N, L, F), np.nan)
+    for b, batch in enumerate(subject.batches):
+        for i, size in enumerate(sizes):
+            for f in range(size):
+                sides = []
+                for sign in (1, -1):
+                    gates = [np.ones(each) for each in sizes]
+                    gates[i][f] += sign * step
+                    sides.append(_loss(params, batch, np.ones((L, H)), units=gates))
+                slope = (sides[0] - sides[1]) / (2 * step)
+                wanted[b * B : (b + 1) * B, i, f] = np.abs(slope)
+    assert np.nanmax(wanted) > 0.05
+    np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
+    np.testing.assert_allclose(found.mean, wanted.mean(0), atol=3e-5)
+    errors = wanted.std(0, ddof=1) / np.sqrt(N)
+    np.testing.assert_allclose(found.standard_error, errors, atol=3e-5)
+
+
 @pytest.mark.parametrize("name", CLOSINGS)
 def test_attributions_add_up_to_closing_all(subject, name):
     closing = _closing(subject, name)
@@ -164,8 +190,8 @@ def test_attributions_add_up_to_closing_all(subject, name):
 
 
 def test_attribution_is_the_integral_of_slopes(subject):
-    found = heads.attribution(subject, points=5)
-    nodes, weights = np.polynomial.legendre.leggauss(5)
+    found = heads.attribution(subject, points=2)
+    nodes, weights = np.polynomial.legendre.leggauss(2)
     nodes, weights = (nodes + 1) / 2, weights / 2
     batch, step = subject.batches[0], 1e-4
     for i, h in [(0, 1), (2, 3)]:
@@ -190,6 +216,15 @@ def test_statistic_is_that_of_the_maps(subject):
             wanted = np.asarray(each.weights()).max(-1).mean(-1)
             rows = found.per_example[b * B : (b + 1) * B, i]
             np.testing.assert_allclose(rows, wanted, rtol=1e-5)
+
+
+def test_statistic_sees_the_tokens(subject):
+    batch = subject.batches[0]
+    found = heads.statistic(subject._replace(batches=[batch]), name="induction")
+    output = subject.model.apply(subject.params, None, batch.inputs, is_training=False)
+    wanted = output.maps[1].statistics(tokens=batch.inputs).induction
+    np.testing.assert_allclose(found.per_example[:, 1], wanted, rtol=1e-5, atol=1e-7)
+    assert found.mean.max() > 0
 
 
 def test_statistic_that_is_no_number_per_head_is_refused(subject):
@@ -243,10 +278,13 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure):
         # The same as gates of zero from the start, and one more closed.
         gates = np.stack(heads.open_gates(config(), keep))
         closed = gates.copy()
-        closed[2, 2] = 0
+        closed[0, 0] = 0
         sides = heads.closed(subject, np.stack([gates, closed]))
         change = sides[:, 1] - sides[:, 0]
-        np.testing.assert_allclose(found.per_example[:, 2, 1], change, atol=1e-5)
+        np.testing.assert_allclose(found.per_example[:, 0, 0], change, atol=1e-5)
+        # Gates beyond a layer's own heads are not looked at.
+        own = np.float32([[0, 1, 9], [9, 9, 9], [1, 1, 1]])
+        np.testing.assert_allclose(heads.closed(of, own[None])[:, 0], sides[:, 1], 1e-5)
 
 
 def test_padding_is_not_felt(subject):
@@ -269,6 +307,10 @@ def test_padding_is_not_felt(subject):
         for each in (batch, other)
     ]
     jax.tree.map(np.testing.assert_array_equal, *means)
+    # Causal layers: what counts does not see the padding.
+    _, clean = _oracle(subject.params, batch.inputs, np.ones((L, H)))
+    wanted = [layer[counted].mean(0) for layer in clean]
+    np.testing.assert_allclose(means[0], wanted, atol=1e-5)
 
 
 def test_all_gates_run_in_one_program(subject):
@@ -282,6 +324,18 @@ def test_all_gates_run_in_one_program(subject):
         heads.ablation(subject._replace(metric=metric))
     # Traced once clean and once per layer, whatever the number of heads and batches.
     assert len(calls) <= 2 * (L + 1)
+
+
+def test_ablation_starts_at_the_layer_of_the_closed_head(subject):
+    starts = []
+
+    def apply(*arguments, start=None, **options):
+        starts.append(0 if start is None else start[0])
+        return subject.model.apply(*arguments, start=start, **options)
+
+    model = subject.model._replace(apply=apply)
+    heads.ablation(subject._replace(model=model, batches=subject.batches[:1]))
+    assert starts[0] == 0 and set(starts[1:]) == set(range(L))
 
 
 def test_layers_below_the_closed_head_do_not_run_again(subject):
@@ -323,6 +377,15 @@ def test_layers_below_the_closed_head_do_not_run_again(subject):
 def test_layer_normalized_means_have_norm_one(subject):
     found = heads.gradient(subject).layer_normalized()
     np.testing.assert_allclose((found.mean**2).sum(-1), np.ones(L), rtol=1e-6)
+
+
+def test_layers_without_importance_stay_so_and_absent_heads_do_not_count():
+    absent = np.nan
+    found = heads.Importance(
+        np.array([[[2.0, 4.0, absent], [0, 0, 0]], [[4.0, 4.0, absent], [0, 0, 0]]])
+    )
+    wanted = [[0.6, 0.8, absent], [0, 0, 0]]
+    np.testing.assert_allclose(found.layer_normalized().mean, wanted)
 
 
 def test_no_batches_are_refused(subject):

@@ -165,10 +165,11 @@ def test_heads_that_are_not_there_are_refused(keep, message):
         heads.prune(random_params(of), of, keep)
 
 
-def test_units_that_are_not_there_are_refused():
+@pytest.mark.parametrize("units", [[], [F], [-1], [4, 4]])
+def test_units_that_are_not_there_are_refused(units):
     of = config()
     with pytest.raises(ValueError, match="layer 2 must keep at least one .* 0 to 10"):
-        heads.prune_units(random_params(of), of, [[0], [1], []])
+        heads.prune_units(random_params(of), of, [[0], [1], units])
 
 
 def test_parameters_count_what_is_left():
