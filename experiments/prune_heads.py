@@ -6,7 +6,8 @@ Run: python -m experiments.prune_heads --workdir=runs/sort --sweep
 
 --sweep prints and draws the whole curve. --keep prunes to that share of the heads, and
 --metric_drop to the fewest with which the held-out accuracy falls by no more than that;
-the pruned model is a run of its own, which --steps trains on.
+the pruned model is a run of its own, which --steps trains on. --keep_units=0.5 prunes
+each layer's hidden units too, before the heads.
 """
 
 import functools
@@ -22,6 +23,7 @@ FLAGS = command_line.flag_values(
         "sweep": (bool, False, "Measure models of every size, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
         "metric_drop": (float, None, "How far the held-out accuracy may fall."),
+        "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
         "order": (str, "ablation", "By what heads go; greedy, or a measure's name."),
         "closing": (str, "zero", "What closed heads say: zero, mean or resample."),
         "examples": (int, 256, "How many held-out examples the order is found on."),

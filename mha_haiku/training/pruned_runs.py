@@ -30,6 +30,7 @@ class Point(NamedTuple):
     Attributes:
       kept: How many heads are left.
       keep: The names of the heads that each layer keeps.
+      units: How many hidden units are left, of all layers.
       metrics: Held-out `loss` (nats) and `accuracy`.
       parameters: How many the model has.
       examples_per_second: Of its forward pass, measured: the median of runs that
@@ -40,6 +41,7 @@ class Point(NamedTuple):
 
     kept: int
     keep: Keep
+    units: int
     metrics: dict[str, float]
     parameters: int
     examples_per_second: float
@@ -82,7 +84,33 @@ def kept_after(
 
 def prune(run: run_folder.Run, keep: Keep) -> run_folder.Run:
     """Returns the run without the heads that are not kept; see `heads.prune`."""
-    params, model_config = heads.prune(run.params, run.config.model, keep)
+    return _with_model(run, *heads.prune(run.params, run.config.model, keep))
+
+
+def prune_units(run: run_folder.Run, share: float, *, examples: int) -> run_folder.Run:
+    """Returns the run with a share of the hidden units of each layer.
+
+    Those go whose gates the loss has the smallest mean absolute derivatives by; see
+    `heads.unit_gradient` and `heads.prune_units`.
+
+    Args:
+      run: The run, of looped layers.
+      share: Of the units of each layer to keep, in (0, 1]; at least one stays.
+      examples: N, held-out examples.
+    """
+    if share == 1:
+        return run
+    sizes = models.hidden_sizes(run.config.model)
+    of = head_importance.subject(run, examples, progress="hidden units")
+    found = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    keep = [
+        np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
+        for row, size in zip(found, sizes, strict=True)
+    ]
+    return _with_model(run, *heads.prune_units(run.params, run.config.model, keep))
+
+
+def _with_model(run, params, model_config) -> run_folder.Run:
     config = run.config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
         config.model = model_config
@@ -90,27 +118,24 @@ def prune(run: run_folder.Run, keep: Keep) -> run_folder.Run:
     return run._replace(config=config, model=model, params=params)
 
 
-def points(
-    run: run_folder.Run, order: Sequence[tuple[int, int]], counts: Sequence[int]
-) -> list[Point]:
-    """Returns what the run is worth with fewer heads, one after the other.
+def points(runs: Sequence[run_folder.Run]) -> list[Point]:
+    """Returns what runs are worth, one after the other.
 
     Args:
-      run: The run, of looped layers.
-      order: Its heads, those to go first first.
-      counts: How many heads stay, for each point.
+      runs: The whole run, of looped layers, and pruned ones.
     """
-    whole = _Timed(run)
+    whole = _Timed(runs[0])
     found = []
-    for count in _bar(counts):
-        keep = kept_after(run, order, count)
-        pruned = prune(run, keep)
+    for pruned in _bar(runs):
+        layers = models.heads_of_layers(pruned.config.model)
+        keep = [list(layer.names) for layer in layers]
         timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
         found.append(
             Point(
-                kept=count,
+                kept=sum(map(len, keep)),
                 keep=keep,
+                units=sum(models.hidden_sizes(pruned.config.model)),
                 metrics=held_out(pruned),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,

@@ -1,6 +1,7 @@
 """A task and a model small enough to check by hand, and a config of a tiny run."""
 
 import dataclasses
+import json
 from typing import Any, ClassVar
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import models, tasks
+from mha_haiku.training import loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,5 +149,21 @@ def make_config():
             with section.ignore_type():
                 section[field] = value
         return config
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Makes the folder of a run that has taken a few steps; one per set of fields."""
+    made = {}
+
+    def make(make_config, **fields):
+        key = json.dumps(fields)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("run")
+            loop.train(make_config(**fields), folder, devices=jax.local_devices()[:1])
+            made[key] = folder
+        return made[key]
 
     return make

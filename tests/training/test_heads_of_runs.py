@@ -1,4 +1,4 @@
-"""Heads of runs: measured, pruned, gated and followed in time, through the folders."""
+"""Heads of runs: measured and followed in time, through the folders."""
 
 import csv
 import json
@@ -7,42 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import models
+from mha_haiku import heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.training import (
-    attention_dump,
-    gate_learning,
+    evaluate,
     head_importance,
-    head_statistics,
     loop,
-    pruned_runs,
-    pruning,
     timeline,
 )
 from mha_haiku.training import run as run_folder
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-@pytest.fixture(autouse=True)
-def _speed_is_measured_briefly(monkeypatch):
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Makes the folder of a run that has taken a few steps; one per set of fields."""
-    made = {}
-
-    def make(make_config, **fields):
-        key = json.dumps(fields)
-        if key not in made:
-            folder = tmp_path_factory.mktemp("run")
-            loop.train(make_config(**fields), folder, devices=jax.local_devices()[:1])
-            made[key] = folder
-        return made[key]
-
-    return make
 
 
 def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path):
@@ -78,6 +53,44 @@ def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config)
     assert found.measures["ablation"].mean.shape == (2, 2)
 
 
+def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
+    run = run_folder.load_run(trained(make_config))
+    logits = np.log(np.float32([[[1, 3], [1, 1], [4, 1]], [[1, 1]] * 3]))
+    targets, weights = (
+        np.int32([[1, 0, 1], [0, 1, 1]]),
+        np.float32([[2, 1, 0], [0] * 3]),
+    )
+    example = tasks.Example(np.zeros((2, 3), int), targets, weights, None)
+    wanted = [(2 * np.log(4 / 3) + np.log(2)) / 3, 0]
+    found = head_importance.subject(run, 1).metric(logits, example)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    mistakes = head_importance.subject(run, 1, metric="accuracy").metric
+    example = example._replace(targets=np.int32([[0, 0, 1], [0, 1, 1]]))
+    np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
+
+
+def test_batches_are_the_held_out_examples_in_turn(trained, make_config, monkeypatch):
+    monkeypatch.setattr(head_importance, "_BATCH_POSITIONS", 13)
+    run = run_folder.load_run(trained(make_config))
+    found = [each.inputs for each in head_importance.subject(run, 5).batches]
+    assert [len(each) for each in found] == [2, 2, 2]
+    data = run.task.held_out_data
+    wanted = evaluate.held_out_batch(run.task, run.config.seed, data, np.arange(6))
+    np.testing.assert_array_equal(np.concatenate(found), wanted.inputs)
+
+
+def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
+    folder = trained(make_config)
+    run = run_folder.load_run(folder)
+    of = head_importance.subject(run, 4)
+    mean = heads.closing.mean(run.model, run.params, of.batches)
+    wanted = heads.ablation(of, closing=mean).mean
+    options = {"examples": 4, "measures": ["ablation"]}
+    found = head_importance.measure(folder, closing="mean", **options)
+    np.testing.assert_allclose(found.measures["ablation"].mean, wanted, atol=1e-6)
+    assert head_importance.closing_of(run, "resample", 4) is heads.closing.resample
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -90,97 +103,6 @@ def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config)
 def test_what_cannot_be_measured_is_refused(trained, make_config, options, message):
     with pytest.raises(ConfigError, match=message):
         head_importance.measure(trained(make_config), **options)
-
-
-def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
-    folder = trained(make_config)
-    request = pruning.Request(keep=0.5, order="confidence", examples=4)
-    found = pruning.prune(folder, request)
-    whole, half = found.points
-    assert (whole.kept, half.kept) == (4, 2)
-    assert half.parameters < whole.parameters and half.ideal_speed_up > 1
-    out = pruning.save(found, tmp_path / "pruned", steps=7)
-    run = run_folder.load_run(out)
-    assert run.step == 7
-    names = [layer.names for layer in models.heads_of_layers(run.config.model)]
-    assert [list(x) for x in names] == half.keep
-    # It is looked at like any other, and its heads keep their names.
-    statistics = head_statistics.measure(out, examples=3)
-    there = ~np.isnan(statistics.means["entropy"])
-    wanted = np.zeros_like(there)
-    for layer, heads in enumerate(half.keep):
-        wanted[layer, heads] = True
-    np.testing.assert_array_equal(there, wanted)
-    with np.load(attention_dump.dump(out)) as maps:
-        for layer, heads in enumerate(half.keep):
-            shown = maps[f"heads_{layer:02d}"].tolist()
-            assert shown == [f"head {h}" for h in heads]
-            assert maps[f"layer_{layer:02d}"].shape[1] == len(heads)
-    with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
-        pruning.save(found, out, steps=0)
-
-
-def test_points_are_the_models_that_they_name(trained, make_config, tmp_path):
-    folder = trained(make_config)
-    found = pruning.prune(folder, pruning.Request(sweep=True, examples=4))
-    assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
-    for before, after in zip(found.points, found.points[1:], strict=False):
-        for kept, left in zip(before.keep, after.keep, strict=True):
-            assert set(left) <= set(kept)
-    run = run_folder.load_run(folder)
-    wanted = pruned_runs.held_out(pruned_runs.prune(run, found.points[2].keep))
-    assert found.points[2].metrics == wanted
-    path = pruning.write(found, tmp_path)
-    with path.open(newline="") as file:
-        assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
-    assert pruning.table(found).count("\n") > 6
-    assert pruning.curve(found)["kept"] == [4, 3, 2, 1, 0]
-
-
-def test_as_many_heads_go_as_the_accuracy_allows(trained, make_config):
-    folder = trained(make_config)
-    everything = pruning.prune(folder, pruning.Request(metric_drop=1.0, examples=4))
-    assert everything.points[-1].kept == 0
-    found = pruning.prune(folder, pruning.Request(metric_drop=0.02, examples=4))
-    whole, left = found.points
-    assert left.metrics["accuracy"] >= whole.metrics["accuracy"] - 0.02
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "Give one of sweep, keep and metric_drop"),
-        ({"sweep": True, "keep": 0.5}, "Give one of sweep, keep and metric_drop"),
-        ({"keep": 1.5}, r"keep must be a number in \[0, 1\], got 1.5"),
-        ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
-        ({"keep": 0.5, "closing": "none"}, "closing must be one of"),
-    ],
-)
-def test_what_is_no_request_is_refused(trained, make_config, fields, message):
-    with pytest.raises(ConfigError, match=message):
-        pruning.prune(trained(make_config), pruning.Request(**fields))
-
-
-def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
-    folder = trained(make_config)
-    lines = gate_learning.learn(
-        folder, tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=5
-    )
-    whole, before, tuned, scratch = lines
-    assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
-    pruned = run_folder.load_run(tmp_path / "gates" / "pruned")
-    other = run_folder.load_run(tmp_path / "gates" / "scratch")
-    assert (pruned.step, other.step) == (5, 30 + 70 + 5)
-    assert pruned.config.model == other.config.model
-    assert "pruned and tuned" in gate_learning.table(lines)
-    with pytest.raises(ConfigError, match="give a folder without it"):
-        gate_learning.learn(
-            folder, tmp_path / "gates", penalty=0.3, steps=1, tuning_steps=1
-        )
-    with pytest.raises(ConfigError, match="closes every head; give a smaller one"):
-        gate_learning.learn(
-            folder, tmp_path / "none", penalty=1e3, steps=40, tuning_steps=1
-        )
 
 
 def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):

@@ -1,0 +1,88 @@
+"""The script that makes a smaller model of a run."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import config_files, prune_heads
+from mha_haiku import checkpoints, models
+from mha_haiku.training import config as run_config
+from mha_haiku.training import pruned_runs
+from mha_haiku.training import run as run_folder
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture
+def untrained(tmp_path, monkeypatch):
+    """The folder of a run of one layer, two heads and six units, of step 3."""
+    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    config = config_files.load("configs/reverse.py")
+    config.model.num_layers, config.model.num_heads = 1, 2
+    config.model.hidden_size = 6
+    config.training.evaluation_examples = 8
+    task = run_config.make_task(config)
+    model = run_folder.make_model(config, task)
+    generator = np.random.default_rng(0)
+    state = jax.tree.map(
+        lambda x: generator.standard_normal(x.shape).astype(x.dtype),
+        run_folder.abstract_state(config, task, model),
+    )
+    folder = run_folder.open_folder(tmp_path / "run")
+    run_folder.write_config(folder, config, jax.local_devices()[:1])
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(3, state._replace(step=np.int32(3)))
+    return folder.root
+
+
+def _run(*arguments):
+    return prune_heads.run(["prune_heads", *arguments])
+
+
+def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
+    flags = ["--keep=0.5", "--keep_units=0.5", "--order=confidence", "--examples=4"]
+    assert _run(f"--workdir={untrained}", *flags) == 0
+    out, told = capsys.readouterr()
+    assert told == ""
+    title, table, _, path = out.split("\n\n")
+    assert title == "reverse, step 3: 2 heads, order by confidence"
+    counts = [line.split()[:2] for line in table.splitlines()[1:]]
+    assert counts == [["2", "6"], ["2", "3"], ["1", "3"]]
+    folder = f"{untrained}_pruned"
+    assert path == f"Pruned run: {folder}\n"
+    run = run_folder.load_run(folder)
+    assert list(run.config.model.hidden_sizes) == [3]
+    layers = models.heads_of_layers(run.config.model)
+    assert sum(len(layer.names) for layer in layers) == 1
+    assert run.step == 0
+    assert _run(f"--workdir={untrained}", *flags) == 2
+    assert "holds a run; give an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "--workdir=... is missing"),
+        (["--workdir=absent", "--keep=0.5"], "There is no run in absent"),
+        (["--workdir=absent"], "Give one of sweep, keep and metric_drop"),
+        (["--workdir=absent", "--keep=2"], "keep must be a number in [0, 1]"),
+        (["--workdir=absent", "--keep=1", "--keep_units=0"], "in (0, 1], got 0.0"),
+        (["--workdir=absent", "--keep=1", "--keep_units=1.5"], "in (0, 1], got 1.5"),
+        (["--workdir=absent", "--keep=1", "--keep_units=half"], "keep_units"),
+        (["--workdir=absent", "--keep_unit=0.5"], "Did you mean '--keep_units'"),
+    ],
+)
+def test_a_mistake_takes_two_lines_and_status_2(
+    arguments, part, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert _run(*arguments) == 2
+    out, told = capsys.readouterr()
+    assert out == "" and part in told
+    assert len(told.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_tells_of_units(capsys):
+    assert _run("--help") == 0
+    assert "--keep_units: Share of each layer's hidden units" in capsys.readouterr().out

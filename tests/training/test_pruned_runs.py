@@ -1,0 +1,250 @@
+"""Runs without some of their heads and hidden units, pruned or closed by gates."""
+
+import csv
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.checks import ConfigError
+from mha_haiku.training import (
+    attention_dump,
+    gate_learning,
+    head_importance,
+    head_statistics,
+    loop,
+    pruned_runs,
+    pruning,
+)
+from mha_haiku.training import run as run_folder
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_measured_briefly(monkeypatch):
+    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+
+
+def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
+    folder = trained(make_config)
+    request = pruning.Request(keep=0.5, keep_units=0.3, order="confidence", examples=4)
+    found = pruning.prune(folder, request)
+    whole, narrow, half = found.points
+    assert (whole.kept, narrow.kept, half.kept) == (4, 4, 2)
+    assert (whole.units, narrow.units, half.units) == (24, 8, 8)
+    assert half.parameters < narrow.parameters < whole.parameters
+    assert half.ideal_speed_up > narrow.ideal_speed_up > 1
+    out = pruning.save(found, tmp_path / "pruned", steps=7)
+    run = run_folder.load_run(out)
+    assert run.step == 7
+    assert list(run.config.model.hidden_sizes) == [4, 4]
+    names = [layer.names for layer in models.heads_of_layers(run.config.model)]
+    assert [list(x) for x in names] == half.keep
+    # It is looked at like any other, and its heads keep their names.
+    statistics = head_statistics.measure(out, examples=3)
+    there = ~np.isnan(statistics.means["entropy"])
+    wanted = np.zeros_like(there)
+    for layer, names in enumerate(half.keep):
+        wanted[layer, names] = True
+    np.testing.assert_array_equal(there, wanted)
+    with np.load(attention_dump.dump(out)) as maps:
+        for layer, names in enumerate(half.keep):
+            shown = maps[f"heads_{layer:02d}"].tolist()
+            assert shown == [f"head {h}" for h in names]
+            assert maps[f"layer_{layer:02d}"].shape[1] == len(names)
+    with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+        pruning.save(found, out, steps=0)
+
+
+def test_units_go_whose_gates_matter_least(trained, make_config):
+    run = run_folder.load_run(trained(make_config))
+    of = head_importance.subject(run, 4)
+    sizes = models.hidden_sizes(run.config.model)
+    importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    pruned = pruned_runs.prune_units(run, 0.3, examples=4)
+    for i, row in enumerate(importance):
+        name = f"encoder/layer_{i}/feed_forward/hidden"
+        stay = np.sort(np.argsort(row)[-4:])
+        wanted = np.asarray(run.params[name]["w"])[:, stay]
+        np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
+    assert models.hidden_sizes(pruned.config.model) == (4, 4)
+    least = pruned_runs.prune_units(run, 0.01, examples=4)
+    assert models.hidden_sizes(least.config.model) == (1, 1)
+
+
+def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
+    trained, make_config, tmp_path
+):
+    run = run_folder.load_run(trained(make_config))
+    run = pruned_runs.prune(run, [[1], [0, 1]])
+    order = [(0, 0), (1, 1), (1, 0)]
+    assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
+    assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
+    of = head_importance.subject(run, 4)
+    least_first = heads.order(heads.statistic(of).mean)
+    options = {"closing": "zero", "examples": 4}
+    assert pruned_runs.order_of(run, by="confidence", **options) == least_first
+    folder = pruned_runs.save(run, tmp_path, steps=1)
+    again = run_folder.load_run(folder)
+    jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
+    assert again.step == 0
+    assert again.config.training.steps == again.config.optimizer.warmup_steps == 1
+
+
+def test_held_out_metrics_are_those_of_the_training(trained, make_config):
+    folder = trained(make_config)
+    written = json.loads(run_folder.Folder(folder).summary.read_text())["metrics"]
+    found = pruned_runs.held_out(run_folder.load_run(folder))
+    for name in ("accuracy", "loss"):
+        assert found[name] == pytest.approx(written[f"held_out_{name}"], rel=1e-5)
+
+
+def test_points_are_the_models_that_they_name(
+    trained, make_config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pruned_runs, "_alternating", lambda *timed: (2.0, 0.5))
+    folder = trained(make_config)
+    found = pruning.prune(folder, pruning.Request(sweep=True, examples=4))
+    assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
+    for before, after in zip(found.points, found.points[1:], strict=False):
+        for kept, left in zip(before.keep, after.keep, strict=True):
+            assert set(left) <= set(kept)
+    run = run_folder.load_run(folder)
+    wanted = pruned_runs.held_out(pruned_runs.prune(run, found.points[2].keep))
+    assert found.points[2].metrics == wanted
+    assert found.points[3].speed_up == 4
+    assert found.points[3].examples_per_second == 8 / 0.5
+    path = pruning.write(found, tmp_path)
+    with path.open(newline="") as file:
+        assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
+    assert pruning.table(found).count("\n") > 6
+    assert pruning.curve(found)["kept"] == [4, 3, 2, 1, 0]
+
+
+@pytest.fixture
+def accuracies(monkeypatch):
+    """Accuracies by numbers of heads and units, in place of measured ones."""
+    found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
+
+    def held_out(run):
+        layers = models.heads_of_layers(run.config.model)
+        units = sum(models.hidden_sizes(run.config.model))
+        return {"accuracy": found[sum(len(x.names) for x in layers)] * units / 24}
+
+    order = [(0, 1), (1, 0), (1, 1), (0, 0)]
+    monkeypatch.setattr(pruned_runs, "held_out", held_out)
+    monkeypatch.setattr(pruned_runs, "order_of", lambda run, **options: order)
+    monkeypatch.setattr(pruned_runs, "points", lambda runs: [*map(held_out, runs)])
+    return found
+
+
+def _kept(request, folder):
+    found = pruning.prune(folder, pruning.Request(**request))
+    layers = models.heads_of_layers(found.run.config.model)
+    return [list(layer.names) for layer in layers]
+
+
+def test_heads_go_as_long_as_the_accuracy_allows(accuracies, trained, make_config):
+    folder = trained(make_config)
+    for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:
+        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
+    with pytest.raises(ConfigError, match="hidden units the accuracy is 0.375.*0.650"):
+        pruning.prune(
+            folder, pruning.Request(metric_drop=0.1, keep_units=0.5, examples=2)
+        )
+
+
+def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
+    accuracies, trained, make_config
+):
+    folder = trained(make_config)
+    assert _kept({"keep": 0.4}, folder) == [[0], [1]]
+    assert _kept({"keep": 0.0}, folder) == [[], []]
+    assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "Give one of sweep, keep and metric_drop"),
+        ({"sweep": True, "keep": 0.5}, "Give one of sweep, keep and metric_drop"),
+        ({"keep": 1.5}, r"keep must be a number in \[0, 1\], got 1.5"),
+        ({"keep": 0.5, "keep_units": 0.0}, r"keep_units .* in \(0, 1\], got 0.0"),
+        ({"keep": 0.5, "keep_units": 1.1}, r"keep_units .* in \(0, 1\], got 1.1"),
+        ({"keep": 0.5, "keep_units": np.nan}, r"keep_units .* in \(0, 1\], got nan"),
+        ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
+        ({"keep": 0.5, "closing": "none"}, "closing must be one of"),
+    ],
+)
+def test_what_is_no_request_is_refused(trained, make_config, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        pruning.prune(trained(make_config), pruning.Request(**fields))
+
+
+def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
+    trained, make_config, tmp_path, monkeypatch
+):
+    """Of a run that has been pruned before, whose heads keep their names."""
+    first = run_folder.load_run(trained(make_config))
+    folder = pruned_runs.save(
+        pruned_runs.prune(first, [[1], [0, 1]]), tmp_path / "run", steps=1
+    )
+    asked, log_alpha = {}, [np.zeros(1), np.float32([-9, 1])]
+
+    def learned(model, metric, params, sample, **options):
+        asked.update(options, sample=sample)
+        return heads.Learned(params, log_alpha, None, None)
+
+    monkeypatch.setattr(heads, "learn_gates", learned)
+    monkeypatch.setattr(loop, "train", lambda config, folder: None)
+    lines = gate_learning.learn(
+        folder,
+        tmp_path / "gates",
+        penalty=0.1,
+        steps=1,
+        tuning_steps=1,
+        from_scratch=False,
+    )
+    run = run_folder.load_run(folder)
+    pruned = run_folder.load_run(tmp_path / "gates" / "pruned")
+    names = [list(x.names) for x in models.heads_of_layers(pruned.config.model)]
+    assert names == [[1], [1]]
+    gates = heads.Learned(None, log_alpha, None, None).gates
+    apply = functools.partial(run.model.apply, gates=gates)
+    gated = run._replace(model=run.model._replace(apply=apply))
+    for name, wanted in pruned_runs.held_out(gated).items():
+        assert getattr(lines[1], name) == pytest.approx(wanted, rel=1e-5)
+    # Batches go on after those of the run, at a tenth of its learning rate.
+    later = gate_learning._sampler(run._replace(step=2))(1)
+    np.testing.assert_array_equal(asked["sample"](3).inputs, later.inputs)
+    optimizer, slope = asked["optimizer"], {"x": np.float32(0.5)}
+    moved, _ = optimizer.update(slope, optimizer.init(slope), slope)
+    assert moved["x"] == pytest.approx(-run.config.optimizer.learning_rate / 10)
+
+
+def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
+    folder = trained(make_config)
+    lines = gate_learning.learn(
+        folder, tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=4
+    )
+    whole, before, tuned, scratch = lines
+    assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
+    pruned = run_folder.load_run(tmp_path / "gates" / "pruned")
+    other = run_folder.load_run(tmp_path / "gates" / "scratch")
+    assert (pruned.step, other.step) == (4, 30 + 70 + 4)
+    warmups = [each.config.optimizer.warmup_steps for each in (pruned, other)]
+    assert warmups == [4, 5]
+    assert pruned.config.model == other.config.model
+    assert "pruned and tuned" in gate_learning.table(lines)
+    with pytest.raises(ConfigError, match="give a folder without it"):
+        gate_learning.learn(
+            folder, tmp_path / "gates", penalty=0.3, steps=1, tuning_steps=1
+        )
+    with pytest.raises(ConfigError, match="closes every head; give a smaller one"):
+        gate_learning.learn(
+            folder, tmp_path / "none", penalty=1e3, steps=40, tuning_steps=1
+        )
