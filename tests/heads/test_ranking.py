@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from mha_haiku import heads
-from tests.heads.conftest import H, L
+from tests.heads.conftest import H, L, build, config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -76,6 +76,18 @@ def test_pairs_are_what_closing_both_costs(subject):
     gates[1, 0, 2] = gates[1, 2, 1] = 0
     before, after = heads.closed(subject, gates, closing=closing).mean(0)
     assert found[0, 2, 2, 1] == pytest.approx(after - before, abs=1e-5)
+
+
+def test_layers_with_fewer_heads_have_fewer_pairs_and_steps(subject):
+    params, of = heads.prune(subject.params, config(), [[3], [], [1, 2]])
+    subject = subject._replace(
+        model=build(of), params=params, batches=subject.batches[:1]
+    )
+    single = heads.ablation(subject).mean
+    found = np.einsum("lhlh->lh", heads.pairs(subject))
+    np.testing.assert_allclose(found, single, atol=1e-5)
+    steps = heads.greedy_order(subject)
+    assert sorted(step.head for step in steps) == [(0, 0), (2, 0), (2, 1)]
 
 
 def test_each_greedy_step_is_the_best_one(subject):
