@@ -101,6 +101,16 @@ def test_roles_are_means_over_examples_and_queries_that_count():
     assert found.scores["uniform"][0, 1] == pytest.approx(1, abs=1e-6)
     sink = (1 / 8 + 1 / 4) / 2
     assert found.scores["first_token"][0, 1] == pytest.approx(sink, abs=1e-6)
+    # Of induction the queries count whose token has occurred before.
+    mass = shares = 0
+    for each, size in zip(batches, (8, 4), strict=True):
+        output = subject.model.apply(
+            subject.params, None, each.inputs, lengths=each.lengths, is_training=False
+        )
+        mass += output.maps[0].statistics(tokens=each.inputs).induction.sum(0)
+        for row in each.inputs[:, :size].tolist():
+            shares += np.mean([x in row[:i] for i, x in enumerate(row)])
+    np.testing.assert_allclose(found.scores["induction"][0], mass / shares, rtol=1e-5)
 
 
 def test_separators_are_those_that_are_given():

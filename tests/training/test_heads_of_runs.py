@@ -69,14 +69,18 @@ def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
     np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
 
 
-def test_batches_are_the_held_out_examples_in_turn(trained, make_config, monkeypatch):
+def test_batches_are_the_held_out_examples_in_turn(
+    trained, make_config, task, monkeypatch
+):
     monkeypatch.setattr(head_importance, "_BATCH_POSITIONS", 13)
-    run = run_folder.load_run(trained(make_config))
-    found = [each.inputs for each in head_importance.subject(run, 5).batches]
-    assert [len(each) for each in found] == [2, 2, 2]
+    run = run_folder.load_run(trained(make_config))._replace(task=task)
+    found = list(head_importance.subject(run, 5).batches)
+    assert [len(each.inputs) for each in found] == [2, 2, 2]
     data = run.task.held_out_data
     wanted = evaluate.held_out_batch(run.task, run.config.seed, data, np.arange(6))
-    np.testing.assert_array_equal(np.concatenate(found), wanted.inputs)
+    for name in ("inputs", "targets"):
+        each = np.concatenate([getattr(batch, name) for batch in found])
+        np.testing.assert_array_equal(each, getattr(wanted, name))
 
 
 def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):

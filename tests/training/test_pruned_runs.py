@@ -88,6 +88,9 @@ def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
     least_first = heads.order(heads.statistic(of).mean)
     options = {"closing": "zero", "examples": 4}
     assert pruned_runs.order_of(run, by="confidence", **options) == least_first
+    steps = heads.greedy_order(of)
+    greedy = pruned_runs.order_of(run, by="greedy", **options)
+    assert greedy == [each.head for each in steps]
     folder = pruned_runs.save(run, tmp_path, steps=1)
     again = run_folder.load_run(folder)
     jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
@@ -95,12 +98,19 @@ def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
     assert again.config.training.steps == again.config.optimizer.warmup_steps == 1
 
 
-def test_held_out_metrics_are_those_of_the_training(trained, make_config):
+def test_held_out_metrics_are_those_of_the_training(
+    trained, make_config, task, make_model
+):
     folder = trained(make_config)
     written = json.loads(run_folder.Folder(folder).summary.read_text())["metrics"]
-    found = pruned_runs.held_out(run_folder.load_run(folder))
+    run = run_folder.load_run(folder)
+    found = pruned_runs.held_out(run)
     for name in ("accuracy", "loss"):
         assert found[name] == pytest.approx(written[f"held_out_{name}"], rel=1e-5)
+    # Held-out targets of this task, and no others, are three above their tokens.
+    params = {"table": 9 * np.roll(np.eye(7), 3, axis=1), "bias": np.zeros(7)}
+    known = run._replace(task=task, model=make_model(), params=params)
+    assert pruned_runs.held_out(known)["accuracy"] == 1
 
 
 def test_points_are_the_models_that_they_name(
@@ -126,8 +136,12 @@ def test_points_are_the_models_that_they_name(
 
 
 @pytest.fixture
-def accuracies(monkeypatch):
-    """Accuracies by numbers of heads and units, in place of measured ones."""
+def ordered(monkeypatch):
+    """Accuracies by numbers of heads and units, and an order, that need no measuring.
+
+    The numbers of units of the model whose heads are put in order are kept.
+    """
+    ordered = []
     found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
 
     def held_out(run):
@@ -135,11 +149,14 @@ def accuracies(monkeypatch):
         units = sum(models.hidden_sizes(run.config.model))
         return {"accuracy": found[sum(len(x.names) for x in layers)] * units / 24}
 
-    order = [(0, 1), (1, 0), (1, 1), (0, 0)]
+    def order_of(run, **options):
+        ordered.append(models.hidden_sizes(run.config.model))
+        return [(0, 1), (1, 0), (1, 1), (0, 0)]
+
     monkeypatch.setattr(pruned_runs, "held_out", held_out)
-    monkeypatch.setattr(pruned_runs, "order_of", lambda run, **options: order)
+    monkeypatch.setattr(pruned_runs, "order_of", order_of)
     monkeypatch.setattr(pruned_runs, "points", lambda runs: [*map(held_out, runs)])
-    return found
+    return ordered
 
 
 def _kept(request, folder):
@@ -148,7 +165,7 @@ def _kept(request, folder):
     return [list(layer.names) for layer in layers]
 
 
-def test_heads_go_as_long_as_the_accuracy_allows(accuracies, trained, make_config):
+def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
     folder = trained(make_config)
     for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:
         assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
@@ -156,10 +173,12 @@ def test_heads_go_as_long_as_the_accuracy_allows(accuracies, trained, make_confi
         pruning.prune(
             folder, pruning.Request(metric_drop=0.1, keep_units=0.5, examples=2)
         )
+    # Heads are put in order in the model without the units.
+    assert ordered == [(12, 12)] * 5 + [(6, 6)]
 
 
 def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
-    accuracies, trained, make_config
+    ordered, trained, make_config
 ):
     folder = trained(make_config)
     assert _kept({"keep": 0.4}, folder) == [[0], [1]]
