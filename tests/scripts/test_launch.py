@@ -1,0 +1,95 @@
+"""The launchers, with stand-ins for what a cluster has."""
+
+import json
+import os
+import pathlib
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A function that puts a command of a cluster on the path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name, text):
+        path = folder / name
+        path.write_text(f"#!/usr/bin/env bash\n{text}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    return make
+
+
+@pytest.mark.slow
+def test_slurm_tells_the_processes_of_each_other(stand_in, tmp_path):
+    stand_in(
+        "srun",
+        "shift\n"
+        "export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_LOCALID=0\n"
+        'SLURM_PROCID=1 "$@" &\n'
+        'SLURM_PROCID=0 "$@"\n'
+        "wait $!\n",
+    )
+    with socket.create_server(("localhost", 0)) as server:  # jax takes it of the job
+        job = server.getsockname()[1]
+    environment = tmp_path / "environment" / "bin"
+    environment.mkdir(parents=True)
+    (environment / "python").symlink_to(sys.executable)
+    done = subprocess.run(
+        [
+            _REPOSITORY / "scripts" / "launch_slurm.sh",
+            "--config=configs/reverse.py",
+            "--config.training.steps=4",
+            "--config.optimizer.warmup_steps=1",
+            f"--workdir={tmp_path / 'run'}",
+            "--compilation_cache=",
+        ],
+        env=os.environ
+        | {
+            "SLURM_JOB_ID": str(job),
+            "SLURM_SUBMIT_DIR": str(_REPOSITORY),
+            "MHA_HAIKU_ENVIRONMENT": str(environment.parent),
+            "PYTHONPATH": os.pathsep.join(x for x in sys.path if x),
+            "JAX_NUM_CPU_DEVICES": "2",
+            "JAX_NUMPY_RANK_PROMOTION": "allow",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 cpu devices" in done.stdout
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert len(config["devices"]) == 4
+
+
+def test_tpu_launcher_passes_flags_on(stand_in):
+    stand_in("gcloud", 'printf "%s\\n" "$@"\n')
+    launcher = _REPOSITORY / "scripts" / "launch_tpu.sh"
+    flags = ["--config=configs/text_lm.py", "--workdir=a b"]
+    done = subprocess.run(
+        [launcher, "pod", "zone", *flags], capture_output=True, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert told[-1].endswith(
+        "-m experiments.train --distributed --config=configs/text_lm.py --workdir=a\\ b"
+    )
+    assert "--zone=zone" in told and "pod" in told and "--worker=all" in told
+
+
+def test_tpu_launcher_tells_what_it_needs():
+    launcher = _REPOSITORY / "scripts" / "launch_tpu.sh"
+    done = subprocess.run(
+        [launcher, "pod"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2
