@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -33,7 +33,7 @@ FLAGS = command_line.flag_values(
 def main(config) -> int:
     from mha_haiku.training import loop
 
-    command_line.use_compilation_cache(FLAGS.compilation_cache)
+    shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir)
     _inject(json.loads(FLAGS.fault), workdir)
     summary = loop.train(config, workdir, override_config=FLAGS.override_config)

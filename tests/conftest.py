@@ -1,6 +1,8 @@
 """How every test runs: on four CPU devices, with ranks that never promote silently."""
 
+import gc
 import os
+import pathlib
 
 # Before jax is imported; processes that a test starts inherit these too. chex's pmap
 # variants are skipped in silence on one device.
@@ -20,6 +22,28 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("mha_haiku")
+
+_MAPS = pathlib.Path("/proc/self/maps")
+_tests_since_look = 0
+
+
+@pytest.fixture(autouse=True)
+def _room_for_programs():
+    """Drops compiled programs before they are too many.
+
+    Each takes a few memory maps, of which Linux gives a process 65,530; XLA crashes
+    where there is none left.
+    """
+    yield
+    global _tests_since_look
+    _tests_since_look += 1
+    if _tests_since_look < 20 or not _MAPS.exists():
+        return
+    _tests_since_look = 0
+    with _MAPS.open("rb") as maps:
+        if sum(1 for _ in maps) > 40_000:
+            jax.clear_caches()
+            gc.collect()
 
 
 @pytest.fixture

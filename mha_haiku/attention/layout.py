@@ -32,7 +32,7 @@ def positions(batch_ndim: int) -> Spec:
     return Spec(*_batch(batch_ndim), "sequence")
 
 
-def of_inputs(inputs: gradients.Inputs, mesh: jax.sharding.Mesh) -> gradients.Inputs:
+def of_inputs(inputs: gradients.Inputs) -> gradients.Inputs:
     """Returns how all inputs of attention are shared."""
     batch_shape, num_heads = inputs.map_shape[:-3], inputs.map_shape[-3]
     own = rows(len(batch_shape))

@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
     Attributes:
       mesh: The devices.
-      sizes: Of the tiles; None: what suits the platform.
+      sizes: Of the tiles; None among them: what suits the platform.
       dropout_rate: Share of the weights set to zero, in [0, 1).
     """
 
@@ -58,7 +58,7 @@ class _Keys(NamedTuple):
 
 
 def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
-    circle, specs = _circle(inputs, options), layout.of_inputs(inputs, options.mesh)
+    circle, specs = _circle(inputs, options), layout.of_inputs(inputs)
     num_keys = inputs.map_shape[-1]
 
     def local(inputs):
@@ -99,7 +99,7 @@ def _backward(
     options: Options,
 ) -> tuple:
     del saved
-    circle, specs = _circle(inputs, options), layout.of_inputs(inputs, options.mesh)
+    circle, specs = _circle(inputs, options), layout.of_inputs(inputs)
     num_keys = inputs.map_shape[-1]
 
     def local(inputs, of_rows):

@@ -72,7 +72,7 @@ class Sharded:
         return jax.shard_map(
             attend,
             mesh=self.mesh,
-            in_specs=(layout.of_inputs(inputs, self.mesh),),
+            in_specs=(layout.of_inputs(inputs),),
             out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
             check_vma=False,
         )(inputs)

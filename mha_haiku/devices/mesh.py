@@ -23,14 +23,11 @@ from mha_haiku import attention
 _Spec = jax.sharding.PartitionSpec
 # The axis of each parameter that is shared over `heads`, counted from the last, by the
 # parameter's module and name.
-_HEAD_AXES = {
-    **{
-        (f"{part}", name): -1
-        for part in ("query", "key", "value", "hidden", "gate")
-        for name in ("w", "b")
-    },
-    ("linear", "w"): -2,
-    ("output", "w"): -2,
+_HEAD_AXES = {("linear", "w"): -2, ("output", "w"): -2}
+_HEAD_AXES |= {
+    (module, name): -1
+    for module in ("query", "key", "value", "hidden", "gate")
+    for name in ("w", "b")
 }
 
 

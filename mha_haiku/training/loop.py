@@ -53,6 +53,7 @@ def train(
     """
     started = time.perf_counter()
     devices = list(devices or jax.devices())
+    opening.check_same(config)
     run_config.validate(config, num_devices=len(devices))
     placement = run_placement.make(config, devices)
     if config.training.tensorboard:

@@ -46,6 +46,19 @@ class Opened(NamedTuple):
     finished: Summary | None
 
 
+def check_same(config: ml_collections.ConfigDict) -> None:
+    """Raises ConfigError, on all processes, where they have different configs."""
+    own = run_config.to_json(config)
+    texts = cluster.exchange(json.dumps(own))
+    for i, text in enumerate(texts):
+        lines = run_config.difference(json.loads(texts[0]), json.loads(text))
+        if lines:
+            raise ConfigError(
+                f"All processes must have the same config; from process 0 to {i}: "
+                f"{'; '.join(lines[:4])}."
+            )
+
+
 def open_run(
     stack: contextlib.ExitStack,
     config: ml_collections.ConfigDict,
@@ -62,10 +75,8 @@ def open_run(
       override_config: Whether to resume though the config is not the run's.
 
     Raises:
-      ConfigError: On all processes: if they have different configs, or the config and
-        the folder do not fit.
+      ConfigError: On all processes, if the config and the folder do not fit.
     """
-    _check_same(config)
     opened = []
 
     def open_here():
@@ -85,19 +96,6 @@ def open_run(
     stored = opened[0] if opened else checkpoints.Elsewhere(found["latest"])
     finished = found["finished"] and Summary(**found["finished"])
     return Opened(run_folder.Folder(Path(workdir).expanduser()), stored, finished)
-
-
-def _check_same(config) -> None:
-    """Raises ConfigError where processes have different configs."""
-    own = run_config.to_json(config)
-    texts = cluster.exchange(json.dumps(own))
-    for i, text in enumerate(texts):
-        lines = run_config.difference(json.loads(texts[0]), json.loads(text))
-        if lines:
-            raise ConfigError(
-                f"All processes must have the same config; from process 0 to {i}: "
-                f"{'; '.join(lines[:4])}."
-            )
 
 
 def _check_unchanged(folder, config, override) -> bool:

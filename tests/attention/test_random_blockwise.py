@@ -239,7 +239,7 @@ CASES = {
 }
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(seed=st.integers(0, 2), **CASES)
 def test_blockwise_equals_dense_and_the_oracle(seed, number, is_poisoned):
     compare(seed, number, is_poisoned)

@@ -158,11 +158,27 @@ def test_dropout_is_the_same_forward_and_backward():
     (one, values), gradient = of(value, 0)
     np.testing.assert_allclose((gradient * value).sum(), one, rtol=1e-5)
     assert not np.allclose(values, of(value, 1)[0][1])
-    # No two chunks, and no two examples, drop the same.
-    weights, _ = of(jnp.ones_like(value), 0)
-    shares = np.asarray(weights[1])[..., 0]
-    assert not np.allclose(shares[0, : T // 2], shares[1, : T // 2])
-    assert not np.allclose(shares[:, : T // 2], shares[:, T // 2 :])
+
+
+def test_no_two_parts_drop_the_same():
+    """Weights are even; a key has minus the value of its like in the other half."""
+    half = jnp.asarray(np.random.default_rng(4).normal(size=(1, T // 2, 1, V)))
+    value = jnp.concatenate([half, -half], 1).astype(jnp.float32)
+    shapes = (B, T, H, K), (B, T, G, K)
+    shared = attention.Sharded(_mesh(data=2, sequence=2))
+    values, _ = jax.jit(
+        lambda value: attention.attend(
+            *map(jnp.zeros, shapes),
+            value,
+            dropout_rate=0.4,
+            rng=jax.random.key(0),
+            implementation=shared,
+        )
+    )(value.repeat(G, 2).repeat(B, 0))
+    assert np.abs(values).min() > 1e-6  # what both halves drop alike cancels
+    assert np.abs(values[0] - values[1]).max() > 0.1
+    assert np.abs(values[:, : T // 2] - values[:, T // 2 :]).max() > 0.1
+    assert np.abs(values[:, :, 0] - values[:, :, 1]).max() > 0.1
 
 
 @pytest.mark.parametrize(

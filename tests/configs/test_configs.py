@@ -135,7 +135,14 @@ def _compiled_fast():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@every_config
+@pytest.mark.parametrize(
+    "path",
+    [
+        # Its length takes seconds a step.
+        pytest.param(path, marks=pytest.mark.slow if "long_recall" in path else ())
+        for path in _CONFIGS
+    ],
+)
 def test_config_trains_two_steps(path, tmp_path, _compiled_fast):
     config = config_files.load(path)
     config.model.num_layers = 1  # they are alike, and take long to compile

@@ -15,6 +15,7 @@ _PARAMS = {
     "encoder/layer_0/feed_forward/output": {"w": np.ones((12, 6)), "b": np.ones(6)},
     "encoder/layer_0/norm_1": {"scale": np.ones(6)},
     "logits": {"w": np.ones((6, 5)), "b": np.ones(5)},
+    "embedding": {"embeddings": np.ones((4, 10))},
     "layers/layer_0/attention/value": {"w": np.ones((3, 6, 8))},
 }
 
@@ -47,6 +48,7 @@ def test_heads_and_hidden_units_are_shared():
         ("norm_1", "scale"): (6,),
         ("logits", "w"): (6, 5),
         ("logits", "b"): (5,),
+        ("embedding", "embeddings"): (4, 10),
         ("value", "w"): (3, 6, 4),
     }
 
@@ -57,7 +59,8 @@ def test_parameters_and_what_the_optimizer_keeps_are_shared_over_data():
     shares = _shares(state[0])
     assert shares == _shares(state[1][0].mu) == _shares(state[1][0].nu)
     assert shares["query", "w"] == (3, 4)  # the axis that is free
-    assert shares["logits", "w"] == (3, 5)  # the larger that 2 divides
+    assert shares["logits", "w"] == (3, 5)  # the one that 2 divides
+    assert shares["embedding", "embeddings"] == (4, 5)  # the larger of two
     assert shares["logits", "b"] == (5,)
 
 

@@ -17,6 +17,7 @@ from mha_haiku.training import run as run_folder
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
+@pytest.mark.slow
 def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     trained, make_config, tmp_path, monkeypatch
 ):
@@ -58,6 +59,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     assert moved["x"] == pytest.approx(-run.config.optimizer.learning_rate / 10)
 
 
+@pytest.mark.slow
 def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
     folder = trained(make_config)
     lines = gate_learning.learn(

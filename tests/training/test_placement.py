@@ -70,6 +70,7 @@ def test_losses_are_those_of_one_device(losses, fields):
     np.testing.assert_allclose(shared, one, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_run_goes_on_with_devices_that_share_it_otherwise(losses, make_config, folders):
     """What is changed in `config.devices` changes no result."""
     whole = losses(count=1)

@@ -143,7 +143,6 @@ def test_a_mesh_over_two_processes_finds_them_too(tmp_path):
     for script, wanted in (
         ("head_statistics", "attention/head_statistics.csv"),
         ("head_importance", "heads/head_importance.csv"),
-        ("dump_attention", "attention/maps.npz"),
     ):
         (tmp_path / "two" / wanted).unlink(missing_ok=True)
         _assert_done(_start(script, f"--workdir={tmp_path / 'two'}"))
