@@ -39,6 +39,6 @@ def test_every_config_stands_in_the_table():
 
 
 def test_every_file_that_it_names_exists():
-    named = set(re.findall(r"\b(?:configs|scripts)/\w+(?:\.py)?", README))
+    named = set(re.findall(r"\b(?:configs|scripts)/\w+(?:\.\w+)?", README))
     assert len(named) >= 4
     assert [name for name in named if not (ROOT / name).exists()] == []
