@@ -13,7 +13,10 @@ from mha_haiku.training import run as run_folder
 
 
 def placed(
-    run: run_folder.Run, available: Sequence[jax.Device] | None = None
+    run: run_folder.Run,
+    available: Sequence[jax.Device] | None = None,
+    *,
+    length: int | None = None,
 ) -> run_folder.Run:
     """Returns the run with its model and parameters on the devices that share them.
 
@@ -23,7 +26,9 @@ def placed(
     Args:
       run: The run.
       available: The devices; None: all of all processes.
+      length: T, positions of an example; None: as the task has them.
     """
+    length = run.task.sequence_length if length is None else length
     available = list(available or jax.devices())
     if len(available) == 1:
         return run
@@ -32,6 +37,7 @@ def placed(
         wanted.devices.data = None
     try:
         sizes = placement.shape(wanted, len(available))
+        placement.check_sequence(wanted, length)
     except ConfigError:
         sizes = placement.Shape(len(available), 1, 1)
     mesh = devices.make_mesh(available, **sizes._asdict())

@@ -65,10 +65,11 @@ def dump(
     """
     if text is not None and tokens is not None:
         raise ConfigError("Give text or tokens, not both.")
-    run = analysis.placed(run_folder.load_run(workdir, step))
+    run = run_folder.load_run(workdir, step)
     own = _own_example(run, text, tokens)
     indices = _indices(run, examples)
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
+    run = analysis.placed(run, length=length)
     is_whole = weights or length <= run.config.attention.full_length
     size = length if is_whole else min(run.config.attention.pooled_size, length)
     of_layers = models.heads_of_layers(run.config.model)

@@ -161,6 +161,8 @@ def test_analysis_takes_the_mesh_of_the_run_or_shares_examples(run):
     assert two.placement.mesh.shape["data"] == 2
     assert analysis.whole_batch(two, 3) == 4
     assert analysis.placed(loaded, jax.devices()[:1]) is loaded
+    # Three tokens of one's own are no two equal parts.
+    assert analysis.placed(loaded, length=3).placement.mesh.shape["data"] == 4
 
 
 @pytest.mark.slow
