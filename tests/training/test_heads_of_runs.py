@@ -43,6 +43,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path)
     assert head_importance.table(found).count("±") == 16
 
 
+@pytest.mark.slow
 def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config):
     folder = trained(make_config, model__scan_layers=True)
     found = head_importance.measure(folder, examples=4, measures=["ablation"])

@@ -26,6 +26,7 @@ def _speed_is_measured_briefly(monkeypatch):
     monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
 
 
+@pytest.mark.slow
 def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
     folder = trained(make_config)
     request = pruning.Request(keep=0.5, keep_units=0.3, order="confidence", examples=4)
