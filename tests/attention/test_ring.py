@@ -209,6 +209,7 @@ def test_statistics_of_shared_maps(name):
     _assert_close(statistics(attention.Sharded(_mesh(**shape))), wanted)
 
 
+@pytest.mark.slow
 def test_other_observations_of_shared_maps():
     def observed(implementation):
         @jax.jit

@@ -39,6 +39,7 @@ def _run(*arguments):
     return prune_heads.run(["prune_heads", *arguments])
 
 
+@pytest.mark.slow
 def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
     flags = ["--keep=0.5", "--keep_units=0.5", "--order=confidence", "--examples=4"]
     assert _run(f"--workdir={untrained}", *flags) == 0

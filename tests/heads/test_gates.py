@@ -43,6 +43,7 @@ def test_penalty_has_a_slope_everywhere():
     assert (slopes > 0).all()
 
 
+@pytest.mark.slow
 def test_learning_closes_the_heads_that_are_not_needed():
     known = heads.ground_truth.reverse(num_heads=4, examples=8)
     subject, (example,) = known.subject, known.subject.batches

@@ -90,6 +90,7 @@ def test_layers_with_fewer_heads_have_fewer_pairs_and_steps(subject):
     assert sorted(step.head for step in steps) == [(0, 0), (2, 0), (2, 1)]
 
 
+@pytest.mark.slow
 def test_each_greedy_step_is_the_best_one(subject):
     closing = heads.closing.resample
     steps = heads.greedy_order(subject, closing=closing)

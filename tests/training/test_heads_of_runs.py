@@ -110,6 +110,7 @@ def test_what_cannot_be_measured_is_refused(trained, make_config, options, messa
         head_importance.measure(trained(make_config), **options)
 
 
+@pytest.mark.slow
 def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     config = make_config(training__timeline_every=10, training__steps=20)
     loop.train(config, tmp_path, devices=jax.local_devices()[:1])
