@@ -43,7 +43,7 @@ def main() -> None:
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
     numbers = head_importance.write(found, folder)
-    measures = {k: (x.mean, x.standard_error) for k, x in found.measures.items()}
+    measures = {name: (x.mean, x.standard_error) for name, x in found.measures.items()}
     picture = report.write_importance(
         numbers.parent, measures, title=found.title, head_names=found.head_names
     )

@@ -16,7 +16,7 @@ from mha_haiku.attention import pooling, sweep, views
 Array = jax.Array
 OFFSETS = (-1, 0, 1)  # of the key from the query: previous, same and next position
 
-# Fields of a `Question` that are about positions; all are of keys but for two.
+# Fields of a `Question` that are about positions: of queries, and of keys.
 PER_QUERY = ("counted", "query_tokens")
 PER_KEY = ("chosen", "key_tokens", "preceding_tokens")
 PER_POSITION = (*PER_QUERY, *PER_KEY)

@@ -178,6 +178,11 @@ def test_one_is_killed_the_other_ends_and_both_resume(killed, tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["interrupted"] and summary["resumed_from"] >= 20
     assert (tmp_path / "checkpoints" / str(summary["steps"])).exists()
+    # What one process read and told the other was the state that had been learnt.
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    loss = {x["step"]: x["loss"] for x in map(json.loads, lines) if "loss" in x}
+    resumed = summary["resumed_from"]
+    assert loss[min(step for step in loss if step > resumed)] < loss[10]
 
 
 def test_processes_of_other_configs_are_refused(tmp_path):
