@@ -31,7 +31,7 @@ def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
     from mha_haiku.devices import cluster
-    from mha_haiku.training import attention_dump
+    from mha_haiku.studies import attention_dump
 
     maps = attention_dump.dump(
         FLAGS.workdir,

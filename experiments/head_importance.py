@@ -30,7 +30,7 @@ def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
     from mha_haiku.devices import cluster
-    from mha_haiku.training import head_importance
+    from mha_haiku.studies import head_importance
 
     found = head_importance.measure(
         FLAGS.workdir,

@@ -28,7 +28,7 @@ def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
     from mha_haiku.devices import cluster
-    from mha_haiku.training import head_statistics
+    from mha_haiku.studies import head_statistics
 
     found = head_statistics.measure(
         FLAGS.workdir, step=FLAGS.step, examples=FLAGS.examples, layers=FLAGS.layers

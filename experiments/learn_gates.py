@@ -27,7 +27,7 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku.training import gate_learning
+    from mha_haiku.studies import gate_learning
 
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_gates")
     lines = gate_learning.learn(

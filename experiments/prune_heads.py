@@ -36,7 +36,7 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku import report
-    from mha_haiku.training import pruned_runs, pruning
+    from mha_haiku.studies import pruned_runs, pruning
 
     asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")

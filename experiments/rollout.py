@@ -28,24 +28,25 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.report import rollout as report
-    from mha_haiku.training import loop, rollout_study
+    from mha_haiku.runs import loop
+    from mha_haiku.studies import rollouts
 
     if FLAGS.train:
         loop.train(config_files.load("configs/papers/rollout.py"), FLAGS.workdir)
-    study = rollout_study.measure(
+    study = rollouts.measure(
         FLAGS.workdir,
         step=FLAGS.step,
         examples=FLAGS.examples,
         flow_examples=FLAGS.flow_examples,
     )
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    numbers = rollout_study.write(study, folder)
-    changes, drops = map(rollout_study.summary, (study.changes, study.drops))
-    published = rollout_study.PUBLISHED
+    numbers = rollouts.write(study, folder)
+    changes, drops = map(rollouts.summary, (study.changes, study.drops))
+    published = rollouts.PUBLISHED
     title = f"{study.title}: means over {study.num_examples} held-out examples"
     picture = report.write(numbers.parent, changes, published, title=title)
     print(title, report.table(changes, drops, published), sep="\n\n")
-    print(f"\n{rollout_study.verdict(study)}\n\nAll numbers: {numbers}")
+    print(f"\n{rollouts.verdict(study)}\n\nAll numbers: {numbers}")
     if picture is not None:
         print(f"Picture:     {picture}")
 

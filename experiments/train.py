@@ -29,11 +29,17 @@ FLAGS = command_line.flag_values(
 def main(config) -> int:
     from mha_haiku import report
     from mha_haiku.devices import cluster
-    from mha_haiku.training import attention_dump, loop, timeline
+    from mha_haiku.runs import loop
+    from mha_haiku.studies import attention_dump, timeline
 
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
-    summary = loop.train(config, workdir, override_config=FLAGS.override_config)
+    summary = loop.train(
+        config,
+        workdir,
+        override_config=FLAGS.override_config,
+        make_observer=timeline.observer,
+    )
     if summary.interrupted:  # whoever interrupts may not wait for maps
         if cluster.leave():  # with several processes the first tells
             print("Interrupted; the same command goes on from here.", file=sys.stderr)

@@ -30,8 +30,8 @@ import numpy as np
 
 from configs import text_lm
 from mha_haiku import devices
-from mha_haiku.training import config as run_config
-from mha_haiku.training import optimizer, placement, run, step
+from mha_haiku.runs import configuration, folders, sharing
+from mha_haiku.training import optimizers, stepping
 from scripts import compiled_traffic
 
 _KINDS = {
@@ -49,7 +49,7 @@ class _Program(NamedTuple):
     """A compiled training program and what it is called with."""
 
     compiled: jax.stages.Compiled
-    state: step.TrainState | None
+    state: stepping.TrainState | None
     data: object
 
 
@@ -144,11 +144,11 @@ def _config(sizes, batch_size, **fields) -> ml_collections.ConfigDict:
 
 def _compiled(config, count, *, runs=True) -> _Program:
     """Returns the program of a training step, on the first devices."""
-    shared = placement.make(config, jax.devices()[:count])
-    task = run_config.make_task(config)
-    model = run.make_model(config, task, shared)
-    adam = optimizer.make(config.optimizer, steps=config.training.steps)
-    dispatch = step.make_dispatch(
+    shared = sharing.make(config, jax.devices()[:count])
+    task = configuration.make_task(config)
+    model = folders.make_model(config, task, shared)
+    adam = optimizers.make(config.optimizer, steps=config.training.steps)
+    dispatch = stepping.make_dispatch(
         model,
         task,
         adam,
@@ -158,7 +158,7 @@ def _compiled(config, count, *, runs=True) -> _Program:
     )
 
     def initial(seed):
-        return step.initial_state(model, adam, task, seed)
+        return stepping.initial_state(model, adam, task, seed)
 
     if runs:
         state = shared.initial_state(initial, np.uint32(0))

@@ -31,7 +31,7 @@ FLAGS = command_line.flag_values(
 
 
 def main(config) -> int:
-    from mha_haiku.training import loop
+    from mha_haiku.runs import loop
 
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir)
@@ -41,11 +41,10 @@ def main(config) -> int:
 
 
 def _inject(fault, workdir) -> None:
-    from mha_haiku import checkpoints
-    from mha_haiku.training import progress
-    from mha_haiku.training import step as training_step
+    from mha_haiku.runs import checkpoints, trainer
+    from mha_haiku.training import stepping
 
-    take_steps, save = progress.Progress.take_steps, checkpoints.Checkpoints.save
+    take_steps, save = trainer.Progress.take_steps, checkpoints.Checkpoints.save
 
     def is_due(name, at):
         if name in fault and at >= fault[name]:
@@ -72,11 +71,11 @@ def _inject(fault, workdir) -> None:
         if is_due("exception", step):
             raise RuntimeError("injected")
 
-    progress.Progress.take_steps = take_and_act
+    trainer.Progress.take_steps = take_and_act
     checkpoints.Checkpoints.save = save_and_end
     if "not_finite" in fault or "spike" in fault:
-        training_step.gradients = functools.partial(
-            _broken_gradients, training_step.gradients, fault
+        stepping.gradients = functools.partial(
+            _broken_gradients, stepping.gradients, fault
         )
 
 

@@ -20,10 +20,9 @@ import numpy as np
 from configs import reverse
 from mha_haiku import devices, heads, models
 from mha_haiku.heads import ground_truth, scoring
-from mha_haiku.training import config as run_config
-from mha_haiku.training import head_importance, optimizer
-from mha_haiku.training import run as run_folder
-from mha_haiku.training import step as training_step
+from mha_haiku.runs import configuration, folders
+from mha_haiku.studies import head_importance
+from mha_haiku.training import optimizers, stepping
 
 MEASURES = {
     "ablation": heads.ablation,
@@ -63,8 +62,8 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
     """Trains `reverse` with eight heads, every second of which is closed throughout."""
     config = reverse.get_config()
     config.model.num_heads, config.model.num_layers = 8, 2
-    task = run_config.make_task(config)
-    model = run_folder.make_model(config, task)
+    task = configuration.make_task(config)
+    model = folders.make_model(config, task)
     alive = np.tile([True, False], 4)
     gates = np.tile(alive.astype(np.float32), (2, 1))
 
@@ -72,9 +71,9 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
         return model.apply(*arguments, gates=gates, **options)
 
     placement = devices.Replicas(jax.local_devices()[:1])
-    adam = optimizer.make(config.optimizer, steps=_DEAD_STEPS)
+    adam = optimizers.make(config.optimizer, steps=_DEAD_STEPS)
     closed = models.Model(model.init, apply)
-    dispatch = training_step.make_dispatch(
+    dispatch = stepping.make_dispatch(
         closed,
         task,
         adam,
@@ -82,11 +81,11 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
         placement=placement,
         max_steps=_DEAD_STEPS,
     )
-    state = training_step.initial_state(closed, adam, task, config.seed)
+    state = stepping.initial_state(closed, adam, task, config.seed)
     state, data = placement.put((state, task.train_data))
     state, _ = dispatch(state, data, np.uint32(config.seed), np.int32(_DEAD_STEPS))
     params = placement.fetch(state.params)
-    run = run_folder.Run(
+    run = folders.Run(
         config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
     )
     of = head_importance.subject(run, 128)

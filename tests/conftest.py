@@ -55,3 +55,13 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+# Fixtures of tests of runs, in several folders.
+from tests.tiny_runs import (  # noqa: E402, F401
+    compilation_cache,
+    make_config,
+    make_model,
+    task,
+    trained,
+)

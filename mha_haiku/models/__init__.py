@@ -1,7 +1,6 @@
 """Whole models as pure functions, built from a config."""
 
-from mha_haiku.models.build import Model, Output, build
-from mha_haiku.models.config import (
+from mha_haiku.models.architecture import (
     FAMILIES,
     LayerHeads,
     check,
@@ -9,6 +8,7 @@ from mha_haiku.models.config import (
     hidden_sizes,
     key_size,
 )
+from mha_haiku.models.build import Model, Output, build
 from mha_haiku.models.parts import ACTIVATIONS, NORMS, POSITIONS, PRECISIONS
 from mha_haiku.modules import stacked, unstacked
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import jmp
 
 from mha_haiku import attention, masks, modules, positions
-from mha_haiku.models import config as model_config
-from mha_haiku.models import parts
+from mha_haiku.models import architecture, parts
 
 Array = jax.Array
 
@@ -75,7 +74,7 @@ def build(
     Raises:
       checks.ConfigError: If a field is out of range.
     """
-    model_config.check(config)
+    architecture.check(config)
     policy = jmp.get_policy(parts.PRECISIONS[config.precision])
     implementation = implementation or config.attention.implementation
 
@@ -186,12 +185,12 @@ def _bias(config):
         return None
     if config.kept_heads is None:
         return bias
-    layers = model_config.heads_of_layers(config)
+    layers = architecture.heads_of_layers(config)
     return [bias.at_heads(heads.names) for heads in layers]
 
 
 def _layer(config, implementation, i):
-    heads = model_config.heads_of_layers(config)[i]
+    heads = architecture.heads_of_layers(config)[i]
 
     if hk.running_init():  # of parameters alone, on one example
         implementation = config.attention.implementation
@@ -203,7 +202,7 @@ def _layer(config, implementation, i):
             )
         return modules.MultiHeadAttention(
             len(heads.names),
-            model_config.key_size(config),
+            architecture.key_size(config),
             model_size=config.model_size,
             with_bias=config.with_bias,
             num_key_value_heads=heads.num_key_value_heads,
@@ -217,7 +216,7 @@ def _layer(config, implementation, i):
 
     def make_feed_forward():
         return modules.FeedForward(
-            model_config.hidden_sizes(config)[i],
+            architecture.hidden_sizes(config)[i],
             activation=parts.ACTIVATIONS[config.activation],
             gated=config.activation == "swiglu",
             with_bias=config.with_bias,

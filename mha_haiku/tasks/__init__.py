@@ -17,7 +17,7 @@ from mha_haiku.tasks import (
     reverse,
     sort,
 )
-from mha_haiku.tasks.task import Example, Task, batch
+from mha_haiku.tasks.base import Example, Task, batch
 
 __all__ = ["Example", "Task", "batch", "make", "names"]
 

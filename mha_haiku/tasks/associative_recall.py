@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks
+from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
-from mha_haiku.tasks import task as task_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

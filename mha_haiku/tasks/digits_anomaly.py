@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks
+from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
-from mha_haiku.tasks import task as task_lib
 
 _NUM_DIGITS = 10
 _NUM_PIXELS = 64

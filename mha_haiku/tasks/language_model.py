@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling, text
-from mha_haiku.tasks import task as task_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

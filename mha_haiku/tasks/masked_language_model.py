@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling, text
-from mha_haiku.tasks import task as task_lib
 
 _MASK = "[MASK]"
 # Of all tokens, 15 percent are asked for: 80 percent of these are hidden by the mask,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks
+from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
-from mha_haiku.tasks import task as task_lib
 
 _LARGEST_MODULUS = 1024  # a table of a million entries
 _SPLIT_SEED = 0  # the split is part of the task: every run has the same

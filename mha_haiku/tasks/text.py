@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.tasks import task as task_lib
+from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import tokenization
 
 _TOKENIZERS = {

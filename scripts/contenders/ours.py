@@ -9,9 +9,8 @@ import numpy as np
 
 import mha_haiku as mh
 from mha_haiku import devices
-from mha_haiku.training import config as run_config
-from mha_haiku.training import optimizer, run
-from mha_haiku.training import step as training_step
+from mha_haiku.runs import configuration, folders
+from mha_haiku.training import optimizers, stepping
 from scripts import duel_worker
 from scripts.contenders import jax_programs, sizes
 
@@ -48,12 +47,12 @@ def prepare(
 
 
 def _training(config, steps) -> duel_worker.Program:
-    """Returns what `mha_haiku.training.loop` does between two reports."""
+    """Returns what `mha_haiku.runs.loop` does between two reports."""
     placement = devices.Replicas(jax.local_devices()[:1])
-    task = run_config.make_task(config)
-    model = run.make_model(config, task)
-    transformation = optimizer.make(config.optimizer, steps=config.training.steps)
-    dispatch = training_step.make_dispatch(
+    task = configuration.make_task(config)
+    model = folders.make_model(config, task)
+    transformation = optimizers.make(config.optimizer, steps=config.training.steps)
+    dispatch = stepping.make_dispatch(
         model,
         task,
         transformation,
@@ -64,7 +63,7 @@ def _training(config, steps) -> duel_worker.Program:
     seed = np.uint32(config.seed)
 
     def initial(seed):
-        return training_step.initial_state(model, transformation, task, seed)
+        return stepping.initial_state(model, transformation, task, seed)
 
     first_state = jax.device_get(jax.jit(initial)(seed))
     state = placement.put_state(first_state)

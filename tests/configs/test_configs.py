@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import config_files
-from mha_haiku.training import config as run_config
-from mha_haiku.training import loop
+from mha_haiku.runs import configuration, loop
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _CONFIGS = config_files.available()
@@ -54,8 +53,8 @@ def test_every_promised_config_is_there():
 @every_config
 def test_config_is_valid_and_suits_its_task(path):
     config = config_files.load(path)
-    run_config.validate(config)
-    run_config.validate_for_task(config, run_config.make_task(config))
+    configuration.validate(config)
+    configuration.validate_for_task(config, configuration.make_task(config))
 
 
 @every_config
@@ -76,7 +75,7 @@ def test_docstring_says_how_to_run_it_and_what_was_measured(path):
 @every_config
 def test_docstring_names_the_measured_baseline(path):
     config = config_files.load(path)
-    task = run_config.make_task(config)
+    task = configuration.make_task(config)
     docstring = ast.get_docstring(ast.parse((_REPOSITORY / path).read_text()))
     (found,) = re.findall(r"\((\w+)\s+([\d.]+)\s+percent,\s+([\d.]+)\)", docstring)
     name, percent, loss = found
@@ -121,10 +120,10 @@ def test_every_field_has_a_comment(path):
 
 def test_induction_configs_differ_in_layers_alone():
     one, two = (
-        run_config.to_json(config_files.load(f"configs/induction_{name}.py"))
+        configuration.to_json(config_files.load(f"configs/induction_{name}.py"))
         for name in ("one_layer", "two_layers")
     )
-    assert run_config.difference(one, two) == ["config.model.num_layers: 1 -> 2"]
+    assert configuration.difference(one, two) == ["config.model.num_layers: 1 -> 2"]
 
 
 @pytest.fixture

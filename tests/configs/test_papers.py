@@ -7,7 +7,7 @@ import re
 import pytest
 
 from experiments import config_files
-from mha_haiku.training import config as run_config
+from mha_haiku.runs import configuration
 
 _STEPS = (
     "config.training.steps",
@@ -51,18 +51,18 @@ def _docstring(name):
 @every_paper
 def test_it_is_valid_and_suits_its_task(name):
     config = config_files.load(_path(name))
-    run_config.validate(config)
-    run_config.validate_for_task(config, run_config.make_task(config))
+    configuration.validate(config)
+    configuration.validate_for_task(config, configuration.make_task(config))
 
 
 @every_paper
 def test_it_differs_from_a_shipped_config_in_what_it_is_about(name):
     shipped, fields = _PAPERS[name]
     own, other = (
-        run_config.to_json(config_files.load(path))
+        configuration.to_json(config_files.load(path))
         for path in (_path(name), f"configs/{shipped}.py")
     )
-    changed = run_config.difference(other, own)
+    changed = configuration.difference(other, own)
     assert [line.partition(":")[0] for line in changed] == fields
 
 

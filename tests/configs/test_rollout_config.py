@@ -5,23 +5,23 @@ import pathlib
 import re
 
 from experiments import config_files
-from mha_haiku.training import config as run_config
+from mha_haiku.runs import configuration
 
 PATH = "configs/papers/rollout.py"
 
 
 def test_it_is_valid_and_suits_its_task():
     config = config_files.load(PATH)
-    run_config.validate(config)
-    run_config.validate_for_task(config, run_config.make_task(config))
+    configuration.validate(config)
+    configuration.validate_for_task(config, configuration.make_task(config))
 
 
 def test_it_differs_from_the_masked_language_model_in_sizes_alone():
     own, other = (
-        run_config.to_json(config_files.load(path))
+        configuration.to_json(config_files.load(path))
         for path in (PATH, "configs/text_mlm.py")
     )
-    changed = [line.partition(":")[0] for line in run_config.difference(other, own)]
+    changed = [line.partition(":")[0] for line in configuration.difference(other, own)]
     assert changed == [
         "config.task.sequence_length",
         "config.model.num_layers",

@@ -27,7 +27,8 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
     from mha_haiku import report
-    from mha_haiku.training import attention_dump, loop
+    from mha_haiku.runs import loop
+    from mha_haiku.studies import attention_dump
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
 
@@ -267,7 +268,7 @@ def test_an_interrupted_run_ends_at_once_and_says_how_to_get_maps(trained, capsy
 
 def test_a_warning_is_one_line_on_stderr(trained, capsys, monkeypatch):
     monkeypatch.setattr(
-        "mha_haiku.training.loop.train",
+        "mha_haiku.runs.loop.train",
         lambda *_, **__: logging.getLogger("mha_haiku").warning("watch out"),
     )
     assert _train(_REVERSE) == 1  # there is no summary

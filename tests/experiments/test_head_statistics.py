@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import config_files, head_statistics
-from mha_haiku import checkpoints
-from mha_haiku.training import config as run_config
-from mha_haiku.training import run as run_folder
+from mha_haiku.runs import checkpoints, configuration, folders
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +22,14 @@ def untrained(tmp_path):
     """The folder of a run of two layers and two heads, with a checkpoint of step 3."""
     config = config_files.load("configs/reverse.py")
     config.model.num_layers = config.model.num_heads = 2
-    task = run_config.make_task(config)
-    model = run_folder.make_model(config, task)
+    task = configuration.make_task(config)
+    model = folders.make_model(config, task)
     state = jax.tree.map(
         lambda x: np.full(x.shape, 0.1, x.dtype),
-        run_folder.abstract_state(config, task, model),
+        folders.abstract_state(config, task, model),
     )
-    folder = run_folder.open_folder(tmp_path / "run")
-    run_folder.write_config(folder, config, jax.local_devices()[:1])
+    folder = folders.open_folder(tmp_path / "run")
+    folders.write_config(folder, config, jax.local_devices()[:1])
     with checkpoints.Checkpoints(folder.checkpoints) as stored:
         stored.save(3, state._replace(step=np.int32(3)))
     return folder.root

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from experiments import config_files, prune_heads
-from mha_haiku import checkpoints, models
-from mha_haiku.training import config as run_config
-from mha_haiku.training import pruned_runs
-from mha_haiku.training import run as run_folder
+from mha_haiku import models
+from mha_haiku.runs import checkpoints, configuration, folders
+from mha_haiku.studies import pruned_runs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -21,15 +20,15 @@ def untrained(tmp_path, monkeypatch):
     config.model.num_layers, config.model.num_heads = 1, 2
     config.model.hidden_size = 6
     config.training.evaluation_examples = 8
-    task = run_config.make_task(config)
-    model = run_folder.make_model(config, task)
+    task = configuration.make_task(config)
+    model = folders.make_model(config, task)
     generator = np.random.default_rng(0)
     state = jax.tree.map(
         lambda x: generator.standard_normal(x.shape).astype(x.dtype),
-        run_folder.abstract_state(config, task, model),
+        folders.abstract_state(config, task, model),
     )
-    folder = run_folder.open_folder(tmp_path / "run")
-    run_folder.write_config(folder, config, jax.local_devices()[:1])
+    folder = folders.open_folder(tmp_path / "run")
+    folders.write_config(folder, config, jax.local_devices()[:1])
     with checkpoints.Checkpoints(folder.checkpoints) as stored:
         stored.save(3, state._replace(step=np.int32(3)))
     return folder.root
@@ -51,7 +50,7 @@ def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
     assert counts == [["2", "6"], ["2", "3"], ["1", "3"]]
     folder = f"{untrained}_pruned"
     assert path == f"Pruned run: {folder}\n"
-    run = run_folder.load_run(folder)
+    run = folders.load_run(folder)
     assert list(run.config.model.hidden_sizes) == [3]
     layers = models.heads_of_layers(run.config.model)
     assert sum(len(layer.names) for layer in layers) == 1

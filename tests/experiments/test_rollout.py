@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import config_files, rollout
-from mha_haiku.training import config as run_config
-from mha_haiku.training import loop, rollout_study
+from mha_haiku.runs import configuration, loop
+from mha_haiku.studies import rollouts
 
 CONFIG = "configs/papers/rollout.py"
 
@@ -16,13 +16,13 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     asked, trained = [], []
     correlations = {name: np.eye(3, 2) for name in ("raw", "roll-out", "flow")}
-    study = rollout_study.Study("reverse, step 3", correlations, correlations)
+    study = rollouts.Study("reverse, step 3", correlations, correlations)
 
     def measure(workdir, **options):
         asked.append((workdir, options))
         return study
 
-    monkeypatch.setattr(rollout_study, "measure", measure)
+    monkeypatch.setattr(rollouts, "measure", measure)
     monkeypatch.setattr(loop, "train", lambda *arguments: trained.append(arguments))
     run = str(tmp_path / "run")
     flags = [f"--workdir={run}", "--examples=3", "--flow_examples=1", "--train"]
@@ -38,7 +38,9 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(tmp_path, monkeypatch, capsys):
     for path in folder.iterdir():
         assert str(path) in paths
     ((config, workdir),) = trained
-    assert run_config.to_json(config) == run_config.to_json(config_files.load(CONFIG))
+    assert configuration.to_json(config) == configuration.to_json(
+        config_files.load(CONFIG)
+    )
     assert workdir == run
     options = {"step": None, "examples": 3, "flow_examples": 1}
     assert asked == [(run, options)]

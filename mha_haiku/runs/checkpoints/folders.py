@@ -1,0 +1,114 @@
+"""The folders of checkpoints, `<step>/` each: which are there, good, and kept.
+
+A folder gets its name in one rename, when all of it is on the disk: what a kill left
+half done has another name. So a `<step>/` that does not match its manifest, or has
+none, was damaged later. Nothing here knows of threads; see `store.py`.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mha_haiku.runs.checkpoints import arrays, manifest
+
+_ARRAYS = "arrays"
+_PARTIAL = ".partial-"  # being written
+_REMOVED = ".removed-"  # being deleted
+_STEP = re.compile("0|[1-9][0-9]{0,17}")
+
+
+class Folders:
+    """The folders of the checkpoints of one run."""
+
+    def __init__(self, root: Path):
+        """Takes the folder they are in, which the first `write` makes."""
+        self.root = root
+        self._damage: dict[int, str | None] = {}  # of the steps that were looked at
+
+    def steps(self) -> list[int]:
+        """Returns the steps that are there, good or not, ascending."""
+        if not self.root.is_dir():
+            return []
+        names = [path.name for path in self.root.iterdir() if path.is_dir()]
+        return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+    def damage(self, step: int) -> str | None:
+        """Returns what is wrong with a step, None if nothing; reads it only once."""
+        if step not in self._damage:
+            try:
+                manifest.check(self._path(step))
+            except manifest.DamageError as error:
+                self._damage[step] = str(error)
+            else:
+                self._damage[step] = None
+        return self._damage[step]
+
+    def newest_known_good(self) -> int | None:
+        """Returns the newest of the steps that were looked at, or written, and good."""
+        good = [step for step, damage in self._damage.items() if damage is None]
+        return max(good, default=None)
+
+    def read(self, step: int, abstract: Any, where: str) -> Any:
+        """Returns the tree of a good step; see `arrays.compare` for what it refuses."""
+        saved = manifest.read(self._path(step)).arrays
+        arrays.compare(saved, arrays.describe(abstract), where)
+        return arrays.read(self._path(step) / _ARRAYS, abstract)
+
+    def write(self, step: int, tree: Any, held_out_loss: float | None) -> None:
+        """Writes a step that is not there.
+
+        Raises:
+          Exception: Whatever the disk or orbax has against it; then nothing is there.
+        """
+        partial = self.root / f"{_PARTIAL}{step}"
+        try:
+            partial.mkdir(parents=True)
+            arrays.write(partial / _ARRAYS, tree)
+            manifest.write(
+                partial,
+                step=step,
+                held_out_loss=held_out_loss,
+                arrays=arrays.describe(tree),
+            )
+            os.rename(partial, self._path(step))
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._damage[step] = None
+
+    def set_aside(self, step: int) -> str:
+        """Renames a damaged step, and returns its new name."""
+        path = self.root / f"{step}.damaged"
+        shutil.rmtree(path, ignore_errors=True)
+        os.rename(self._path(step), path)
+        del self._damage[step]
+        return path.name
+
+    def prune(self) -> None:
+        """Removes all but the newest two and the one of the least held-out loss."""
+        steps = self.steps()
+        losses = [(self._held_out_loss(step), step) for step in steps]
+        _, best = min((x for x in losses if x[0] is not None), default=(None, None))
+        for step in steps[:-2]:
+            if step != best:
+                removed = self.root / f"{_REMOVED}{step}"
+                os.rename(self._path(step), removed)
+                shutil.rmtree(removed, ignore_errors=True)
+                self._damage.pop(step, None)
+
+    def clean(self) -> None:
+        """Removes what a kill left half written or half deleted."""
+        for prefix in (_PARTIAL, _REMOVED):
+            for path in self.root.glob(f"{prefix}*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _held_out_loss(self, step) -> float | None:
+        try:
+            return manifest.read(self._path(step)).held_out_loss
+        except manifest.DamageError:
+            return None
+
+    def _path(self, step) -> Path:
+        return self.root / str(step)

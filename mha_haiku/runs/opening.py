@@ -1,0 +1,133 @@
+"""How a run begins: one process opens its folder, and all go on where it stopped."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_collections
+
+from mha_haiku.checks import ConfigError
+from mha_haiku.devices import cluster
+from mha_haiku.runs import checkpoints, configuration, folders, lock
+
+
+class Summary(NamedTuple):
+    """How a run ended; summary.json."""
+
+    steps: int  # taken in all
+    metrics: dict[str, float]  # of the last report
+    baseline: dict[str, float]  # of the best answer that ignores the input
+    baseline_name: str
+    interrupted: bool  # by SIGINT or SIGTERM, before the last step
+    resumed_from: int  # the step this process started at
+    skipped_steps: int  # of all, those whose loss or gradient was not finite
+    wall_seconds: float  # of this process, inside `train`
+    compile_seconds: float
+    steps_per_second: float  # of training alone: no compilation, evaluation or saving
+    examples_per_second: float
+
+
+class Opened(NamedTuple):
+    """A run's folder, open for training.
+
+    Attributes:
+      folder: The folder.
+      stored: Its checkpoints, to be entered; of the first process, or `Elsewhere`.
+      finished: How a run ended that has nothing left to do; None: there is.
+    """
+
+    folder: folders.Folder
+    stored: checkpoints.Checkpoints | checkpoints.Elsewhere
+    finished: Summary | None
+
+
+def check_same(config: ml_collections.ConfigDict) -> None:
+    """Raises ConfigError, on all processes, where they have different configs."""
+    own = configuration.to_json(config)
+    texts = cluster.exchange(json.dumps(own))
+    for i, text in enumerate(texts):
+        lines = configuration.difference(json.loads(texts[0]), json.loads(text))
+        if lines:
+            raise ConfigError(
+                f"All processes must have the same config; from process 0 to {i}: "
+                f"{'; '.join(lines[:4])}."
+            )
+
+
+def open_run(
+    stack: contextlib.ExitStack,
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    override_config: bool,
+) -> Opened:
+    """Opens a run's folder on the first process, which holds its lock.
+
+    Args:
+      stack: What lets go of the lock.
+      config: A valid config.
+      workdir: The folder.
+      override_config: Whether to resume though the config is not the run's.
+
+    Raises:
+      ConfigError: On all processes, if the config and the folder do not fit.
+    """
+    opened = []
+
+    def open_here():
+        folder = folders.open_folder(workdir)
+        stack.enter_context(lock.Lock(folder.lock))
+        is_changed = _check_unchanged(folder, config, override_config)
+        stored = checkpoints.Checkpoints(folder.checkpoints)
+        opened.append(stored)
+        finished = None if is_changed else _finished(folder, config, stored)
+        if finished is not None:
+            print(f"The run in {folder.root} has ended at step {finished.steps}.")
+            return {"finished": finished._asdict(), "latest": finished.steps}
+        _check_steps(config, stored)
+        return {"finished": None, "latest": stored.latest()}
+
+    found = cluster.first_does(open_here)
+    stored = opened[0] if opened else checkpoints.Elsewhere(found["latest"])
+    finished = found["finished"] and Summary(**found["finished"])
+    return Opened(folders.Folder(Path(workdir).expanduser()), stored, finished)
+
+
+def _check_unchanged(folder, config, override) -> bool:
+    """Returns whether the folder's run has another config; refuses that unless told."""
+    saved = folders.read_config(folder)
+    if saved is None:
+        return False
+    lines = configuration.difference(saved, configuration.to_json(config))
+    # How devices share the work changes none of it.
+    lines = [line for line in lines if not line.startswith("config.devices")]
+    if lines and not override:
+        more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
+        raise ConfigError(
+            f"The run in {folder.root} has another config: "
+            f"{'; '.join(lines[:4] + more)}."
+            "\nTake another workdir, or pass override_config to go on with this one."
+        )
+    return bool(lines)
+
+
+def _finished(folder, config, stored) -> Summary | None:
+    """Returns the summary of a run that has nothing left to do."""
+    contents = folders.read_json(folder.summary)
+    if contents is None or set(contents) != set(Summary._fields):
+        return None
+    summary = Summary(**contents)
+    steps = config.training.steps
+    is_whole = summary.steps == stored.latest() == steps and not summary.interrupted
+    return summary if is_whole else None
+
+
+def _check_steps(config, stored) -> None:
+    taken = stored.latest() or 0
+    if taken > config.training.steps:
+        raise ConfigError(
+            f"config.training.steps must be at least the {taken} steps that the run "
+            f"has taken, got {config.training.steps}."
+        )

@@ -1,0 +1,1 @@
+"""Questions asked of a finished run, one file each."""

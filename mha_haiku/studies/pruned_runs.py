@@ -1,0 +1,247 @@
+"""Runs without some of their heads: which go, what that costs, and a folder of its own.
+
+N examples, L layers, H heads of a layer, S sizes of a sweep.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku import checks, devices, heads, models
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import checkpoints, folders
+from mha_haiku.studies import head_importance
+from mha_haiku.training import evaluation, optimizers, stepping
+
+ORDERS = (*head_importance.MEASURES, "greedy")
+_TIMED_SECONDS = 1.0
+
+Keep = list[list[int]]
+
+
+class Point(NamedTuple):
+    """A pruned model.
+
+    Attributes:
+      kept: How many heads are left.
+      keep: The names of the heads that each layer keeps.
+      units: How many hidden units are left, of all layers.
+      metrics: Held-out `loss` (nats) and `accuracy`.
+      parameters: How many the model has.
+      examples_per_second: Of its forward pass, measured: the median of runs that
+        alternate with those of the whole model.
+      speed_up: Against the whole model, measured in turns.
+      ideal_speed_up: What the operation counts of the two would give.
+    """
+
+    kept: int
+    keep: Keep
+    units: int
+    metrics: dict[str, float]
+    parameters: int
+    examples_per_second: float
+    speed_up: float
+    ideal_speed_up: float
+
+
+def order_of(
+    run: folders.Run, *, by: str, closing: str, examples: int
+) -> list[tuple[int, int]]:
+    """Returns the run's heads as (layer, place), those to go first first.
+
+    Args:
+      run: The run, of looped layers.
+      by: A name of `ORDERS`.
+      closing: What closed heads pass on while the order is found.
+      examples: N, held-out examples.
+    """
+    checks.choice("order", by, ORDERS)
+    checks.choice("closing", closing, head_importance.CLOSINGS)
+    close = head_importance.closing_of(run, closing, examples)
+    of = head_importance.subject(run, examples, progress="" if by == "greedy" else by)
+    if by == "greedy":
+        steps = heads.greedy_order(of, closing=close, progress=_bar)
+        return [step.head for step in steps]
+    return heads.order(head_importance.MEASURES[by](of, close).mean)
+
+
+def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -> Keep:
+    """Returns the names of the heads that stay when all but `count` have gone."""
+    layers = models.heads_of_layers(run.config.model)
+    gone = set(order[: len(order) - count])
+    return [
+        [name for place, name in enumerate(layer.names) if (i, place) not in gone]
+        for i, layer in enumerate(layers)
+    ]
+
+
+def prune(run: folders.Run, keep: Keep) -> folders.Run:
+    """Returns the run without the heads that are not kept; see `heads.prune`."""
+    return _with_model(run, *heads.prune(run.params, run.config.model, keep))
+
+
+def prune_units(run: folders.Run, share: float, *, examples: int) -> folders.Run:
+    """Returns the run with a share of the hidden units of each layer.
+
+    Those go whose gates the loss has the smallest mean absolute derivatives by; see
+    `heads.unit_gradient` and `heads.prune_units`.
+
+    Args:
+      run: The run, of looped layers.
+      share: Of the units of each layer to keep, in (0, 1]; at least one stays.
+      examples: N, held-out examples.
+    """
+    if share == 1:
+        return run
+    sizes = models.hidden_sizes(run.config.model)
+    of = head_importance.subject(run, examples, progress="hidden units")
+    found = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    keep = [
+        np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
+        for row, size in zip(found, sizes, strict=True)
+    ]
+    return _with_model(run, *heads.prune_units(run.params, run.config.model, keep))
+
+
+def _with_model(run, params, model_config) -> folders.Run:
+    config = run.config.copy_and_resolve_references()
+    with config.unlocked(), config.ignore_type():
+        config.model = model_config
+    model = folders.make_model(config, run.task)
+    return run._replace(config=config, model=model, params=params)
+
+
+def points(runs: Sequence[folders.Run]) -> list[Point]:
+    """Returns what runs are worth, one after the other.
+
+    Args:
+      runs: The whole run, of looped layers, and pruned ones.
+    """
+    whole = _Timed(runs[0])
+    found = []
+    for pruned in _bar(runs):
+        layers = models.heads_of_layers(pruned.config.model)
+        keep = [list(layer.names) for layer in layers]
+        timed = _Timed(pruned)
+        before, after = _alternating(whole, timed)
+        found.append(
+            Point(
+                kept=sum(map(len, keep)),
+                keep=keep,
+                units=sum(models.hidden_sizes(pruned.config.model)),
+                metrics=held_out(pruned),
+                parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
+                examples_per_second=timed.size / after,
+                speed_up=before / after,
+                ideal_speed_up=whole.operations / timed.operations,
+            )
+        )
+    return found
+
+
+def held_out(run: folders.Run) -> dict[str, float]:
+    """Returns the held-out loss and accuracy of a run's parameters."""
+    training = run.config.training
+    placement = devices.Replicas(jax.local_devices()[:1])
+    program = evaluation.make_evaluation(
+        run.model,
+        run.task,
+        num_examples=training.evaluation_examples,
+        batch_size=training.batch_size,
+        placement=placement,
+    )
+    placed = placement.put((run.params, run.task.held_out_data))
+    sums = program(*placed, np.uint32(run.config.seed))
+    return evaluation.means(placement.fetch(sums))
+
+
+def check_free(workdir: str | os.PathLike) -> None:
+    """Raises ConfigError where a folder, which need not be there, holds a run."""
+    folder = folders.Folder(Path(workdir).expanduser())
+    if folders.read_config(folder) is not None:
+        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
+
+
+def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
+    """Writes a run's parameters as a new run, ready to be trained on.
+
+    Args:
+      run: The run.
+      workdir: The folder of the new run, which must not hold one.
+      steps: Training steps that the new run is to take, at least 1.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ConfigError: If there is a run in the folder, or it cannot be written to.
+    """
+    check_free(workdir)
+    folder = folders.open_folder(workdir)
+    config = run.config.copy_and_resolve_references()
+    config.training.steps = steps
+    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps)
+    transformation = optimizers.make(config.optimizer, steps=steps)
+    state = jax.device_get(stepping.state_of(run.params, transformation))
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(0, jax.tree.map(np.asarray, state))
+    folders.write_config(folder, config, jax.local_devices())
+    return folder.root
+
+
+class _Timed:
+    """The compiled forward pass of a run on a batch, and what it costs."""
+
+    def __init__(self, run: folders.Run):
+        self.size = run.config.training.batch_size
+        example = evaluation.held_out_batch(
+            run.task,
+            run.config.seed,
+            run.task.held_out_data,
+            np.arange(self.size, dtype=np.int32),
+        )
+
+        @jax.jit
+        def forward(params, example):
+            return run.model.apply(
+                params, None, example.inputs, lengths=example.lengths, is_training=False
+            ).logits
+
+        self._arguments = jax.device_put((run.params, example))
+        self._compiled = forward.lower(*self._arguments).compile()
+        self.operations = self._compiled.cost_analysis()["flops"]
+        self.seconds()
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(self._compiled(*self._arguments))
+        return time.perf_counter() - start
+
+
+def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
+    """Returns the median seconds of the two, in turns."""
+    found: list[tuple[float, float]] = []
+    end = time.perf_counter() + _TIMED_SECONDS
+    while time.perf_counter() < end or len(found) < 5:
+        found.append((first.seconds(), second.seconds()))
+    return tuple(np.median(found, axis=0).tolist())
+
+
+def _bar(steps: Any):
+    import sys
+
+    import tqdm
+
+    return tqdm.tqdm(
+        steps,
+        desc="heads",
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+        leave=False,
+        dynamic_ncols=True,
+    )

@@ -1,0 +1,223 @@
+"""Pruning a run's heads: a share of them, as many as may go, or the whole curve.
+
+Hidden units of the feed-forward parts go before them where a share is asked for.
+"""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mha_haiku import checks
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import files, folders, loop
+from mha_haiku.studies import head_importance, pruned_runs
+
+_SWEEP_POINTS = 12
+
+
+class Request(NamedTuple):
+    """What is asked for; exactly one of the first three.
+
+    Attributes:
+      sweep: Models of every size, up to twelve of them.
+      keep: The share of the heads to keep, in [0, 1].
+      metric_drop: How far the held-out accuracy may fall, in [0, 1].
+      keep_units: The share of each layer's hidden units to keep, in (0, 1].
+      order: A name of `pruned_runs.ORDERS`: which heads go first.
+      closing: What closed heads pass on while the order is found.
+      examples: On how many held-out examples it is found, and the order of units.
+    """
+
+    sweep: bool = False
+    keep: float | None = None
+    metric_drop: float | None = None
+    keep_units: float = 1.0
+    order: str = "ablation"
+    closing: str = "zero"
+    examples: int = 256
+
+
+class Pruned(NamedTuple):
+    """What came of it.
+
+    Attributes:
+      title: Of which run, and by which order.
+      run: The smallest that is left.
+      points: The whole model, and pruned ones of falling size; the first of these has
+        all heads where hidden units went.
+    """
+
+    title: str
+    run: folders.Run
+    points: list[pruned_runs.Point]
+
+
+def prune(
+    workdir: str | os.PathLike, request: Request, *, step: int | None = None
+) -> Pruned:
+    """Prunes a run's heads and units in memory; `save` writes what is left.
+
+    Args:
+      workdir: The run's folder.
+      request: What is asked for.
+      step: Which checkpoint; None means the newest.
+
+    Raises:
+      ConfigError: If there is no such run or step, or the request is not one.
+    """
+    _check(request)
+    whole = head_importance.looped(folders.load_run(workdir, step))
+    run = pruned_runs.prune_units(whole, request.keep_units, examples=request.examples)
+    order = pruned_runs.order_of(
+        run, by=request.order, closing=request.closing, examples=request.examples
+    )
+    total = len(order)
+    title = f"{run.task.name}, step {run.step}: {total} heads, order by {request.order}"
+    if request.sweep:
+        shares = [i / _SWEEP_POINTS for i in range(_SWEEP_POINTS + 1)]
+        counts = sorted({round(total * share) for share in shares}, reverse=True)
+    elif request.keep is not None:
+        counts = [total, round(request.keep * total)]
+    else:
+        counts = [total, _fewest(whole, run, order, request.metric_drop)]
+    pruned = [_with_heads(run, order, count) for count in counts]
+    if run is not whole:
+        pruned.insert(0, whole)
+    return Pruned(title, pruned[-1], pruned_runs.points(pruned))
+
+
+def save(found: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
+    """Writes the pruned run, and trains it on if asked to.
+
+    Args:
+      found: What `prune` found.
+      workdir: The folder of the new run, which must not hold one.
+      steps: Training steps; 0 for none.
+
+    Returns:
+      The folder.
+    """
+    checks.non_negative_integer("steps", steps)
+    folder = pruned_runs.save(found.run, workdir, steps=max(steps, 1))
+    if steps:
+        config = folders.load_run(folder).config
+        loop.train(config, folder)
+    return folder
+
+
+def table(found: Pruned) -> str:
+    """Returns a line of text per model, and what the columns are.
+
+    Args:
+      found: What `prune` found.
+    """
+    lines = [
+        found.title,
+        "",
+        " heads   units   accuracy       loss  parameters  examples/s   faster"
+        "    ideal  kept",
+    ]
+    for point in found.points:
+        kept = " ".join(",".join(map(str, names)) or "-" for names in point.keep)
+        lines.append(
+            f"{point.kept:>6}{point.units:>8}{point.metrics['accuracy']:>11.4f}"
+            f"{point.metrics['loss']:>11.4f}{point.parameters:>12,}"
+            f"{point.examples_per_second:>12,.0f}{point.speed_up:>8.2f}x"
+            f"{point.ideal_speed_up:>8.2f}x  {kept}"
+        )
+    lines += [
+        "",
+        "faster: the forward pass, measured in turns with the whole model's; ideal: by",
+        "the number of operations. units: the hidden units of all layers. kept: the",
+        "heads of each layer, - for none.",
+    ]
+    return "\n".join(lines)
+
+
+def curve(found: Pruned) -> dict[str, Any]:
+    """Returns the points as the fields of `report.Curve`.
+
+    Args:
+      found: What `prune` found of a sweep.
+    """
+    return dict(
+        kept=[point.kept for point in found.points],
+        metric=[point.metrics["accuracy"] for point in found.points],
+        metric_name="held-out accuracy",
+        speed_up=[point.speed_up for point in found.points],
+        ideal=[point.ideal_speed_up for point in found.points],
+    )
+
+
+def write(found: Pruned, folder: str | os.PathLike) -> Path:
+    """Writes pruning.csv: a line per model.
+
+    Args:
+      found: What `prune` found.
+      folder: Where to; made where it is missing.
+
+    Returns:
+      The path of the file.
+    """
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    names = ["accuracy", "loss"]
+    lines.writerow(
+        ["kept", "units", *names, "parameters", "examples_per_second", "faster"]
+        + ["ideal", "keep"]
+    )
+    for point in found.points:
+        numbers = [f"{point.metrics[name]:.9g}" for name in names]
+        speeds = (point.examples_per_second, point.speed_up, point.ideal_speed_up)
+        keep = ";".join(" ".join(map(str, heads)) for heads in point.keep)
+        lines.writerow(
+            [
+                point.kept,
+                point.units,
+                *numbers,
+                point.parameters,
+                *(f"{x:.6g}" for x in speeds),
+                keep,
+            ]
+        )
+    return files.write(Path(folder).expanduser() / "pruning.csv", text)
+
+
+def _check(request: Request) -> None:
+    asked = [request.sweep, request.keep is not None, request.metric_drop is not None]
+    if sum(asked) != 1:
+        raise ConfigError(
+            "Give one of sweep, keep and metric_drop.\nWith keep=1 all heads stay."
+        )
+    for name in ("keep", "metric_drop"):
+        value = getattr(request, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{name} must be a number in [0, 1], got {value!r}.")
+    share = request.keep_units
+    if not 0 < share <= 1:
+        raise ConfigError(f"keep_units must be a number in (0, 1], got {share!r}.")
+    checks.positive_integer("examples", request.examples)
+    checks.choice("order", request.order, pruned_runs.ORDERS)
+    checks.choice("closing", request.closing, head_importance.CLOSINGS)
+
+
+def _with_heads(run, order, count) -> folders.Run:
+    """Returns the run with that many heads."""
+    return pruned_runs.prune(run, pruned_runs.kept_after(run, order, count))
+
+
+def _fewest(whole, run, order, drop) -> int:
+    """Returns the least number of heads before the accuracy falls by more than that."""
+    least = pruned_runs.held_out(whole)["accuracy"] - drop
+    for count in range(len(order), -1, -1):
+        accuracy = pruned_runs.held_out(_with_heads(run, order, count))["accuracy"]
+        if accuracy < least and count == len(order):
+            raise ConfigError(
+                f"Without these hidden units the accuracy is {accuracy:.4f}, which is "
+                f"below the {least:.4f} that metric_drop allows."
+            )
+        if accuracy < least:
+            return count + 1
+    return 0

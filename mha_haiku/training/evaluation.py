@@ -1,0 +1,83 @@
+"""Held-out evaluation: a fixed set of examples, with a key and data of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import devices, models, tasks
+from mha_haiku.training import losses, stepping
+
+
+def held_out_batch(
+    task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array
+) -> tasks.Example:
+    """Returns the held-out examples of the given indices.
+
+    Index i is the same example in every evaluation of a run.
+
+    Args:
+      task: The task.
+      seed: `config.seed`.
+      data: `task.held_out_data`.
+      indices: `[B]` int32.
+    """
+    key = stepping.stream(seed, "held_out")
+    return tasks.batch(task, key, data, indices)
+
+
+def make_evaluation(
+    model: models.Model,
+    task: tasks.Task,
+    *,
+    num_examples: int,
+    batch_size: int,
+    placement: devices.Placement,
+) -> Callable[[Any, Any, np.uint32], losses.Sums]:
+    """Returns the program that evaluates on the first `num_examples` held-out examples.
+
+    They are taken in whole batches; what the last one has too many of gets no weight,
+    so the result is the same whatever the number of devices.
+
+    Returns:
+      `evaluate(params, data, seed)`, a program of the placement: params and data as it
+      puts them, seed a scalar; the sums over all examples, on every device.
+    """
+    num_batches = -(-num_examples // batch_size)
+
+    def evaluate(params, data, seed):
+        def add_batch(index, total):
+            def make(places):
+                indices = index * batch_size + places
+                example = held_out_batch(task, seed, data, indices)
+                counts = (indices < num_examples).reshape(
+                    indices.shape + (1,) * (example.weights.ndim - 1)
+                )
+                weights = jnp.where(counts, example.weights, 0)
+                return example._replace(weights=weights)
+
+            example = placement.batch(batch_size, make)
+            sums = stepping.loss_sums(
+                model, task, params, None, example, is_training=False
+            )
+            return jax.tree.map(jnp.add, total, sums)
+
+        zero = jnp.zeros((), jnp.float32)
+        nothing = losses.Sums(zero, zero, zero)
+        total = jax.lax.fori_loop(0, num_batches, add_batch, nothing)
+        return placement.total(total)
+
+    return placement.program(evaluate, num_scalars=1, returns_state=False)
+
+
+def means(sums: losses.Sums) -> dict[str, float]:
+    """Returns loss (nats per target) and accuracy (in [0, 1]) of host sums."""
+    weight = float(sums.weight)
+    if not weight:
+        return {"loss": float("nan"), "accuracy": float("nan")}
+    return {
+        "loss": float(sums.loss) / weight,
+        "accuracy": float(sums.correct) / weight,
+    }

@@ -1,0 +1,207 @@
+"""The training step: a pure function of the state, the data and the seed.
+
+One dispatch runs as many steps as it is told to, in one compiled program. Everything
+random is derived from (seed, step, index of the example), so resuming needs no state
+besides `TrainState`, and the global batch is the same on any number of devices. A step
+whose loss or gradient is not finite counts, but changes no parameter.
+
+Dimensions: N steps in one dispatch.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from mha_haiku import devices, models, tasks
+from mha_haiku.training import health, losses
+
+_STREAMS = ("init", "data", "dropout", "held_out")
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds."""
+
+    step: Array  # [] int32, steps taken
+    params: Any
+    optimizer_state: optax.OptState
+    health: health.Health
+
+
+class Report(NamedTuple):
+    """What one dispatch says of each step; 0 and True for those it did not take."""
+
+    sums: losses.Sums  # [N] each, over the step's examples
+    gradient_norm: Array  # [N] float32, before clipping
+    finite: Array  # [N] bool, whether loss and gradient were, and so were applied
+    deviations: Array  # [N] float32, of the loss from those before; see `health`
+
+
+def stream(seed: int | Array, name: str) -> Array:
+    """Returns the PRNG key of one of the run's independent random streams.
+
+    Args:
+      seed: `config.seed`, in 0..2**32-1.
+      name: "init", "data", "dropout" or "held_out".
+    """
+    key = jax.random.key(jnp.asarray(seed, jnp.uint32))
+    return jax.random.fold_in(key, _STREAMS.index(name))
+
+
+def initial_state(
+    model: models.Model,
+    optimizer: optax.GradientTransformation,
+    task: tasks.Task,
+    seed: int | Array,
+) -> TrainState:
+    """Returns the state before the first step (jit it, or see it by `eval_shape`)."""
+    key = stream(seed, "init")
+    example = jax.eval_shape(
+        lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.train_data
+    )
+    inputs, lengths = jax.tree.map(
+        lambda x: jnp.ones(x.shape, x.dtype), (example.inputs, example.lengths)
+    )
+    return state_of(model.init(key, inputs, lengths), optimizer)
+
+
+def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """Returns the state before the first step from some parameters on."""
+    return TrainState(
+        jnp.zeros((), jnp.int32), params, optimizer.init(params), health.initial()
+    )
+
+
+def loss_sums(
+    model: models.Model,
+    task: tasks.Task,
+    params: Any,
+    rng: Array | None,
+    example: tasks.Example,
+    *,
+    is_training: bool,
+) -> losses.Sums:
+    """Returns the sums of loss, right answers and weights over a batch of examples."""
+    output = model.apply(
+        params, rng, example.inputs, lengths=example.lengths, is_training=is_training
+    )
+    correct = task.correct(output.logits, example)
+    return losses.sums(output.logits, example.targets, example.weights, correct)
+
+
+def gradients(
+    model: models.Model,
+    task: tasks.Task,
+    params: Any,
+    data: Any,
+    *,
+    seed: int | Array,
+    step: Array,
+    batch_size: int,
+    placement: devices.Placement,
+) -> tuple[Any, losses.Sums]:
+    """Returns the gradient of the mean loss over the global batch, and its sums.
+
+    Both are those of all devices; only inside a program of the placement.
+    """
+    data_key = jax.random.fold_in(stream(seed, "data"), step)
+    example = placement.batch(
+        batch_size, lambda indices: tasks.batch(task, data_key, data, indices)
+    )
+    dropout_key = jax.random.fold_in(stream(seed, "dropout"), step)
+    dropout_key = placement.own_key(dropout_key)
+    # The weights do not depend on the parameters: dividing inside the loss costs one
+    # scalar sum over devices and saves a pass over the gradient.
+    weight = placement.total(example.weights.sum())
+    scale = jnp.where(weight > 0, 1 / weight, 0)
+
+    def mean_loss(params):
+        sums = loss_sums(model, task, params, dropout_key, example, is_training=True)
+        return sums.loss * scale, sums
+
+    gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
+    return placement.total((gradient, sums))
+
+
+def make_dispatch(
+    model: models.Model,
+    task: tasks.Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    batch_size: int,
+    placement: devices.Placement,
+    max_steps: int,
+    max_skips: int = 0,
+) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
+    """Returns the program that trains up to a given step.
+
+    Args:
+      model: The model.
+      task: What it learns.
+      optimizer: Turns gradients into updates.
+      batch_size: B, examples per step over all devices.
+      placement: The devices to run on.
+      max_steps: N, steps that one dispatch takes at most.
+      max_skips: How many steps in a row may be not finite; one more ends the dispatch.
+
+    Returns:
+      `dispatch(state, data, seed, stop)`, a program of the placement: state (donated)
+      and data as it puts them, seed and stop scalars. It takes the steps from
+      `state.step` to `stop`, any number of them by the same program and the same to the
+      bit in dispatches of any length; it stops early as `max_steps` and `max_skips`
+      say.
+    """
+
+    def take_step(state, data, seed):
+        gradient, sums = gradients(
+            model,
+            task,
+            state.params,
+            data,
+            seed=seed,
+            step=state.step,
+            batch_size=batch_size,
+            placement=placement,
+        )
+        norm = optax.tree.norm(gradient)
+        updates, optimizer_state = optimizer.update(
+            gradient, state.optimizer_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+        finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
+        params, optimizer_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, optimizer_state),
+            (state.params, state.optimizer_state),
+        )
+        mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
+        after, deviations = health.observe(state.health, mean, finite)
+        state = TrainState(state.step + 1, params, optimizer_state, after)
+        return state, Report(sums, norm, finite, deviations)
+
+    def dispatch(state, data, seed, stop):
+        def goes_on(carry):
+            index, state, _ = carry
+            is_due = (index < max_steps) & (state.step < stop)
+            is_well = state.health.skipped_in_a_row <= max_skips
+            return is_due & (is_well | (index == 0))
+
+        def take(carry):
+            index, state, reports = carry
+            state, report = take_step(state, data, seed)
+            reports = jax.tree.map(lambda x, new: x.at[index].set(new), reports, report)
+            return index + 1, state, reports
+
+        zeros = jnp.zeros(max_steps, jnp.float32)
+        nothing = Report(
+            losses.Sums(zeros, zeros, zeros), zeros, jnp.ones(max_steps, bool), zeros
+        )
+        start = jnp.zeros((), jnp.int32)
+        _, state, reports = jax.lax.while_loop(goes_on, take, (start, state, nothing))
+        return state, reports
+
+    return placement.program(dispatch, num_scalars=2, returns_state=True)

@@ -1,0 +1,171 @@
+"""Whatever is done to a checkpoint's folder is found."""
+
+import json
+import os
+import shutil
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from mha_haiku.runs.checkpoints import manifest
+
+
+def _write(folder, step=7, **facts):
+    (folder / "arrays" / "d").mkdir(parents=True)
+    (folder / "arrays" / "d" / "data").write_bytes(bytes(range(256)))
+    (folder / "arrays" / "names").write_text("{}")
+    (folder / "empty").write_bytes(b"")
+    arrays = {"['w']": {"dtype": "float32", "shape": [2, 3]}}
+    facts = {"held_out_loss": 0.5, "arrays": arrays} | facts
+    manifest.write(folder, step=step, **facts)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "7"
+    _write(folder)
+    return folder
+
+
+def test_good_checkpoint_says_what_it_holds(folder):
+    for read in (manifest.read, manifest.check):
+        found = read(folder)
+        assert (found.step, found.held_out_loss) == (7, 0.5)
+        assert found.arrays == {"['w']": {"dtype": "float32", "shape": [2, 3]}}
+        assert set(found.files) == {"arrays/d/data", "arrays/names", "empty"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("manifest") / "7"
+    _write(folder)
+    return folder
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=200)
+def test_every_flipped_bit_is_found(whole, data):
+    names = ["arrays/d/data", "arrays/names", manifest.NAME]
+    path = whole / data.draw(st.sampled_from(names))
+    before = path.read_bytes()
+    bit = data.draw(st.integers(0, 8 * len(before) - 1))
+    flipped = bytearray(before)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+    try:
+        with pytest.raises(manifest.DamageError, match="not as it was|is damaged"):
+            manifest.check(whole)
+    finally:
+        path.write_bytes(before)
+    manifest.check(whole)
+
+
+@hypothesis.given(data=st.data())
+def test_every_truncation_is_found(whole, data):
+    names = ["arrays/d/data", "arrays/names", manifest.NAME]
+    path = whole / data.draw(st.sampled_from(names))
+    before = path.read_bytes()
+    path.write_bytes(before[: data.draw(st.integers(0, len(before) - 1))])
+    try:
+        with pytest.raises(manifest.DamageError):
+            manifest.check(whole)
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["arrays/d/data", "arrays/names", "empty"])
+def test_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(manifest.DamageError, match=f"{name} is missing"):
+        manifest.check(folder)
+
+
+def test_missing_manifest_is_damage(folder):
+    (folder / manifest.NAME).unlink()
+    with pytest.raises(manifest.DamageError, match=r"it has no manifest\.json"):
+        manifest.check(folder)
+
+
+@pytest.mark.parametrize("name", ["more", "arrays/d/more", "arrays/manifest.json"])
+def test_added_file_is_named(folder, name):
+    (folder / name).write_bytes(b"")
+    with pytest.raises(manifest.DamageError, match=f"{name} was added"):
+        manifest.check(folder)
+
+
+def test_link_in_place_of_a_file_or_folder_is_refused(folder, tmp_path):
+    for name in ("empty", "arrays/d", manifest.NAME):
+        elsewhere = tmp_path / "elsewhere"
+        os.rename(folder / name, elsewhere)
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises(manifest.DamageError, match="neither a file|it has no"):
+            manifest.check(folder)
+        (folder / name).unlink()
+        os.rename(elsewhere, folder / name)
+    manifest.check(folder)
+    os.rename(folder, tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(manifest.DamageError, match="it has no"):
+        manifest.check(folder)
+
+
+def test_checkpoint_under_the_name_of_another_step_is_found(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "8")
+    with pytest.raises(manifest.DamageError, match="is that of step 7"):
+        manifest.check(tmp_path / "8")
+
+
+def _forge(folder, **changes):
+    """Writes a manifest whose digest is right, as only an attacker does."""
+    contents = json.loads((folder / manifest.NAME).read_text())
+    del contents["sha256"]
+    (folder / manifest.NAME).write_text(manifest._text(contents | changes))
+
+
+def test_names_that_lead_outside_are_refused(folder, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"")
+    digest = manifest._digest(secret)
+    for name in ("../secret", str(secret), "arrays/../../secret", "", ".."):
+        _forge(folder, files={name: digest})
+        with pytest.raises(manifest.DamageError, match="is damaged"):
+            manifest.read(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"more": 1},
+        {"held_out_loss": "small"},
+        {"held_out_loss": [1]},
+        {"files": ["empty"]},
+        {"files": {"empty": 5}},
+        {"files": {"empty": "short"}},
+        {"arrays": {"w": 3}},
+        {"arrays": {"w": {"dtype": "float32"}}},
+        {"step": [7]},
+        {"step": "7"},
+    ],
+)
+def test_forged_contents_are_damage_and_no_fault(folder, changes):
+    _forge(folder, **changes)
+    with pytest.raises(manifest.DamageError):
+        manifest.check(folder)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 10**5, b"\xff", b"null"])
+def test_what_is_no_manifest_is_damage_and_no_fault(folder, text):
+    (folder / manifest.NAME).write_bytes(text)
+    with pytest.raises(manifest.DamageError, match="is damaged"):
+        manifest.check(folder)
+
+
+def test_contents_have_one_text_only(folder):
+    path = folder / manifest.NAME
+    text = path.read_text()
+    for other in (text + " ", text.replace("\n", ""), text.replace(" 7", " 7.0")):
+        assert other != text
+        path.write_text(other)
+        with pytest.raises(manifest.DamageError, match="is damaged"):
+            manifest.read(folder)

@@ -1,0 +1,68 @@
+"""Tiny runs, and what can be made to happen to them."""
+
+import os
+import pathlib
+import signal
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import runs
+from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainer
+from mha_haiku.training import stepping
+
+
+def train(config, workdir, devices=2, **options):
+    """Trains on some of the CPU devices."""
+    return runs.train(config, workdir, devices=jax.local_devices()[:devices], **options)
+
+
+def state(workdir, config, at=None):
+    """Returns the state in a checkpoint."""
+    task = configuration.make_task(config)
+    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
+    folder = pathlib.Path(workdir) / "checkpoints"
+    with checkpoints.Checkpoints(folder, read_only=True) as stored:
+        return stored.restore(abstract, at)
+
+
+def reports(workdir):
+    """Returns the reports without what depends on the clock."""
+    found = metrics_log.read(pathlib.Path(workdir) / "metrics.jsonl")
+    for report in found:
+        del report["examples_per_second"]
+    return found
+
+
+def act(monkeypatch, action):
+    """Calls `action(progress)` after every dispatch."""
+    take_steps = trainer.Progress.take_steps
+
+    def take_and_act(self, stop):
+        take_steps(self, stop)
+        action(self)
+
+    monkeypatch.setattr(trainer.Progress, "take_steps", take_and_act)
+
+
+def interrupt_at(at):
+    """Returns an action that interrupts the run at a step."""
+
+    def act(self):
+        if self.step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return act
+
+
+def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0):
+    """Multiplies gradient and loss of some steps, of which the first is 1."""
+    gradients = stepping.gradients
+
+    def broken(*args, step, **kwargs):
+        found, sums = gradients(*args, step=step, **kwargs)
+        is_bad = jnp.isin(step + 1, jnp.array(at))
+        found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
+        return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
+
+    monkeypatch.setattr(stepping, "gradients", broken)

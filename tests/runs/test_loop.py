@@ -1,0 +1,281 @@
+"""Whole runs: what they leave, and that stopping them at any point costs nothing."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import runs
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainer
+
+
+def _train(config, workdir, **options):
+    return runs.train(config, workdir, devices=jax.local_devices()[:2], **options)
+
+
+def _state(workdir, config, step=None):
+    task = configuration.make_task(config)
+    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
+    folder = pathlib.Path(workdir) / "checkpoints"
+    with checkpoints.Checkpoints(folder, read_only=True) as stored:
+        return stored.restore(abstract, step)
+
+
+def _assert_equal(found, wanted):
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """The folder of an uninterrupted run, trained once."""
+    return tmp_path_factory.mktemp("runs") / "whole"
+
+
+@pytest.fixture
+def whole(whole_run, make_config):
+    """The same, and the state it ended with."""
+    if not whole_run.exists():
+        _train(make_config(), whole_run)
+    return whole_run, _state(whole_run, make_config())
+
+
+def _interrupt_at(monkeypatch, step, action):
+    """Does `action(progress)` when a run has reached `step`, once."""
+    take_steps = trainer.Progress.take_steps
+    done = []
+
+    def take_and_act(self, stop):
+        take_steps(self, stop)
+        if self.step >= step and not done:
+            done.append(True)
+            action(self)
+
+    monkeypatch.setattr(trainer.Progress, "take_steps", take_and_act)
+
+
+def test_run_leaves_its_folder(whole, make_config):
+    folder, state = whole
+    config = make_config()
+    assert state.step == 30
+    assert folders.read_config(folders.Folder(folder)) == configuration.to_json(config)
+    with checkpoints.Checkpoints(folder / "checkpoints", read_only=True) as stored:
+        assert {20, 30} <= set(stored.steps()) <= {10, 20, 30}
+    reports = metrics_log.read(folder / "metrics.jsonl")
+    assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
+    evaluated = [x["step"] for x in reports if "held_out_loss" in x]
+    assert evaluated == [10, 20, 30]
+    assert all(
+        {"loss", "accuracy", "gradient_norm", "examples_per_second"} < set(x)
+        for x in reports
+    )
+    assert reports[-1]["loss"] < reports[0]["loss"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 30 and not summary["interrupted"]
+    assert summary["metrics"] == {k: v for k, v in reports[-1].items() if k != "step"}
+    assert summary["baseline"]["accuracy"] == 1 / 5
+    assert summary["wall_seconds"] > summary["compile_seconds"] > 0
+    assert summary["examples_per_second"] == 8 * summary["steps_per_second"] > 0
+
+
+def test_ended_run_is_left_as_it_is(whole, make_config, capsys):
+    folder, _ = whole
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    summary = _train(make_config(), folder)
+    assert "has ended at step 30" in capsys.readouterr().out
+    assert summary == runs.Summary(**json.loads((folder / "summary.json").read_text()))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_summary_that_a_kill_prevented_is_made_up_for(whole, make_config, tmp_path):
+    folder, _ = whole
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "summary.json").unlink()
+    before = json.loads((folder / "summary.json").read_text())["metrics"]
+    summary = _train(make_config(), tmp_path / "copy")
+    assert summary.metrics["held_out_loss"] == before["held_out_loss"]
+    assert not summary.interrupted
+    reports = metrics_log.read(tmp_path / "copy" / "metrics.jsonl")
+    assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch, number):
+    before = signal.getsignal(number)
+    _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), number))
+    summary = _train(make_config(), tmp_path)
+    assert summary.interrupted and summary.steps == 14
+    assert signal.getsignal(number) == before
+    assert _state(tmp_path, make_config()).step == 14
+    assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
+
+
+def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monkeypatch):
+    # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
+    _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    _train(make_config(), tmp_path)
+    summary = _train(make_config(), tmp_path)
+    assert not summary.interrupted
+    assert (summary.steps, summary.resumed_from) == (30, 14)
+    _assert_equal(_state(tmp_path, make_config()), whole[1])
+    reports = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert [x["step"] for x in reports] == [5, 10, 14, 15, 20, 25, 30]
+    assert reports[-1]["held_out_loss"] == summary.metrics["held_out_loss"]
+
+
+def test_second_signal_ends_at_once(make_config, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt_twice(_):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    _interrupt_at(monkeypatch, 14, interrupt_twice)
+    with pytest.raises(KeyboardInterrupt):
+        _train(make_config(), tmp_path)
+    assert signal.getsignal(signal.SIGINT) == before
+    assert _state(tmp_path, make_config()).step == 10
+
+
+KILLED = """
+    import json, os, signal, sys, time
+    import jax, ml_collections
+    from mha_haiku import runs
+    from mha_haiku.training import progress
+
+    config, workdir = ml_collections.ConfigDict(json.loads(sys.argv[1])), sys.argv[2]
+    take_steps = trainer.Progress.take_steps
+
+    def take_and_die(self, stop):
+        take_steps(self, stop)
+        if self.step > 20:
+            while not os.path.isdir(os.path.join(workdir, "checkpoints", "20")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer.Progress.take_steps = take_and_die
+    runs.train(config, workdir, devices=jax.local_devices()[:2])
+"""
+
+
+def test_killed_run_goes_on_bit_for_bit(
+    whole, make_config, tmp_path, compilation_cache, capsys
+):
+    config = make_config()
+    killed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(KILLED),
+            config.to_json_best_effort(),
+            str(tmp_path),
+        ],
+        env=os.environ
+        | {
+            "JAX_COMPILATION_CACHE_DIR": compilation_cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "PYTHONPATH": str(pathlib.Path(runs.__file__).parents[2]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "summary.json").exists()
+    steps = [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")]
+    assert steps == [5, 10, 15, 20]
+
+    summary = _train(config, tmp_path)
+    assert "resumes at step 20" in capsys.readouterr().out
+    assert summary.resumed_from == 20
+    _assert_equal(_state(tmp_path, config), whole[1])
+    reports = metrics_log.read(tmp_path / "metrics.jsonl")
+    wanted = metrics_log.read(whole[0] / "metrics.jsonl")
+    for report in (*reports, *wanted):
+        del report["examples_per_second"]
+    assert reports == wanted
+
+
+def test_other_config_is_refused_with_the_difference(
+    make_config, tmp_path, monkeypatch
+):
+    _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    _train(make_config(), tmp_path)
+    changed = make_config(training__report_every=6, training__evaluate_every=16)
+    message = "config.training.report_every: 5 -> 6; .*evaluate_every: 10 -> 16"
+    with pytest.raises(ConfigError, match=message) as refusal:
+        _train(changed, tmp_path)
+    assert len(str(refusal.value).splitlines()) <= 2
+    summary = _train(changed, tmp_path, override_config=True)
+    assert (summary.resumed_from, summary.steps) == (14, 30)
+    saved = folders.read_config(folders.Folder(tmp_path))
+    assert saved == configuration.to_json(changed)
+    reports = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert [x["step"] for x in reports] == [5, 10, 14, 16, 18, 20, 24, 30]
+
+    shorter = make_config(training__steps=25)
+    with pytest.raises(ConfigError, match="at least the 30 steps .* got 25"):
+        _train(shorter, tmp_path, override_config=True)
+    wider = make_config(training__steps=40, model__hidden_size=13)
+    with pytest.raises(ConfigError, match=r"has the shape .*12.*13"):
+        _train(wider, tmp_path, override_config=True)
+    assert folders.read_config(folders.Folder(tmp_path)) == saved
+
+
+def test_many_differences_are_still_two_lines(whole, make_config):
+    changed = make_config(seed=4, **{f"optimizer__b{i}": 0.5 for i in (1, 2)})
+    changed.training.update(report_every=2, evaluate_every=3, checkpoint_every=7)
+    with pytest.raises(ConfigError, match="and 2 more") as refusal:
+        _train(changed, whole[0])
+    assert len(str(refusal.value).splitlines()) == 2
+
+
+def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
+    make_config, tmp_path, monkeypatch
+):
+    take_steps = trainer.Progress.take_steps
+
+    def break_parameters(self, stop):
+        if self.step == 20:
+            broken = jax.tree.map(lambda x: x * np.nan, self._state.params)
+            self._state = self._state._replace(params=broken)
+        take_steps(self, stop)
+
+    monkeypatch.setattr(trainer.Progress, "take_steps", break_parameters)
+    message = "loss is not finite at step 21; the last good checkpoint is of step 20"
+    with pytest.raises(runs.NonFiniteLossError, match=message):
+        _train(make_config(), tmp_path)
+    state = _state(tmp_path, make_config())
+    assert state.step == 20
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_threads_train_too(whole, make_config, tmp_path):
+    thread = threading.Thread(target=_train, args=(make_config(), tmp_path))
+    thread.start()
+    thread.join()
+    _assert_equal(_state(tmp_path, make_config()), whole[1])
+
+
+def test_seed_decides_everything(whole, make_config, tmp_path):
+    # The same seed was trained again by the tests above, in other dispatches.
+    _train(make_config(seed=4), tmp_path)
+    other = _state(tmp_path, make_config())
+    with pytest.raises(AssertionError):
+        _assert_equal(other, whole[1])
+
+
+def test_bad_config_touches_nothing(make_config, tmp_path):
+    with pytest.raises(ConfigError, match="multiple of the 2 devices"):
+        _train(make_config(training__batch_size=5), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,142 @@
+"""What is written and shown while a run goes on."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import metrics_log
+
+REPORT = {"loss": 1.5, "accuracy": 0.25, "examples_per_second": 12345.6}
+EVALUATION = REPORT | {"held_out_loss": 1.25, "held_out_accuracy": 0.43}
+
+
+def _open(folder, start=0, tensorboard=False):
+    return metrics_log.MetricsLog(
+        folder / "metrics.jsonl",
+        start=start,
+        steps=200,
+        baseline={"accuracy": 0.17, "loss": 2.0},
+        baseline_name="unigram",
+        tensorboard=tensorboard,
+    )
+
+
+def test_each_report_is_a_line_at_once(tmp_path):
+    with _open(tmp_path) as log:
+        log.report(10, REPORT)
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [{"step": 10, **REPORT}]
+        log.report(20, EVALUATION)
+    assert [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")] == [10, 20]
+
+
+def test_lines_after_the_resumed_step_are_dropped(tmp_path):
+    with _open(tmp_path) as log:
+        for step in (10, 20, 30):
+            log.report(step, REPORT)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "lo')  # cut short by a kill
+    with _open(tmp_path, start=20) as log:
+        log.report(30, EVALUATION)
+    reports = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert [x["step"] for x in reports] == [10, 20, 30]
+    assert reports[-1] == {"step": 30, **EVALUATION}
+
+
+def test_evaluation_is_a_plain_line_beside_its_baseline(tmp_path, capsys):
+    with _open(tmp_path) as log:
+        log.report(10, REPORT)
+        log.report(20, EVALUATION)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines() == [
+        "step  20/200  held-out accuracy 0.4300 (unigram 0.1700), "
+        "loss 1.2500 (unigram 2.0000), 12,346 examples/s"
+    ]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bar_is_on_stderr_of_a_terminal_only(tmp_path, monkeypatch, capsys):
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with _open(tmp_path, start=10) as log:
+        log.advance(15)
+        log.report(20, EVALUATION)
+    shown = terminal.getvalue()
+    assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
+    assert "held-out accuracy 0.4300" in capsys.readouterr().out
+
+
+def test_tensorboard_writes_its_files_only_if_asked(tmp_path):
+    for folder, asked in (("with", True), ("without", False)):
+        (tmp_path / folder).mkdir()
+        with _open(tmp_path / folder, tensorboard=asked) as log:
+            log.report(10, REPORT)
+        written = list((tmp_path / folder).glob("events.out.tfevents*"))
+        assert len(written) == int(asked)
+
+
+def test_missing_tensorboard_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match="config.training.tensorboard .*tensorboardX"):
+        metrics_log.check_tensorboard()
+
+
+EVENT = {"step": 12, "event": "not_finite", "what": "loss", "skipped": 1}
+
+
+def test_event_is_a_line_and_a_warning_and_no_report(tmp_path, caplog):
+    with _open(tmp_path) as log:
+        log.report(10, REPORT)
+        log.event(EVENT)
+        log.report(20, REPORT)
+    path = tmp_path / "metrics.jsonl"
+    assert metrics_log.read_events(path) == [EVENT]
+    assert [x["step"] for x in metrics_log.read(path)] == [10, 20]
+    assert "The loss is not finite at step 12" in caplog.text
+    with _open(tmp_path, start=12):
+        assert metrics_log.read_events(path) == [EVENT]
+    with _open(tmp_path, start=11):
+        assert metrics_log.read_events(path) == []
+        assert [x["step"] for x in metrics_log.read(path)] == [10]
+
+
+class _Disk:
+    """A file on a disk that has room for some bytes."""
+
+    def __init__(self, file, room):
+        self.file, self.room, self.name = file, room, file.name
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def close(self):
+        self.file.close()
+
+
+def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
+    with _open(tmp_path) as log:
+        log._file = disk = _Disk(log._file, 30)
+        log.report(10, REPORT)
+        log.report(20, EVALUATION)
+        assert (tmp_path / "metrics.jsonl").stat().st_size == 30
+        assert "cannot be written (No space left on device)" in caplog.text
+        disk.room = 10**6
+        log.report(30, REPORT)
+        written = metrics_log.read(tmp_path / "metrics.jsonl")
+        assert written == [
+            {"step": 10, **REPORT},
+            {"step": 20, **EVALUATION},
+            {"step": 30, **REPORT},
+        ]

@@ -1,0 +1,253 @@
+"""The maps of a run as arrays: which, of what, and how pooled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention, runs
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import folders
+from mha_haiku.studies import attention_dump
+from mha_haiku.training import evaluation, stepping
+from tests import jaxprs
+from tests.attention import map_oracle
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+N, T, H = 2, 6, 2
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "run"
+
+
+@pytest.fixture
+def trained(run_folder, make_config):
+    """The folder of a short run of two layers and two heads."""
+    if not run_folder.exists():
+        runs.train(make_config(), run_folder, devices=jax.local_devices()[:2])
+    return run_folder
+
+
+def _load(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+def _maps(trained, inputs):
+    loaded = folders.load_run(trained)
+    output = loaded.model.apply(loaded.params, None, inputs, is_training=False)
+    return loaded, output, [np.asarray(layer) for layer in output.maps]
+
+
+def test_whole_maps_of_held_out_examples(trained):
+    path = attention_dump.dump(trained)
+    assert path == trained / "attention" / "maps.npz"
+    arrays = _load(path)
+    loaded = folders.load_run(trained)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(N))
+    _, output, maps = _maps(trained, example.inputs)
+    for i, layer in enumerate(maps):
+        found = arrays[f"layer_{i:02d}"]
+        assert found.shape == (N, H, T, T) and found.dtype == np.float16
+        np.testing.assert_allclose(found, layer, atol=1e-3)
+        np.testing.assert_allclose(found.sum(-1), np.ones((N, H, T)), atol=5e-3)
+        assert arrays[f"heads_{i:02d}"].tolist() == ["head 0", "head 1"]
+    assert arrays["layer_names"].tolist() == ["layer 0", "layer 1"]
+    assert arrays["query_edges"].tolist() == arrays["key_edges"].tolist() == [*range(7)]
+    assert arrays["lengths"].tolist() == [T, T]
+    assert arrays["title"] == "reverse, step 30"
+    assert arrays["tokens"].tolist() == np.asarray(example.inputs).astype(str).tolist()
+    assert (
+        arrays["targets"].tolist() == np.asarray(example.targets).astype(str).tolist()
+    )
+    predicted = np.asarray(output.logits).argmax(-1)
+    assert arrays["predictions"].tolist() == predicted.astype(str).tolist()
+
+
+def test_mean_is_over_many_held_out_examples(trained, tmp_path):
+    arrays = _load(attention_dump.dump(trained, out=tmp_path, examples=1))
+    count = int(arrays["mean_examples"])
+    assert count > 8
+    loaded = folders.load_run(trained)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(count))
+    _, _, maps = _maps(trained, example.inputs)
+    for i, layer in enumerate(maps):
+        mean = arrays[f"mean_{i:02d}"]
+        assert mean.shape == (H, T, T) and mean.dtype == np.float32
+        np.testing.assert_allclose(mean, layer.mean(0), atol=1e-6)
+
+
+def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
+    whole = _load(attention_dump.dump(trained, out=tmp_path / "a", step=20, examples=4))
+    assert whole["title"] == "reverse, step 20"
+    some = _load(
+        attention_dump.dump(
+            trained, out=tmp_path / "b", step=20, layers=[1], heads=[1], examples=[3, 0]
+        )
+    )
+    assert some["layer_names"].tolist() == ["layer 1"]
+    assert some["heads_00"].tolist() == ["head 1"]
+    assert "layer_01" not in some
+    np.testing.assert_allclose(
+        some["layer_00"], whole["layer_01"][[3, 0]][:, [1]], atol=1e-3
+    )
+    np.testing.assert_allclose(some["mean_00"], whole["mean_01"][[1]], atol=1e-6)
+    assert some["tokens"].tolist() == whole["tokens"][[3, 0]].tolist()
+
+
+def test_long_inputs_are_pooled_unless_weights_are_asked_for(
+    trained, make_config, tmp_path, monkeypatch
+):
+    config = make_config(attention__full_length=5, attention__pooled_size=4)
+    loaded = folders.load_run(trained)
+    monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
+    pooled = _load(attention_dump.dump(trained, out=tmp_path / "a"))
+    assert pooled["query_edges"].tolist() == [0, 2, 4, 6]
+    assert pooled["query_edges"].tolist() == attention.bin_edges(6, 4).tolist()
+    assert pooled["layer_01"].shape == (N, H, 3, 3)
+    assert "mean_00" not in pooled and "mean_examples" not in pooled
+    whole = _load(attention_dump.dump(trained, out=tmp_path / "b", weights=True))
+    assert whole["layer_01"].shape == (N, H, T, T)
+    by_hand = whole["layer_01"].astype(np.float32).reshape(N, H, 3, 2, 3, 2)
+    by_hand = by_hand.sum(-1).mean(-2)
+    np.testing.assert_allclose(pooled["layer_01"], by_hand, atol=2e-3)
+
+
+def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_path):
+    options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
+    path = attention_dump.dump(trained, out=tmp_path, **options)
+    numbers, maps = _load(path.with_name("statistics.npz")), _load(path)
+    for i in range(2):
+        weights = maps[f"layer_{i:02d}"].astype(np.float64)
+        tokens = maps["tokens"].astype(int)
+        expected = map_oracle.statistics_of(weights, tokens=tokens)
+        for name in _names(numbers):
+            assert numbers[name].shape == (2, 1)
+            # The saved weights are float16.
+            np.testing.assert_allclose(
+                numbers[name][i], expected[name].mean(0), 5e-3, 5e-3, err_msg=name
+            )
+    assert numbers["layer_names"].tolist() == ["layer 1", "layer 0"]
+    assert numbers["head_names"].tolist() == ["head 1"]
+    assert numbers["title"] == "reverse, step 30"
+    assert numbers["num_examples"] == 3
+
+
+def _names(numbers):
+    about = {"layer_names", "head_names", "title", "num_examples"}
+    names = set(numbers) - about
+    assert {"entropy", "same_token", "induction", "received_gini"} <= names
+    return names
+
+
+def test_pooling_changes_no_statistic(trained, make_config, tmp_path, monkeypatch):
+    whole = attention_dump.dump(trained, out=tmp_path / "a")
+    config = make_config(attention__full_length=5, attention__pooled_size=4)
+    loaded = folders.load_run(trained)
+    monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
+    pooled = attention_dump.dump(trained, out=tmp_path / "b")
+    whole, pooled = (_load(x.with_name("statistics.npz")) for x in (whole, pooled))
+    for name in _names(whole):
+        np.testing.assert_allclose(pooled[name], whole[name], 1e-4, 1e-6)
+
+
+def long_run(make_config, length):
+    """Returns an untrained run of inputs of that length."""
+    config = make_config(
+        task__sequence_length=length, model__positions="rotary", model__num_heads=1
+    )
+    task = folders.run_config.make_task(config)
+    model = folders.make_model(config, task)
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    params = model.init(stepping.stream(0, "init"), tokens)
+    return folders.Run(config, task, model, params, 0)
+
+
+def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
+    length = 2048
+    loaded = long_run(make_config, length)
+    monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
+    path = attention_dump.dump("anywhere", out=tmp_path, examples=1)
+    cells = _load(path)["layer_01"].astype(np.float32)
+    assert cells.shape == (1, 1, 128, 128)
+    np.testing.assert_allclose(cells.sum(-1), np.ones((1, 1, 128)), atol=5e-3)
+    numbers = _load(path.with_name("statistics.npz"))
+    assert (numbers["entropy"] > 0).all()
+    assert (numbers["entropy"] <= np.log(length) + 1e-4).all()
+
+
+def test_of_a_long_input_no_matrix_is_made(make_config):
+    length = 8192
+    loaded = long_run(make_config, length)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
+
+    def observed(pooled):
+        observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], pooled)
+        return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
+
+    tile = 512 * 1024
+    assert jaxprs.largest_array(observed((128, 128))) <= tile < length**2
+    assert jaxprs.largest_array(observed(None)) == length**2
+
+
+def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
+    loaded = long_run(make_config, 512)
+    monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
+    asked = []
+    for name in ("statistics", "pooled", "weights"):
+        method = getattr(attention.AttentionMap, name)
+
+        def counted(self, *args, name=name, method=method, **options):
+            asked.append(name)
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(attention.AttentionMap, name, counted)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
+    observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], (16, 16))
+    jax.eval_shape(observe, loaded.params, example)
+    assert asked == ["statistics", "statistics"]
+
+
+def test_text_and_tokens_of_a_user(trained, tmp_path):
+    text = _load(attention_dump.dump(trained, out=tmp_path / "a", text="4 0 1 1 2 3"))
+    tokens = [4, 0, 1, 1, 2, 3]
+    ids = _load(attention_dump.dump(trained, out=tmp_path / "b", tokens=tokens))
+    for arrays in (text, ids):
+        assert arrays["tokens"].tolist() == [[str(token) for token in tokens]]
+        assert arrays["targets"].tolist() == [[""] * T]
+        assert all(arrays["predictions"][0])
+        assert "mean_00" not in arrays
+        _, _, maps = _maps(trained, np.array([tokens]))
+        np.testing.assert_allclose(arrays["layer_01"], maps[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": [2]}, "layers must be an integer from 0 to 1, got 2"),
+        ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
+        ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
+        ({"examples": [-1]}, "examples must be .*got -1"),
+        ({"step": 7}, "no checkpoint of step 7 .*: .*20, 30"),
+        ({"tokens": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
+        ({"tokens": []}, "tokens must not be empty"),
+        ({"tokens": [1] * 7}, "at most config.model.max_length 6 .*got 7"),
+        ({"text": "1 2 x 0 0 0"}, "got 'x'"),
+        ({"text": "1", "tokens": [1]}, "not both"),
+    ],
+)
+def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        attention_dump.dump(trained, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
+    with pytest.raises(ConfigError, match="There is no run in"):
+        attention_dump.dump(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        attention_dump.dump(trained, out=tmp_path / "file")

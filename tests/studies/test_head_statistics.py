@@ -1,0 +1,246 @@
+"""What heads do over held-out examples, against whole matrices in NumPy."""
+
+import csv
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import tasks
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import checkpoints, folders
+from mha_haiku.studies import head_statistics
+from mha_haiku.training import evaluation, stepping
+from tests.attention import map_oracle
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+N, T, L, H = 7, 6, 2, 2
+NO_MEANS = ("received", "num_queries")
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(tasks.Task):
+    """Examples of any length, nothing included."""
+
+    name: ClassVar[str] = "padded"
+    sequence_length: int = T
+    num_tokens: int | None = 5
+    num_classes: int = 5
+
+    def example(self, key, data):
+        words = jax.random.bits(key, (T + 1,))
+        inputs = (words[1:] % 5).astype(jnp.int32)
+        length = (words[0] % (T + 1)).astype(jnp.int32)
+        return tasks.Example(inputs, inputs, jnp.ones(T), length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Features(Padded):
+    """The same with features in place of tokens."""
+
+    name: ClassVar[str] = "features"
+    num_tokens: None = None
+    feature_size: int = 3
+
+    def example(self, key, data):
+        example = super().example(key, data)
+        return example._replace(inputs=jax.random.normal(key, (T, 3)))
+
+
+@pytest.fixture
+def untrained(make_config, tmp_path):
+    """The folder of a run that has a checkpoint of step 0."""
+    config = make_config()
+    folder = folders.open_folder(tmp_path / "run")
+    folders.write_config(folder, config, jax.local_devices()[:1])
+    task = folders.run_config.make_task(config)
+    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
+    numbers = np.random.default_rng(0)
+    state = jax.tree.map(
+        lambda x: np.asarray(numbers.normal(size=x.shape), x.dtype), abstract
+    )
+    state = state._replace(step=np.zeros((), np.int32))
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(0, state)
+    return folder.root
+
+
+@pytest.fixture
+def of_task(make_config, monkeypatch):
+    """A function that makes `load_run` return an untrained model of a task."""
+
+    def make(task, **fields):
+        config = make_config(**fields)
+        model = folders.make_model(config, task)
+        key = stepping.stream(0, "init")
+        example = tasks.batch(task, key, (), jnp.arange(1))
+        params = jax.jit(model.init)(key, example.inputs, example.lengths)
+        # Far from uniform attention.
+        params = jax.tree.map(lambda x: 2 * np.asarray(x), params)
+        loaded = folders.Run(config, task, model, params, 4)
+        monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
+        return loaded
+
+    return make
+
+
+def _oracle(loaded, count):
+    """Returns the statistics of the first examples, for each layer `[N, H]`."""
+
+    @jax.jit
+    def observe(params):
+        example = evaluation.held_out_batch(
+            loaded.task, loaded.config.seed, (), jnp.arange(count)
+        )
+        output = loaded.model.apply(
+            params, None, example.inputs, lengths=example.lengths, is_training=False
+        )
+        return example, [layer.weights() for layer in output.maps]
+
+    example, maps = observe(loaded.params)
+    tokens = None if loaded.task.num_tokens is None else np.asarray(example.inputs)
+    found = []
+    for layer in maps:
+        unseen = np.zeros((count, 1, T), bool)
+        if example.lengths is not None:
+            unseen |= np.arange(T) >= np.asarray(example.lengths)[:, None, None]
+        weights = np.asarray(layer, np.float64)
+        found.append(map_oracle.statistics_of(weights, tokens=tokens, unseen=unseen))
+    return found, example
+
+
+def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
+    table = head_statistics.measure(untrained, examples=N)
+    path = head_statistics.write(table, tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "head_statistics.csv"
+    expected, _ = _oracle(folders.load_run(untrained), N)
+    names = [name for name in expected[0] if name not in NO_MEANS]
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    columns = {f"{name}{end}" for name in names for end in ("", "_standard_error")}
+    assert set(lines[0]) == {"layer", "head"} | columns
+    heads = [(int(line["layer"]), int(line["head"])) for line in lines]
+    assert heads == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for line, (i, j) in zip(lines, heads, strict=True):
+        for name in names:
+            values = expected[i][name][:, j]
+            error = math.sqrt(((values - values.mean()) ** 2).sum() / (N - 1) / N)
+            np.testing.assert_allclose(float(line[name]), values.mean(), 1e-4, 1e-5)
+            found = float(line[f"{name}_standard_error"])
+            np.testing.assert_allclose(found, error, 1e-3, 1e-5)
+    assert table.title == "reverse, step 0"
+    assert (table.layers, table.num_examples) == ((0, 1), N)
+
+
+def test_padding_and_empty_examples_do_not_count(of_task):
+    loaded = of_task(Padded())
+    table = head_statistics.measure("anywhere", examples=40)
+    expected, example = _oracle(loaded, 40)
+    lengths = np.asarray(example.lengths)
+    assert {0, T} <= set(lengths.tolist())
+    for name, means in table.means.items():
+        for i in range(L):
+            values = expected[i][name][lengths > 0]
+            error = values.std(0, ddof=1) / np.sqrt(len(values))
+            np.testing.assert_allclose(means[i], values.mean(0), 1e-4, 1e-5)
+            found = table.standard_errors[name][i]
+            np.testing.assert_allclose(found, error, 1e-3, 1e-5, err_msg=name)
+
+
+def test_batches_change_nothing(of_task, monkeypatch):
+    of_task(Padded())
+    whole = head_statistics.measure("anywhere", examples=N)
+    monkeypatch.setattr(head_statistics, "_BATCH_POSITIONS", 3 * T + 1)
+    in_parts = head_statistics.measure("anywhere", examples=N)
+    for name, means in whole.means.items():
+        np.testing.assert_allclose(in_parts.means[name], means, 1e-5, 1e-6)
+
+
+def test_features_have_no_tokens_to_compare(of_task):
+    of_task(Features())
+    table = head_statistics.measure("anywhere", examples=N)
+    assert not {"same_token", "induction"} & set(table.means)
+    assert np.isfinite(table.means["entropy"]).all()
+
+
+def test_one_example_has_no_standard_error(of_task, tmp_path):
+    of_task(Features())
+    table = head_statistics.measure("anywhere", examples=1, layers=[1])
+    assert all(np.isnan(x).all() for x in table.standard_errors.values())
+    path = head_statistics.write(table, tmp_path)
+    with path.open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert first["layer"] == "1"
+    assert first["entropy_standard_error"] == ""
+
+
+def test_chosen_layers_are_those_of_the_whole(of_task):
+    of_task(Padded())
+    whole = head_statistics.measure("anywhere", examples=N)
+    one = head_statistics.measure("anywhere", examples=N, layers=[1])
+    assert one.layers == (1,)
+    for name, means in whole.means.items():
+        np.testing.assert_allclose(one.means[name], means[1:], 1e-5, 1e-6)
+
+
+def test_layers_may_have_different_numbers_of_heads(tmp_path):
+    of_layers = [
+        {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
+        {"entropy": np.array([[5.0], [6.0]])},
+    ]
+    means, errors = head_statistics.summary(of_layers)
+    nothing = np.nan
+    np.testing.assert_array_equal(
+        means["entropy"], [[2, 2, 3], [5.5, nothing, nothing]]
+    )
+    np.testing.assert_allclose(
+        errors["entropy"], [[1, 0, nothing], [0.5, nothing, nothing]]
+    )
+    table = head_statistics.HeadStatistics("title", (0, 4), 2, means, errors)
+    lines = head_statistics.write(table, tmp_path).read_text().splitlines()
+    assert lines == [
+        "layer,head,entropy,entropy_standard_error",
+        "0,0,2,1",
+        "0,1,2,0",
+        "0,2,3,",
+        "4,0,5.5,0.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
+        ({"examples": 2.5}, "examples must be an integer of at least 1, got 2.5"),
+        ({"layers": [0, 2]}, "layers must be an integer from 0 to 1, got 2"),
+        ({"layers": []}, "layers must not be empty"),
+        ({"step": 7}, "no checkpoint of step 7 .*: 0"),
+    ],
+)
+def test_what_is_not_there_is_refused(untrained, options, message):
+    with pytest.raises(ConfigError, match=message):
+        head_statistics.measure(untrained, **options)
+
+
+def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
+    loaded = of_task(Features())
+    params = jax.tree.map(lambda x: x * np.nan, loaded.params)
+    loaded = loaded._replace(params=params)
+    monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
+    with pytest.raises(ConfigError, match="In 2 held-out examples no head sees"):
+        head_statistics.measure("anywhere", examples=2)
+
+
+def test_missing_run_and_unusable_folder_are_refused(of_task, tmp_path):
+    with pytest.raises(ConfigError, match="There is no run in"):
+        head_statistics.measure(tmp_path)
+    of_task(Features())
+    table = head_statistics.measure("anywhere", examples=1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        head_statistics.write(table, tmp_path / "file")

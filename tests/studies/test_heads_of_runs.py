@@ -1,0 +1,132 @@
+"""Heads of runs: measured and followed in time, through the folders."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models, tasks
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import folders, loop
+from mha_haiku.studies import head_importance, timeline
+from mha_haiku.training import evaluation
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path):
+    folder = trained(make_config)
+    found = head_importance.measure(folder, examples=9, metric="accuracy")
+    assert list(found.measures) == list(head_importance.MEASURES)
+    assert found.agreement.shape == (4, 4)
+    np.testing.assert_allclose(np.diag(found.agreement), 1)
+    path = head_importance.write(found, tmp_path / "heads")
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(x["layer"], x["head"]) for x in lines] == [
+        ("0", "0"),
+        ("0", "1"),
+        ("1", "0"),
+        ("1", "1"),
+    ]
+    mean = found.measures["ablation"].mean
+    assert float(lines[2]["ablation"]) == pytest.approx(mean[1, 0], abs=1e-7)
+    for line in lines:
+        assert float(line["gradient_rank_low"]) <= float(line["gradient_rank_high"])
+    assert "9 held-out examples, ablation of the accuracy" in found.title
+    assert head_importance.table(found).count("±") == 16
+
+
+@pytest.mark.slow
+def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config):
+    folder = trained(make_config, model__scan_layers=True)
+    found = head_importance.measure(folder, examples=4, measures=["ablation"])
+    run = folders.load_run(folder)
+    params = models.unstacked(run.params)
+    looped = head_importance.looped(run)
+    jax.tree.map(np.testing.assert_array_equal, looped.params, params)
+    assert found.measures["ablation"].mean.shape == (2, 2)
+
+
+def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
+    run = folders.load_run(trained(make_config))
+    logits = np.log(np.float32([[[1, 3], [1, 1], [4, 1]], [[1, 1]] * 3]))
+    targets, weights = (
+        np.int32([[1, 0, 1], [0, 1, 1]]),
+        np.float32([[2, 1, 0], [0] * 3]),
+    )
+    example = tasks.Example(np.zeros((2, 3), int), targets, weights, None)
+    wanted = [(2 * np.log(4 / 3) + np.log(2)) / 3, 0]
+    found = head_importance.subject(run, 1).metric(logits, example)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    mistakes = head_importance.subject(run, 1, metric="accuracy").metric
+    example = example._replace(targets=np.int32([[0, 0, 1], [0, 1, 1]]))
+    np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
+
+
+def test_batches_are_the_held_out_examples_in_turn(
+    trained, make_config, task, monkeypatch
+):
+    monkeypatch.setattr(head_importance, "_BATCH_POSITIONS", 13)
+    run = folders.load_run(trained(make_config))._replace(task=task)
+    found = list(head_importance.subject(run, 5).batches)
+    assert [len(each.inputs) for each in found] == [2, 2, 2]
+    data = run.task.held_out_data
+    wanted = evaluation.held_out_batch(run.task, run.config.seed, data, np.arange(6))
+    for name in ("inputs", "targets"):
+        each = np.concatenate([getattr(batch, name) for batch in found])
+        np.testing.assert_array_equal(each, getattr(wanted, name))
+
+
+def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
+    folder = trained(make_config)
+    run = folders.load_run(folder)
+    of = head_importance.subject(run, 4)
+    mean = heads.closing.mean(run.model, run.params, of.batches)
+    wanted = heads.ablation(of, closing=mean).mean
+    options = {"examples": 4, "measures": ["ablation"]}
+    found = head_importance.measure(folder, closing="mean", **options)
+    np.testing.assert_allclose(found.measures["ablation"].mean, wanted, atol=1e-6)
+    assert head_importance.closing_of(run, "resample", 4) is heads.closing.resample
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "los"}, "metric must be one of loss, accuracy.*Did you mean"),
+        ({"closing": "nothing"}, "closing must be one of zero, mean, resample"),
+        ({"measures": ["gradients"]}, "measures .* Did you mean 'gradient'"),
+        ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(trained, make_config, options, message):
+    with pytest.raises(ConfigError, match=message):
+        head_importance.measure(trained(make_config), **options)
+
+
+@pytest.mark.slow
+def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
+    config = make_config(training__timeline_every=10, training__steps=20)
+    options = {
+        "devices": jax.local_devices()[:1],
+        "make_observer": timeline.observer,
+    }
+    loop.train(config, tmp_path, **options)
+    path = folders.Folder(tmp_path).timeline
+    first = timeline.read(path)
+    assert [line["step"] for line in first] == [0, 10, 20]
+    # What a killed run wrote after its checkpoint is written again.
+    with path.open("a") as file:
+        file.write(json.dumps({**first[-1], "step": 23}) + '\n{"step": 2')
+    config.training.steps = 30
+    loop.train(config, tmp_path, override_config=True, **options)
+    lines = timeline.read(path)
+    assert [line["step"] for line in lines] == [0, 10, 20, 30]
+    assert lines[:3] == first
+    folder, steps, scores, title = timeline.of_run(tmp_path)
+    assert scores["gradient"].shape == (4, 2, 2)
+    assert scores["previous_token"].max() <= 1
+    assert np.isfinite(scores["uniform"]).all() and folder.name == "heads"
+    assert timeline.of_run(tmp_path / "nowhere") is None

@@ -1,0 +1,202 @@
+"""Runs without some of their heads and hidden units: which go, and what is left."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import folders
+from mha_haiku.studies import (
+    attention_dump,
+    head_importance,
+    head_statistics,
+    pruned_runs,
+    pruning,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_measured_briefly(monkeypatch):
+    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+
+
+@pytest.mark.slow
+def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
+    folder = trained(make_config)
+    request = pruning.Request(keep=0.5, keep_units=0.3, order="confidence", examples=4)
+    found = pruning.prune(folder, request)
+    whole, narrow, half = found.points
+    assert (whole.kept, narrow.kept, half.kept) == (4, 4, 2)
+    assert (whole.units, narrow.units, half.units) == (24, 8, 8)
+    assert half.parameters < narrow.parameters < whole.parameters
+    assert half.ideal_speed_up > narrow.ideal_speed_up > 1
+    out = pruning.save(found, tmp_path / "pruned", steps=7)
+    run = folders.load_run(out)
+    assert run.step == 7
+    assert list(run.config.model.hidden_sizes) == [4, 4]
+    names = [layer.names for layer in models.heads_of_layers(run.config.model)]
+    assert [list(x) for x in names] == half.keep
+    # It is looked at like any other, and its heads keep their names.
+    statistics = head_statistics.measure(out, examples=3)
+    there = ~np.isnan(statistics.means["entropy"])
+    wanted = np.zeros_like(there)
+    for layer, names in enumerate(half.keep):
+        wanted[layer, names] = True
+    np.testing.assert_array_equal(there, wanted)
+    with np.load(attention_dump.dump(out)) as maps:
+        for layer, names in enumerate(half.keep):
+            shown = maps[f"heads_{layer:02d}"].tolist()
+            assert shown == [f"head {h}" for h in names]
+            assert maps[f"layer_{layer:02d}"].shape[1] == len(names)
+    with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+        pruning.save(found, out, steps=0)
+
+
+def test_units_go_whose_gates_matter_least(trained, make_config):
+    run = folders.load_run(trained(make_config))
+    of = head_importance.subject(run, 4)
+    sizes = models.hidden_sizes(run.config.model)
+    importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    pruned = pruned_runs.prune_units(run, 0.3, examples=4)
+    for i, row in enumerate(importance):
+        name = f"encoder/layer_{i}/feed_forward/hidden"
+        stay = np.sort(np.argsort(row)[-4:])
+        wanted = np.asarray(run.params[name]["w"])[:, stay]
+        np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
+    assert models.hidden_sizes(pruned.config.model) == (4, 4)
+    least = pruned_runs.prune_units(run, 0.01, examples=4)
+    assert models.hidden_sizes(least.config.model) == (1, 1)
+
+
+def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
+    trained, make_config, tmp_path
+):
+    run = folders.load_run(trained(make_config))
+    run = pruned_runs.prune(run, [[1], [0, 1]])
+    order = [(0, 0), (1, 1), (1, 0)]
+    assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
+    assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
+    of = head_importance.subject(run, 4)
+    least_first = heads.order(heads.statistic(of).mean)
+    options = {"closing": "zero", "examples": 4}
+    assert pruned_runs.order_of(run, by="confidence", **options) == least_first
+    steps = heads.greedy_order(of)
+    greedy = pruned_runs.order_of(run, by="greedy", **options)
+    assert greedy == [each.head for each in steps]
+    folder = pruned_runs.save(run, tmp_path, steps=1)
+    again = folders.load_run(folder)
+    jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
+    assert again.step == 0
+    assert again.config.training.steps == again.config.optimizer.warmup_steps == 1
+
+
+def test_held_out_metrics_are_those_of_the_training(
+    trained, make_config, task, make_model
+):
+    folder = trained(make_config)
+    written = json.loads(folders.Folder(folder).summary.read_text())["metrics"]
+    run = folders.load_run(folder)
+    found = pruned_runs.held_out(run)
+    for name in ("accuracy", "loss"):
+        assert found[name] == pytest.approx(written[f"held_out_{name}"], rel=1e-5)
+    # Held-out targets of this task, and no others, are three above their tokens.
+    params = {"table": 9 * np.roll(np.eye(7), 3, axis=1), "bias": np.zeros(7)}
+    known = run._replace(task=task, model=make_model(), params=params)
+    assert pruned_runs.held_out(known)["accuracy"] == 1
+
+
+def test_points_are_the_models_that_they_name(
+    trained, make_config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pruned_runs, "_alternating", lambda *timed: (2.0, 0.5))
+    folder = trained(make_config)
+    found = pruning.prune(folder, pruning.Request(sweep=True, examples=4))
+    assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
+    for before, after in zip(found.points, found.points[1:], strict=False):
+        for kept, left in zip(before.keep, after.keep, strict=True):
+            assert set(left) <= set(kept)
+    run = folders.load_run(folder)
+    wanted = pruned_runs.held_out(pruned_runs.prune(run, found.points[2].keep))
+    assert found.points[2].metrics == wanted
+    assert found.points[3].speed_up == 4
+    assert found.points[3].examples_per_second == 8 / 0.5
+    path = pruning.write(found, tmp_path)
+    with path.open(newline="") as file:
+        assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
+    assert pruning.table(found).count("\n") > 6
+    assert pruning.curve(found)["kept"] == [4, 3, 2, 1, 0]
+
+
+@pytest.fixture
+def ordered(monkeypatch):
+    """Accuracies by numbers of heads and units, and an order, that need no measuring.
+
+    The numbers of units of the model whose heads are put in order are kept.
+    """
+    ordered = []
+    found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
+
+    def held_out(run):
+        layers = models.heads_of_layers(run.config.model)
+        units = sum(models.hidden_sizes(run.config.model))
+        return {"accuracy": found[sum(len(x.names) for x in layers)] * units / 24}
+
+    def order_of(run, **options):
+        ordered.append(models.hidden_sizes(run.config.model))
+        return [(0, 1), (1, 0), (1, 1), (0, 0)]
+
+    monkeypatch.setattr(pruned_runs, "held_out", held_out)
+    monkeypatch.setattr(pruned_runs, "order_of", order_of)
+    monkeypatch.setattr(pruned_runs, "points", lambda runs: [*map(held_out, runs)])
+    return ordered
+
+
+def _kept(request, folder):
+    found = pruning.prune(folder, pruning.Request(**request))
+    layers = models.heads_of_layers(found.run.config.model)
+    return [list(layer.names) for layer in layers]
+
+
+def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
+    folder = trained(make_config)
+    for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:
+        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
+    with pytest.raises(ConfigError, match="hidden units the accuracy is 0.375.*0.650"):
+        pruning.prune(
+            folder, pruning.Request(metric_drop=0.1, keep_units=0.5, examples=2)
+        )
+    # Heads are put in order in the model without the units.
+    assert ordered == [(12, 12)] * 5 + [(6, 6)]
+
+
+def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
+    ordered, trained, make_config
+):
+    folder = trained(make_config)
+    assert _kept({"keep": 0.4}, folder) == [[0], [1]]
+    assert _kept({"keep": 0.0}, folder) == [[], []]
+    assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "Give one of sweep, keep and metric_drop"),
+        ({"sweep": True, "keep": 0.5}, "Give one of sweep, keep and metric_drop"),
+        ({"keep": 1.5}, r"keep must be a number in \[0, 1\], got 1.5"),
+        ({"keep": 0.5, "keep_units": 0.0}, r"keep_units .* in \(0, 1\], got 0.0"),
+        ({"keep": 0.5, "keep_units": 1.1}, r"keep_units .* in \(0, 1\], got 1.1"),
+        ({"keep": 0.5, "keep_units": np.nan}, r"keep_units .* in \(0, 1\], got nan"),
+        ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
+        ({"keep": 0.5, "closing": "none"}, "closing must be one of"),
+    ],
+)
+def test_what_is_no_request_is_refused(trained, make_config, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        pruning.prune(trained(make_config), pruning.Request(**fields))
