@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints
+from mha_haiku.runs import checkpoints, trainer
 from mha_haiku.runs.checkpoints import arrays
 from tests.runs import faults
 
