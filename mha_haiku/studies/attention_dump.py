@@ -91,8 +91,8 @@ def dump(
         examples_at = _in_whole_batches(run)
         example, logits, maps, numbers = held_out(indices)
     else:
-        size = workbench.whole_batch(run, 1)
-        copies = jax.tree.map(lambda x: np.repeat(x, size, axis=0), own)
+        batch_size = workbench.whole_batch(run, 1)
+        copies = jax.tree.map(lambda x: np.repeat(x, batch_size, axis=0), own)
         example, logits, maps, numbers = _observed(run, observe, copies, 1)
     edges = attention.bin_edges(length, size)
     names = {

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, runs
+from mha_haiku import attention, report, runs
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders
+from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
 from mha_haiku.training import evaluation, stepping
 from tests import jaxprs
@@ -159,7 +159,7 @@ def long_run(make_config, length):
     config = make_config(
         task__sequence_length=length, model__positions="rotary", model__num_heads=1
     )
-    task = folders.run_config.make_task(config)
+    task = configuration.make_task(config)
     model = folders.make_model(config, task)
     tokens = jnp.zeros((1, 4), jnp.int32)
     params = model.init(stepping.stream(0, "init"), tokens)
@@ -222,6 +222,21 @@ def test_text_and_tokens_of_a_user(trained, tmp_path):
         assert "mean_00" not in arrays
         _, _, maps = _maps(trained, np.array([tokens]))
         np.testing.assert_allclose(arrays["layer_01"], maps[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "own", [{"text": "4 0 1 1 2 3"}, {"tokens": [4, 0, 1, 1, 2, 3]}, {"text": "3 1"}]
+)
+@pytest.mark.parametrize("full_length", [256, 2])
+def test_a_page_is_made_of_what_a_user_gives(
+    trained, make_config, tmp_path, monkeypatch, own, full_length
+):
+    loaded = folders.load_run(trained)
+    config = make_config(attention__full_length=full_length, attention__pooled_size=3)
+    monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
+    path = attention_dump.dump(trained, out=tmp_path, **own)
+    written = {each.name for each in report.write(path.parent)}
+    assert written == {"layer_00.png", "layer_01.png", "index.html"}
 
 
 @pytest.mark.parametrize(
