@@ -1,17 +1,36 @@
 """Checks of what a caller hands in, with messages that name it and what was wanted.
 
-Every check returns the value it was given, so that it can stand in an assignment.
+Every check returns the value it was given, so that it can stand in an assignment, and
+raises ValueError. Where the value comes from a config, a flag or a file, the checks
+stand inside `user_mistakes()`, which makes it a ConfigError: scripts end with status 2
+then, and two lines in place of a traceback.
 """
 
+import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
 class ConfigError(ValueError):
     """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
+
+
+@contextlib.contextmanager
+def user_mistakes() -> Iterator[None]:
+    """Raises a ValueError from inside as ConfigError; also a decorator.
+
+    For checks alone: it would call a fault in any other code a mistake of the user.
+    Subclasses of ValueError (of JSON, of Unicode) pass as they are.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise ConfigError(*error.args) from error
 
 
 def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
@@ -20,7 +39,7 @@ def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in choices:
         listed = ", ".join(map(str, choices))
         suggestion = nearest(str(value), map(str, choices))
-        raise ConfigError(f"{name} must be one of {listed}; got {value!r}.{suggestion}")
+        raise ValueError(f"{name} must be one of {listed}; got {value!r}.{suggestion}")
     return value
 
 
@@ -41,7 +60,7 @@ def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
         wanted = f"an integer from {low} to {high}"
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
     return value
 
 
@@ -69,5 +88,5 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def _number(name, value, wanted, accepts) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not accepts(value):
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
     return value

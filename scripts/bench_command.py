@@ -108,9 +108,10 @@ def _chosen(values, names, load_cases) -> list[Duel]:
     """Returns the duels that the flags ask for, after checking the flags."""
     from mha_haiku import checks
 
-    if values.case:
-        checks.choice("--case", values.case, names)
-    checks.positive_integer("--rounds", values.rounds)
+    with checks.user_mistakes():
+        if values.case:
+            checks.choice("--case", values.case, names)
+        checks.positive_integer("--rounds", values.rounds)
     folder = pathlib.Path(values.json).parent
     if not folder.is_dir() or pathlib.Path(values.json or "-").is_dir():
         raise checks.ConfigError(
@@ -121,8 +122,9 @@ def _chosen(values, names, load_cases) -> list[Duel]:
     duels = [each for name in chosen for each in cases[name](name, values.quick)]
     wanted = [word for word in values.contenders.split(",") if word]
     there = dict.fromkeys(one.name for each in duels for one in each.contenders)
-    for word in wanted:
-        checks.choice("--contenders", word, tuple(there))
+    with checks.user_mistakes():
+        for word in wanted:
+            checks.choice("--contenders", word, tuple(there))
     if not wanted:
         return duels
     with_them = []

@@ -71,8 +71,9 @@ def main() -> int:
 
     lines = _lines()
     names = FLAGS.only.split(",") if FLAGS.only else list(lines)
-    for name in names:
-        checks.choice("--only", name, lines)
+    with checks.user_mistakes():
+        for name in names:
+            checks.choice("--only", name, lines)
     counts = {x: lines[x].quick if FLAGS.quick else lines[x].count for x in names}
     # What is damaged on purpose needs no warning here.
     logging.getLogger("mha_haiku").setLevel(logging.ERROR)

@@ -36,19 +36,19 @@ def test_check_returns_what_is_right(check, values):
 )
 def test_check_refuses_the_rest_by_name(check, wanted, values):
     for value in values:
-        with pytest.raises(checks.ConfigError, match=f"config.x must be {wanted}, got"):
+        with pytest.raises(ValueError, match=f"config.x must be {wanted}, got"):
             check("config.x", value)
 
 
 @pytest.mark.parametrize("value", [1, 5, 2.0, False])
 def test_integer_in_names_both_ends(value):
-    with pytest.raises(checks.ConfigError, match="x must be an integer from 2 to 4"):
+    with pytest.raises(ValueError, match="x must be an integer from 2 to 4"):
         checks.integer_in("x", value, 2, 4)
 
 
 def test_choice_lists_the_choices_and_the_nearest():
     message = "x must be one of reverse, copy; got 'revrese'. Did you mean 'reverse'?"
-    with pytest.raises(checks.ConfigError) as error:
+    with pytest.raises(ValueError) as error:
         checks.choice("x", "revrese", ("reverse", "copy"))
     assert str(error.value) == message
 
@@ -58,5 +58,15 @@ def test_nearest_says_nothing_where_nothing_is_near():
     assert checks.nearest("copi", iter(["reverse", "copy"])) == " Did you mean 'copy'?"
 
 
-def test_a_mistake_in_a_config_is_a_value_error():
+def test_a_mistake_in_python_is_a_value_error_and_one_in_a_config_a_config_error():
     assert issubclass(checks.ConfigError, ValueError)
+    with pytest.raises(ValueError) as error:
+        checks.positive_integer("x", 0)
+    assert type(error.value) is ValueError
+    message = "config.x must be an integer of at least 1, got 0."
+    with pytest.raises(checks.ConfigError) as error, checks.user_mistakes():
+        checks.positive_integer("config.x", 0)
+    assert str(error.value) == message
+    for other in (KeyError("x"), UnicodeError("x")):
+        with pytest.raises(type(other)), checks.user_mistakes():
+            raise other

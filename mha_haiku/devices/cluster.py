@@ -221,8 +221,9 @@ def _check(coordinator, num_processes, process_id) -> None:
             f"--coordinator must be host:port with a port from 1 to 65535, got "
             f"{coordinator!r}."
         )
-    checks.positive_integer("--num_processes", num_processes)
-    checks.integer_in("--process_id", process_id, 0, num_processes - 1)
+    with checks.user_mistakes():
+        checks.positive_integer("--num_processes", num_processes)
+        checks.integer_in("--process_id", process_id, 0, num_processes - 1)
 
 
 def _hold_lifelines(coordinator) -> None:

@@ -60,6 +60,7 @@ def key_size(config: Any) -> int:
     return config.key_size or config.model_size // config.num_heads
 
 
+@checks.user_mistakes()
 def check(config: Any) -> None:
     """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
     checks.choice("config.model.family", config.family, FAMILIES)

@@ -7,7 +7,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import checks, positions
+from mha_haiku import positions
 
 Array = jax.Array
 
@@ -43,7 +43,7 @@ class LearnedPositions(hk.Module):
         """Returns `x` `[..., T, D]` plus the encodings of positions 0..T - 1."""
         length, size = x.shape[-2:]
         if length > self.max_length:
-            raise checks.ConfigError(
+            raise ValueError(
                 f"there are learned positions for {self.max_length} tokens, got "
                 f"{length}."
             )

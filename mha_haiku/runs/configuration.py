@@ -114,6 +114,7 @@ _SECTIONS = {
 _OPTIONAL_SECTIONS = ("data",)
 
 
+@checks.user_mistakes()
 def validate(
     config: ml_collections.ConfigDict, *, num_devices: int | None = None
 ) -> None:

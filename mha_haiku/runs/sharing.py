@@ -57,11 +57,12 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
             f"device{'s' * (num_devices > 1)} there are, got {told} {sequence}."
         )
     if sequence > 1:
-        checks.choice(
-            "config.model.attention.implementation with config.devices.sequence",
-            config.model.attention.implementation,
-            attention.IN_A_RING,
-        )
+        with checks.user_mistakes():
+            checks.choice(
+                "config.model.attention.implementation with config.devices.sequence",
+                config.model.attention.implementation,
+                attention.IN_A_RING,
+            )
     _check_heads(config.model, heads)
     _check_batch(config.training.batch_size, data)
     return found

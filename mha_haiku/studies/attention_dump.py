@@ -173,6 +173,7 @@ def _observed(run, observe, example, count):
     return jax.tree.map(lambda x: x[:count], found)
 
 
+@checks.user_mistakes()
 def _indices(run, examples) -> list[int]:
     """Returns the indices of the held-out examples to show."""
     if examples is None or isinstance(examples, int):
@@ -194,8 +195,9 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
         )
     if text is not None:
         tokens = run.task.encode(text)
-    for token in tokens:
-        checks.integer_in("tokens", token, 0, run.task.num_tokens - 1)
+    with checks.user_mistakes():
+        for token in tokens:
+            checks.integer_in("tokens", token, 0, run.task.num_tokens - 1)
     inputs = np.asarray(tokens, np.int32)[None]
     if not inputs.size:
         raise ConfigError("tokens must not be empty.")

@@ -69,9 +69,10 @@ def learn(
     """
     import tqdm
 
-    checks.non_negative_number("penalty", penalty)
-    checks.positive_integer("steps", steps)
-    checks.positive_integer("tuning_steps", tuning_steps)
+    with checks.user_mistakes():
+        checks.non_negative_number("penalty", penalty)
+        checks.positive_integer("steps", steps)
+        checks.positive_integer("tuning_steps", tuning_steps)
     run = head_importance.looped(folders.load_run(workdir))
     for name in ("pruned", "scratch"):
         if (Path(out) / name).exists():

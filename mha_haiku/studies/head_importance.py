@@ -81,12 +81,13 @@ def measure(
     Raises:
       ConfigError: If there is no such run or step, or a choice is none.
     """
-    checks.positive_integer("examples", examples)
-    checks.choice("metric", metric, METRICS)
-    checks.choice("closing", closing, CLOSINGS)
-    wanted = list(MEASURES) if measures is None else list(measures)
-    for name in wanted:
-        checks.choice("measures", name, MEASURES)
+    with checks.user_mistakes():
+        checks.positive_integer("examples", examples)
+        checks.choice("metric", metric, METRICS)
+        checks.choice("closing", closing, CLOSINGS)
+        wanted = list(MEASURES) if measures is None else list(measures)
+        for name in wanted:
+            checks.choice("measures", name, MEASURES)
     run = workbench.placed(looped(folders.load_run(workdir, step)))
     close = closing_of(run, closing, examples)
     found = {}

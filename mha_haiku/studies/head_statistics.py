@@ -68,7 +68,8 @@ def measure(
     """
     import tqdm
 
-    checks.positive_integer("examples", examples)
+    with checks.user_mistakes():
+        checks.positive_integer("examples", examples)
     run = workbench.placed(folders.load_run(workdir, step))
     layers = chosen("layers", layers, run.config.model.num_layers)
 
@@ -162,7 +163,8 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
         return list(range(count))
     if not wanted:
         raise ConfigError(f"{name} must not be empty.")
-    return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
+    with checks.user_mistakes():
+        return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
 
 
 def write(found: HeadStatistics, folder: str | os.PathLike) -> Path:

@@ -60,8 +60,9 @@ def order_of(
       closing: What closed heads pass on while the order is found.
       examples: N, held-out examples.
     """
-    checks.choice("order", by, ORDERS)
-    checks.choice("closing", closing, head_importance.CLOSINGS)
+    with checks.user_mistakes():
+        checks.choice("order", by, ORDERS)
+        checks.choice("closing", closing, head_importance.CLOSINGS)
     close = head_importance.closing_of(run, closing, examples)
     of = head_importance.subject(run, examples, progress="" if by == "greedy" else by)
     if by == "greedy":

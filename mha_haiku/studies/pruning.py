@@ -99,7 +99,8 @@ def save(found: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     Returns:
       The folder.
     """
-    checks.non_negative_integer("steps", steps)
+    with checks.user_mistakes():
+        checks.non_negative_integer("steps", steps)
     folder = pruned_runs.save(found.run, workdir, steps=max(steps, 1))
     if steps:
         config = folders.load_run(folder).config
@@ -198,9 +199,10 @@ def _check(request: Request) -> None:
     share = request.keep_units
     if not 0 < share <= 1:
         raise ConfigError(f"keep_units must be a number in (0, 1], got {share!r}.")
-    checks.positive_integer("examples", request.examples)
-    checks.choice("order", request.order, pruned_runs.ORDERS)
-    checks.choice("closing", request.closing, head_importance.CLOSINGS)
+    with checks.user_mistakes():
+        checks.positive_integer("examples", request.examples)
+        checks.choice("order", request.order, pruned_runs.ORDERS)
+        checks.choice("closing", request.closing, head_importance.CLOSINGS)
 
 
 def _with_heads(run, order, count) -> folders.Run:

@@ -84,9 +84,10 @@ def measure(
     """
     import tqdm
 
-    checks.positive_integer("examples", examples)
-    checks.integer_in("flow_examples", flow_examples, 1, examples)
-    checks.positive_integer("draws", draws)
+    with checks.user_mistakes():
+        checks.positive_integer("examples", examples)
+        checks.integer_in("flow_examples", flow_examples, 1, examples)
+        checks.positive_integer("draws", draws)
     run = folders.load_run(workdir, step)
     _check(run)
     look = jax.jit(functools.partial(blank_out.look, run, draws))

@@ -56,7 +56,8 @@ def make(name: str, **options: Any) -> Task:
       ConfigError: If there is no such task, an option is unknown or missing, or has a
         value that the task refuses.
     """
-    task = _TASKS[checks.choice("task.name", name, _TASKS)]
+    with checks.user_mistakes():
+        task = _TASKS[checks.choice("task.name", name, _TASKS)]
     wanted = [field.name for field in dataclasses.fields(task)]
     for option in options:
         if option not in wanted:
@@ -66,4 +67,5 @@ def make(name: str, **options: Any) -> Task:
             )
     if missing := [option for option in wanted if option not in options]:
         raise checks.ConfigError(f"{name} also needs {', '.join(missing)}.")
-    return task(**options)
+    with checks.user_mistakes():
+        return task(**options)

@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from mha_haiku import attention, checks, models
+from mha_haiku import attention, models
 
 B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
 NUM_TOKENS, FEATURE_SIZE = 13, 9
@@ -308,7 +308,7 @@ def test_what_does_not_fit_the_inputs_is_refused():
 
     with pytest.raises(ValueError, match=r"lengths must be in 0\.\.S = 0\.\.5, got 6"):
         init(inputs, np.array([6, 1]))
-    with pytest.raises(checks.ConfigError, match="positions for 4 tokens, got 5"):
+    with pytest.raises(ValueError, match="positions for 4 tokens, got 5"):
         init(inputs, max_length=4)
     init(inputs, max_length=4, positions="rotary")
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from mha_haiku import checks
 from mha_haiku.tasks import parity
 
 
@@ -30,5 +29,5 @@ def test_classes_read_even_and_odd():
 
 
 def test_impossible_length_is_refused():
-    with pytest.raises(checks.ConfigError, match="^sequence_length must be"):
+    with pytest.raises(ValueError, match="^sequence_length must be"):
         parity.Parity(sequence_length=0)

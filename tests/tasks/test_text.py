@@ -186,5 +186,5 @@ def test_unreadable_file_is_refused(file, monkeypatch):
     ],
 )
 def test_impossible_options_are_refused(file, changes, message):
-    with pytest.raises(checks.ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         make(**({"path": str(file)} | changes))
