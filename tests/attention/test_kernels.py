@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
 from mha_haiku.attention import attend, fused, kernels, scores
+from tests import oracles
 
 B, H, G, K = 2, 4, 2, 8
 CUDNN, TPU = kernels.CuDNN(), kernels.FlashTPU()
@@ -72,9 +73,7 @@ def test_what_cudnn_is_asked_for_is_attention(name, check, arrays):
 
 
 @pytest.mark.parametrize("batch, lengths", [((), 4), ((2, 3), [[4], [2]])])
-def test_batch_axes_and_the_scale_are_those_of_the_call(
-    batch, lengths, check, arrays, dot_product
-):
+def test_batch_axes_and_the_scale_are_those_of_the_call(batch, lengths, check, arrays):
     scale, lengths = 0.7, np.asarray(lengths)
     check(
         arrays(batch, 3, 5, H, G, K, K),
@@ -85,7 +84,7 @@ def test_batch_axes_and_the_scale_are_those_of_the_call(
         },
         {
             "allowed": (np.arange(5) < lengths[..., None])[..., None, None, :],
-            "score": functools.partial(dot_product, scale=scale),
+            "score": functools.partial(oracles.dot_product, scale=scale),
         },
     )
 

@@ -24,7 +24,7 @@ from mha_haiku.attention import (
     dot_product,
     sweep,
 )
-from tests.attention import map_oracle
+from tests import oracles
 
 NUM_STRUCTURES = 24
 
@@ -205,9 +205,9 @@ def compare(seed, number, is_poisoned):
     statistics = dict(observed["statistics"])
     pooled = statistics.pop("pooled")
     statistics = {k: x for k, x in statistics.items() if x is not None}
-    assert_close(statistics, map_oracle.statistics_of(weights, unseen=unseen))
+    assert_close(statistics, oracles.map_statistics(weights, unseen=unseen))
     edges = bin_edges(T, 4), bin_edges(S, 5)
-    assert_close(pooled, map_oracle.pooled_of(weights, *edges))
+    assert_close(pooled, oracles.pooled_map(weights, *edges))
     assert_close(observed["top"].weights, -np.sort(-weights, -1)[..., :3])
 
 

@@ -17,8 +17,7 @@ from mha_haiku.attention import (
     sweep,
 )
 from mha_haiku.attention.statistics import gini
-from tests import jaxprs
-from tests.attention import map_oracle
+from tests import jaxprs, oracles
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
 LENGTHS = np.asarray([50, 23])
@@ -87,11 +86,11 @@ def test_statistics_equal_those_of_the_whole_matrix(found, request):
     }
     statistics = found.statistics(**asked, pooled=(7, 9))._asdict()
     counted = np.where(COUNTED[:, None, :, None], weights, 0)
-    expected = map_oracle.pooled_of(counted, bin_edges(T, 7), bin_edges(S, 9))
+    expected = oracles.pooled_map(counted, bin_edges(T, 7), bin_edges(S, 9))
     np.testing.assert_allclose(statistics.pop("pooled"), expected, 1e-5, 1e-6)
     unseen = np.asarray(found.mask.unseen_keys(T, S))
     unseen = unseen if found.mask.has_heads(1) else unseen[..., None, :]
-    expected = map_oracle.statistics_of(weights, **asked, unseen=unseen)
+    expected = oracles.map_statistics(weights, **asked, unseen=unseen)
     assert set(statistics) == set(expected)
     for name, values in expected.items():
         assert statistics[name].shape == values.shape
@@ -100,7 +99,7 @@ def test_statistics_equal_those_of_the_whole_matrix(found, request):
 
 def test_pooled_map_equals_the_pooled_matrix(found):
     found, weights = found
-    expected = map_oracle.pooled_of(weights, bin_edges(T, 7), bin_edges(S, 9))
+    expected = oracles.pooled_map(weights, bin_edges(T, 7), bin_edges(S, 9))
     np.testing.assert_allclose(found.pooled(7, 9), expected, 1e-5, 1e-6)
 
 
@@ -122,7 +121,7 @@ def test_pooled_map_zooms_into_a_part(queries, keys, bins, arrays, monkeypatch):
     # Queries that see count, whether what they see is in the part or not.
     sees = weights[..., queries, :].sum(-1) > 0
     outside = np.where(sees, 1 - part.sum(-1), 0)[..., None]
-    expected = map_oracle.pooled_of(
+    expected = oracles.pooled_map(
         np.concatenate([part, outside], -1), edges[0], [*edges[1], part.shape[-1] + 1]
     )[..., :-1]
     cells = found.pooled(*bins, queries=queries, keys=keys)
@@ -159,13 +158,13 @@ def test_map_is_a_linear_operator(found, request):
 
 def test_divergence_equals_that_of_the_whole_matrices(found, arrays):
     found, weights = found
-    expected = map_oracle.divergence_of(weights, weights)
+    expected = oracles.divergence(weights, weights)
     divergence = found.divergence()
     np.testing.assert_allclose(divergence, expected, 1e-4, 1e-6)
     np.testing.assert_allclose(np.einsum("bhh->bh", divergence), 0, atol=1e-6)
     query, key, value = arrays((B,), T, S, H // 2, G, K, V, seed=9)
     other = jax.jit(attend)(query, key, value)[1]
-    expected = map_oracle.divergence_of(weights, np.asarray(other.weights(), float))
+    expected = oracles.divergence(weights, np.asarray(other.weights(), float))
     np.testing.assert_allclose(found.divergence(other), expected, 1e-4, 1e-6)
 
 

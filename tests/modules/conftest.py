@@ -1,10 +1,7 @@
-"""Random arrays and parameters, and the independent implementations of `oracles.py`."""
+"""Random arrays and parameters for modules."""
 
 import functools
 import math
-import pathlib
-import runpy
-import types
 
 import jax
 import numpy as np
@@ -40,10 +37,3 @@ def random_parameters(normal):
         )
 
     return make
-
-
-@pytest.fixture(scope="session")
-def oracles():
-    """What `oracles.py` beside this file defines."""
-    path = pathlib.Path(__file__).with_name("oracles.py")
-    return types.SimpleNamespace(**runpy.run_path(str(path)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, modules
+from tests import oracles
 
 B, T, S, H, K, F, L = 2, 3, 5, 7, 4, 11, 2
 D = H * K
@@ -47,9 +48,7 @@ def inputs(normal):
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_layers_are_their_formula(
-    norm_position, inputs, normal, random_parameters, oracles
-):
+def test_layers_are_their_formula(norm_position, inputs, normal, random_parameters):
     x, encoded = inputs
     model = _decoder(
         functools.partial(_layer, norm_position=norm_position),

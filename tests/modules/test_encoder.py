@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, modules, positions
+from tests import oracles
 
 B, T, H, K, F, L = 2, 5, 7, 4, 11, 3
 D = H * K
@@ -52,7 +53,7 @@ class _Recorder:
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_layer_is_its_formula(norm_position, norm, normal, random_parameters, oracles):
+def test_layer_is_its_formula(norm_position, norm, normal, random_parameters):
     x = normal(B, T, D)
     make = {"layer_norm": modules.LayerNorm, "rms_norm": modules.RMSNorm}[norm]
     make_norm = functools.partial(make, 0.01)
@@ -90,9 +91,7 @@ def test_layer_is_its_formula(norm_position, norm, normal, random_parameters, or
     assert_close(jax.jit(model.apply)(params, None, x), wanted)
 
 
-def test_encoder_applies_its_layers_in_order_then_the_norm(
-    normal, random_parameters, oracles
-):
+def test_encoder_applies_its_layers_in_order_then_the_norm(normal, random_parameters):
     x = normal(B, T, D)
     mask = masks.padding(np.array([5, 3]))
     bias = positions.alibi(H)

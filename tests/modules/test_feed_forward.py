@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import modules
+from tests import oracles
 
 B, T, D, F = 2, 3, 7, 11
 
@@ -32,7 +33,7 @@ def _model(*args, **kwargs):
     ids=["gelu", "gelu_tanh", "relu"],
 )
 def test_two_linear_maps_with_an_activation_between(
-    activation, oracle, with_bias, normal, random_parameters, oracles
+    activation, oracle, with_bias, normal, random_parameters
 ):
     x = normal(B, T, D)
     model = _model(F, activation=activation, with_bias=with_bias)
@@ -46,7 +47,7 @@ def test_two_linear_maps_with_an_activation_between(
     assert_close(found, oracles.linear(own["output"], hidden))
 
 
-def test_exact_gelu_is_not_the_tanh_approximation(oracles):
+def test_exact_gelu_is_not_the_tanh_approximation():
     # The two oracles differ by more than the tests above forgive.
     x = np.array([-1.0, 1.0])
     assert np.abs(oracles.gelu(x) - oracles.gelu_tanh(x)).min() > 1e-4
@@ -54,7 +55,7 @@ def test_exact_gelu_is_not_the_tanh_approximation(oracles):
 
 
 @pytest.mark.parametrize("leading", [(), (B, T)], ids=["none", "two"])
-def test_swiglu_multiplies_by_a_gate(leading, normal, random_parameters, oracles):
+def test_swiglu_multiplies_by_a_gate(leading, normal, random_parameters):
     x = normal(*leading, D)
     model = _model(F, activation=jax.nn.silu, gated=True)
     params = random_parameters(model, x)

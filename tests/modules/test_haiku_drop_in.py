@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
+from tests import oracles
 
 B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
 W_INIT = hk.initializers.RandomNormal(0.5)
@@ -200,7 +201,7 @@ def test_calling_a_module_twice_shares_its_parameters(inputs):
     assert params.keys() == {f"multi_head_attention/{name}" for name in names}
 
 
-def test_float64_stays_float64(normal, random_parameters, oracles):
+def test_float64_stays_float64(normal, random_parameters):
     D = H * K
     inputs = normal(B, T, D), normal(B, S, D), normal(B, S, D)
     mask = _mask((B, 1, S))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, modules, positions
+from tests import oracles
 
 B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
 
@@ -62,7 +63,7 @@ def test_grouped_heads_equal_repeated_heads(inputs, random_parameters):
     jax.tree.map(assert_close, found, wanted)
 
 
-def test_qk_norm_normalises_queries_and_keys(inputs, random_parameters, oracles):
+def test_qk_norm_normalises_queries_and_keys(inputs, random_parameters):
     model = _model(qk_norm=True)
     params = random_parameters(model, *inputs)
     assert params["mha/query_norm"]["scale"].shape == (K,)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import modules
+from tests import oracles
 
 B, T, D = 2, 3, 7
 EPSILON = 0.01
@@ -34,9 +35,7 @@ def _transformed(make):
 
 
 @pytest.mark.parametrize("leading", [(), (T,), (B, T)], ids=["none", "one", "two"])
-def test_values_are_those_of_the_formula(
-    norm, leading, normal, random_parameters, oracles
-):
+def test_values_are_those_of_the_formula(norm, leading, normal, random_parameters):
     x = 2 + 3 * normal(*leading, D)
     model = _transformed(OURS[norm])
     params = random_parameters(model, x)
@@ -90,7 +89,7 @@ def test_gradients_of_a_gradient_and_of_an_example_each(
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_precision_in_and_out_with_wide_moments(
-    norm, dtype, normal, random_parameters, oracles
+    norm, dtype, normal, random_parameters
 ):
     # The squares of these overflow float16.
     x = jnp.asarray(1000 + 300 * normal(B, T, D), dtype)
@@ -120,7 +119,7 @@ def test_gradients_have_the_dtype_of_what_they_belong_to(
     assert {leaf.dtype.name for leaf in jax.tree.leaves(for_params)} == {"float32"}
 
 
-def test_float64_stays_float64(norm, normal, random_parameters, oracles):
+def test_float64_stays_float64(norm, normal, random_parameters):
     x = 2 + 3 * normal(B, T, D)
     model = _transformed(OURS[norm])
     params = random_parameters(model, x)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, modules
+from tests import oracles
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
 
@@ -23,7 +24,7 @@ def _attention(*args, **kwargs):
     return hk.transform(forward)
 
 
-def test_haiku_style_attention_with_a_mask_of_keys(normal, random_parameters, oracles):
+def test_haiku_style_attention_with_a_mask_of_keys(normal, random_parameters):
     B, T, S, H, D = 2, 3, 5, 7, 28
     query, key, value = normal(B, T, D), normal(B, S, D), normal(B, S, D)
     mask = np.array([[[1, 1, 0, 1, 0]], [[0, 1, 1, 1, 1]]])
@@ -38,7 +39,7 @@ def test_haiku_style_attention_with_a_mask_of_keys(normal, random_parameters, or
     assert_close(weights, wanted_weights)
 
 
-def test_stacked_blocks_of_single_heads(normal, random_parameters, oracles):
+def test_stacked_blocks_of_single_heads(normal, random_parameters):
     B, T, H, K, F = 2, 3, 7, 4, 13
     gelu = functools.partial(jax.nn.gelu, approximate=False)
 
@@ -67,7 +68,7 @@ def test_stacked_blocks_of_single_heads(normal, random_parameters, oracles):
 @pytest.mark.parametrize(
     "valid_lens", [[3, 2], [[1, 2, 3, 6], [5, 4, 2, 1]]], ids=["examples", "queries"]
 )
-def test_valid_lens_attention(scoring, valid_lens, normal, random_parameters, oracles):
+def test_valid_lens_attention(scoring, valid_lens, normal, random_parameters):
     queries, keys, values = normal(2, 4, 100), normal(2, 6, 100), normal(2, 6, 100)
     valid_lens = np.array(valid_lens)
     # In evaluation the published dropout of 0.5 is off, as ours is unless asked for.
@@ -97,9 +98,7 @@ def test_valid_lens_attention(scoring, valid_lens, normal, random_parameters, or
 
 
 @pytest.mark.parametrize("scale", [None, (28 / 7) ** -0.5], ids=["default", "given"])
-def test_unbatched_attention_of_another_width(
-    scale, normal, random_parameters, oracles
-):
+def test_unbatched_attention_of_another_width(scale, normal, random_parameters):
     T, D, heads, hidden = 5, 3, 7, 28
     x = normal(T, D)
     model = _attention(

@@ -10,8 +10,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
 from mha_haiku.training import evaluation, stepping
-from tests import jaxprs
-from tests.attention import map_oracle
+from tests import jaxprs, oracles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -123,7 +122,7 @@ def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_pat
     for i in range(2):
         weights = maps[f"layer_{i:02d}"].astype(np.float64)
         tokens = maps["tokens"].astype(int)
-        expected = map_oracle.statistics_of(weights, tokens=tokens)
+        expected = oracles.map_statistics(weights, tokens=tokens)
         for name in _names(numbers):
             assert numbers[name].shape == (2, 1)
             # The saved weights are float16.

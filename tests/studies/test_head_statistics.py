@@ -15,7 +15,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.runs import checkpoints, folders
 from mha_haiku.studies import head_statistics
 from mha_haiku.training import evaluation, stepping
-from tests.attention import map_oracle
+from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -110,7 +110,7 @@ def _oracle(loaded, count):
         if example.lengths is not None:
             unseen |= np.arange(T) >= np.asarray(example.lengths)[:, None, None]
         weights = np.asarray(layer, np.float64)
-        found.append(map_oracle.statistics_of(weights, tokens=tokens, unseen=unseen))
+        found.append(oracles.map_statistics(weights, tokens=tokens, unseen=unseen))
     return found, example
 
 

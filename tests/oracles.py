@@ -1,0 +1,332 @@
+"""What the package computes, once more in float64 NumPy, for all tests.
+
+Each oracle is written in another way than the package: pair by pair, or from whole
+matrices. First attention itself, then what is asked of attention maps, then the parts
+of a layer, and last the four published implementations that the project grew from,
+each in its own manner and notation of shapes.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size, V value size per head and D model width. Parameters are those of one of
+our modules: `{"query": {"w": ..., "b": ...}, ...}`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Reference(NamedTuple):
+    """What attention should give, float64."""
+
+    values: np.ndarray  # [B..., T, H, V]
+    logsumexp: np.ndarray  # [B..., H, T]
+    weights: np.ndarray  # [B..., H, T, S]
+
+
+def dot_product(query, key, head, *, scale=None, soft_cap=None):
+    """Returns the scaled dot product of two vectors `[K]`, smoothly capped."""
+    del head
+    scale = 1 / math.sqrt(len(query)) if scale is None else scale
+    product = scale * float(query @ key)
+    return product if soft_cap is None else soft_cap * math.tanh(product / soft_cap)
+
+
+def attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    allowed: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    score: Callable = dot_product,
+) -> Reference:
+    """Returns attention computed one query at a time.
+
+    Args:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
+      allowed: Booleans that broadcast to `[B..., H, T, S]`.
+      bias: Floats that broadcast to `[B..., H, T, S]`.
+      score: `score(query [K], key [K], head)`.
+    """
+    query, key, value = (np.asarray(a, np.float64) for a in (query, key, value))
+    *batch, num_queries, num_heads, _ = query.shape
+    num_keys, num_key_heads = key.shape[-3:-1]
+    shape = (*batch, num_heads, num_queries, num_keys)
+    allowed = np.broadcast_to(True if allowed is None else allowed, shape)
+    bias = np.broadcast_to(0.0 if bias is None else np.asarray(bias, float), shape)
+    values = np.zeros((*batch, num_queries, num_heads, value.shape[-1]))
+    logsumexp, weights = np.full(shape[:-1], -np.inf), np.zeros(shape)
+    for *b, h, t in np.ndindex(shape[:-1]):
+        b, g = tuple(b), h // (num_heads // num_key_heads)
+        seen = np.flatnonzero(allowed[*b, h, t])
+        if not len(seen):
+            continue
+        scores = np.asarray(
+            [score(query[*b, t, h], key[*b, s, g], h) + bias[*b, h, t, s] for s in seen]
+        )
+        masses = np.exp(scores - scores.max())
+        logsumexp[*b, h, t] = scores.max() + math.log(masses.sum())
+        weights[*b, h, t, seen] = masses / masses.sum()
+        values[*b, t, h] = weights[*b, h, t, seen] @ value[*b, seen, g]
+    return Reference(values, logsumexp, weights)
+
+
+def map_statistics(
+    weights: np.ndarray,
+    *,
+    query_offset: int = 0,
+    counted: np.ndarray | None = None,
+    positions: np.ndarray | None = None,
+    tokens: np.ndarray | None = None,
+    key_tokens: np.ndarray | None = None,
+    unseen: np.ndarray | None = None,
+    per_query: bool = False,
+) -> dict[str, np.ndarray]:
+    """Returns the statistics of weights `[B..., H, T, S]` by name."""
+    counts = weights.sum(-1) > 0
+    if counted is not None:
+        counts = counts & counted[..., None, :]
+    weights = np.where(counts[..., None], weights, 0)
+    num_queries, num_keys = weights.shape[-2:]
+    t = query_offset + np.arange(num_queries)[:, None]
+    s = np.arange(num_keys)[None, :]
+    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+    mass = lambda where: (weights * where).sum(-1)  # noqa: E731
+    rows = {
+        "entropy": entropy,
+        "perplexity": np.exp(entropy),
+        "squared_weights": (weights**2).sum(-1),
+        "largest_weight": weights.max(-1),
+        "distance": mass(np.abs(t - s)),
+        "first_position": mass(s == 0),
+    }
+    for name, offset in (("previous", -1), ("same", 0), ("next", 1)):
+        rows[f"{name}_position"] = mass(s == t + offset)
+        largest = weights == weights.max(-1, keepdims=True)
+        rows[f"largest_at_{name}"] = (largest & (s == t + offset)).any(-1)
+    if positions is not None:
+        rows["chosen_positions"] = mass(positions[..., None, None, :])
+    if tokens is not None:
+        key_tokens = tokens if key_tokens is None else key_tokens
+        own = tokens[..., None, :, None]
+        rows["same_token"] = mass(key_tokens[..., None, None, :] == own)
+        before = np.roll(key_tokens, 1, -1)[..., None, None, :]
+        rows["induction"] = mass((before == own) & (s > 0) & (s <= t))
+    squared = mass((t - s) ** 2)
+    count = counts.sum(-1)
+    if per_query:
+        found = {name: np.where(counts, row, 0) for name, row in rows.items()}
+        found["rms_distance"] = np.sqrt(np.where(counts, squared, 0))
+    else:
+        mean = lambda row: np.where(counts, row, 0).sum(-1) / np.maximum(count, 1)  # noqa: E731
+        found = {name: mean(row) for name, row in rows.items()}
+        found["rms_distance"] = np.sqrt(mean(squared))
+    received = weights.sum(-2)
+    if unseen is None:
+        unseen = np.zeros(num_keys, bool)
+    unseen = np.broadcast_to(unseen, received.shape)
+    gini = np.zeros(received.shape[:-1])
+    for index in np.ndindex(gini.shape):
+        amounts = received[index][~unseen[index]]
+        if amounts.sum() > 0:
+            differences = np.abs(amounts[:, None] - amounts[None, :]).sum()
+            gini[index] = differences / (2 * len(amounts) * amounts.sum())
+    return found | {"received": received, "received_gini": gini, "num_queries": count}
+
+
+def pooled_map(weights: np.ndarray, row_edges, column_edges) -> np.ndarray:
+    """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
+    counts = weights.sum(-1) > 0
+    cells = np.zeros((*weights.shape[:-2], len(row_edges) - 1, len(column_edges) - 1))
+    for i, j in np.ndindex(cells.shape[-2:]):
+        rows = slice(row_edges[i], row_edges[i + 1])
+        columns = slice(column_edges[j], column_edges[j + 1])
+        count = np.maximum(counts[..., rows].sum(-1), 1)
+        cells[..., i, j] = weights[..., rows, columns].sum((-1, -2)) / count
+    return cells
+
+
+def divergence(weights: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns the mean Jensen-Shannon divergences, `[B..., H, H']` in nats."""
+
+    def relative_entropy(p, q):
+        safe_p, safe_q = np.where(p > 0, p, 1), np.where(p > 0, q, 1)
+        return (p * np.log(safe_p / safe_q)).sum(-1)
+
+    p, q = weights[..., :, None, :, :], others[..., None, :, :, :]
+    middle = (p + q) / 2
+    of_rows = (relative_entropy(p, middle) + relative_entropy(q, middle)) / 2
+    counts = (p.sum(-1) > 0) & (q.sum(-1) > 0)
+    return np.where(counts, of_rows, 0).sum(-1) / np.maximum(counts.sum(-1), 1)
+
+
+def float64(tree):
+    """Returns a tree of dicts with its arrays in float64."""
+    if isinstance(tree, dict):
+        return {name: float64(branch) for name, branch in tree.items()}
+    return np.asarray(tree, np.float64)
+
+
+def nested(parameters, prefix):
+    """Returns Haiku's parameters below a module's name, a dict for each level."""
+    tree = {}
+    for path, leaves in parameters.items():
+        if path != prefix and not path.startswith(prefix + "/"):
+            continue
+        branch = tree
+        for name in filter(None, path.removeprefix(prefix).split("/")):
+            branch = branch.setdefault(name, {})
+        branch.update(float64(leaves))
+    return tree
+
+
+def linear(parameters, x):
+    """Returns `x w + b`, or without b where there is none."""
+    return x @ parameters["w"] + parameters.get("b", 0.0)
+
+
+def softmax(scores):
+    """Returns the softmax over the last axis."""
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def layer_norm(x, parameters, epsilon=1e-5):
+    """Returns features with mean 0 and variance 1, scaled and shifted."""
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    normal = (x - mean) / np.sqrt(variance + epsilon)
+    return normal * parameters["scale"] + parameters["offset"]
+
+
+def rms_norm(x, parameters, epsilon=1e-5):
+    """Returns features with mean square 1, scaled."""
+    norm = np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+    return x / norm * parameters["scale"]
+
+
+def gelu(x):
+    """Returns `x P(X <= x)` of a normal X."""
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def gelu_tanh(x):
+    """Returns the approximation of `gelu` by a tanh."""
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + np.tanh(inner))
+
+
+def silu(x):
+    """Returns `x sigmoid(x)`."""
+    return x / (1 + np.exp(-x))
+
+
+def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):
+    """(a) Attention with a 0/1 mask `(B, 1, S)` that returns its weights.
+
+    Returns:
+      The output `(B, T, d_model)` and the weights `(B, h, T, S)`.
+    """
+    batch_size, depth = query.shape[0], d_model // num_heads
+
+    def split(x):
+        return x.reshape(batch_size, -1, num_heads, depth).transpose(0, 2, 1, 3)
+
+    query = split(linear(parameters["query"], query))
+    key = split(linear(parameters["key"], key))
+    value = split(linear(parameters["value"], value))
+    scores = query @ key.transpose(0, 1, 3, 2) / np.sqrt(depth)
+    scores = np.where(mask[:, None] == 0, -1e9, scores)
+    weights = softmax(scores)
+    attended = (weights @ value).transpose(0, 2, 1, 3)
+    attended = attended.reshape(batch_size, -1, d_model)
+    return linear(parameters["linear"], attended), weights
+
+
+def block_of_single_heads(parameters, x, *, num_heads):
+    """(b) A pre-norm block; its attention is a list of heads, each with its own maps.
+
+    Args:
+      parameters: `attention`, `feed_forward`, `norm_1` and `norm_2`.
+      x: `(B, T, D)`.
+      num_heads: How many heads there are in the list.
+    """
+
+    def head(index, x):
+        own = {}
+        for name in ("query", "key", "value"):
+            whole = parameters["attention"][name]
+            own[name] = {k: np.split(v, num_heads, -1)[index] for k, v in whole.items()}
+        query, key, value = (linear(own[n], x) for n in ("query", "key", "value"))
+        scores = np.stack([q @ k.T for q, k in zip(query, key, strict=True)])
+        return softmax(scores / math.sqrt(query.shape[-1])) @ value
+
+    hidden = layer_norm(x, parameters["norm_1"])
+    heads = [head(index, hidden) for index in range(num_heads)]
+    x = x + linear(parameters["attention"]["linear"], np.concatenate(heads, -1))
+    hidden = layer_norm(x, parameters["norm_2"])
+    hidden = gelu(linear(parameters["feed_forward"]["hidden"], hidden))
+    return x + linear(parameters["feed_forward"]["output"], hidden)
+
+
+def valid_lens_attention(
+    parameters, queries, keys, values, valid_lens, *, num_heads, score_weights=None
+):
+    """(c) Attention without biases to the first `valid_lens` keys, heads in the batch.
+
+    Args:
+      parameters: The four maps.
+      queries: `(B, T, D)`.
+      keys: `(B, S, D)`.
+      values: `(B, S, D)`.
+      valid_lens: `(B,)`, or `(B, T)`: one length per query.
+      num_heads: h.
+      score_weights: `(h, K)` to score by `w . tanh(q + k)`; None: dot products.
+
+    Returns:
+      The output `(B, T, hiddens)` and the weights `(B, h, T, S)`.
+    """
+
+    def into_batch(x):
+        x = x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
+        return x.reshape(-1, *x.shape[2:])
+
+    batch_size, num_queries = queries.shape[:2]
+    queries, keys, values = (
+        into_batch(x @ parameters[name]["w"])
+        for name, x in (("query", queries), ("key", keys), ("value", values))
+    )
+    if score_weights is None:
+        scores = np.einsum("nqk,nsk->nqs", queries, keys) / queries.shape[-1] ** 0.5
+    else:
+        features = np.tanh(queries[:, :, None] + keys[:, None])
+        weights = np.concatenate([score_weights] * batch_size)
+        scores = np.stack([f @ w for f, w in zip(features, weights, strict=True)])
+    if valid_lens.ndim == 1:
+        valid_lens = np.repeat(valid_lens[:, None], num_queries, axis=1)
+    valid_lens = np.repeat(valid_lens, num_heads, axis=0)
+    for i, row in np.ndindex(valid_lens.shape):
+        scores[i, row, valid_lens[i, row] :] = -1e6
+    weights = softmax(scores)
+    attended = (weights @ values).reshape(batch_size, num_heads, num_queries, -1)
+    attended = attended.swapaxes(1, 2).reshape(batch_size, num_queries, -1)
+    weights = weights.reshape(batch_size, num_heads, num_queries, -1)
+    return attended @ parameters["linear"]["w"], weights
+
+
+def unbatched_attention(parameters, x, *, hidden, heads):
+    """(d) Self-attention of one sequence `[T, D]`, scaled by sqrt(hidden / heads)."""
+    scale = math.sqrt(hidden / heads)
+    query, key, value = (
+        linear(parameters[name], x).reshape(len(x), heads, hidden // heads)
+        for name in ("query", "key", "value")
+    )
+    attended = np.zeros_like(value)
+    for h in range(heads):
+        for t in range(len(x)):
+            weights = softmax(np.array([query[t, h] @ k for k in key[:, h]]) / scale)
+            attended[t, h] = sum(p * v for p, v in zip(weights, value[:, h]))  # noqa: B905
+    return linear(parameters["linear"], attended.reshape(len(x), hidden))
