@@ -92,19 +92,20 @@ class Task(abc.ABC):
         """Returns the tokens of a user's text.
 
         Args:
-          text: T token ids or token labels, separated by spaces: "3 1 4".
+          text: Token ids or token labels, separated by spaces: "3 1 4"; as many as the
+            caller likes, T or not.
 
         Returns:
-          `[T]` int32.
+          `[t]` int32, as many as the text has.
 
         Raises:
-          ConfigError: If there are more or fewer than T, or one is not a token.
+          ConfigError: If there are none, or one is not a token.
         """
         words = text.split()
-        if len(words) != self.sequence_length:
+        if not words:
             raise checks.ConfigError(
-                f"text must be {self.sequence_length} tokens separated by spaces for "
-                f"{self.name}, got {len(words)}."
+                f"text must be tokens separated by spaces for {self.name}, got "
+                f"{text!r}."
             )
         tokens = {str(token): token for token in range(self.num_tokens)}
         tokens |= {self.token_label(token): token for token in range(self.num_tokens)}

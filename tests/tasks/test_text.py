@@ -101,6 +101,7 @@ def test_users_text_becomes_its_tokens(file):
     tokens = task.encode("the bat")
     assert decode(task, tokens) == "the bat"
     assert tokens.dtype == np.int32
+    assert decode(task, task.encode("the beat bat")) == "the beast on"
     assert decode(task, task.encode("Zoé")) == "\N{REPLACEMENT CHARACTER}o" + (
         "\N{REPLACEMENT CHARACTER}"
     )
@@ -109,8 +110,7 @@ def test_users_text_becomes_its_tokens(file):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("", r"must have from 1 to 8 tokens \(sequence_length\), got 0"),
-        ("the beast", r"must have from 1 to 8 tokens \(sequence_length\), got 9"),
+        ("", "must have at least 1 token, got none"),
         ("ab\udcff", r"must be Unicode, got '\\udcff' at character 2"),
     ],
 )
