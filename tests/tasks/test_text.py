@@ -101,7 +101,7 @@ def test_users_text_becomes_its_tokens(file):
     tokens = task.encode("the bat")
     assert decode(task, tokens) == "the bat"
     assert tokens.dtype == np.int32
-    assert decode(task, task.encode("the bat the bat")) == "the beast on"
+    assert task.encode("the bat" * 5).tolist() == tokens.tolist() * 5
     assert decode(task, task.encode("Zoé")) == "\N{REPLACEMENT CHARACTER}o" + (
         "\N{REPLACEMENT CHARACTER}"
     )
