@@ -1,27 +1,227 @@
-"""Files that are either whole or not there."""
+"""Files that are written whole or not at all, and logs whose lines prove themselves.
 
+A line of a log is a JSON object whose last field is the CRC-32 of the text before it:
+
+    {"step": 100, "loss": 0.25, "crc32": "8d1c9f6e"}
+
+so a line that was changed on the disk is noticed, and left out with a warning. Logs are
+only ever appended to and cut off, never written again, so a kill loses no line of them.
+"""
+
+import contextlib
 import io
+import json
+import logging
 import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from mha_haiku.checks import ConfigError
 
+_logger = logging.getLogger("mha_haiku")
+_LINE = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
 
-def write(path: Path, text: io.StringIO) -> Path:
-    """Writes a text, making the folder where it is missing, and returns the path.
+Content = str | bytes | Callable[[BinaryIO], Any]
+
+
+def write(path: str | os.PathLike, content: Content) -> Path:
+    """Writes a file that is whole or not there, and makes its folder where missing.
+
+    A reader sees the file of before or the new one, never a part; so does whoever comes
+    after a kill.
 
     Args:
-      path: Where to.
-      text: What.
+      path: Where to; `~` is the user's home.
+      content: Text (UTF-8), bytes, or a function that writes to the open file.
+
+    Returns:
+      The path.
 
     Raises:
       ConfigError: If it cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
+    path = Path(path).expanduser()
+    if "\0" in str(path):
+        raise ConfigError(f"{str(path)!r} cannot be written: no path has a NUL.")
+    # Of this process, so that two that write the same file do not mix.
+    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text.getvalue(), encoding="utf-8", newline="")
+        with partial.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path} cannot be written: {reason}.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return path
+
+
+def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
+    """Writes a JSON object; see `write`."""
+    return write(path, json.dumps(contents, indent=2) + "\n")
+
+
+def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Writes arrays by their names as NumPy's `.npz`; see `write`."""
+    return write(path, lambda file: np.savez(file, **arrays))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a JSON file, or None where there is no file.
+
+    Raises:
+      ConfigError: If the file is not readable JSON.
+    """
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent} must be a folder.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(contents, dict):
+        raise ConfigError(f"{path} must hold a JSON object.")
+    return contents
+
+
+class _Line(NamedTuple):
+    start: int  # offset of its first byte
+    end: int  # offset after its last
+    record: dict[str, Any] | None  # None: damaged
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a log, in order; none where there is no file.
+
+    A last line that a kill cut off is left out. So is a line that was changed since it
+    was written, with a warning.
+
+    Args:
+      path: What a `LineWriter` wrote.
+
+    Raises:
+      ConfigError: If the file cannot be read.
+    """
+    lines = _parse(_read_bytes(path))
+    damaged = [str(i) for i, line in enumerate(lines, start=1) if line.record is None]
+    if damaged:
+        listed = ", ".join(damaged[:4]) + ", ..." * (len(damaged) > 4)
+        _logger.warning(
+            f"{path} is damaged at line{'s' * (len(damaged) > 1)} {listed}: left out."
+        )
+    return [line.record for line in lines if line.record is not None]
+
+
+class LineWriter:
+    """Appends records to a log, each at once.
+
+    What a full disk refuses is kept, and written when there is room again.
+    """
+
+    def __init__(self, path: Path, *, last_step: int | None = None):
+        """Opens the log, making it and its folder where they are missing.
+
+        Args:
+          path: Where it is.
+          last_step: Records whose "step" is above this are cut off; None: none are.
+
+        Raises:
+          ConfigError: If it cannot be opened.
+        """
+        self._pending = b""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+            content = _read_bytes(path)
+            end = _end_of_kept(content, last_step)
+            if end < len(content):
+                self._file.truncate(end)
+            if end and content[end - 1 : end] != b"\n":
+                self._pending = b"\n"  # of a line that a kill left without it
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+
+    def __enter__(self) -> "LineWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Writes one record, which JSON must be able to hold."""
+        text = json.dumps(record).encode()
+        end = b', "crc32": "%08x"}\n' % zlib.crc32(text)
+        self._pending += text[:-1] + end
+        self._write_pending()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._write_pending()
+        self._file.close()
+
+    def _write_pending(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError as error:
+            _logger.warning(
+                f"{self._file.name} cannot be written ({error.strerror}); "
+                f"{len(self._pending)} bytes wait."
+            )
+
+
+def _read_bytes(path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _parse(content: bytes) -> list[_Line]:
+    """Returns the lines of a log, without a last one that was cut off."""
+    lines, start = [], 0
+    for text in io.BytesIO(content):
+        end = start + len(text)
+        line = _Line(start, end, _record(text.removesuffix(b"\n")))
+        # A kill leaves the beginning of a line. More than a whole line is damage: its
+        # newline became something else.
+        was_cut = line.record is None and not text.endswith(b"\n")
+        if not was_cut or _record(text[:-1]) is not None:
+            lines.append(line)
+        start = end
+    return lines
+
+
+def _record(text: bytes) -> dict[str, Any] | None:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return None
+    body = match[1] + b"}"
+    if zlib.crc32(body) != int(match[2], 16):
+        return None
+    return json.loads(body)
+
+
+def _end_of_kept(content: bytes, last_step: int | None) -> int:
+    """Returns how many bytes stay: up to the first step above the last, or a cut."""
+    end = 0
+    for line in _parse(content):
+        step = -1 if line.record is None else line.record.get("step", -1)
+        if last_step is not None and step > last_step:
+            break
+        end = line.end
+    return end

@@ -1,6 +1,5 @@
 """The folder of a run: where its files are, and what is read back from it."""
 
-import json
 import os
 import platform
 import subprocess
@@ -14,7 +13,7 @@ import ml_collections
 from mha_haiku import devices, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.runs import checkpoints, configuration
+from mha_haiku.runs import checkpoints, configuration, files
 from mha_haiku.training import optimizers, stepping
 
 
@@ -157,7 +156,7 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     Raises:
       ConfigError: If config.json is not what `write_config` writes.
     """
-    saved = read_json(folder.config)
+    saved = files.read_json(folder.config)
     if saved is None:
         return None
     if not isinstance(saved.get("config"), dict):
@@ -184,33 +183,7 @@ def write_config(
         "git_commit": _git_commit(),
         "devices": [f"{device.device_kind} {device.id}" for device in used],
     }
-    write_json(folder.config, contents)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file, or None where there is no file.
-
-    Raises:
-      ConfigError: If the file is not readable JSON.
-    """
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        raise ConfigError(f"{path.parent} must be a folder.") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(contents, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return contents
-
-
-def write_json(path: Path, contents: dict[str, Any]) -> None:
-    """Writes a JSON file that is either whole or not there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    files.write_json(folder.config, contents)
 
 
 def _git_commit() -> str | None:

@@ -17,6 +17,7 @@ from mha_haiku import tasks
 from mha_haiku.devices import cluster
 from mha_haiku.runs import (
     configuration,
+    files,
     folders,
     interruption,
     metrics_log,
@@ -83,7 +84,7 @@ def train(
             summary = _run(config, folder, stored, placement, make_observer)
         summary = summary._replace(wall_seconds=time.perf_counter() - started)
         if cluster.is_first():
-            folders.write_json(folder.summary, summary._asdict())
+            files.write_json(folder.summary, summary._asdict())
     return summary
 
 

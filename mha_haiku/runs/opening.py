@@ -10,7 +10,7 @@ import ml_collections
 
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.runs import checkpoints, configuration, folders, lock
+from mha_haiku.runs import checkpoints, configuration, files, folders, lock
 
 
 class Summary(NamedTuple):
@@ -115,7 +115,7 @@ def _check_unchanged(folder, config, override) -> bool:
 
 def _finished(folder, config, stored) -> Summary | None:
     """Returns the summary of a run that has nothing left to do."""
-    contents = folders.read_json(folder.summary)
+    contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None
     summary = Summary(**contents)

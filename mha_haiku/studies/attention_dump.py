@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.runs import folders
+from mha_haiku.runs import files, folders
 from mha_haiku.studies import head_statistics, workbench
 
 _MEAN_EXAMPLES = 64  # at least
@@ -239,13 +239,4 @@ def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
 
 
 def _write(path, arrays) -> Path:
-    if not cluster.is_first():
-        return path
-    partial = path.with_name(f"{path.stem}.partial.npz")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(partial, **arrays)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    return path
+    return files.write_arrays(path, arrays) if cluster.is_first() else path

@@ -3,8 +3,8 @@
 L layers, H heads of a layer.
 """
 
+import functools
 import os
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import optax
 
 from mha_haiku import checks, heads, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders, loop
+from mha_haiku.runs import folders, loop, progress
 from mha_haiku.studies import head_importance, pruned_runs
 from mha_haiku.training import stepping
 
@@ -67,8 +67,6 @@ def learn(
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
-    import tqdm
-
     with checks.user_mistakes():
         checks.non_negative_number("penalty", penalty)
         checks.positive_integer("steps", steps)
@@ -78,16 +76,6 @@ def learn(
         if (Path(out) / name).exists():
             raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
 
-    def bar(chunks):
-        return tqdm.tqdm(
-            chunks,
-            desc="gates",
-            file=sys.stderr,
-            disable=not sys.stderr.isatty(),
-            leave=False,
-            dynamic_ncols=True,
-        )
-
     learned = heads.learn_gates(
         run.model,
         head_importance.loss_of_examples,
@@ -96,7 +84,7 @@ def learn(
         penalty=penalty,
         steps=steps,
         optimizer=_optimizer(run.config.optimizer),
-        progress=bar,
+        progress=functools.partial(progress.over, name="gates", unit="chunk"),
     )
     keep = learned.keep
     kept = int(sum(row.sum() for row in keep))

@@ -6,7 +6,6 @@ N examples, B batch, L layers, H heads of a layer.
 import csv
 import io
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, heads, models, tasks
-from mha_haiku.runs import files, folders
+from mha_haiku.runs import files, folders, progress
 from mha_haiku.studies import workbench
 from mha_haiku.training import losses
 
@@ -94,7 +93,7 @@ def measure(
     for name in wanted:
         is_ablation = name == "ablation"
         of = subject(
-            run, examples, metric=metric if is_ablation else "loss", progress=name
+            run, examples, metric=metric if is_ablation else "loss", shown_as=name
         )
         found[name] = MEASURES[name](of, close)
     means = [each for each in found.values()]
@@ -124,7 +123,7 @@ def looped(run: folders.Run) -> folders.Run:
 
 
 def subject(
-    run: folders.Run, examples: int, *, metric: str = "loss", progress: str = ""
+    run: folders.Run, examples: int, *, metric: str = "loss", shown_as: str = ""
 ) -> heads.Subject:
     """Returns the run as what head measures look at.
 
@@ -132,11 +131,11 @@ def subject(
       run: The run.
       examples: How many held-out examples, rounded up to whole batches.
       metric: A name of `METRICS`.
-      progress: What the bar shows the progress of; "" for none.
+      shown_as: What the bar shows the progress of; "" for none.
     """
     of_task = {"loss": loss_of_examples, "accuracy": _mistakes(run.task)}[metric]
     return heads.Subject(
-        run.model, of_task, run.params, _Batches(run, examples, progress)
+        run.model, of_task, run.params, _Batches(run, examples, shown_as)
     )
 
 
@@ -177,26 +176,19 @@ def _mean(values, weights):
 class _Batches:
     """Batches of held-out examples, which can be gone through again and again."""
 
-    def __init__(self, run, examples: int, progress: str):
-        self._run, self._progress = run, progress
+    def __init__(self, run, examples: int, name: str):
+        self._run, self._progress = run, name
         length = run.task.sequence_length
         size = max(1, min(examples, _BATCH_POSITIONS // length))
         self._size = workbench.whole_batch(run, size)
         self._count = -(-examples // self._size)
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        import tqdm
-
         held_out = workbench.held_out(self._run)
-        for i in tqdm.trange(
-            self._count,
-            desc=self._progress,
-            unit="batch",
-            file=sys.stderr,
-            disable=not (self._progress and sys.stderr.isatty()),
-            leave=False,
-            dynamic_ncols=True,
-        ):
+        places = range(self._count)
+        if self._progress:
+            places = progress.over(places, name=self._progress, unit="batch")
+        for i in places:
             yield held_out(range(i * self._size, (i + 1) * self._size))
 
 
@@ -226,7 +218,7 @@ def write(found: HeadImportance, folder: str | os.PathLike) -> Path:
                 mean, error = each.mean[i, place], each.standard_error[i, place]
                 numbers += [f"{x:.9g}" for x in (mean, error, low, high)]
             lines.writerow([i, head, *numbers])
-    return files.write(Path(folder).expanduser() / "head_importance.csv", text)
+    return files.write(Path(folder) / "head_importance.csv", text.getvalue())
 
 
 def table(found: HeadImportance) -> str:

@@ -6,7 +6,6 @@ Dimensions: N examples, L layers, H heads, T positions.
 import csv
 import io
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 
 from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import files, folders
+from mha_haiku.runs import files, folders, progress
 from mha_haiku.studies import workbench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
@@ -66,8 +65,6 @@ def measure(
     Raises:
       ConfigError: If there is no such run, step or layer, or `examples` is below 1.
     """
-    import tqdm
-
     with checks.user_mistakes():
         checks.positive_integer("examples", examples)
     run = workbench.placed(folders.load_run(workdir, step))
@@ -85,17 +82,13 @@ def measure(
     batch_size = workbench.whole_batch(run, batch_size)
     held_out = workbench.held_out(run)
     batches = []
-    with tqdm.tqdm(
-        total=examples,
-        unit="example",
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
+    with progress.Bar(
+        examples, unit="example", name="head statistics", doing="compiling"
     ) as bar:
         for start in range(0, examples, batch_size):
             example = held_out(range(start, start + batch_size))
             batches.append(jax.device_get(observe(run.params, example)))
-            bar.update(min(batch_size, examples - start))
+            bar.advance(min(batch_size, examples - start))
     # The last batch is as large as the others, for one program serves them all.
     of_layers = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
     names = models.heads_of_layers(run.config.model)
@@ -193,7 +186,7 @@ def write(found: HeadStatistics, folder: str | os.PathLike) -> Path:
         lines.append([found.layers[i], head, *shown])
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
-    return files.write(Path(folder).expanduser() / "head_statistics.csv", text)
+    return files.write(Path(folder) / "head_statistics.csv", text.getvalue())
 
 
 def _mean(values) -> float:

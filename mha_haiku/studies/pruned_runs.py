@@ -3,18 +3,19 @@
 N examples, L layers, H heads of a layer, S sizes of a sweep.
 """
 
+import functools
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from mha_haiku import checks, devices, heads, models
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, folders
+from mha_haiku.runs import checkpoints, folders, progress
 from mha_haiku.studies import head_importance
 from mha_haiku.training import evaluation, optimizers, stepping
 
@@ -22,6 +23,8 @@ ORDERS = (*head_importance.MEASURES, "greedy")
 _TIMED_SECONDS = 1.0
 
 Keep = list[list[int]]
+
+_bar = functools.partial(progress.over, name="heads", unit="model")
 
 
 class Point(NamedTuple):
@@ -64,7 +67,7 @@ def order_of(
         checks.choice("order", by, ORDERS)
         checks.choice("closing", closing, head_importance.CLOSINGS)
     close = head_importance.closing_of(run, closing, examples)
-    of = head_importance.subject(run, examples, progress="" if by == "greedy" else by)
+    of = head_importance.subject(run, examples, shown_as="" if by == "greedy" else by)
     if by == "greedy":
         steps = heads.greedy_order(of, closing=close, progress=_bar)
         return [step.head for step in steps]
@@ -100,7 +103,7 @@ def prune_units(run: folders.Run, share: float, *, examples: int) -> folders.Run
     if share == 1:
         return run
     sizes = models.hidden_sizes(run.config.model)
-    of = head_importance.subject(run, examples, progress="hidden units")
+    of = head_importance.subject(run, examples, shown_as="hidden units")
     found = heads.unit_gradient(of, hidden_sizes=sizes).mean
     keep = [
         np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
@@ -231,18 +234,3 @@ def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
     while time.perf_counter() < end or len(found) < 5:
         found.append((first.seconds(), second.seconds()))
     return tuple(np.median(found, axis=0).tolist())
-
-
-def _bar(steps: Any):
-    import sys
-
-    import tqdm
-
-    return tqdm.tqdm(
-        steps,
-        desc="heads",
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        leave=False,
-        dynamic_ncols=True,
-    )

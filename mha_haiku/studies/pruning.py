@@ -183,7 +183,7 @@ def write(found: Pruned, folder: str | os.PathLike) -> Path:
                 keep,
             ]
         )
-    return files.write(Path(folder).expanduser() / "pruning.csv", text)
+    return files.write(Path(folder) / "pruning.csv", text.getvalue())
 
 
 def _check(request: Request) -> None:

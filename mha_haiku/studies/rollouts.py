@@ -10,8 +10,8 @@ Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 
 import csv
 import functools
+import io
 import os
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from mha_haiku import checks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads.flow import flow
-from mha_haiku.runs import folders
+from mha_haiku.runs import files, folders, progress
 from mha_haiku.studies import blank_out
 from mha_haiku.training import evaluation
 
@@ -82,8 +82,6 @@ def measure(
       ConfigError: If there is no such run or step, or it does not answer at positions
         of tokens, or its layers are scanned.
     """
-    import tqdm
-
     with checks.user_mistakes():
         checks.positive_integer("examples", examples)
         checks.integer_in("flow_examples", flow_examples, 1, examples)
@@ -95,17 +93,13 @@ def measure(
     batch_size = max(1, min(examples, batch_size))
     data = jax.device_put(run.task.held_out_data)
     batches = []
-    with tqdm.tqdm(
-        total=examples + flow_examples,
-        unit="example",
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
+    with progress.Bar(
+        examples + flow_examples, unit="example", name="roll-out", doing="compiling"
     ) as bar:
         for start in range(0, examples, batch_size):
             indices = np.arange(start, start + batch_size, dtype=np.int32)
             batches.append(jax.device_get(look(run.params, data, indices)))
-            bar.update(min(batch_size, examples - start))
+            bar.advance(min(batch_size, examples - start))
         found = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
         found["measures"]["flow"] = _flows(run, data, found["row"][:flow_examples], bar)
     asks = np.flatnonzero(found["asks"])
@@ -185,16 +179,9 @@ def write(study: Study, folder: str | os.PathLike) -> Path:
             numbers = [f"{x:.6g}" for x in (*numbers, *drops[name][i])]
             examples = len(study.changes[name])
             lines.append([name, i + 1, *numbers, examples, published.get(i, "")])
-    path = Path(folder).expanduser() / "rollout.csv"
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(lines)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    return path
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return files.write(Path(folder) / "rollout.csv", text.getvalue())
 
 
 def _check(run) -> None:
@@ -223,7 +210,7 @@ def _flows(run, data, rows, bar):
         maps = maps_of(run.params, data, np.array([n], np.int32))
         up_to = [flow(maps[: i + 1], int(row))[0, 0] for i in range(len(maps))]
         flows.append(up_to)
-        bar.update()
+        bar.advance()
     return np.array(flows)
 
 

@@ -3,7 +3,6 @@
 L layers, H heads of a layer.
 """
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mha_haiku import heads, models, tasks
-from mha_haiku.runs import folders
+from mha_haiku.runs import files, folders
 from mha_haiku.studies import head_importance
 from mha_haiku.training import evaluation
 
@@ -41,10 +40,9 @@ class Timeline:
         start: int,
     ):
         """Opens the file; what it holds of steps after `start` is dropped."""
-        kept = [line for line in read(path) if line["step"] <= start]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        self._path, self._model = path, model
+        self._log = files.LineWriter(path, last_step=start)
+        kept = read(path)
+        self._model = model
         self._last = kept[-1]["step"] if kept else -1
         count = max(1, min(_EXAMPLES, _POSITIONS // task.sequence_length))
         indices = np.arange(count, dtype=np.int32)
@@ -69,8 +67,7 @@ class Timeline:
             "roles": found.names.tolist(),
             "scores": {name: _plain(values) for name, values in scores.items()},
         }
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._log.append(line)
         self._last = step
 
 
@@ -93,15 +90,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     Args:
       path: Its file; where there is none there are no lines.
     """
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
-    return lines
+    return files.read_lines(path)
 
 
 def curves(lines: list[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

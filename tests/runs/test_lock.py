@@ -17,7 +17,7 @@ from mha_haiku.runs import lock
 
 HOLDER = """
 import pathlib, sys, time
-from mha_haiku.training import lock
+from mha_haiku.runs import lock
 with lock.Lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

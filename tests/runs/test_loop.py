@@ -150,7 +150,7 @@ KILLED = """
     import json, os, signal, sys, time
     import jax, ml_collections
     from mha_haiku import runs
-    from mha_haiku.training import progress
+    from mha_haiku.runs import trainer
 
     config, workdir = ml_collections.ConfigDict(json.loads(sys.argv[1])), sys.argv[2]
     take_steps = trainer.Progress.take_steps

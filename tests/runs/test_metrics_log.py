@@ -27,8 +27,8 @@ def _open(folder, start=0, tensorboard=False):
 def test_each_report_is_a_line_at_once(tmp_path):
     with _open(tmp_path) as log:
         log.report(10, REPORT)
-        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == [{"step": 10, **REPORT}]
+        (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(line) == {"step": 10, **REPORT, "crc32": "174a7b6f"}
         log.report(20, EVALUATION)
     assert [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")] == [10, 20]
 
@@ -46,15 +46,18 @@ def test_lines_after_the_resumed_step_are_dropped(tmp_path):
     assert reports[-1] == {"step": 30, **EVALUATION}
 
 
-def test_evaluation_is_a_plain_line_beside_its_baseline(tmp_path, capsys):
+def test_report_and_evaluation_are_plain_lines_in_a_pipe(tmp_path, capsys):
     with _open(tmp_path) as log:
         log.report(10, REPORT)
         log.report(20, EVALUATION)
     out, err = capsys.readouterr()
     assert err == ""
+    shown = "loss 1.5000, accuracy 0.250, 12,346 examples/s, 0:00 elapsed, 0:00 left"
     assert out.splitlines() == [
+        f"step  10/200  {shown}",
+        f"step  20/200  {shown}",
         "step  20/200  held-out accuracy 0.4300 (unigram 0.1700), "
-        "loss 1.2500 (unigram 2.0000), 12,346 examples/s"
+        "loss 1.2500 (unigram 2.0000), 12,346 examples/s",
     ]
 
 
@@ -127,7 +130,7 @@ class _Disk:
 
 def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
     with _open(tmp_path) as log:
-        log._file = disk = _Disk(log._file, 30)
+        log._lines._file = disk = _Disk(log._lines._file, 30)
         log.report(10, REPORT)
         log.report(20, EVALUATION)
         assert (tmp_path / "metrics.jsonl").stat().st_size == 30

@@ -1,0 +1,135 @@
+"""How far something is: a bar on a terminal, lines with the time left elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Bar:
+    """Progress towards a known total, on stderr.
+
+    On a terminal it is a bar of tqdm's. In a pipe or a file it is lines, each with the
+    time gone and the time left, one every ten seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        unit: str,
+        name: str = "",
+        start: int = 0,
+        doing: str = "",
+        leave: bool = False,
+        prints: bool = True,
+    ):
+        """Opens the bar; its clock starts.
+
+        Args:
+          total: Where it ends.
+          unit: What is counted, "step".
+          name: What it is the progress of.
+          start: Where it begins.
+          doing: What is done until the first `advance`: "compiling".
+          leave: Whether the bar stays on the terminal when it is closed.
+          prints: Whether there are lines where there is no terminal; False leaves
+            them to the caller, with `times`.
+        """
+        import tqdm
+
+        self.place = self._start = start
+        self.total = total
+        self.is_drawn = sys.stderr.isatty()
+        self._name, self._doing = name, doing
+        self._prints = prints
+        self._opened = self._last_line = time.perf_counter()
+        self._bar = tqdm.tqdm(
+            total=total,
+            initial=start,
+            desc=name or None,
+            unit=unit,
+            file=sys.stderr,
+            disable=not self.is_drawn,
+            leave=leave,
+            dynamic_ncols=True,
+        )
+        if doing:
+            self._bar.set_postfix_str(doing)
+            if not self.is_drawn:
+                say(f"{name}: {doing}" if name else doing)
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def advance(self, count: int = 1) -> None:
+        """Moves on by some units."""
+        if self._doing:
+            self._doing = ""
+            self._bar.set_postfix_str("")
+        self.place += count
+        self._bar.update(count)
+        if self._prints and not self.is_drawn:
+            now = time.perf_counter()
+            if now - self._last_line >= _SECONDS_BETWEEN_LINES:
+                name = f"{self._name} " if self._name else ""
+                _print(f"{name}{self.place}/{self.total}, {self.times()}")
+                self._last_line = now
+
+    def note(self, text: str) -> None:
+        """Shows some words beside the bar, where there is one."""
+        self._bar.set_postfix_str(text)
+
+    def print(self, line: str, file: TextIO | None = None) -> None:
+        """Prints a line, on stdout if not said otherwise, above the bar."""
+        if self.is_drawn:
+            self._bar.write(line, file=file)
+        else:
+            print(line, file=file, flush=True)
+        self._last_line = time.perf_counter()
+
+    def times(self) -> str:
+        """Returns the time gone and the time left: "0:12 elapsed, 1:40 left"."""
+        gone = time.perf_counter() - self._opened
+        done = self.place - self._start
+        text = f"{_clock(gone)} elapsed"
+        if done and self.place < self.total:
+            text += f", {_clock(gone / done * (self.total - self.place))} left"
+        return text
+
+    def close(self) -> None:
+        """Takes the bar away, or lets it stand as `leave` says."""
+        self._bar.close()
+
+
+def over(
+    items: Iterable[Any], *, name: str, unit: str = "step", doing: str = "compiling"
+) -> Iterator[Any]:
+    """Yields the items, of a known length, and shows how many are done; see `Bar`."""
+    with Bar(len(items), unit=unit, name=name, doing=doing) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+def say(what: str) -> None:
+    """Says on stderr what begins now: "compiling", "drawing"."""
+    _print(f"{what} ...")
+
+
+def _print(line) -> None:
+    import tqdm
+
+    tqdm.tqdm.write(line, file=sys.stderr)  # above a bar that is there
+    sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

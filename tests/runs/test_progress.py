@@ -1,0 +1,60 @@
+"""A bar on a terminal, lines elsewhere."""
+
+import io
+import sys
+
+import pytest
+
+from mha_haiku.runs import progress
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that a test sets."""
+
+    class Clock:
+        now = 1000.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_pipe_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
+    with progress.Bar(10, unit="batch", name="heads", doing="compiling") as bar:
+        for _ in range(10):
+            clock.now += 6
+            bar.advance()
+    assert capsys.readouterr().err.splitlines() == [
+        "heads: compiling ...",
+        "heads 2/10, 0:12 elapsed, 0:48 left",
+        "heads 4/10, 0:24 elapsed, 0:36 left",
+        "heads 6/10, 0:36 elapsed, 0:24 left",
+        "heads 8/10, 0:48 elapsed, 0:12 left",
+        "heads 10/10, 1:00 elapsed",
+    ]
+
+
+def test_time_left_counts_from_where_it_began(clock):
+    bar = progress.Bar(1000, unit="step", start=900)
+    assert bar.times() == "0:00 elapsed"
+    clock.now += 3600
+    bar.advance(50)
+    assert bar.times() == "1:00:00 elapsed, 1:00:00 left"
+
+
+def test_terminal_gets_a_bar(monkeypatch, capsys):
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(progress.over(range(3, 6), name="heads")) == [3, 4, 5]
+    shown = terminal.getvalue()
+    assert "compiling" in shown and "heads" in shown and "0/3" in shown
+    assert "compiling ..." not in shown
