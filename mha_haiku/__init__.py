@@ -1,4 +1,27 @@
-"""Multi-head attention for JAX and Haiku: train it, look into it, take it apart."""
+"""Multi-head attention for JAX and Haiku: train it, look into it, take it apart.
+
+Attention returns its values and a map, which costs nothing until it is asked:
+
+>>> import jax
+>>> import mha_haiku as mh
+>>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+>>> values, attention_map = mh.attend(query, key, value, mask=mh.masks.causal())
+>>> values.shape  # [B, T, H, V]: batch, positions, heads, value size
+(2, 5, 4, 8)
+>>> attention_map.weights().shape  # [B, H, T, S]
+(2, 4, 5, 5)
+>>> attention_map.statistics().entropy.shape  # nats, [B, H]
+(2, 4)
+
+`MultiHeadAttention`, `EncoderLayer`, `Encoder`, `DecoderLayer`, `Decoder` and
+`FeedForward` are Haiku modules that return maps too. `models` builds whole models from
+a config's section, `tasks` has data to train them on, `runs` trains and opens what was
+trained, `heads` and `studies` ask which heads matter. `help(mh.masks)` and the like
+tell what each has.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from mha_haiku import attention, heads, masks, models, modules, positions, tasks
 from mha_haiku.attention import AttentionMap, attend
@@ -11,6 +34,11 @@ from mha_haiku.modules import (
     MultiHeadAttention,
 )
 
+if TYPE_CHECKING:
+    from mha_haiku import devices, runs, studies
+
+__version__ = "0.1.0"  # setup.cfg reads it here
+
 __all__ = [
     "AttentionMap",
     "Decoder",
@@ -21,10 +49,26 @@ __all__ = [
     "MultiHeadAttention",
     "attend",
     "attention",
+    "devices",
     "heads",
     "masks",
     "models",
     "modules",
     "positions",
+    "runs",
+    "studies",
     "tasks",
 ]
+
+# Imported when first asked for: whoever only attends does not wait for them.
+_LATER = ("devices", "runs", "studies")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__version__"]

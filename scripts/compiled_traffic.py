@@ -107,7 +107,7 @@ def _group_size(line) -> int:
     grid = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
     if grid:
         return int(grid[1])
-    mesh = re.search(r"replica_groups=mesh\[(.*?)\].*?\{('axis_.*?)\}", line)
+    mesh = re.search(r"replica_groups=mesh\[(.*?)\].*?\{('\w+'(?:,'\w+')*)\}", line)
     if mesh is None:
         raise ValueError(f"a collective of unknown groups: {line.strip()[:200]}")
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))

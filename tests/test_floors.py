@@ -1,6 +1,7 @@
 """A file imports only from lower floors; setup.cfg says which these are."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,29 @@ _LINT = (
     "import sys, importlinter.cli as cli;"
     "sys.exit(cli.lint_imports(no_cache=True, no_logo=True))"
 )
+# Contract: files that break it, each by one line, and what the report says of them.
+_STRAYS = {
+    "A module of mha_haiku imports from lower floors only": {
+        "mha_haiku/masks/stray.py": "import mha_haiku.models",
+        "mha_haiku/tasks/stray.py": "from mha_haiku import masks",
+        "mha_haiku/training/stray.py": "import mha_haiku.heads",
+        "mha_haiku/training/checkpoint.py": "import mha_haiku.runs",
+        "mha_haiku/runs/stray.py": "import mha_haiku.studies",
+        "mha_haiku/stray.py": "",
+    },
+    "Only experiments and configs import the package's own face": {
+        "mha_haiku/modules/stray.py": "import mha_haiku as mh",
+    },
+    "Experiments and configs stand on mha_haiku, and not on each other": {
+        "configs/stray.py": "import experiments.train",
+        "experiments/stray.py": "import configs.reverse",
+    },
+    "Tasks know no model": {"mha_haiku/tasks/network.py": "import haiku"},
+    "Reports are made from saved arrays and never run a model": {
+        "mha_haiku/report/stray.py": "import jax",
+        "mha_haiku/report/predictions.py": "import mha_haiku.models",
+    },
+}
 
 
 def _lint(folder: pathlib.Path) -> subprocess.CompletedProcess:
@@ -24,32 +48,41 @@ def test_no_file_imports_from_its_own_floor_or_a_higher_one():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(
-    "file, line, contract",
-    [
-        ("mha_haiku/masks/stray.py", "import mha_haiku.models", "lower floors only"),
-        (
-            "mha_haiku/tasks/stray.py",
-            "from mha_haiku import masks",
-            "lower floors only",
-        ),
-        ("mha_haiku/stray.py", "", "lower floors only"),
-        ("mha_haiku/modules/stray.py", "import mha_haiku as mh", "own face"),
-        ("mha_haiku/tasks/stray.py", "import haiku", "Tasks know no model"),
-        ("mha_haiku/report/stray.py", "import jax", "never run a model"),
-        ("configs/stray.py", "import experiments.train", "not on each other"),
-    ],
-)
-def test_a_stray_import_breaks_a_contract(tmp_path, file, line, contract):
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """What is said of a copy of the packages in which every contract is broken."""
+    folder = tmp_path_factory.mktemp("strays")
     for package in ("mha_haiku", "experiments", "configs"):
         shutil.copytree(
             _REPOSITORY / package,
-            tmp_path / package,
+            folder / package,
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-    shutil.copy(_REPOSITORY / "setup.cfg", tmp_path)
-    (tmp_path / file).write_text(f"{line}\n")
-    result = _lint(tmp_path)
+    shutil.copy(_REPOSITORY / "setup.cfg", folder)
+    for files in _STRAYS.values():
+        for file, line in files.items():
+            (folder / file).write_text(f"{line}\n")
+    result = _lint(folder)
     assert result.returncode == 1
-    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
-    assert any(contract in text for text in broken), result.stdout
+    return result.stdout
+
+
+def test_every_contract_has_a_stray_that_breaks_it(report):
+    contracts = [
+        line.removesuffix("BROKEN").strip()
+        for line in report.splitlines()
+        if line.endswith(("BROKEN", "KEPT"))
+    ]
+    assert sorted(contracts) == sorted(_STRAYS), report
+    assert report.count(" KEPT\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("contract", "file"),
+    [(contract, file) for contract, files in _STRAYS.items() for file in files],
+)
+def test_a_stray_import_is_named_under_its_contract(report, contract, file):
+    # After the summary a broken contract has its name, underlined, and what breaks it.
+    sections = re.split(r"\n(.+)\n-{5,}\n", report)
+    text = dict(zip(sections[1::2], sections[2::2], strict=True))[contract]
+    assert re.search(rf"\b{file.removesuffix('.py').replace('/', '.')}\b", text), text

@@ -1,8 +1,13 @@
 """What `import mha_haiku` offers, and what it leaves alone."""
 
+import doctest
+import importlib.resources
 import json
 import subprocess
 import sys
+
+import jax
+import pytest
 
 import mha_haiku as mh
 
@@ -12,12 +17,17 @@ def test_the_public_names_exist():
         *("MultiHeadAttention", "FeedForward"),
         *("EncoderLayer", "Encoder", "DecoderLayer", "Decoder"),
         *("attend", "AttentionMap", "masks", "positions", "models"),
-        *("heads", "tasks"),
+        *("heads", "tasks", "runs", "studies", "devices"),
     ):
-        assert hasattr(mh, name)
         assert name in mh.__all__
     assert all(hasattr(mh, name) for name in mh.__all__)
-    assert sorted(mh.__all__) == mh.__all__
+
+
+def test_completion_offers_public_names_alone():
+    offered = {name for name in dir(mh) if not name.startswith("__")}
+    assert offered == set(mh.__all__)
+    with pytest.raises(AttributeError, match="'mha_haiku' has no attribute 'chekcs'"):
+        _ = mh.chekcs
 
 
 def test_public_things_are_documented():
@@ -25,12 +35,26 @@ def test_public_things_are_documented():
         assert getattr(mh, name).__doc__.strip(), name
 
 
-def test_import_leaves_heavy_packages_alone():
-    heavy = ("orbax", "matplotlib", "sklearn", "tokenizers", "tqdm", "ml_collections")
+def test_the_example_of_the_help_gives_what_it_says():
+    with jax.numpy_rank_promotion("allow"):  # as outside of tests
+        results = doctest.testmod(mh)
+    assert results.attempted >= 5
+    assert results.failed == 0
+
+
+def test_types_are_offered_to_checkers_and_the_version_to_people():
+    assert importlib.resources.files(mh).joinpath("py.typed").is_file()
+    assert all(part.isdigit() for part in mh.__version__.split("."))
+
+
+def test_import_leaves_heavy_packages_and_rooms_alone():
+    heavy = {"orbax", "matplotlib", "sklearn", "tokenizers", "tqdm", "ml_collections"}
+    rooms = {f"mha_haiku.{name}" for name in ("runs", "studies", "report")}
     program = "import json, sys, mha_haiku; print(json.dumps(list(sys.modules)))"
     completed = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    loaded = {name.partition(".")[0] for name in json.loads(completed.stdout)}
+    loaded = set(json.loads(completed.stdout))
+    loaded |= {name.partition(".")[0] for name in loaded}
     assert {"mha_haiku", "haiku"} <= loaded
-    assert not loaded & set(heavy)
+    assert not loaded & (heavy | rooms)

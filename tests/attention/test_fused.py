@@ -12,7 +12,7 @@ import pytest
 from mha_haiku import masks, positions
 from mha_haiku.attention import fused, gradients, scores
 
-LENGTHS = np.asarray([4, 0])
+LENGTHS = np.asarray([4, 0], np.int32)
 PADDING = masks.padding(LENGTHS)
 
 
