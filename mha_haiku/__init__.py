@@ -24,7 +24,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mha_haiku import attention, heads, masks, models, modules, positions, tasks
-from mha_haiku.attention import AttentionMap, attend
+from mha_haiku.attention import (
+    AttentionMap,
+    attend,
+    fused,  # noqa: F401  (makes itself known to attend)
+)
 from mha_haiku.modules import (
     Decoder,
     DecoderLayer,

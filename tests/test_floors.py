@@ -26,6 +26,10 @@ _STRAYS = {
     "Only experiments and configs import the package's own face": {
         "mha_haiku/modules/stray.py": "import mha_haiku as mh",
     },
+    "The core imports no wing": {
+        "mha_haiku/modules/kernels.py": "import mha_haiku.attention.fused",
+        "mha_haiku/positions/ring.py": "import mha_haiku.attention.sharded",
+    },
     "Experiments and configs stand on mha_haiku, and not on each other": {
         "configs/stray.py": "import experiments.train",
         "experiments/stray.py": "import configs.reverse",

@@ -1,12 +1,13 @@
 """Attention as pure functions of arrays, and the map that it leaves behind."""
 
-from mha_haiku.attention.attend import attend
+import importlib
+from typing import Any
+
 from mha_haiku.attention.attention_map import AttentionMap
 from mha_haiku.attention.blockwise import Blockwise
-from mha_haiku.attention.implementations import IMPLEMENTATIONS
+from mha_haiku.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.attention.pooling import bin_edges
 from mha_haiku.attention.scores import Score, additive, dot_product
-from mha_haiku.attention.sharded import IN_A_RING, Sharded
 from mha_haiku.attention.statistics import Statistics
 
 __all__ = [
@@ -22,3 +23,13 @@ __all__ = [
     "bin_edges",
     "dot_product",
 ]
+
+_IN_WINGS = {"IN_A_RING": "sharded", "Sharded": "sharded"}
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what a wing has, without importing it before it is asked for."""
+    if name not in _IN_WINGS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    wing = importlib.import_module(f"{__name__}.{_IN_WINGS[name]}")
+    return getattr(wing, name)

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku import checks, tiles
-from mha_haiku.attention import dense, dropout, gradients, products, sweep, views
+from mha_haiku.attention import dense, gradients, products, sweep, views
+from mha_haiku.attention.inputs import HIDDEN, Inputs, dropout_factors
 
 Array = jax.Array
 
@@ -43,9 +44,7 @@ class Blockwise:
             if size is not None:
                 checks.positive_integer(field, size)
 
-    def __call__(
-        self, inputs: gradients.Inputs, dropout_rate: float
-    ) -> tuple[Array, Array]:
+    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
         """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
             return dense.attend(inputs, dropout_rate)
@@ -70,7 +69,7 @@ class Options(NamedTuple):
     dropout_rate: float
 
 
-def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
+def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     """Returns values, logsumexp and nothing else to save."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = options.sizes.fitted(num_queries, num_keys)
@@ -84,8 +83,8 @@ def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, t
 
     def of_head(example, head, totals):
         unread = inputs._replace(query=totals[0]) if over_queries else inputs
-        view, value = _view(unread, example, head, fault=jnp.nan)
-        kept = _kept(inputs, options, example, head)
+        view, value = _view(unread, example, head, nonfinite=jnp.nan)
+        dropout = _dropout(inputs, options, example, head)
 
         def of_tile(rows, columns, seen_from, sums):
             mixed, total, largest = sums
@@ -93,7 +92,7 @@ def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, t
             new = jnp.maximum(largest, tile.max(-1))
             weights, shrunk = jnp.exp(tile - new[:, None]), jnp.exp(largest - new)
             total = total * shrunk + weights.sum(-1)
-            weights = weights if kept is None else weights * kept(rows, columns)
+            weights = weights if dropout is None else weights * dropout(rows, columns)
             part = products.mix(weights[None], tiles.take(value, columns, 0)[:, None])
             return mixed * shrunk[:, None] + part[:, 0], total, new
 
@@ -102,7 +101,7 @@ def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, t
             sums = (
                 jnp.zeros((rows.size, value_size), dtype),
                 jnp.zeros(rows.size, dtype),
-                jnp.full(rows.size, views.HIDDEN, dtype),
+                jnp.full(rows.size, HIDDEN, dtype),
             )
             mixed, total, largest = sweep.over_keys(
                 functools.partial(of_tile, rows),
@@ -113,10 +112,10 @@ def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, t
                 sizes.columns,
             )
             # Where all is hidden, its largest score is HIDDEN and its weights say 1.
-            blind = largest <= views.HIDDEN
-            total = jnp.where(blind, 1, total)
-            mixed = jnp.where(blind[:, None], 0, mixed / total[:, None])
-            logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))
+            fully_masked = largest <= HIDDEN
+            total = jnp.where(fully_masked, 1, total)
+            mixed = jnp.where(fully_masked[:, None], 0, mixed / total[:, None])
+            logsumexp = jnp.where(fully_masked, -jnp.inf, largest + jnp.log(total))
             return tuple(
                 lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), rows.start, 0)
                 for x, new in zip(outputs, (mixed, logsumexp), strict=True)
@@ -136,7 +135,7 @@ def forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, t
 
 
 def backward(
-    inputs: gradients.Inputs,
+    inputs: Inputs,
     saved: tuple,
     of_rows: gradients.RowGradients,
     wants_bias: bool,
@@ -150,8 +149,8 @@ def backward(
 
     def of_head(example, head, totals):
         del totals
-        view, value = _view(inputs, example, head, fault=0)
-        kept = _kept(inputs, options, example, head)
+        view, value = _view(inputs, example, head, nonfinite=0)
+        dropout = _dropout(inputs, options, example, head)
         of_values = tiles.at_batch(of_rows.values, example)[:, head]
         shift, logsumexp = (tiles.at_batch(x, example)[head] for x in of_rows[1:])
 
@@ -163,7 +162,7 @@ def backward(
                 tiles.take(value, columns, 0)[:, None],
                 view.score,
                 tile,
-                None if kept is None else kept(rows, columns)[None],
+                None if dropout is None else dropout(rows, columns)[None],
                 row_gradients,
             )
             of_query, of_key, of_value, of_bias, of_score = sums
@@ -225,27 +224,27 @@ def backward(
 attend = gradients.differentiable(forward, backward)
 
 
-def _view(inputs, example, head, *, fault):
-    """Returns a head and its values `[S, V]`, with `fault` for faulty vectors.
+def _view(inputs, example, head, *, nonfinite):
+    """Returns a head and its values `[S, V]`, with a number for nonfinite vectors.
 
-    A fault of NaN is felt by scores; values are 0 there, as sums would spread it.
+    NaN there is felt by scores; values are 0 in any case, as sums would spread it.
     """
     view, num_heads = views.head_of(inputs, example, head), inputs.query.shape[-2]
     value = views.of_key_head(inputs.value, example, head, num_heads)
-    if inputs.faulty is None:
+    if inputs.nonfinite is None:
         return view, value
-    queries = tiles.at_batch(inputs.faulty.queries, example)[:, head, None]
-    keys = inputs.faulty.keys[..., None]
+    queries = tiles.at_batch(inputs.nonfinite.queries, example)[:, head, None]
+    keys = inputs.nonfinite.keys[..., None]
     keys = views.of_key_head(keys, example, head, num_heads)
     query, key = (
-        jnp.where(faulty, fault, x)
-        for faulty, x in ((queries, view.query), (keys, view.key))
+        jnp.where(is_nonfinite, nonfinite, x)
+        for is_nonfinite, x in ((queries, view.query), (keys, view.key))
     )
     view = dataclasses.replace(view, query=query, key=key)
     return view, jnp.where(keys, 0, value)
 
 
-def _kept(inputs, options, example, head):
+def _dropout(inputs, options, example, head):
     """Returns what gives what dropout multiplies a tile by; None without dropout."""
     if not options.dropout_rate:
         return None
@@ -254,4 +253,4 @@ def _kept(inputs, options, example, head):
         example, sweep.strides(inputs.map_shape[:-2])[:-1], strict=True
     ):
         n = n + i * stride
-    return functools.partial(dropout.kept, inputs.rng, options.dropout_rate, n)
+    return functools.partial(dropout_factors, inputs.rng, options.dropout_rate, n)

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import tiles
-from mha_haiku.attention import dropout, gradients, products, views
+from mha_haiku.attention import gradients, products, views
+from mha_haiku.attention.inputs import Inputs, dropout_factors
 
 Array = jax.Array
 
 
-def formula(
-    inputs: gradients.Inputs, dropout_rate: float
-) -> tuple[Array, Array, tuple]:
+def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
     """Returns attention by plain operations, which JAX differentiates by itself.
 
     Args:
@@ -28,39 +27,39 @@ def formula(
       Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
       0 and -inf for a row whose keys are all masked, and what a gradient wants saved.
     """
-    query, key, value, bias, score, mask, faulty, _ = inputs.cleaned()
+    query, key, value, bias, score, mask, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
     tile = views.masked_scores(query, key, mask, bias, score, rows, columns)
-    if faulty is not None:
-        is_faulty = faulty.tile(rows, columns) & (tile > -jnp.inf)
-        tile = jnp.where(is_faulty, jnp.nan, tile)
+    if nonfinite is not None:
+        is_nonfinite = nonfinite.pairs(rows, columns) & (tile > -jnp.inf)
+        tile = jnp.where(is_nonfinite, jnp.nan, tile)
     largest = jnp.max(tile, axis=-1, keepdims=True, initial=-jnp.inf)
-    if faulty is not None:
-        # Blind until the end: in its gradient, 0 x NaN would be felt by keys of rows
-        # that may not attend to the fault.
-        sees_fault = jnp.isnan(largest)
-        tile, largest = (jnp.where(sees_fault, -jnp.inf, x) for x in (tile, largest))
+    if nonfinite is not None:
+        # Like fully masked ones until the end: in the gradient of a row of NaN, 0 x NaN
+        # would be felt by keys of rows that may not attend to the NaN.
+        sees_nan = jnp.isnan(largest)
+        tile, largest = (jnp.where(sees_nan, -jnp.inf, x) for x in (tile, largest))
     largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
     weights = jnp.exp(tile - largest)
     total = weights.sum(-1, keepdims=True)
-    blind = total == 0
-    total = jnp.where(blind, 1, total)
-    logsumexp = jnp.where(blind, -jnp.inf, largest + jnp.log(total))[..., 0]
-    kept = _kept(inputs, dropout_rate)
-    weights = weights if kept is None else weights * kept
+    fully_masked = total == 0
+    total = jnp.where(fully_masked, 1, total)
+    logsumexp = jnp.where(fully_masked, -jnp.inf, largest + jnp.log(total))[..., 0]
+    factors = _dropout(inputs, dropout_rate)
+    weights = weights if factors is None else weights * factors
     # Sums are divided and not weights: T V numbers in place of T S.
     values = products.mix(weights, value) / jnp.moveaxis(total, -3, -2)
-    if faulty is not None:
-        values = jnp.where(jnp.moveaxis(sees_fault, -3, -2), jnp.nan, values)
-        logsumexp = jnp.where(sees_fault[..., 0], jnp.nan, logsumexp)
+    if nonfinite is not None:
+        values = jnp.where(jnp.moveaxis(sees_nan, -3, -2), jnp.nan, values)
+        logsumexp = jnp.where(sees_nan[..., 0], jnp.nan, logsumexp)
     return values.astype(value.dtype), logsumexp, (tile,)
 
 
 def _backward(inputs, saved, rows, wants_bias, dropout_rate):
-    query, key, value, bias, score, *_ = inputs.cleaned()
+    query, key, value, bias, score, *_ = inputs.zeroed()
     (tile,) = saved
     tile = gradients.of_tile(
-        query, key, value, score, tile, _kept(inputs, dropout_rate), rows
+        query, key, value, score, tile, _dropout(inputs, dropout_rate), rows
     )
     if wants_bias:
         zeros = jax.tree.map(jnp.zeros_like, bias)
@@ -76,12 +75,12 @@ def _spans(inputs):
     return tiles.Span(0, num_queries), tiles.Span(0, num_keys)
 
 
-def _kept(inputs, dropout_rate):
+def _dropout(inputs, dropout_rate):
     """Returns what dropout multiplies each weight by, `[B..., H, T, S]`, or None."""
     if not dropout_rate:
         return None
     shape, (rows, columns) = inputs.map_shape, _spans(inputs)
-    kept = jax.vmap(lambda n: dropout.kept(inputs.rng, dropout_rate, n, rows, columns))(
-        jnp.arange(math.prod(shape[:-2]))
-    )
-    return kept.reshape(shape)
+    factors = jax.vmap(
+        lambda n: dropout_factors(inputs.rng, dropout_rate, n, rows, columns)
+    )(jnp.arange(math.prod(shape[:-2])))
+    return factors.reshape(shape)

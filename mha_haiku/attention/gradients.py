@@ -17,47 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from mha_haiku import masks, positions
-from mha_haiku.attention import faults, products, scores
+from mha_haiku.attention import products, scores
+from mha_haiku.attention.inputs import Inputs
 
 Array = jax.Array
-
-
-class Inputs(NamedTuple):
-    """What attention is computed from.
-
-    Attributes:
-      query: `[B..., T, H, K]`.
-      key: `[B..., S, G, K]`.
-      value: `[B..., S, G, V]`.
-      bias: What is added to the scores, aligned, or None.
-      score: The score, aligned.
-      mask: Which query may attend to which key.
-      faulty: Which of the vectors were not finite; None: not looked at.
-      rng: The key of the dropout; None: no dropout.
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    bias: positions.ScoreBias | None
-    score: scores.Score
-    mask: masks.Mask
-    faulty: faults.Faults | None
-    rng: Array | None
-
-    def cleaned(self) -> "Inputs":
-        """Returns the inputs with zeros for faulty queries, keys and values."""
-        if self.faulty is None:
-            return self
-        query, key, value = self.faulty.cleaned(*self[:3])
-        return self._replace(query=query, key=key, value=value)
-
-    @property
-    def map_shape(self) -> tuple[int, ...]:
-        """`(B..., H, T, S)`."""
-        *batch_shape, num_queries, num_heads, _ = self.query.shape
-        return (*batch_shape, num_heads, num_queries, self.key.shape[-3])
 
 
 class RowGradients(NamedTuple):
@@ -158,7 +121,7 @@ def _backward(backward, options, residuals, cotangents):
         for x in cotangents
     )
     has_gradient = jnp.isfinite(logsumexp)
-    if inputs.faulty is None:  # then NaN is passed on
+    if inputs.nonfinite is None:  # then NaN is passed on
         has_gradient |= jnp.isnan(logsumexp)
     of_values = jnp.where(jnp.moveaxis(has_gradient, -2, -1)[..., None], of_values, 0)
     dtype = logsumexp.dtype

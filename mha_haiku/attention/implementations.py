@@ -1,52 +1,132 @@
-"""The implementations of attention by their names.
+"""Attention of queries to keys, by whichever implementation.
 
-`B...` batch axes, T query positions, S key positions, H query heads, V value size.
+`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
+(G divides H), K query/key size and V value size per head.
+
+An implementation is a function of `Inputs` and the rate of dropout. Those of this
+folder have their names here. Kernels of accelerators and meshes of devices live in
+folders of their own, which nothing here imports: they `register` what they have.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
-from mha_haiku import checks
-from mha_haiku.attention import blockwise, choice, dense, fused, gradients
+from mha_haiku import checks, masks, positions
+from mha_haiku.attention import attention_map, blockwise, dense, scores
+from mha_haiku.attention.inputs import Inputs, Nonfinite
 
 Array = jax.Array
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`.
-Implementation = Callable[[gradients.Inputs, float], tuple[Array, Array]]
+Implementation = Callable[[Inputs, float], tuple[Array, Array]]
+# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
+Suits = Callable[[Inputs, float, str], bool]
+
+IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
+_preferred: dict[str, Suits] = {}  # asked in turn before dense and blockwise
+
+# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
+# the CPU; on accelerators not, where it is a quarter of a GiB.
+_DENSE_SCORES = {"cpu": 2**20}
+_DENSE_SCORES_ON_ACCELERATORS = 2**26
 
 
-def _automatic(inputs, dropout_rate):
-    name = choice.automatic(inputs, dropout_rate, fused.platform())
-    return _NAMED[name](inputs, dropout_rate)
+def register(
+    name: str, implementation: Implementation, *, suits: Suits | None = None
+) -> None:
+    """Makes an implementation known to `attend` by a name.
+
+    Args:
+      name: As `attend(implementation=)` takes it.
+      implementation: What is called.
+      suits: Whether "auto" is to take it for a call, by the shapes, dtypes and kinds of
+        mask, bias and score, and by the platform as `jax.default_backend()` names it;
+        None: never.
+    """
+    IMPLEMENTATIONS[name] = implementation
+    if suits is not None:
+        _preferred[name] = suits
 
 
-def _fused(inputs, dropout_rate):
-    refusal = fused.refusal(inputs, dropout_rate, fused.platform())
-    if refusal is not None:
-        raise ValueError(
-            f"implementation='fused' cannot do this call: {refusal}; 'auto' takes what "
-            "can."
-        )
-    return fused.attend(inputs, dropout_rate)
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: masks.Mask | Array | None = None,
+    bias: positions.ScoreBias | Array | None = None,
+    score: scores.Score | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    implementation: str | Implementation = "auto",
+) -> tuple[Array, attention_map.AttentionMap]:
+    """Returns `softmax(score(query, key) + bias) value` and the attention map.
+
+    What is masked cannot be felt: NaN or inf in a masked key or value changes no bit of
+    the outputs or gradients. A query that sees nothing gets zeros. Softmax is float32,
+    or float64 for float64 inputs. A map that nobody reads costs nothing under jit.
+
+    Args:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
+      mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
+        None: everything is seen. True means "may attend".
+      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`.
+      score: `scores.dot_product()` when None, scaled by 1 / sqrt(K).
+      dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
+        one, and the weights that stay grow by 1 / (1 - dropout_rate).
+      rng: The key of the dropout; required with it.
+      implementation: All give the same, at another cost. "dense" holds the `[B..., H,
+        T, S]` scores; "blockwise" only tiles of them, skipping those that the mask
+        rules out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes;
+        "fused" is the kernel that JAX has for the accelerator, which knows some masks
+        and dtypes only; "formula" is dense and differentiated by JAX itself, for
+        forward mode (`jax.jvp`) and second derivatives. "auto" is fused where that can
+        do the call, else dense up to about a million scores on the CPU (2^26 on
+        accelerators), and blockwise beyond. `attention.Sharded(mesh)` shares batch,
+        heads and positions among the devices of a mesh.
+
+    Returns:
+      Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
+
+    Raises:
+      ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
+        lengths exceed S, dropout has no key, or the implementation cannot do this.
+
+    Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
+    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
+    """
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    mask, bias = masks.as_mask(mask), positions.as_bias(bias)
+    score = scores.dot_product() if score is None else score
+    _check(query, key, value, mask, bias, score)
+    implementation = named(implementation)
+    checks.fraction("dropout_rate", dropout_rate)
+    if dropout_rate and rng is None:
+        raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
+
+    batch_ndim = query.ndim - 3
+    score = score.aligned(batch_ndim)
+    bias = None if bias is None else bias.aligned(batch_ndim)
+    nonfinite = None
+    if not isinstance(mask, masks.Full):
+        nonfinite = Nonfinite.of(query, key, value)
+    rng = rng if dropout_rate else None
+    inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng)
+    values, logsumexp = implementation(inputs, dropout_rate)
+    query, key, value, *_ = inputs.zeroed()
+    devices = implementation if hasattr(implementation, "row_sums") else None
+    return values, attention_map.AttentionMap(
+        query, key, logsumexp, mask, bias, score, value, devices
+    )
 
 
-def _formula(inputs, dropout_rate):
-    return dense.formula(inputs, dropout_rate)[:2]
-
-
-_NAMED: dict[str, Implementation] = {
-    "auto": _automatic,
-    "dense": dense.attend,
-    "blockwise": blockwise.Blockwise(),
-    "fused": _fused,
-    "formula": _formula,
-}
-IMPLEMENTATIONS = tuple(_NAMED)
-
-
-def of(implementation: str | Implementation) -> Implementation:
+def named(implementation: str | Implementation) -> Implementation:
     """Returns an implementation that is given, or that has this name.
 
     Raises:
@@ -54,4 +134,68 @@ def of(implementation: str | Implementation) -> Implementation:
     """
     if callable(implementation):
         return implementation
-    return _NAMED[checks.choice("implementation", implementation, IMPLEMENTATIONS)]
+    checks.choice("implementation", implementation, IMPLEMENTATIONS)
+    return IMPLEMENTATIONS[implementation]
+
+
+def automatic(inputs: Inputs, dropout_rate: float, platform: str) -> str:
+    """Returns the name of the implementation that suits a call.
+
+    Args:
+      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
+        score matter.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+      platform: As `jax.default_backend()` names it.
+
+    Returns:
+      The first of the registered ones that says it suits; else "dense" where the scores
+      of all heads and examples are few, and "blockwise" where they are many.
+    """
+    for name, suits in _preferred.items():
+        if suits(inputs, dropout_rate, platform):
+            return name
+    most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
+    return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
+
+
+def _automatic(inputs, dropout_rate):
+    name = automatic(inputs, dropout_rate, jax.default_backend())
+    return IMPLEMENTATIONS[name](inputs, dropout_rate)
+
+
+def _formula(inputs, dropout_rate):
+    return dense.formula(inputs, dropout_rate)[:2]
+
+
+register("auto", _automatic)
+register("dense", dense.attend)
+register("blockwise", blockwise.Blockwise())
+register("formula", _formula)
+
+
+def _check(query, key, value, mask, bias, score):
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim >= 3:
+        raise ValueError(
+            "query, key and value must be [B..., T, H, K], [B..., S, G, K] and "
+            f"[B..., S, G, V]; got {shapes}."
+        )
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must be of floats, got {array.dtype}.")
+    batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
+    num_keys, num_key_heads = key.shape[-3:-1]
+    if not batch_shape == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(f"query, key and value disagree on batch axes: {shapes}.")
+    if not key_size:
+        raise ValueError(f"the size K per head must be at least 1: {shapes}.")
+    if key.shape[-1] != key_size:
+        raise ValueError(f"query and key disagree on the size K per head: {shapes}.")
+    if value.shape[-3:-1] != (num_keys, num_key_heads):
+        raise ValueError(f"key and value disagree on positions S or heads G: {shapes}.")
+    if not num_key_heads or num_heads % num_key_heads:
+        raise ValueError(f"the key heads G must divide the query heads H: {shapes}.")
+    score.check(num_heads, key_size)
+    mask.check(batch_shape, num_heads, num_queries, num_keys)
+    if bias is not None:
+        bias.check(batch_shape, num_heads, num_queries, num_keys)

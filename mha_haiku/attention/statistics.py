@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.attention import pooling, ring_sums, row_sums, sweep
+from mha_haiku.attention import pooling, row_sums, sweep
 
 Array = jax.Array
 
@@ -130,10 +130,10 @@ def statistics(
       sizes: Of the tiles.
     """
     *batch_shape, _, num_queries, num_keys = attention_map.shape
-    if attention_map.mesh is None:
+    if attention_map.devices is None:
         sums = row_sums.of_map(attention_map, question, grid, sizes)
     else:
-        sums = ring_sums.of_map(attention_map, question, grid, sizes)
+        sums = attention_map.devices.row_sums(attention_map, question, grid, sizes)
     unseen = attention_map.mask.aligned_unseen_keys(
         num_queries, num_keys, len(batch_shape)
     )

@@ -13,9 +13,9 @@ import numpy as np
 
 from mha_haiku import masks, positions, tiles
 from mha_haiku.attention import scores
+from mha_haiku.attention.inputs import HIDDEN
 
 Array = jax.Array
-HIDDEN = -1e30  # a score whose weight is 0, but whose product with the weight is no NaN
 
 
 @tiles.pytree(data=("query", "key", "mask", "bias", "score", "logsumexp"))
@@ -146,11 +146,11 @@ def weights_of(attention_map: Any, rows: Array, columns: Array) -> Array:
         columns,
     )
     logsumexp = tiles.take(attention_map.logsumexp, rows, axis=-1)[..., None]
-    # A row of NaN is blind until the end, as in the attention itself.
-    faulty = jnp.isnan(logsumexp)
-    blind = faulty | (logsumexp == -jnp.inf)
+    # A row of NaN is like a fully masked one until the end; see `inputs`.
+    is_nan = jnp.isnan(logsumexp)
+    blind = is_nan | (logsumexp == -jnp.inf)
     tile = jnp.where(blind, -jnp.inf, tile) - jnp.where(blind, 0, logsumexp)
-    return jnp.where(faulty, jnp.nan, jnp.exp(tile))
+    return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
 
 
 def head_of(inputs: Any, example: tuple, head: Array) -> Head:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import Blockwise, attend, dense, faults, gradients, scores
+from mha_haiku.attention import Blockwise, attend, dense, scores
+from mha_haiku.attention.inputs import Inputs, Nonfinite
 
 B, T, H, K = 3, 64, 4, 8
 ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
@@ -35,12 +36,12 @@ def values_alone(mask):
     """Returns the dense values, with no map ever made."""
 
     def run(query, key, value):
-        faulty = None
+        nonfinite = None
         if not isinstance(mask, masks.Full):
-            faulty = faults.found(query, key, value)
+            nonfinite = Nonfinite.of(query, key, value)
         score = scores.dot_product()
-        inputs = (query, key, value, None, score, mask, faulty, None)
-        return dense.attend(gradients.Inputs(*inputs), 0.0)[0]
+        inputs = (query, key, value, None, score, mask, nonfinite, None)
+        return dense.attend(Inputs(*inputs), 0.0)[0]
 
     return run
 

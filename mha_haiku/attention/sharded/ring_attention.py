@@ -15,15 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import (
-    blockwise,
-    gradients,
-    layout,
-    products,
-    ring,
-    sweep,
-)
-from mha_haiku.attention.faults import Faults
+from mha_haiku.attention import blockwise, gradients, products, sweep
+from mha_haiku.attention.inputs import Inputs, Nonfinite
+from mha_haiku.attention.sharded import layout, ring
 
 Array = jax.Array
 
@@ -46,7 +40,7 @@ class _Rows(NamedTuple):
     """What stays on its device: `[C, B..., t, H, K]`, and `[C, B..., t, H]`."""
 
     query: Array
-    faulty: Array | None
+    nonfinite: Array | None
 
 
 class _Keys(NamedTuple):
@@ -54,10 +48,10 @@ class _Keys(NamedTuple):
 
     key: Array
     value: Array
-    faulty: Array | None
+    nonfinite: Array | None
 
 
-def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, tuple]:
+def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     circle, specs = _circle(inputs, options), layout.of_inputs(inputs)
     num_keys = inputs.map_shape[-1]
 
@@ -92,7 +86,7 @@ def _forward(inputs: gradients.Inputs, options: Options) -> tuple[Array, Array, 
 
 
 def _backward(
-    inputs: gradients.Inputs,
+    inputs: Inputs,
     saved: tuple,
     of_rows: gradients.RowGradients,
     wants_bias: bool,
@@ -179,26 +173,26 @@ def _circle(inputs, options) -> ring.Ring:
 def _spread(inputs, circle) -> tuple[_Rows, _Keys]:
     query, key, value = (circle.spread(x, -3) for x in inputs[:3])
     of_queries = of_keys = None
-    if inputs.faulty is not None:
-        of_queries, of_keys = (circle.spread(x, -2) for x in inputs.faulty)
+    if inputs.nonfinite is not None:
+        of_queries, of_keys = (circle.spread(x, -2) for x in inputs.nonfinite)
     return _Rows(query, of_queries), _Keys(key, value, of_keys)
 
 
-def _part(inputs, all_keys, at, row, key) -> gradients.Inputs:
+def _part(inputs, all_keys, at, row, key) -> Inputs:
     """Returns what two chunks, of the given numbers, need to attend to each other."""
     num_queries, num_keys = row.query.shape[-3], key.key.shape[-3]
     first = at[0] * num_queries, at[1] * num_keys
     rng = inputs.rng
     if rng is not None:
         rng = jax.random.fold_in(rng, first[0] * all_keys + first[1])
-    return gradients.Inputs(
+    return Inputs(
         row.query,
         key.key,
         key.value,
         part_of_bias(inputs.bias, first, row.query.ndim - 3),
         inputs.score,
         part_of_mask(inputs.mask, first, num_keys, all_keys),
-        None if row.faulty is None else Faults(row.faulty, key.faulty),
+        None if row.nonfinite is None else Nonfinite(row.nonfinite, key.nonfinite),
         rng,
     )
 

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 
 from mha_haiku import masks
-from mha_haiku.attention import gradients
-from mha_haiku.attention.faults import Faults
+from mha_haiku.attention.inputs import Inputs, Nonfinite
 
 Array = jax.Array
 Spec = jax.sharding.PartitionSpec
@@ -32,18 +31,18 @@ def positions(batch_ndim: int) -> Spec:
     return Spec(*_batch(batch_ndim), "sequence")
 
 
-def of_inputs(inputs: gradients.Inputs) -> gradients.Inputs:
+def of_inputs(inputs: Inputs) -> Inputs:
     """Returns how all inputs of attention are shared."""
     batch_shape, num_heads = inputs.map_shape[:-3], inputs.map_shape[-3]
     own = rows(len(batch_shape))
-    return gradients.Inputs(
+    return Inputs(
         own,
         own,
         own,
         aligned(inputs.bias, batch_shape, num_heads),
         aligned(inputs.score, batch_shape, num_heads),
         of_mask(inputs.mask, batch_shape, num_heads),
-        None if inputs.faulty is None else Faults(own, own),
+        None if inputs.nonfinite is None else Nonfinite(own, own),
         None if inputs.rng is None else Spec(),
     )
 
@@ -80,7 +79,7 @@ def unshared(spec: Spec) -> tuple[str, ...]:
     return tuple(axis for axis in AXES if axis not in spec)
 
 
-def with_own_key(inputs: gradients.Inputs, mesh: jax.sharding.Mesh) -> gradients.Inputs:
+def with_own_key(inputs: Inputs, mesh: jax.sharding.Mesh) -> Inputs:
     """Returns the inputs with a dropout key of this device's own, in `shard_map`."""
     if inputs.rng is None:
         return inputs
@@ -90,7 +89,7 @@ def with_own_key(inputs: gradients.Inputs, mesh: jax.sharding.Mesh) -> gradients
     return inputs._replace(rng=jax.random.fold_in(inputs.rng, index))
 
 
-def check(inputs: gradients.Inputs, mesh: jax.sharding.Mesh) -> None:
+def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
     """Raises ValueError where the axes of a mesh do not divide those of the inputs."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = [("data", "the first batch axis", batch_shape[0] if batch_shape else 1)]

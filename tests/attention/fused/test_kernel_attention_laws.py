@@ -12,10 +12,11 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, fused, kernels
+from mha_haiku.attention import attend
+from mha_haiku.attention.fused import kernel_attention, kernels
 
 B, T, S, H, G, K = 2, 5, 6, 4, 2, 8
-FUSED = functools.partial(fused.attend, kernel=kernels.CuDNN("xla"))
+FUSED = functools.partial(kernel_attention.attend, kernel=kernels.CuDNN("xla"))
 LENGTHS = np.asarray([4, 0])
 MASKS = {
     "causal": masks.causal(),
@@ -82,7 +83,7 @@ def test_content_of_padding_is_not_felt_bit_for_bit(kernel, sizes, filling, arra
         for beyond, x in ((queries, query), (keys, key), (keys, value))
     ]
 
-    implementation = functools.partial(fused.attend, kernel=kernel)
+    implementation = functools.partial(kernel_attention.attend, kernel=kernel)
     with pltpu.force_tpu_interpret_mode():
         expected = results(implementation, (query, key, value), mask)
         found = results(implementation, filled, mask)
@@ -103,7 +104,7 @@ class Recorder(kernels.Kernel):
 def test_no_kernel_is_given_a_length_of_zero(arrays):
     kernel = Recorder()
     mask = masks.padding(LENGTHS, np.asarray([0, 3])) & masks.causal()
-    implementation = functools.partial(fused.attend, kernel=kernel)
+    implementation = functools.partial(kernel_attention.attend, kernel=kernel)
     values, _ = attend(
         *arrays((B,), T, S, H, G, K, K), mask=mask, implementation=implementation
     )
@@ -143,7 +144,7 @@ def test_logsumexp_of_bfloat16_is_not_rounded(arrays):
 
 @pytest.mark.parametrize("name", MASKS)
 def test_kernel_of_this_machine_gives_what_dense_gives(name, arrays):
-    platform = fused.platform()
+    platform = kernel_attention.platform_name()
     inputs = arrays((B,), 256, 256, H, G, 64, 64, dtype=jnp.bfloat16)
     mask = masks.window(20, 0) if name == "window" else MASKS[name]
     if name in ("padding", "both"):
@@ -155,7 +156,7 @@ def test_kernel_of_this_machine_gives_what_dense_gives(name, arrays):
         )
     if platform == "tpu" and name == "window":
         pytest.skip("the TPU kernel knows no windows")
-    found = results(fused.attend, inputs, mask)
+    found = results(kernel_attention.attend, inputs, mask)
     wanted = results("dense", inputs, mask)
     for outputs, expected in zip(found, wanted, strict=True):
         for x, y in zip(outputs, expected, strict=True):

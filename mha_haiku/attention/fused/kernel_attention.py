@@ -12,14 +12,9 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.attention import (
-    blockwise,
-    faults,
-    gradients,
-    kernel_masks,
-    kernels,
-    scores,
-)
+from mha_haiku.attention import blockwise, scores
+from mha_haiku.attention.fused import kernel_masks, kernels
+from mha_haiku.attention.inputs import Inputs, Nonfinite
 
 Array = jax.Array
 
@@ -31,8 +26,65 @@ _KERNELS = {
 _OLDEST_CAPABILITY = 8.0  # of the GPUs that cuDNN attention runs on: Ampere
 
 
-def platform() -> str:
-    """Returns where computations run, as `refusal` tells platforms apart.
+def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
+    """Returns why no kernel can do a call, as part of a sentence; None if one can.
+
+    Args:
+      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
+        score matter, so that the leaves may be `jax.ShapeDtypeStruct`.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+      platform: As `jax.default_backend()` names it; "gpu" is taken for NVIDIA's.
+    """
+    kernel = _KERNELS.get(platform)
+    if kernel is None:
+        return f"there is no fused kernel for {platform}"
+    limit = next(_limits(inputs, dropout_rate, kernel), None)
+    return None if limit is None else f"{kernel.name} takes {limit}"
+
+
+def suits(inputs: Inputs, dropout_rate: float, platform: str) -> bool:
+    """Returns whether "auto" is to take a kernel; see `implementations.register`."""
+    if platform == jax.default_backend():
+        platform = platform_name()
+    return refusal(inputs, dropout_rate, platform) is None
+
+
+def attend(
+    inputs: Inputs,
+    dropout_rate: float,
+    kernel: kernels.Kernel | None = None,
+) -> tuple[Array, Array]:
+    """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
+
+    Only the values, and their gradient, are the kernel's. The logsumexp is that of a
+    blockwise pass of ours, which the compiler drops where nobody reads the map: cuDNN's
+    comes back from `jax.nn` rounded to the dtype of the values, which in bfloat16 makes
+    weights wrong by up to 3 percent where it is below 16, and more above, and the TPU
+    kernel's does not come back at all.
+
+    Args:
+      inputs: What is attended to.
+      dropout_rate: 0.
+      kernel: One that can do the call; None: that of the platform.
+
+    Raises:
+      ValueError: If the platform has no kernel, or it cannot do the call.
+    """
+    if kernel is None:
+        where = platform_name()
+        why_not = refusal(inputs, dropout_rate, where)
+        if why_not is not None:
+            raise ValueError(
+                f"implementation='fused' cannot do this call: {why_not}; 'auto' takes "
+                "what can."
+            )
+        kernel = _KERNELS[where]
+    logsumexp = blockwise.Blockwise()(inputs, dropout_rate)[1]
+    return _values(inputs.zeroed(), kernel), logsumexp
+
+
+def platform_name() -> str:
+    """Returns where computations run.
 
     `jax.default_backend()` says "gpu" of AMD's and of NVIDIA's oldest too.
     """
@@ -46,45 +98,6 @@ def platform() -> str:
     if float(capability) < _OLDEST_CAPABILITY:
         return f"cuda with compute capability {capability}"
     return "cuda"
-
-
-def refusal(inputs: gradients.Inputs, dropout_rate: float, platform: str) -> str | None:
-    """Returns why no kernel can do a call, as part of a sentence; None if one can.
-
-    Args:
-      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
-        score matter, so that the leaves may be `jax.ShapeDtypeStruct`.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-      platform: As `platform()` names it; "gpu" stands for "cuda".
-    """
-    kernel = _KERNELS.get(platform)
-    if kernel is None:
-        return f"there is no fused kernel for {platform}"
-    limit = next(_limits(inputs, dropout_rate, kernel), None)
-    return None if limit is None else f"{kernel.name} takes {limit}"
-
-
-def attend(
-    inputs: gradients.Inputs,
-    dropout_rate: float,
-    kernel: kernels.Kernel | None = None,
-) -> tuple[Array, Array]:
-    """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
-
-    Only the values, and their gradient, are the kernel's. The logsumexp is that of a
-    blockwise pass of ours, which the compiler drops where nobody reads the map: cuDNN's
-    comes back from `jax.nn` rounded to the dtype of the values, which in bfloat16 makes
-    weights wrong by up to 3 percent where it is below 16, and more above, and the TPU
-    kernel's does not come back at all.
-
-    Args:
-      inputs: What is attended to, as far as `refusal` has nothing against it.
-      dropout_rate: 0.
-      kernel: None: that of the platform.
-    """
-    kernel = kernel or _KERNELS[platform()]
-    logsumexp = blockwise.Blockwise()(inputs, dropout_rate)[1]
-    return _values(inputs.cleaned(), kernel), logsumexp
 
 
 def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
@@ -118,8 +131,8 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield from kernel.limits(inputs, mask)
 
 
-def _values(inputs: gradients.Inputs, kernel: kernels.Kernel) -> Array:
-    """Returns `[B..., T, H, V]`: 0 for blind queries, NaN for those that see a fault.
+def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
+    """Returns `[B..., T, H, V]`: 0 for fully masked queries, NaN for those seeing NaN.
 
     Rows that are replaced get no cotangent, and what the kernel is to ignore is zero,
     so that neither its content nor what the kernel makes of it is felt.
@@ -128,32 +141,34 @@ def _values(inputs: gradients.Inputs, kernel: kernels.Kernel) -> Array:
     mask = kernel_masks.translated(inputs.mask, len(batch_shape))
     mask = mask.collapsed(tuple(batch_shape), num_queries, num_keys)
     start, stop = mask.seen_keys(num_queries, num_keys)
-    blind = (start == stop)[..., None, None]
+    fully_masked = (start == stop)[..., None, None]
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in inputs[:3])
-    query = jnp.where(blind, 0, query)
+    query = jnp.where(fully_masked, 0, query)
     for length in mask.key_lengths:
         beyond = (jnp.arange(num_keys)[None] >= length[:, None])[..., None, None]
         key, value = (jnp.where(beyond, 0, x) for x in (key, value))
     # Without any key kernels may give NaN, and 0 x NaN as gradients; those rows are
-    # blind anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
+    # fully masked anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
     at_least_one = jax.tree.map(lambda length: jnp.maximum(length, 1), mask)
     scale = float(inputs.score.scale_of(query.shape[-1]))
     values = kernel(query, key, value, at_least_one, scale)
-    if inputs.faulty is not None:
-        values = jnp.where(_sees_fault(inputs.faulty, start, stop), jnp.nan, values)
-    values = jnp.where(blind, 0, values)
+    if inputs.nonfinite is not None:
+        values = jnp.where(
+            _sees_nonfinite(inputs.nonfinite, start, stop), jnp.nan, values
+        )
+    values = jnp.where(fully_masked, 0, values)
     return values.reshape(*inputs.query.shape[:-1], -1)
 
 
-def _sees_fault(faulty: faults.Faults, start: Array, stop: Array) -> Array:
-    """Returns which queries are faulty or see a faulty key, `[N, T, H, 1]`.
+def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
+    """Returns which queries are nonfinite or see a nonfinite key, `[N, T, H, 1]`.
 
     Args:
-      faulty: Of queries `[B..., T, H]` and keys `[B..., S, G]`.
+      nonfinite: Of queries `[B..., T, H]` and keys `[B..., S, G]`.
       start: `[N, T]` or `[1, T]`, the first key that a query sees.
       stop: Likewise, the key after its last.
     """
-    queries, keys = (x.reshape(-1, *x.shape[-2:]) for x in faulty)
+    queries, keys = (x.reshape(-1, *x.shape[-2:]) for x in nonfinite)
     before = jnp.cumsum(keys, axis=1, dtype=jnp.int32)
     before = jnp.pad(before, [(0, 0), (1, 0), (0, 0)])  # [N, S + 1, G]
 

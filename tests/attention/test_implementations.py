@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, choice, dot_product, gradients
+from mha_haiku.attention import attend, dot_product, implementations
+from mha_haiku.attention.inputs import Inputs
 
 
 def inputs(batch, T, S, dtype=jnp.float32, mask=None, H=4, K=64):
@@ -13,7 +14,7 @@ def inputs(batch, T, S, dtype=jnp.float32, mask=None, H=4, K=64):
     query, key = (jax.ShapeDtypeStruct((batch, n, H, K), dtype) for n in (T, S))
     mask = masks.full() if mask is None else mask
     score = dot_product()
-    return gradients.Inputs(query, key, key, None, score, mask, None, None)
+    return Inputs(query, key, key, None, score, mask, None, None)
 
 
 HALF = jnp.bfloat16
@@ -42,7 +43,7 @@ CALLS = [
 def test_implementation_is_chosen_by_what_is_asked(
     call, dropout_rate, platform, expected
 ):
-    assert choice.automatic(call, dropout_rate, platform) == expected
+    assert implementations.automatic(call, dropout_rate, platform) == expected
 
 
 def test_automatic_choice_is_the_default_and_gives_the_same(arrays):

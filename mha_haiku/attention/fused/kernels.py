@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.attention import gradients, kernel_masks, scores
+from mha_haiku.attention import scores
+from mha_haiku.attention.fused import kernel_masks
+from mha_haiku.attention.inputs import Inputs
 
 Array = jax.Array
 
@@ -48,9 +50,7 @@ class Kernel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def limits(
-        self, inputs: gradients.Inputs, mask: kernel_masks.KernelMask
-    ) -> Iterator[str]:
+    def limits(self, inputs: Inputs, mask: kernel_masks.KernelMask) -> Iterator[str]:
         """Yields what rules the kernel out, as the end of "the kernel takes ..."."""
 
 

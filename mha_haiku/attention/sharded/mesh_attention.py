@@ -12,13 +12,15 @@ from collections.abc import Callable
 import jax
 
 from mha_haiku.attention import (
+    attention_map,
     blockwise,
-    gradients,
     implementations,
-    layout,
-    ring_attention,
+    pooling,
+    row_sums,
     sweep,
 )
+from mha_haiku.attention.inputs import Inputs
+from mha_haiku.attention.sharded import layout, ring_attention, ring_sums
 
 Array = jax.Array
 IN_A_RING = ("auto", "blockwise")
@@ -46,9 +48,7 @@ class Sharded:
         if self.mesh.shape["sequence"] > 1:
             _check_in_a_ring(self.implementation)
 
-    def __call__(
-        self, inputs: gradients.Inputs, dropout_rate: float
-    ) -> tuple[Array, Array]:
+    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
         """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
         Raises:
@@ -62,7 +62,7 @@ class Sharded:
             sizes = sweep.Sizes(chosen.rows, chosen.columns, chosen.heads)
             options = ring_attention.Options(self.mesh, sizes, dropout_rate)
             return ring_attention.attend(inputs, options)
-        alone = implementations.of(self.implementation)
+        alone = implementations.named(self.implementation)
 
         def attend(inputs):
             inputs = layout.with_own_key(inputs, self.mesh)
@@ -76,6 +76,16 @@ class Sharded:
             out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
             check_vma=False,
         )(inputs)
+
+    def row_sums(
+        self,
+        attention_map: attention_map.AttentionMap,
+        question: row_sums.Question,
+        grid: pooling.Grid | None,
+        sizes: sweep.Sizes,
+    ) -> row_sums.MapSums:
+        """Returns what the rows of a map add up to; see `row_sums.of_map`."""
+        return ring_sums.of_map(attention_map, self.mesh, question, grid, sizes)
 
 
 def _check_in_a_ring(implementation):

@@ -17,7 +17,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, fused, kernels, scores
+from mha_haiku.attention import attend, scores
+from mha_haiku.attention.fused import kernel_attention, kernels
 from tests import oracles
 
 B, H, G, K = 2, 4, 2, 8
@@ -38,7 +39,7 @@ MASKS = {
 
 def by(kernel):
     """Returns the implementation of attention by a kernel."""
-    return functools.partial(fused.attend, kernel=kernel)
+    return functools.partial(kernel_attention.attend, kernel=kernel)
 
 
 def gradients_by(implementation, arrays, mask, score=None, of_map=False):

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.attention import layout, pooling, ring, ring_attention, row_sums, sweep
+from mha_haiku.attention import pooling, row_sums, sweep
+from mha_haiku.attention.sharded import layout, ring, ring_attention
 
 Array = jax.Array
 Questions = dict[str, Array]  # fields of a `Question`
@@ -37,13 +38,14 @@ class _Keys(NamedTuple):
 
 def of_map(
     attention_map: Any,
+    mesh: jax.sharding.Mesh,
     question: row_sums.Question,
     grid: pooling.Grid | None,
     sizes: sweep.Sizes,
 ) -> row_sums.MapSums:
-    """Returns the sums of a map on its mesh; see `row_sums.of_map`."""
+    """Returns the sums of a map on a mesh; see `row_sums.of_map`."""
     *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
-    mesh, batch_ndim = attention_map.mesh, len(batch_shape)
+    batch_ndim = len(batch_shape)
     size = mesh.shape[ring.AXIS]
     circle = ring.Ring.of(attention_map.mask, num_queries, num_keys, size)
 
@@ -85,7 +87,7 @@ def of_map(
         )
 
     # What a map holds besides is not needed.
-    shown = dataclasses.replace(attention_map, value=None, mesh=None)
+    shown = dataclasses.replace(attention_map, value=None, devices=None)
     return jax.shard_map(
         local,
         mesh=mesh,

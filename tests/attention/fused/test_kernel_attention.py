@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import fused, gradients, scores
+from mha_haiku.attention import scores
+from mha_haiku.attention.fused import kernel_attention
+from mha_haiku.attention.inputs import Inputs
 
 LENGTHS = np.asarray([4, 0], np.int32)
 PADDING = masks.padding(LENGTHS)
@@ -27,9 +29,9 @@ def inputs_of(
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
     parts = {"bias": None, "score": scores.dot_product(), "mask": masks.causal()}
-    parts |= {"faulty": None, "rng": None} | changes
+    parts |= {"nonfinite": None, "rng": None} | changes
     shape_of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
-    return gradients.Inputs(*arrays, **jax.tree.map(shape_of, parts))
+    return Inputs(*arrays, **jax.tree.map(shape_of, parts))
 
 
 ON_BOTH = {
@@ -88,8 +90,8 @@ REFUSALS = [
 
 @pytest.mark.parametrize("platform, changes, words", REFUSALS)
 def test_refusal_names_the_property(platform, changes, words):
-    assert fused.refusal(inputs_of(), 0.0, platform) is None
-    found = fused.refusal(inputs_of(**changes), 0.0, platform)
+    assert kernel_attention.refusal(inputs_of(), 0.0, platform) is None
+    found = kernel_attention.refusal(inputs_of(**changes), 0.0, platform)
     start = {"cuda": "cuDNN attention takes ", "tpu": "the TPU kernel takes "}[platform]
     assert found.startswith(start)
     assert words in found
@@ -97,12 +99,14 @@ def test_refusal_names_the_property(platform, changes, words):
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_dropout_is_refused(platform):
-    assert fused.refusal(inputs_of(), 0.1, platform).endswith("takes no dropout")
+    assert kernel_attention.refusal(inputs_of(), 0.1, platform).endswith(
+        "takes no dropout"
+    )
 
 
 @pytest.mark.parametrize("platform", ["cpu", "rocm", "metal"])
 def test_platforms_without_a_kernel_are_refused(platform):
-    found = fused.refusal(inputs_of(), 0.0, platform)
+    found = kernel_attention.refusal(inputs_of(), 0.0, platform)
     assert found == f"there is no fused kernel for {platform}"
 
 
@@ -121,14 +125,14 @@ def test_platforms_without_a_kernel_are_refused(platform):
     ],
 )
 def test_what_a_kernel_can_do_is_not_refused(platform, changes):
-    assert fused.refusal(inputs_of(**changes), 0.0, platform) is None
+    assert kernel_attention.refusal(inputs_of(**changes), 0.0, platform) is None
 
 
 def test_refusal_is_the_same_while_being_traced():
     found = []
 
     def traced(inputs):
-        found.append(fused.refusal(inputs, 0.0, "cuda"))
+        found.append(kernel_attention.refusal(inputs, 0.0, "cuda"))
         return 0
 
     jax.eval_shape(traced, inputs_of(mask=masks.causal() & PADDING))
@@ -152,6 +156,9 @@ def test_platform_tells_gpus_apart(version, capability, expected, monkeypatch):
     )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    assert fused.platform() == expected
-    is_refused = fused.refusal(inputs_of(), 0.0, fused.platform()) is not None
+    assert kernel_attention.platform_name() == expected
+    is_refused = (
+        kernel_attention.refusal(inputs_of(), 0.0, kernel_attention.platform_name())
+        is not None
+    )
     assert is_refused == (expected != "cuda")

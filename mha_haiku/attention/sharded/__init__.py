@@ -1,0 +1,5 @@
+"""Attention that the devices of a mesh share, for `attend(implementation=)`."""
+
+from mha_haiku.attention.sharded.mesh_attention import IN_A_RING, Sharded
+
+__all__ = ["IN_A_RING", "Sharded"]
