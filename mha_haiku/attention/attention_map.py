@@ -6,7 +6,6 @@ O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +27,7 @@ Array = jax.Array
 
 
 @tiles.pytree(
-    data=("query", "key", "logsumexp", "mask", "bias", "score", "value"),
-    meta=("devices",),
+    data=("query", "key", "logsumexp", "mask", "bias", "score", "value"), meta=("mesh",)
 )
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
@@ -45,8 +43,7 @@ class AttentionMap:
       bias: What was added to the scores, or None.
       score: The score, with its parameters.
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
-      devices: The implementation by which devices share the arrays (see
-        `attention.Sharded`), whose `row_sums` adds up the map on them; or None.
+      mesh: The devices that share the arrays as `attention.Sharded` says, or None.
     """
 
     query: Array
@@ -56,7 +53,7 @@ class AttentionMap:
     bias: positions.ScoreBias | None
     score: scores.Score
     value: Array | None = None
-    devices: Any = None
+    mesh: jax.sharding.Mesh | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -120,9 +120,9 @@ def attend(
     inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng)
     values, logsumexp = implementation(inputs, dropout_rate)
     query, key, value, *_ = inputs.zeroed()
-    devices = implementation if hasattr(implementation, "row_sums") else None
+    mesh = getattr(implementation, "mesh", None)  # the devices that share the map
     return values, attention_map.AttentionMap(
-        query, key, logsumexp, mask, bias, score, value, devices
+        query, key, logsumexp, mask, bias, score, value, mesh
     )
 
 

@@ -14,6 +14,7 @@ from mha_haiku import tiles
 from mha_haiku.attention import pooling, sweep, views
 
 Array = jax.Array
+SHARED = {}  # "sums": what `of_map` is where devices share the map; sharded/ registers
 OFFSETS = (-1, 0, 1)  # of the key from the query: previous, same and next position
 
 # Fields of a `Question` that are about positions: of queries, and of keys.

@@ -130,10 +130,10 @@ def statistics(
       sizes: Of the tiles.
     """
     *batch_shape, _, num_queries, num_keys = attention_map.shape
-    if attention_map.devices is None:
+    if attention_map.mesh is None:
         sums = row_sums.of_map(attention_map, question, grid, sizes)
     else:
-        sums = attention_map.devices.row_sums(attention_map, question, grid, sizes)
+        sums = row_sums.SHARED["sums"](attention_map, question, grid, sizes)
     unseen = attention_map.mask.aligned_unseen_keys(
         num_queries, num_keys, len(batch_shape)
     )

@@ -11,16 +11,9 @@ from collections.abc import Callable
 
 import jax
 
-from mha_haiku.attention import (
-    attention_map,
-    blockwise,
-    implementations,
-    pooling,
-    row_sums,
-    sweep,
-)
+from mha_haiku.attention import blockwise, implementations, sweep
 from mha_haiku.attention.inputs import Inputs
-from mha_haiku.attention.sharded import layout, ring_attention, ring_sums
+from mha_haiku.attention.sharded import layout, ring_attention
 
 Array = jax.Array
 IN_A_RING = ("auto", "blockwise")
@@ -76,16 +69,6 @@ class Sharded:
             out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
             check_vma=False,
         )(inputs)
-
-    def row_sums(
-        self,
-        attention_map: attention_map.AttentionMap,
-        question: row_sums.Question,
-        grid: pooling.Grid | None,
-        sizes: sweep.Sizes,
-    ) -> row_sums.MapSums:
-        """Returns what the rows of a map add up to; see `row_sums.of_map`."""
-        return ring_sums.of_map(attention_map, self.mesh, question, grid, sizes)
 
 
 def _check_in_a_ring(implementation):

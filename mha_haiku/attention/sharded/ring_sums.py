@@ -38,14 +38,13 @@ class _Keys(NamedTuple):
 
 def of_map(
     attention_map: Any,
-    mesh: jax.sharding.Mesh,
     question: row_sums.Question,
     grid: pooling.Grid | None,
     sizes: sweep.Sizes,
 ) -> row_sums.MapSums:
     """Returns the sums of a map on a mesh; see `row_sums.of_map`."""
     *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
-    batch_ndim = len(batch_shape)
+    mesh, batch_ndim = attention_map.mesh, len(batch_shape)
     size = mesh.shape[ring.AXIS]
     circle = ring.Ring.of(attention_map.mask, num_queries, num_keys, size)
 
@@ -87,7 +86,7 @@ def of_map(
         )
 
     # What a map holds besides is not needed.
-    shown = dataclasses.replace(attention_map, value=None, devices=None)
+    shown = dataclasses.replace(attention_map, value=None, mesh=None)
     return jax.shard_map(
         local,
         mesh=mesh,
