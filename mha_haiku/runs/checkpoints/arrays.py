@@ -1,12 +1,11 @@
-"""The arrays of a checkpoint: written and read by orbax, compared by their names.
+"""The arrays of a checkpoint: one safetensors file, compared by their names.
 
-orbax writes array data and JSON, and unpickles nothing; no path on the disk is made of
-a parameter's name. It casts another dtype in silence, and what it says of another tree
-names no parameter, so both are checked before it reads.
+A name is where the array stands in the tree, ".params['encoder/norm']['scale']". The
+file is a JSON header and the bytes of the arrays; other tools read it as it is.
 """
 
 import errno
-import logging
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,16 +13,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import keystr
 
 from mha_haiku.checks import ConfigError
 
 _ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
+_METADATA = "__metadata__"  # what a safetensors file has beside its arrays
+_MOST_BYTES = 2**26  # of a header; more is none
 
 
 def describe(tree: Any) -> dict[str, dict[str, Any]]:
     """Returns "dtype" and "shape" of each array, or shape, of a tree, by its name."""
     return {
-        jax.tree_util.keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
+        keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
         for path, x in jax.tree.leaves_with_path(tree)
     }
 
@@ -60,56 +62,56 @@ def compare(
                 )
 
 
-def write(folder: Path, tree: Any) -> None:
-    """Writes a tree of host arrays into a folder that is not there yet.
+def write(path: Path, tree: Any) -> None:
+    """Writes a tree of host arrays as one safetensors file.
 
     Raises:
+      ValueError: If two arrays have one name, or a name is reserved.
       OSError: If the disk has no room for them.
     """
-    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
-    if shutil.disk_usage(folder.parent).free < size + _ROOM:
-        # Before orbax finds out: it tells of it in hundreds of lines.
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-    ocp = _orbax()
-    with _checkpointer(ocp) as checkpointer:
-        checkpointer.save(folder, args=ocp.args.StandardSave(tree))
+    import safetensors.numpy
+
+    leaves = jax.tree.leaves_with_path(tree)
+    arrays = {keystr(place): np.asarray(x, order="C") for place, x in leaves}
+    if len(arrays) < len(leaves) or _METADATA in arrays:
+        raise ValueError(f"arrays must have names of their own, none {_METADATA!r}.")
+    size = sum(array.nbytes for array in arrays.values())
+    if shutil.disk_usage(path.parent).free < size + _ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    safetensors.numpy.save_file(arrays, path)
 
 
-def read(folder: Path, abstract: Any) -> Any:
-    """Returns the tree in a folder, as host arrays.
+def read(path: Path, abstract: Any) -> Any:
+    """Returns the tree in a safetensors file, as host arrays.
 
     Args:
-      folder: What `write` wrote.
+      path: What `write` wrote.
       abstract: A tree of the shapes and dtypes that are there; see `compare`.
+
+    Raises:
+      ValueError: If the file holds anything else, or a name twice.
     """
-    ocp = _orbax()
-    target = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
-    with _checkpointer(ocp) as checkpointer:
-        tree = checkpointer.restore(folder, args=ocp.args.StandardRestore(target))
-    return jax.tree.map(np.asarray, tree)
+    import safetensors
+
+    wanted = describe(abstract)
+    if sorted(_names(path)) != sorted(wanted):
+        raise ValueError(f"{path} must hold the arrays of its manifest, each once.")
+    with safetensors.safe_open(path, framework="np") as file:
+        arrays = {name: file.get_tensor(name) for name in wanted}
+    for name, array in arrays.items():
+        if describe(array)[""] != wanted[name]:
+            raise ValueError(f"{path} must hold {wanted[name]} at {name}.")
+    return jax.tree.unflatten(jax.tree.structure(abstract), arrays.values())
 
 
-def _checkpointer(ocp):
-    """Returns what writes in this process, whatever other processes do."""
-    own = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=str(own)
-    )
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
-def _orbax():
-    """Returns orbax, which takes half a second to import, and keeps it quiet."""
-    import orbax.checkpoint as ocp
-
-    logging.getLogger("absl").addFilter(_quiet)
-    return ocp
-
-
-def _quiet(record: logging.LogRecord) -> bool:
-    """Drops orbax's notes on its progress; what fails it raises as well."""
-    return "orbax" not in record.pathname
+def _names(path) -> list[str]:
+    """Returns the names in a safetensors file; safetensors takes the last of twins."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MOST_BYTES:
+            raise ValueError(f"{path} has a header of {size} bytes.")
+        pairs = json.loads(file.read(size), object_pairs_hook=list)
+    return [name for name, _ in pairs if name != _METADATA]
 
 
 def _listed(names) -> str:

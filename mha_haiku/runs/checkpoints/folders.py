@@ -11,9 +11,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mha_haiku.checks import ConfigError
 from mha_haiku.runs.checkpoints import arrays, manifest
 
-_ARRAYS = "arrays"
+_ARRAYS = "arrays.safetensors"
+_OLD_ARRAYS = "arrays"  # the folder of orbax, in version 0.1.0
 _PARTIAL = ".partial-"  # being written
 _REMOVED = ".removed-"  # being deleted
 _STEP = re.compile("0|[1-9][0-9]{0,17}")
@@ -28,11 +30,23 @@ class Folders:
         self._damage: dict[int, str | None] = {}  # of the steps that were looked at
 
     def steps(self) -> list[int]:
-        """Returns the steps that are there, good or not, ascending."""
+        """Returns the steps that are there, good or not, ascending.
+
+        What has the name of a step and is none, such as a link, is a damaged one.
+        """
         if not self.root.is_dir():
             return []
-        names = [path.name for path in self.root.iterdir() if path.is_dir()]
+        names = os.listdir(self.root)
         return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+    def check_version(self) -> None:
+        """Raises ConfigError where checkpoints of version 0.1.0 are."""
+        for step in self.steps():
+            if (self._path(step) / _OLD_ARRAYS).is_dir():
+                raise ConfigError(
+                    f"The checkpoints in {self.root} are of mha_haiku 0.1.0.\n"
+                    "Only that version can read them; take another workdir."
+                )
 
     def damage(self, step: int) -> str | None:
         """Returns what is wrong with a step, None if nothing; reads it only once."""
@@ -54,13 +68,16 @@ class Folders:
         """Returns the tree of a good step; see `arrays.compare` for what it refuses."""
         saved = manifest.read(self._path(step)).arrays
         arrays.compare(saved, arrays.describe(abstract), where)
-        return arrays.read(self._path(step) / _ARRAYS, abstract)
+        try:
+            return arrays.read(self._path(step) / _ARRAYS, abstract)
+        except Exception as error:  # of a file that its own manifest belies
+            raise ConfigError(f"{where} is damaged: {error}") from error
 
     def write(self, step: int, tree: Any, held_out_loss: float | None) -> None:
         """Writes a step that is not there.
 
         Raises:
-          Exception: Whatever the disk or orbax has against it; then nothing is there.
+          Exception: Whatever stands against it; then nothing is there.
         """
         partial = self.root / f"{_PARTIAL}{step}"
         try:
@@ -74,14 +91,14 @@ class Folders:
             )
             os.rename(partial, self._path(step))
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             raise
         self._damage[step] = None
 
     def set_aside(self, step: int) -> str:
         """Renames a damaged step, and returns its new name."""
         path = self.root / f"{step}.damaged"
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         os.rename(self._path(step), path)
         del self._damage[step]
         return path.name
@@ -95,14 +112,14 @@ class Folders:
             if step != best:
                 removed = self.root / f"{_REMOVED}{step}"
                 os.rename(self._path(step), removed)
-                shutil.rmtree(removed, ignore_errors=True)
+                _remove(removed)
                 self._damage.pop(step, None)
 
     def clean(self) -> None:
         """Removes what a kill left half written or half deleted."""
         for prefix in (_PARTIAL, _REMOVED):
             for path in self.root.glob(f"{prefix}*"):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
     def _held_out_loss(self, step) -> float | None:
         try:
@@ -112,3 +129,10 @@ class Folders:
 
     def _path(self, step) -> Path:
         return self.root / str(step)
+
+
+def _remove(path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

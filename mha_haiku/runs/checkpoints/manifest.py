@@ -1,14 +1,14 @@
 """What proves a checkpoint whole: manifest.json, with the sha256 of each of its files.
 
 Nothing of a checkpoint may differ from its manifest: no file changed, cut short,
-missing or added, and no link in place of a file. It holds a digest of itself too.
+missing or added, and no folder or link in place of a file. It holds a digest of itself
+too.
 """
 
 import hashlib
 import json
 import math
 import os
-import pathlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class Manifest(NamedTuple):
     step: int
     held_out_loss: float | None
     arrays: dict[str, dict[str, Any]]  # "dtype" and "shape" of each array, by its name
-    files: dict[str, str]  # sha256 of each file, by its path below the folder
+    files: dict[str, str]  # sha256 of each file, by its name
 
 
 def write(
@@ -49,8 +49,7 @@ def write(
     (folder / NAME).write_text(_text(manifest._asdict()), encoding="utf-8")
     for name in (*files, NAME):
         _to_disk(folder / name)
-    for path, _, _ in os.walk(folder):
-        _to_disk(Path(path))
+    _to_disk(folder)
 
 
 def read(folder: Path) -> Manifest:
@@ -60,7 +59,11 @@ def read(folder: Path) -> Manifest:
       DamageError: If there is none, or it is not what `write` wrote.
     """
     path = folder / NAME
-    if folder.is_symlink() or path.is_symlink() or not path.is_file():
+    if folder.is_symlink():
+        raise DamageError("it is a link")
+    if not folder.is_dir():
+        raise DamageError("it is not a folder")
+    if path.is_symlink() or not path.is_file():
         raise DamageError(f"it has no {NAME}")
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -103,16 +106,12 @@ def check(folder: Path) -> Manifest:
 
 
 def _names(folder) -> list[str]:
-    """Returns the paths below a folder of the files in it, none of them a link."""
-    names = []
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(root, name)
-            if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                below = path.relative_to(folder).as_posix()
-                raise DamageError(f"{below} is neither a file nor a folder")
-        names += [Path(root, name).relative_to(folder).as_posix() for name in files]
-    return sorted(names)
+    """Returns the names of the files in a folder, which must hold nothing else."""
+    paths = sorted(folder.iterdir())
+    for path in paths:
+        if path.is_symlink() or not path.is_file():
+            raise DamageError(f"{path.name} is not a file")
+    return [path.name for path in paths]
 
 
 def _check_types(manifest) -> None:
@@ -122,8 +121,9 @@ def _check_types(manifest) -> None:
     if not isinstance(manifest.step, int):
         raise ValueError
     for name, digest in manifest.files.items():
-        parts = pathlib.PurePosixPath(name).parts
-        if not parts or ".." in parts or name.startswith("/") or len(digest) != 64:
+        if name != os.path.basename(name) or name in ("", ".", "..", NAME):
+            raise ValueError
+        if len(digest) != 64:
             raise ValueError
     for described in manifest.arrays.values():
         if set(described) != {"dtype", "shape"}:

@@ -1,10 +1,8 @@
 """The checkpoints of a run: saved in the background, restored when proved good."""
 
-import concurrent.futures.thread  # noqa: F401 (see _finish_saves)
 import logging
 import math
 import threading
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,8 @@ class Checkpoints:
             nobody else may write to it; a run's folder has a lock.
 
         Raises:
-          ConfigError: If there is no such folder to read.
+          ConfigError: If there is no such folder to read, or its checkpoints are of
+            version 0.1.0.
         """
         self._folders = folders.Folders(Path(folder).absolute())
         self._read_only = read_only
@@ -44,9 +43,9 @@ class Checkpoints:
         self._told: set[int] = set()  # damaged steps
         if not read_only:
             self._folders.clean()
-            _writing.add(self)
         elif not self._folders.root.is_dir():
             raise ConfigError(f"There are no checkpoints in {folder}.")
+        self._folders.check_version()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -105,6 +104,7 @@ class Checkpoints:
             if damage is None:
                 return
             self._leave_out({step: damage}, "it is saved again")
+        # Not a daemon: Python waits for it when the process ends, however that ends.
         self._thread = threading.Thread(
             target=self._write, args=(step, tree, held_out_loss), name="checkpoint"
         )
@@ -229,26 +229,9 @@ class Elsewhere:
 
 
 def _reason(error) -> str:
-    """Returns the one sentence in what orbax or the system says."""
+    """Returns the one sentence in what safetensors or the system says."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())
     full = "No space left on device"
     return full if full in text else f"{type(error).__name__}: {text[:200]}"
-
-
-_writing: "weakref.WeakSet[Checkpoints]" = weakref.WeakSet()
-
-
-def _finish_saves() -> None:
-    """Lets saves end before the process does.
-
-    orbax uses executors, which take no more work once Python has begun to end; so this
-    has to run before they are told, which is why their module is imported first: what
-    is registered last runs first. `atexit` runs too late for it.
-    """
-    for store in list(_writing):
-        store._join()
-
-
-threading._register_atexit(_finish_saves)

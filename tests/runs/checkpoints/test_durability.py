@@ -29,7 +29,7 @@ def _flip(path):
 
 
 def _damage(folder, step):
-    _flip(next((folder / str(step) / "arrays" / "d").iterdir()))
+    _flip(folder / str(step) / "arrays.safetensors")
 
 
 def _warnings(caplog):
@@ -45,7 +45,7 @@ def test_damaged_step_is_told_once_and_the_one_before_is_taken(
         for _ in range(2):
             assert stored.latest() == 1
             assert stored.restore(make_tree())["step"] == 1
-        with pytest.raises(ConfigError, match=r"step 2 in .* is damaged: arrays/d/"):
+        with pytest.raises(ConfigError, match=r"step 2 in .* is damaged: arrays\.s"):
             stored.restore(make_tree(), 2)
     (told,) = _warnings(caplog)
     assert "step 2" in told and "the newest good one is of step 1" in told
@@ -102,6 +102,33 @@ def test_what_a_kill_left_half_done_is_no_step(folder, make_tree):
     assert sorted(os.listdir(folder)) == ["2", "3"]
 
 
+def test_link_in_place_of_a_step_is_warned_of(folder, make_tree, caplog):
+    (folder / "3").symlink_to("3")  # to itself
+    (folder / "4").symlink_to("2")
+    (folder / "5").write_text("")
+    with checkpoints.Checkpoints(folder, read_only=True) as stored:
+        assert stored.latest() == 2
+    three = ("it is a link", "it is a link", "it is not a folder")
+    warnings = zip((3, 4, 5), _warnings(caplog)[::-1], three, strict=True)
+    for step, warning, why in warnings:
+        assert f"step {step} in" in warning and why in warning
+    with checkpoints.Checkpoints(folder) as stored:
+        assert stored.latest() == 2
+        stored.save(4, make_tree(4))
+        assert stored.restore(make_tree())["step"] == 4
+    kept = ["2", "3.damaged", "4", "4.damaged", "5.damaged"]
+    assert sorted(os.listdir(folder)) == kept
+
+
+def test_checkpoints_of_orbax_are_refused_by_their_version(folder):
+    (folder / "2" / "arrays" / "d").mkdir(parents=True)
+    before = sorted(folder.rglob("*"))
+    for read_only in (True, False):
+        with pytest.raises(ConfigError, match=r"of mha_haiku 0\.1\.0\.\nOnly that"):
+            checkpoints.Checkpoints(folder, read_only=read_only)
+    assert sorted(folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("name", ["01", "+1", "-1", "1.0", "٣", "1e3", " 4"])
 def test_other_folders_are_no_steps(folder, name):
     shutil.copytree(folder / "2", folder / name)
@@ -112,7 +139,7 @@ def test_other_folders_are_no_steps(folder, name):
 def test_checkpoint_gets_its_name_when_it_is_whole(tmp_path, make_tree, monkeypatch):
     seen = {}
 
-    def rename(old, new):  # orbax uses it too
+    def rename(old, new):
         before = pathlib.Path(old).name
         seen[pathlib.Path(new).name] = (before, sorted(os.listdir(old)))
         os.replace(old, new)
@@ -121,7 +148,7 @@ def test_checkpoint_gets_its_name_when_it_is_whole(tmp_path, make_tree, monkeypa
     with checkpoints.Checkpoints(tmp_path / "new") as stored:
         stored.save(3, make_tree())
         stored.close()
-        assert seen["3"] == (".partial-3", ["arrays", "manifest.json"])
+        assert seen["3"] == (".partial-3", ["arrays.safetensors", "manifest.json"])
 
 
 def test_saving_does_not_wait_for_the_disk(tmp_path, make_tree, monkeypatch):
