@@ -41,7 +41,7 @@ from mha_haiku.modules import (
 if TYPE_CHECKING:
     from mha_haiku import devices, runs, studies
 
-__version__ = "0.1.0"  # setup.cfg reads it here
+__version__ = "0.2.0"  # setup.cfg reads it here
 
 __all__ = [
     "AttentionMap",
