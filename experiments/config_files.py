@@ -1,7 +1,7 @@
 """Config files: found, loaded, overridden from the command line, and described.
 
-A config file is Python that runs: it has a function `get_config()` that returns an
-`ml_collections.ConfigDict` with every field of the run.
+A config file is Python that runs: it has a function `get_config()` that starts from
+`runs.default_config()` and sets what differs.
 
 `ml_collections.config_flags` is not used: it answers a misspelt field with three
 tracebacks, and its `--help` lists no fields. What is wanted of it, to set a field from
@@ -9,7 +9,6 @@ text of the type of its default, is `override`.
 """
 
 import ast
-import io
 import pathlib
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -79,47 +78,65 @@ def load(path: str) -> config_dict.ConfigDict:
 def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]]):
     """Sets fields of `config` from text.
 
+    Another task has other options: those that both have stay, and the others are as
+    they are by default.
+
     Args:
       config: Changed in place.
-      overrides: Pairs of a field's dotted name, such as `config.model.num_heads`, and
-        the text to read with the type of its default.
+      overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, or
+        one that it had formerly, and the text to read with the type of its default.
 
     Raises:
       ConfigError: If there is no such field, or the text is not of its type.
     """
-    fields = {name: (section, key) for name, section, key in _fields(config)}
+    from mha_haiku.runs import configuration
+
+    overrides = list(overrides)
     for name, text in overrides:
-        if name not in fields:
-            raise _unknown_field(config, fields, name, text)
-        section, key = fields[name]
-        kind = section.get_type(key)
-        # "none" is also a name, of no positions for one.
-        is_none = text.lower() == "none" and (kind is not str or section[key] is None)
-        try:
-            section[key] = None if is_none else _parse(text, kind)
-        except (KeyError, SyntaxError, TypeError, ValueError) as error:
-            wanted = _WANTED.get(kind, "a Python literal")
-            raise _mistake(
-                f"{name} must be {wanted}, as its default {section[key]!r} is; "
-                f"got {text!r}."
-            ) from error
+        if name == "config.task.name":
+            configuration.set_task(config, text)
+    places = {name: (section, key) for name, section, key in _fields(config)}
+    for given, text in overrides:
+        names = [given] if given in places else configuration.RENAMED.get(given, ())
+        if not names or not set(names) <= set(places):
+            raise _unknown_field(config, places, given, text)
+        for name in names:
+            _set(*places[name], given, text)
 
 
 def describe(path: str) -> list[str]:
-    """Returns a line for each field of a config file: its flag, default and comment."""
+    """Returns a line for each field of a config file: its flag, value and meaning."""
+    from mha_haiku import fields
+    from mha_haiku.runs import configuration
+
     config = load(path)
-    comments = _comments(_source(path))
-    order = {name: place for place, name in enumerate(comments)}
-    fields = sorted(_fields(config), key=lambda field: order.get(field[0], len(order)))
+    task = configuration.task_name(config.to_dict())
+    declared = dict(fields.flat("config", configuration.declared(task)))
+    order = {name: place for place, name in enumerate(declared)}
+    shown = sorted(_fields(config), key=lambda field: order.get(field[0], len(order)))
     entries = []
-    for name, section, key in fields:
+    for name, section, key in shown:
         value = section[key]
-        comment = comments.get(name, "")
+        meaning = declared[name].explained if name in declared else ""
         if value is None:
-            comment = f"({section.get_type(key).__name__}) {comment}"
-        entries.append((f"--{name}={value}", comment))
+            meaning = f"({section.get_type(key).__name__}) {meaning}"
+        entries.append((f"--{name}={value}", meaning))
     width = max((len(flag) for flag, _ in entries), default=0)
-    return [f"{flag:{width}}  {comment}".rstrip() for flag, comment in entries]
+    return [f"{flag:{width}}  {meaning}".rstrip() for flag, meaning in entries]
+
+
+def _set(section, key, name, text) -> None:
+    kind = section.get_type(key)
+    # "none" is also a name, of no positions for one.
+    is_none = text.lower() == "none" and (kind is not str or section[key] is None)
+    try:
+        section[key] = None if is_none else _parse(text, kind)
+    except (KeyError, SyntaxError, TypeError, ValueError) as error:
+        wanted = _WANTED.get(kind, "a Python literal")
+        raise _mistake(
+            f"{name} must be {wanted}, as its default {section[key]!r} is; "
+            f"got {text!r}."
+        ) from error
 
 
 def _source(path: str) -> str:
@@ -168,6 +185,7 @@ def _parse(text: str, kind: type) -> Any:
 
 def _unknown_field(config, fields, name: str, text: str) -> Exception:
     from mha_haiku import checks
+    from mha_haiku.fields import nearest
 
     section, section_name = config, "config"
     for key in name.split(".")[1:]:
@@ -177,32 +195,9 @@ def _unknown_field(config, fields, name: str, text: str) -> Exception:
     listed = f"{section_name} has the fields {', '.join(section)}."
     if section_name == name:
         return checks.ConfigError(f"--{name}={text} sets no field.\n{listed}")
-    # The right field of another section is a likelier wish than a similar one of this.
-    leaf = name.rpartition(".")[-1]
-    elsewhere = [field for field in fields if field.rpartition(".")[-1] == leaf]
-    nearest = checks.nearest(name, elsewhere or fields)
-    return checks.ConfigError(f"--{name}: there is no such field.{nearest}\n{listed}")
-
-
-def _comments(source: str) -> dict[str, str]:
-    """Returns the comment behind, or else above, each `config.x.y = ...` of a file."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    found = {
-        t.start: t.string[1:].strip() for t in tokens if t.type == tokenize.COMMENT
-    }
-    lines = source.splitlines()
-    behind = {row: text for (row, _), text in found.items()}
-    comments = {}
-    assignments = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Assign)]
-    for node in sorted(assignments, key=lambda node: node.lineno):
-        above = ""
-        row = node.lineno - 1
-        while row in behind and lines[row - 1].lstrip().startswith("#"):
-            above = f"{behind[row]} {above}".strip()
-            row -= 1
-        for target in node.targets:
-            comments[ast.unparse(target)] = behind.get(node.end_lineno, above)
-    return comments
+    return checks.ConfigError(
+        f"--{name}: there is no such field.{nearest(name, fields)}\n{listed}"
+    )
 
 
 def _mistake(message: str) -> Exception:

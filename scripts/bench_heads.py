@@ -185,7 +185,9 @@ def _config() -> ml_collections.ConfigDict:
     from configs import sort
 
     config = sort.get_config().model
-    config.update(num_layers=L, num_heads=H, model_size=D, hidden_size=F, max_length=T)
+    config.update(num_layers=L, model_size=D)
+    config.attention.num_heads = H
+    config.feed_forward.hidden_size, config.embedding.max_length = F, T
     return config
 
 

@@ -130,13 +130,11 @@ def _config(sizes, batch_size, **fields) -> ml_collections.ConfigDict:
     config = text_lm.get_config()
     config.task.sequence_length = sizes["length"]
     config.model.update(
-        max_length=sizes["length"],
-        num_layers=sizes["layers"],
-        num_heads=8,
-        model_size=sizes["width"],
-        hidden_size=4 * sizes["width"],
-        dropout_rate=0.0,
+        num_layers=sizes["layers"], model_size=sizes["width"], dropout_rate=0.0
     )
+    config.model.embedding.max_length = sizes["length"]
+    config.model.attention.num_heads = 8
+    config.model.feed_forward.hidden_size = 4 * sizes["width"]
     config.training.update(batch_size=batch_size, steps_per_dispatch=1)
     config.devices.update(fields)
     return config

@@ -25,8 +25,9 @@ def _training(case, is_quick) -> list[bench_command.Duel]:
     title = (
         f"{case}: a training step; batch {config.training.batch_size}, length "
         f"{config.task.sequence_length}, vocabulary {config.task.num_tokens}, width "
-        f"{model.model_size}, layers {model.num_layers}, heads {model.num_heads}, "
-        f"feed-forward {model.hidden_size}; {steps} steps a sample"
+        f"{model.model_size}, layers {model.num_layers}, "
+        f"heads {model.attention.num_heads}, "
+        f"feed-forward {model.feed_forward.hidden_size}; {steps} steps a sample"
     )
     promise = duel_promises.Promise("ours", 1.0, "torch", aim=0.5)
     contenders = _libraries(_LIBRARIES, case=case, size=steps)

@@ -61,7 +61,7 @@ def _print(name, scores) -> None:
 def _with_dead_heads() -> ground_truth.KnownHeads:
     """Trains `reverse` with eight heads, every second of which is closed throughout."""
     config = reverse.get_config()
-    config.model.num_heads, config.model.num_layers = 8, 2
+    config.model.attention.num_heads, config.model.num_layers = 8, 2
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
     alive = np.tile([True, False], 4)

@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 
-from mha_haiku import models, tasks
-from mha_haiku.runs import loop
+from mha_haiku import models, runs, tasks
+from mha_haiku.runs import configuration, loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +52,32 @@ def linear_model(dropout_rate: float = 0.0) -> models.Model:
     return models.Model(init, apply)
 
 
+def set_fields(path, config, fields) -> None:
+    """Sets fields of a section, right or wrong ones, to any values.
+
+    Args:
+      path: The section's name, as `config.model`.
+      config: The section, changed in place.
+      fields: Values by name, as `attention__num_heads`, or by a name of formerly.
+    """
+    for name, value in fields.items():
+        whole = f"{path}.{name.replace('__', '.')}"
+        for now in configuration.RENAMED.get(whole, [whole]):
+            *sections, field = now.removeprefix(f"{path}.").split(".")
+            section = config
+            for each in sections:
+                section = section[each]
+            with section.ignore_type():
+                section[field] = value
+
+
+def model_config(**fields):
+    """Returns the default `config.model` with fields replaced; see `set_fields`."""
+    config = models.default_config()
+    set_fields("config.model", config, fields)
+    return config
+
+
 @pytest.fixture(scope="session")
 def compilation_cache(tmp_path_factory):
     """A folder for compiled programs: most tests of runs compile the same three."""
@@ -79,75 +104,34 @@ def make_config():
     """A function that makes a config that trains in a second, with fields replaced."""
 
     def make(**fields):
-        config = ml_collections.ConfigDict()
-        config.seed = 3
-        config.task = {"name": "reverse", "sequence_length": 6, "num_tokens": 5}
-        config.model = {
-            "family": "encoder",
-            "num_layers": 2,
-            "num_heads": 2,
-            "num_key_value_heads": None,
-            "model_size": 8,
-            "key_size": None,
-            "hidden_size": 12,
-            "activation": "relu",
-            "norm": "layer_norm",
-            "norm_epsilon": 1e-5,
-            "norm_position": "pre",
-            "positions": "learned",
-            "max_length": 6,
-            "dropout_rate": 0.1,
-            "with_bias": True,
-            "qk_norm": False,
-            "precision": "float32",
-            "rematerialize": False,
-            "scan_layers": False,
-            "smear_keys": False,
-            "kept_heads": None,
-            "hidden_sizes": None,
-            "attention": {"implementation": "auto"},
-        }
-        config.optimizer = {
-            "learning_rate": 1e-2,
-            "warmup_steps": 5,
-            "final_learning_rate_fraction": 0.1,
-            "weight_decay": 0.01,
-            "b1": 0.9,
-            "b2": 0.98,
-            "clip_norm": 1.0,
-        }
-        config.training = {
-            "steps": 30,
-            "batch_size": 8,
-            "steps_per_dispatch": 4,
-            "report_every": 5,
-            "evaluate_every": 10,
-            "evaluation_examples": 12,
-            "checkpoint_every": 10,
-            "timeline_every": 0,
-            "non_finite": "abort",
-            "max_skips": 3,
-            "tensorboard": False,
-        }
-        config.attention = {
-            "examples": 2,
-            "dtype": "float16",
-            "full_length": 256,
-            "pooled_size": 128,
-        }
-        config.devices = {
-            "data": None,
-            "heads": 1,
-            "sequence": 1,
-            "shard_parameters": False,
-        }
-        for path, value in fields.items():
-            *sections, field = path.split("__")
-            section = config
-            for name in sections:
-                section = section[name]
-            with section.ignore_type():
-                section[field] = value
+        config = runs.default_config("reverse")
+        config.update(
+            {
+                "seed": 3,
+                "task": {"sequence_length": 6, "num_tokens": 5},
+                "model": {
+                    "num_layers": 2,
+                    "model_size": 8,
+                    "dropout_rate": 0.1,
+                    "embedding": {"max_length": 6},
+                    "attention": {"num_heads": 2},
+                    "feed_forward": {"hidden_size": 12, "activation": "relu"},
+                },
+                "optimizer": {"warmup_steps": 5, "weight_decay": 0.01},
+                "training": {
+                    "steps": 30,
+                    "batch_size": 8,
+                    "steps_per_dispatch": 4,
+                    "report_every": 5,
+                    "evaluate_every": 10,
+                    "evaluation_examples": 12,
+                    "checkpoint_every": 10,
+                    "max_skips": 3,
+                },
+                "attention": {"examples": 2},
+            }
+        )
+        set_fields("config", config, fields)
         return config
 
     return make

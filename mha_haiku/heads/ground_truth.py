@@ -243,32 +243,16 @@ def _set_head(params, scope, h, slots, head, generator) -> None:
 
 
 def _config(slots, family, num_layers, num_heads) -> "ml_collections.ConfigDict":
-    from ml_collections import ConfigDict
-
-    return ConfigDict(
+    config = models.default_config()
+    config.update(
         {
             "family": family,
             "num_layers": num_layers,
-            "num_heads": num_heads,
-            "num_key_value_heads": None,
             "model_size": slots.model_size,
-            "key_size": slots.key_size,
-            "hidden_size": 1,
-            "activation": "relu",
-            "norm": "rms_norm",
-            "norm_epsilon": _EPSILON,
-            "norm_position": "pre",
-            "positions": "learned",
-            "max_length": slots.length,
-            "dropout_rate": 0.0,
-            "with_bias": True,
-            "qk_norm": False,
-            "precision": "float32",
-            "rematerialize": False,
-            "scan_layers": False,
-            "smear_keys": False,
-            "kept_heads": None,
-            "hidden_sizes": None,
-            "attention": {"implementation": "auto"},
+            "embedding": {"max_length": slots.length},
+            "attention": {"num_heads": num_heads, "key_size": slots.key_size},
+            "feed_forward": {"hidden_size": 1, "activation": "relu"},
+            "norm": {"kind": "rms_norm", "epsilon": _EPSILON},
         }
     )
+    return config

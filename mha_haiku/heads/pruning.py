@@ -37,7 +37,8 @@ def prune(
         booleans, True for these.
 
     Returns:
-      The parameters of looped layers, and their config: its `kept_heads` is `keep`.
+      The parameters of looped layers, and their config: its `attention.kept_heads` is
+      `keep`.
 
     Raises:
       ValueError: If a head is kept that is not there.
@@ -47,8 +48,8 @@ def prune(
     before = models.heads_of_layers(config)
     keep = _names(keep, before)
     params, config = _looped(params, config)
-    config.key_size = models.key_size(config)
-    config.kept_heads = keep
+    config.attention.key_size = models.key_size(config)
+    config.attention.kept_heads = keep
     after = models.heads_of_layers(config)
     pruned = {}
     for module, leaves in params.items():
@@ -77,7 +78,8 @@ def prune_units(
         one; or `[L, F]` booleans.
 
     Returns:
-      The parameters of looped layers, and their config with its `hidden_sizes`.
+      The parameters of looped layers, and their config with its
+      `feed_forward.hidden_sizes`.
 
     Raises:
       ValueError: If a unit is kept that is not there, or none is.
@@ -92,7 +94,7 @@ def prune_units(
                 f" each once, got {units}."
             )
     params, config = _looped(params, config)
-    config.hidden_sizes = [len(units) for units in keep]
+    config.feed_forward.hidden_sizes = [len(units) for units in keep]
     pruned = {}
     for module, leaves in params.items():
         found = _LAYER.fullmatch(module)

@@ -65,7 +65,7 @@ def build(
     """Returns the model that a config describes.
 
     Args:
-      config: `config.model`, whose fields each file in configs/ explains.
+      config: `config.model`; `architecture.FIELDS` has its fields.
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C.
@@ -90,7 +90,7 @@ def build(
         encoder = modules.Encoder(
             config.num_layers,
             functools.partial(_layer, config, implementation),
-            make_norm=_make_norm(config) if config.norm_position == "pre" else None,
+            make_norm=_make_norm(config) if config.norm.position == "pre" else None,
             stack=_stack(config),
             name="encoder",
         )
@@ -98,7 +98,9 @@ def build(
             x, mask, bias=_bias(config), first_layer=first_layer, **options
         )
         is_set = config.family == "set_classifier"
-        logits = hk.Linear(1 if is_set else num_classes, name="logits")(x)
+        logits = hk.Linear(
+            1 if is_set else num_classes, config.output.with_bias, name="logits"
+        )(x)
         logits = policy.cast_to_output(logits[..., 0] if is_set else logits)
         if is_set and valid is not None:
             logits = jnp.where(valid, logits, -jnp.inf)
@@ -163,9 +165,9 @@ def _embedded(config, inputs, num_tokens):
         x = modules.TokenEmbedding(num_tokens, config.model_size, name="embedding")(
             inputs
         )
-    if config.positions == "learned":
-        x = modules.LearnedPositions(config.max_length, name="positions")(x)
-    if config.positions == "sinusoidal":
+    if config.embedding.positions == "learned":
+        x = modules.LearnedPositions(config.embedding.max_length, name="positions")(x)
+    if config.embedding.positions == "sinusoidal":
         encoding = positions.sinusoidal(jnp.arange(x.shape[-2]), config.model_size)
         x = x + encoding.astype(x.dtype)[None]
     return x
@@ -173,43 +175,43 @@ def _embedded(config, inputs, num_tokens):
 
 def _bias(config):
     """Returns the score bias of all layers, or of each where they have own heads."""
-    if config.positions == "alibi":
-        bias = positions.alibi(config.num_heads)
-    elif config.positions == "t5":
+    if config.embedding.positions == "alibi":
+        bias = positions.alibi(config.attention.num_heads)
+    elif config.embedding.positions == "t5":
         bias = modules.RelativePositions(
-            config.num_heads,
+            config.attention.num_heads,
             bidirectional=config.family != "causal",
             name="relative_positions",
         )()
     else:
         return None
-    if config.kept_heads is None:
+    if config.attention.kept_heads is None:
         return bias
     layers = architecture.heads_of_layers(config)
     return [bias.at_heads(heads.names) for heads in layers]
 
 
 def _layer(config, implementation, i):
-    heads = architecture.heads_of_layers(config)[i]
+    heads, of_attention = architecture.heads_of_layers(config)[i], config.attention
 
     if hk.running_init():  # of parameters alone, on one example
-        implementation = config.attention.implementation
+        implementation = of_attention.implementation
 
     def make_attention():
         if not heads.names:
             return modules.NoAttention(
-                config.model_size, with_bias=config.with_bias, name="attention"
+                config.model_size, with_bias=of_attention.output_bias, name="attention"
             )
         return modules.MultiHeadAttention(
             len(heads.names),
             architecture.key_size(config),
             model_size=config.model_size,
-            with_bias=config.with_bias,
+            with_bias=of_attention.with_bias,
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
-            rotary=positions.rotary if config.positions == "rotary" else None,
-            qk_norm=config.qk_norm,
-            smear=modules.smeared_keys if config.smear_keys else None,
+            rotary=positions.rotary if config.embedding.positions == "rotary" else None,
+            qk_norm=of_attention.qk_norm,
+            smear=modules.smeared_keys if of_attention.smear_keys else None,
             implementation=implementation,
             name="attention",
         )
@@ -217,9 +219,9 @@ def _layer(config, implementation, i):
     def make_feed_forward():
         return modules.FeedForward(
             architecture.hidden_sizes(config)[i],
-            activation=parts.ACTIVATIONS[config.activation],
-            gated=config.activation == "swiglu",
-            with_bias=config.with_bias,
+            activation=parts.ACTIVATIONS[config.feed_forward.activation],
+            gated=config.feed_forward.activation == "swiglu",
+            with_bias=config.feed_forward.with_bias,
             name="feed_forward",
         )
 
@@ -227,7 +229,7 @@ def _layer(config, implementation, i):
         make_attention,
         make_feed_forward,
         make_norm=_make_norm(config),
-        norm_position=config.norm_position,
+        norm_position=config.norm.position,
         dropout_rate=config.dropout_rate,
         name=f"layer_{i}",
     )
@@ -239,4 +241,4 @@ def _stack(config):
 
 
 def _make_norm(config):
-    return functools.partial(parts.NORMS[config.norm], config.norm_epsilon)
+    return functools.partial(parts.NORMS[config.norm.kind], config.norm.epsilon)

@@ -1,8 +1,16 @@
 """A run on disk: its folder, config, lock, log, checkpoints, and the loop."""
 
+from mha_haiku.runs.configuration import default_config
 from mha_haiku.runs.folders import Run, load_run
 from mha_haiku.runs.loop import train
 from mha_haiku.runs.opening import Summary
 from mha_haiku.runs.trainer import NonFiniteLossError
 
-__all__ = ["NonFiniteLossError", "Run", "Summary", "load_run", "train"]
+__all__ = [
+    "NonFiniteLossError",
+    "Run",
+    "Summary",
+    "default_config",
+    "load_run",
+    "train",
+]

@@ -1,117 +1,127 @@
-"""The config of a run: what its fields may be, and how two of them differ.
+"""The config of a run: its fields, what they may be, and how two of them differ.
 
 Every mistake found here is a `ConfigError` that names the field by its whole path,
 before anything compiles.
 """
 
-import difflib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import ml_collections
 
-from mha_haiku import checks, models, tasks
+from mha_haiku import fields, models, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.fields import Field, OneOf
+from mha_haiku.models import architecture
 from mha_haiku.runs import sharing
+from mha_haiku.training import optimizers
 
+_STEPS = fields.integer(1, 2**31 - 1)
+_COUNT = fields.integer(1, 2**24)
 
-def _choice(*choices: str) -> Callable[[str, Any], Any]:
-    return lambda name, value: checks.choice(name, value, choices)
+_TRAINING = {
+    "steps": Field(400, "in all", _STEPS),
+    "batch_size": Field(128, "examples in a step, over all devices", _COUNT),
+    "steps_per_dispatch": Field(50, "steps in one compiled call", _COUNT),
+    "report_every": Field(50, "steps", _STEPS),
+    "evaluate_every": Field(200, "steps", _STEPS),
+    "evaluation_examples": Field(1024, "held-out examples", _COUNT),
+    "checkpoint_every": Field(200, "steps", _STEPS),
+    "timeline_every": Field(
+        0,
+        "steps between looks at what heads do, for heads/timeline.png; 0: none",
+        fields.integer(0, 2**31 - 1),
+    ),
+    "non_finite": Field(
+        "abort",
+        "what follows a step whose loss or gradient is not finite",
+        OneOf(("abort", "skip")),
+    ),
+    "max_skips": Field(10, "steps skipped in a row; one more ends the run", _STEPS),
+    "tensorboard": Field(
+        False, "whether TensorBoard files are written too", fields.boolean
+    ),
+}
 
-
-def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}.")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} must be text, got {value!r}.")
-    return value
-
-
-def _portion(name: str, value: Any) -> float:
-    if checks.non_negative_number(name, value) > 1:
-        raise ConfigError(f"{name} must be a number in [0, 1], got {value!r}.")
-    return value
+# What is kept of attention maps; see `studies.attention_dump`.
+_ATTENTION = {
+    "examples": Field(8, "examples whose maps are kept", _COUNT),
+    "dtype": Field("float16", "of maps in files", OneOf(("float16", "float32"))),
+    "full_length": Field(256, "longer inputs get pooled maps", _COUNT),
+    "pooled_size": Field(
+        128, "rows and columns of a pooled map", fields.integer(1, 2**14)
+    ),
+}
 
 
 _SECTIONS = {
-    "data": {
-        "path": _text,
-        "tokenizer": _choice("characters", "bpe"),
-        "vocabulary_size": checks.positive_integer,
-        "held_out_fraction": checks.fraction,
-    },
-    # `models.check` has the rest of these; None: it alone checks the field.
-    "model": {
-        "family": None,
-        "num_layers": None,
-        "num_heads": None,
-        "num_key_value_heads": None,
-        "model_size": None,
-        "key_size": None,
-        "hidden_size": None,
-        "activation": None,
-        "norm": None,
-        "norm_epsilon": None,
-        "norm_position": None,
-        "positions": None,
-        "max_length": None,
-        "dropout_rate": None,
-        "with_bias": _boolean,
-        "qk_norm": _boolean,
-        "precision": None,
-        "rematerialize": _boolean,
-        "scan_layers": _boolean,
-        "smear_keys": _boolean,
-        "kept_heads": None,
-        "hidden_sizes": None,
-        "attention": {"implementation": None},
-    },
-    "optimizer": {
-        "learning_rate": checks.positive_number,
-        "warmup_steps": checks.non_negative_integer,
-        "final_learning_rate_fraction": _portion,
-        "weight_decay": checks.non_negative_number,
-        "b1": checks.fraction,
-        "b2": checks.fraction,
-        "clip_norm": _optional(checks.positive_number),
-    },
-    "training": {
-        "steps": checks.positive_integer,
-        "batch_size": checks.positive_integer,
-        "steps_per_dispatch": checks.positive_integer,
-        "report_every": checks.positive_integer,
-        "evaluate_every": checks.positive_integer,
-        "evaluation_examples": checks.positive_integer,
-        "checkpoint_every": checks.positive_integer,
-        "timeline_every": checks.non_negative_integer,
-        "non_finite": _choice("abort", "skip"),
-        "max_skips": checks.positive_integer,
-        "tensorboard": _boolean,
-    },
-    "attention": {
-        "examples": checks.positive_integer,
-        "dtype": _choice("float16", "float32"),
-        "full_length": checks.positive_integer,
-        "pooled_size": checks.positive_integer,
-    },
-    "devices": {
-        "data": _optional(checks.positive_integer),
-        "heads": checks.positive_integer,
-        "sequence": checks.positive_integer,
-        "shard_parameters": _boolean,
-    },
+    "model": architecture.FIELDS,
+    "optimizer": optimizers.FIELDS,
+    "training": _TRAINING,
+    "attention": _ATTENTION,
+    "devices": sharing.FIELDS,
 }
-_OPTIONAL_SECTIONS = ("data",)
+
+RENAMED = fields.renamed("config", _SECTIONS)
+"""What fields are called now, by the names that they had formerly."""
+
+
+def declared(task_name: str) -> fields.Section:
+    """Returns all fields of the config of a run.
+
+    Args:
+      task_name: `config.task.name`: a task has fields of its own.
+
+    Raises:
+      ConfigError: If there is no such task.
+    """
+    options = tasks.options(task_name)
+    name = Field(task_name, "what is learned", lambda path, value: tasks.options(value))
+    return {
+        "seed": Field(
+            0,
+            "what every random number of the run is made from",
+            fields.integer(0, 2**32 - 1),
+        ),
+        "task": {"name": name, **options["task"]},
+        **({"data": options["data"]} if options["data"] else {}),
+        **_SECTIONS,
+    }
+
+
+def default_config(task: str = "reverse") -> ml_collections.ConfigDict:
+    """Returns the config of a run with the default of every field.
+
+    Args:
+      task: One of `tasks.names()`, or the file and class of your own, as
+        "mine.py:MyTask".
+    """
+    return fields.defaults(declared(task))
+
+
+def set_task(config: ml_collections.ConfigDict, name: str) -> None:
+    """Gives a config another task, in place.
+
+    Options that both tasks have stay; the others are as they are by default.
+
+    Args:
+      config: The config of a run.
+      name: See `default_config`.
+
+    Raises:
+      ConfigError: If there is no such task.
+    """
+    default = default_config(name)
+    for section in ("task", "data"):
+        given = config.get(section, {})
+        if section in config:
+            del config[section]
+        if section in default:
+            config[section] = default[section]
+            for option in set(given) & set(default[section]) - {"name"}:
+                with config.ignore_type():  # `validate` checks it
+                    config[section][option] = given[option]
 
 
 @checks.user_mistakes()
@@ -119,8 +129,6 @@ def validate(
     config: ml_collections.ConfigDict, *, num_devices: int | None = None
 ) -> None:
     """Checks every field of a config, alone and against the others.
-
-    The task's own options are checked by `tasks.make`.
 
     Args:
       config: A whole config.
@@ -130,16 +138,7 @@ def validate(
       ConfigError: At the first field that is missing, unknown or out of its range.
     """
     values = config.to_dict()
-    required = [name for name in _SECTIONS if name not in _OPTIONAL_SECTIONS]
-    _check_names(
-        "config", values, ("seed", "task", *required), optional=_OPTIONAL_SECTIONS
-    )
-    checks.integer_in("config.seed", values["seed"], 0, 2**32 - 1)
-    for section, fields in _SECTIONS.items():
-        if section in values:
-            _check_section(f"config.{section}", values[section], fields)
-    _check_names("config.task", values["task"], ("name",), optional=None)
-    checks.choice("config.task.name", values["task"]["name"], tasks.names())
+    fields.check("config", values, declared(task_name(values)))
     models.check(config.model)
     if config.optimizer.warmup_steps > config.training.steps:
         raise ConfigError(
@@ -147,6 +146,21 @@ def validate(
             f"{config.training.steps}, got {config.optimizer.warmup_steps}."
         )
     sharing.shape(config, num_devices or jax.local_device_count())
+
+
+def task_name(values: Any) -> str:
+    """Returns `config.task.name` of a config's values.
+
+    Raises:
+      ConfigError: If there is none, or no such task.
+    """
+    section = values.get("task", {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"config.task must be a section of fields, got {section!r}.")
+    if "name" not in section:
+        raise ConfigError("config.task.name is missing.")
+    tasks.options(section["name"])
+    return section["name"]
 
 
 def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
@@ -157,11 +171,12 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
         model answers something else.
     """
     sharing.check_sequence(config, task.sequence_length)
-    model = config.model
-    if model.positions == "learned" and model.max_length < task.sequence_length:
+    model, embedding = config.model, config.model.embedding
+    if embedding.positions == "learned" and embedding.max_length < task.sequence_length:
         raise ConfigError(
-            f"config.model.max_length must be at least the task's sequence length "
-            f"{task.sequence_length} with learned positions, got {model.max_length}."
+            "config.model.embedding.max_length must be at least the task's sequence "
+            f"length {task.sequence_length} with learned positions, got "
+            f"{embedding.max_length}."
         )
     key = jax.eval_shape(lambda: jax.random.key(0))
     example = jax.eval_shape(task.example, key, task.train_data)
@@ -211,33 +226,6 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             shown = ["absent" if x is absent else repr(x) for x in (before, after)]
             lines.append(f"{name}: {shown[0]} -> {shown[1]}")
     return lines
-
-
-def _check_section(path, values, fields) -> None:
-    """Checks the names and values of a section's fields, and of sections in it."""
-    _check_names(path, values, fields)
-    for field, check in fields.items():
-        if isinstance(check, dict):
-            _check_section(f"{path}.{field}", values[field], check)
-        elif check is not None:
-            check(f"{path}.{field}", values[field])
-
-
-def _check_names(path, values, required, *, optional=()) -> None:
-    """Checks the names of a section's fields; `optional` None allows any others."""
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must be a section of fields, got {values!r}.")
-    known = (*required, *(optional or ()))
-    missing = [name for name in required if name not in values]
-    unknown = [name for name in values if name not in known]
-    if unknown and optional is not None:
-        candidates = missing or known
-        suggestion = checks.nearest(unknown[0], candidates)
-        raise ConfigError(f"{path} has no field {unknown[0]!r}.{suggestion}")
-    if missing:
-        near = difflib.get_close_matches(missing[0], unknown, n=1)
-        suggestion = f" Is it {near[0]!r}?" if near else ""
-        raise ConfigError(f"{path}.{missing[0]} is missing.{suggestion}")
 
 
 def _flat(path, values) -> dict[str, Any]:

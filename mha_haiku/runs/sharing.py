@@ -10,8 +10,27 @@ from typing import NamedTuple
 import jax
 import ml_collections
 
-from mha_haiku import attention, checks, devices, models
+from mha_haiku import attention, checks, devices, fields, models
 from mha_haiku.checks import ConfigError
+from mha_haiku.fields import Field
+
+_PARTS = fields.integer(1, 2**20)
+
+FIELDS = {
+    "data": Field(
+        None,
+        "parts that each batch is shared in; None: as many as heads and sequence leave",
+        fields.optional(_PARTS),
+        int,
+    ),
+    "heads": Field(1, "parts of the heads and hidden units; divides them", _PARTS),
+    "sequence": Field(1, "parts of the positions; divides them", _PARTS),
+    "shard_parameters": Field(
+        False,
+        "whether parameters and the optimizer's state are shared over data as well",
+        fields.boolean,
+    ),
+}
 
 
 class Shape(NamedTuple):

@@ -74,7 +74,9 @@ def dump(
     size = length if is_whole else min(run.config.attention.pooled_size, length)
     of_layers = models.heads_of_layers(run.config.model)
     layers = head_statistics.chosen("layers", layers, len(of_layers))
-    wanted = head_statistics.chosen("heads", heads, run.config.model.num_heads)
+    wanted = head_statistics.chosen(
+        "heads", heads, run.config.model.attention.num_heads
+    )
     # By their names: a layer of a pruned model has some of them.
     chosen = [[j for j in wanted if j in of_layers[i].names] for i in layers]
     places = [
@@ -201,11 +203,11 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
     inputs = np.asarray(tokens, np.int32)[None]
     if not inputs.size:
         raise ConfigError("tokens must not be empty.")
-    longest = run.config.model.max_length
-    if run.config.model.positions == "learned" and inputs.shape[1] > longest:
+    embedding = run.config.model.embedding
+    if embedding.positions == "learned" and inputs.shape[1] > embedding.max_length:
         raise ConfigError(
-            f"tokens must be at most config.model.max_length {longest} with learned "
-            f"positions, got {inputs.shape[1]}."
+            f"tokens must be at most config.model.embedding.max_length "
+            f"{embedding.max_length} with learned positions, got {inputs.shape[1]}."
         )
     return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from mha_haiku import checks
+from mha_haiku import checks, fields
 from mha_haiku.tasks import (
     associative_recall,
     copy,
@@ -19,7 +19,7 @@ from mha_haiku.tasks import (
 )
 from mha_haiku.tasks.base import Example, Task, batch
 
-__all__ = ["Example", "Task", "batch", "make", "names"]
+__all__ = ["Example", "Task", "batch", "make", "names", "options"]
 
 _TASKS = {
     task.name: task
@@ -44,28 +44,45 @@ def names() -> tuple[str, ...]:
     return tuple(_TASKS)
 
 
-def make(name: str, **options: Any) -> Task:
+def options(name: str) -> dict[str, dict[str, fields.Field]]:
+    """Returns the fields that a task has in `config.task` and in `config.data`.
+
+    Args:
+      name: One of `names()`.
+
+    Raises:
+      ConfigError: If there is no such task.
+    """
+    found: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
+    for field in dataclasses.fields(_task(name)):
+        found[field.metadata["section"]][field.name] = field.metadata["declared"]
+    return found
+
+
+def make(name: str, **given: Any) -> Task:
     """Returns the task of that name.
 
     Args:
       name: One of `names()`.
-      **options: All of the task's constructor arguments; in a config, what
+      **given: The task's options that are not as they are by default; in a config, what
         `config.task` has beside the name, and all of `config.data`.
 
     Raises:
-      ConfigError: If there is no such task, an option is unknown or missing, or has a
-        value that the task refuses.
+      ConfigError: If there is no such task, an option is unknown, or has a value that
+        the task refuses.
     """
-    with checks.user_mistakes():
-        task = _TASKS[checks.choice("task.name", name, _TASKS)]
-    wanted = [field.name for field in dataclasses.fields(task)]
-    for option in options:
-        if option not in wanted:
+    task = _task(name)
+    known = [field.name for field in dataclasses.fields(task)]
+    for option in given:
+        if option not in known:
             raise checks.ConfigError(
-                f"{name} has no option {option!r}; it has {', '.join(wanted)}."
-                f"{checks.nearest(option, wanted)}"
+                f"{name} has no option {option!r}; it has {', '.join(known)}."
+                f"{checks.nearest(option, known)}"
             )
-    if missing := [option for option in wanted if option not in options]:
-        raise checks.ConfigError(f"{name} also needs {', '.join(missing)}.")
     with checks.user_mistakes():
-        return task(**options)
+        return task(**given)
+
+
+def _task(name: str) -> type[Task]:
+    with checks.user_mistakes():
+        return _TASKS[checks.choice("config.task.name", name, _TASKS)]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import checks
+from mha_haiku import checks, fields
 from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
 
@@ -39,17 +39,24 @@ class AssociativeRecall(task_lib.Task):
     """
 
     name: ClassVar[str] = "associative_recall"
-    sequence_length: int
-    num_pairs: int
-    num_keys: int
-    num_values: int
+    sequence_length: int = fields.option(
+        16, "tokens in an example", fields.integer(3, sampling.LARGEST)
+    )
+    num_pairs: int = fields.option(
+        6, "the rest of the tokens are queries", fields.integer(1, sampling.LARGEST)
+    )
+    num_keys: int = fields.option(
+        16, "tokens that can be keys", fields.integer(1, sampling.LARGEST)
+    )
+    num_values: int = fields.option(
+        16, "tokens that can be values", fields.integer(2, sampling.LARGEST)
+    )
 
     def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 3, sampling.LARGEST)
+        super().__post_init__()
         most = (self.sequence_length - 1) // 2
         checks.integer_in("num_pairs", self.num_pairs, 1, most)
         checks.integer_in("num_keys", self.num_keys, self.num_pairs, sampling.LARGEST)
-        checks.integer_in("num_values", self.num_values, 2, sampling.LARGEST)
 
     @property
     def num_tokens(self) -> int:

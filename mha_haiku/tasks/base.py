@@ -4,6 +4,7 @@ Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes.
 """
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -29,8 +30,9 @@ class Example(NamedTuple):
 class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
-    Its constructor takes the fields of `config.task` and `config.data`. The metric of
-    every task is its accuracy: the mean of `correct` over the positions that count.
+    Its fields are those of `config.task` beside the name, and of `config.data`; each is
+    declared by `fields.option` with its default, its meaning and its check. The metric
+    of every task is its accuracy: the mean of `correct` over the positions that count.
     """
 
     name: ClassVar[str]
@@ -52,6 +54,12 @@ class Task(abc.ABC):
     sees no input, only the position, and so answers the same for every example."""
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance" or "unigram"."""
+
+    def __post_init__(self):
+        """Checks each field that was declared."""
+        for field in dataclasses.fields(self):
+            if declared := field.metadata.get("declared"):
+                declared.check(field.name, getattr(self, field.name))
 
     @abc.abstractmethod
     def example(self, key: jax.Array, data: Any) -> Example:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks
+from mha_haiku import checks, fields
 from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
 
@@ -53,12 +53,15 @@ class DigitsAnomaly(task_lib.Task):
     num_tokens: ClassVar[None] = None
     feature_size: ClassVar[int] = _NUM_PIXELS
     num_classes: ClassVar[int] = 1
-    sequence_length: int
-    held_out_fraction: float
+    sequence_length: int = fields.option(
+        10, "images in a set", fields.integer(3, _LARGEST_SET)
+    )
+    held_out_fraction: float = fields.option(
+        0.2, "images of each digit to evaluate on", checks.fraction
+    )
 
     def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 3, _LARGEST_SET)
-        checks.fraction("held_out_fraction", self.held_out_fraction)
+        super().__post_init__()
         for part, images in zip(("training", "held-out"), self._split, strict=True):
             if images.counts.min() < self.sequence_length:
                 raise checks.ConfigError(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import checks
+from mha_haiku import checks, fields
 from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
 
@@ -42,11 +42,15 @@ class Induction(task_lib.Task):
     """
 
     name: ClassVar[str] = "induction"
-    sequence_length: int
-    num_tokens: int
+    sequence_length: int = fields.option(
+        32, "tokens in an example, an even number", fields.integer(4, sampling.LARGEST)
+    )
+    num_tokens: int = fields.option(
+        32, "vocabulary", fields.integer(2, sampling.LARGEST)
+    )
 
     def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 4, sampling.LARGEST)
+        super().__post_init__()
         if self.sequence_length % 2:
             raise checks.ConfigError(
                 f"sequence_length must be even, got {self.sequence_length!r}."

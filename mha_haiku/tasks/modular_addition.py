@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks
+from mha_haiku import checks, fields
 from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
 
@@ -42,12 +42,15 @@ class ModularAddition(task_lib.Task):
 
     name: ClassVar[str] = "modular_addition"
     sequence_length: ClassVar[int] = 4
-    modulus: int
-    train_fraction: float
+    modulus: int = fields.option(
+        47, "numbers are 0 to modulus - 1", fields.integer(2, _LARGEST_MODULUS)
+    )
+    train_fraction: float = fields.option(
+        0.8, "of the addition table; the rest is held out", checks.fraction
+    )
 
     def __post_init__(self):
-        checks.integer_in("modulus", self.modulus, 2, _LARGEST_MODULUS)
-        checks.fraction("train_fraction", self.train_fraction)
+        super().__post_init__()
         for part, pairs in zip(("training", "held-out"), self._split, strict=True):
             if not len(pairs):
                 raise checks.ConfigError(

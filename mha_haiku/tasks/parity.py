@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import checks
+from mha_haiku import fields
 from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
 
@@ -37,10 +37,9 @@ class Parity(task_lib.Task):
     name: ClassVar[str] = "parity"
     num_tokens: ClassVar[int] = 2
     num_classes: ClassVar[int] = 2
-    sequence_length: int
-
-    def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
+    sequence_length: int = fields.option(
+        16, "bits in an example", fields.integer(1, sampling.LARGEST)
+    )
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:

@@ -7,9 +7,9 @@ import pathlib
 
 import numpy as np
 
-from mha_haiku import checks
+from mha_haiku import checks, fields
 from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import tokenization
+from mha_haiku.tasks import sampling, tokenization
 
 _TOKENIZERS = {
     "characters": tokenization.Characters.train,
@@ -43,14 +43,36 @@ class TextTask(task_lib.Task):
     """
 
     baseline_name = "unigram"
-    sequence_length: int
-    path: str
-    tokenizer: str
-    vocabulary_size: int
-    held_out_fraction: float
+    sequence_length: int = fields.option(
+        64, "tokens in an example", fields.integer(1, sampling.LARGEST)
+    )
+    path: str = fields.option(
+        "",
+        "a UTF-8 file or a folder of them; empty: Python's own documentation",
+        fields.text,
+        section="data",
+    )
+    tokenizer: str = fields.option(
+        "characters",
+        "what is a token",
+        fields.OneOf(tuple(_TOKENIZERS)),
+        section="data",
+    )
+    vocabulary_size: int = fields.option(
+        256,
+        "most tokens that the tokenizer may have",
+        fields.integer(1, sampling.LARGEST),
+        section="data",
+    )
+    held_out_fraction: float = fields.option(
+        0.1,
+        "the last part of the text, to evaluate on",
+        checks.fraction,
+        section="data",
+    )
 
     def __post_init__(self):
-        checks.positive_integer("sequence_length", self.sequence_length)
+        super().__post_init__()
         self._check_lengths()  # reads the files, so that their faults show now
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from mha_haiku import checks
+from mha_haiku import fields
 from mha_haiku.tasks import base as task_lib
 from mha_haiku.tasks import sampling
 
@@ -25,12 +25,12 @@ class UniformTokensTask(task_lib.Task):
       num_tokens: Number of different tokens, 0 to num_tokens - 1.
     """
 
-    sequence_length: int
-    num_tokens: int
-
-    def __post_init__(self):
-        checks.integer_in("sequence_length", self.sequence_length, 1, sampling.LARGEST)
-        checks.integer_in("num_tokens", self.num_tokens, 2, sampling.LARGEST)
+    sequence_length: int = fields.option(
+        16, "tokens in an example", fields.integer(1, sampling.LARGEST)
+    )
+    num_tokens: int = fields.option(
+        10, "vocabulary", fields.integer(2, sampling.LARGEST)
+    )
 
     @property
     def num_classes(self) -> int:

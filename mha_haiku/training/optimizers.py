@@ -6,7 +6,26 @@ import jax
 import ml_collections
 import optax
 
-from mha_haiku import modules
+from mha_haiku import checks, fields, modules
+from mha_haiku.fields import Field
+
+FIELDS = {
+    "learning_rate": Field(1e-2, "the highest, after warm-up", checks.positive_number),
+    "warmup_steps": Field(
+        50,
+        "in which the learning rate rises from 0",
+        fields.integer(0, 2**31 - 1),
+    ),
+    "final_learning_rate_fraction": Field(0.1, "where the cosine ends", fields.portion),
+    "weight_decay": Field(0.0, "not of biases and norms", checks.non_negative_number),
+    "b1": Field(0.9, "decay of Adam's mean of gradients", checks.fraction),
+    "b2": Field(0.98, "decay of Adam's mean of squared gradients", checks.fraction),
+    "clip_norm": Field(
+        1.0,
+        "global norm above which gradients shrink; None: none do",
+        fields.optional(checks.positive_number),
+    ),
+}
 
 
 def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule:

@@ -45,7 +45,7 @@ class _Model(nnx.Module):
         model = config.model
         size = model.model_size
         self.embedding = nnx.Embed(config.task.num_tokens, size, rngs=rngs)
-        positions = jax.random.normal(rngs(), (1, model.max_length, size))
+        positions = jax.random.normal(rngs(), (1, model.embedding.max_length, size))
         self.positions = nnx.Param(0.02 * positions)
         self.layers = nnx.Sequential(
             *(_Layer(model, rngs) for _ in range(model.num_layers))
@@ -62,10 +62,10 @@ class _Layer(nnx.Module):
     def __init__(self, model, rngs):
         size = model.model_size
         self.norm_1 = _norm(model, rngs)
-        self.attention = _attention(model.num_heads, size, rngs)
+        self.attention = _attention(model.attention.num_heads, size, rngs)
         self.norm_2 = _norm(model, rngs)
-        self.hidden = nnx.Linear(size, model.hidden_size, rngs=rngs)
-        self.output = nnx.Linear(model.hidden_size, size, rngs=rngs)
+        self.hidden = nnx.Linear(size, model.feed_forward.hidden_size, rngs=rngs)
+        self.output = nnx.Linear(model.feed_forward.hidden_size, size, rngs=rngs)
 
     def __call__(self, x):
         x += self.attention(self.norm_1(x))
@@ -74,7 +74,7 @@ class _Layer(nnx.Module):
 
 
 def _norm(model, rngs):
-    return nnx.LayerNorm(model.model_size, epsilon=model.norm_epsilon, rngs=rngs)
+    return nnx.LayerNorm(model.model_size, epsilon=model.norm.epsilon, rngs=rngs)
 
 
 def _attention(num_heads, width, rngs):

@@ -47,12 +47,12 @@ def _logits(config, tokens):
     x = hk.Embed(config.task.num_tokens, model.model_size)(tokens)
     x += hk.get_parameter(
         "positions",
-        (1, model.max_length, model.model_size),
+        (1, model.embedding.max_length, model.model_size),
         init=hk.initializers.RandomNormal(0.02),
     )
     for _ in range(model.num_layers):
-        x += _attention(model.num_heads, model.model_size, _norm(config, x))
-        hidden = hk.Linear(model.hidden_size)(_norm(config, x))
+        x += _attention(model.attention.num_heads, model.model_size, _norm(config, x))
+        hidden = hk.Linear(model.feed_forward.hidden_size)(_norm(config, x))
         hidden = jax.nn.gelu(hidden, approximate=False)
         x += hk.Linear(model.model_size)(hidden)
     return hk.Linear(config.task.num_tokens)(_norm(config, x))
@@ -66,4 +66,4 @@ def _attention(num_heads, width, x, mask=None):
 
 
 def _norm(config, x):
-    return hk.LayerNorm(-1, True, True, eps=config.model.norm_epsilon)(x)
+    return hk.LayerNorm(-1, True, True, eps=config.model.norm.epsilon)(x)

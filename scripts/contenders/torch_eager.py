@@ -35,9 +35,11 @@ class _Model(nn.Module):
         model = config.model
         size = model.model_size
         self.embedding = nn.Embedding(config.task.num_tokens, size)
-        self.positions = nn.Parameter(0.02 * torch.randn(model.max_length, size))
+        self.positions = nn.Parameter(
+            0.02 * torch.randn(model.embedding.max_length, size)
+        )
         self.layers = nn.Sequential(*(_Layer(model) for _ in range(model.num_layers)))
-        self.norm = nn.LayerNorm(size, model.norm_epsilon)
+        self.norm = nn.LayerNorm(size, model.norm.epsilon)
         self.logits = nn.Linear(size, config.task.num_tokens)
 
     def forward(self, tokens):
@@ -49,11 +51,11 @@ class _Layer(nn.Module):
     def __init__(self, model):
         super().__init__()
         size = model.model_size
-        self.norm_1 = nn.LayerNorm(size, model.norm_epsilon)
-        self.attention = _attention(size, model.num_heads)
-        self.norm_2 = nn.LayerNorm(size, model.norm_epsilon)
-        self.hidden = nn.Linear(size, model.hidden_size)
-        self.output = nn.Linear(model.hidden_size, size)
+        self.norm_1 = nn.LayerNorm(size, model.norm.epsilon)
+        self.attention = _attention(size, model.attention.num_heads)
+        self.norm_2 = nn.LayerNorm(size, model.norm.epsilon)
+        self.hidden = nn.Linear(size, model.feed_forward.hidden_size)
+        self.output = nn.Linear(model.feed_forward.hidden_size, size)
 
     def forward(self, x):
         y = self.norm_1(x)

@@ -21,7 +21,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def untrained(tmp_path):
     """The folder of a run of two layers and two heads, with a checkpoint of step 3."""
     config = config_files.load("configs/reverse.py")
-    config.model.num_layers = config.model.num_heads = 2
+    config.model.num_layers = config.model.attention.num_heads = 2
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
     state = jax.tree.map(

@@ -17,8 +17,8 @@ def untrained(tmp_path, monkeypatch):
     """The folder of a run of one layer, two heads and six units, of step 3."""
     monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
     config = config_files.load("configs/reverse.py")
-    config.model.num_layers, config.model.num_heads = 1, 2
-    config.model.hidden_size = 6
+    config.model.num_layers, config.model.attention.num_heads = 1, 2
+    config.model.feed_forward.hidden_size = 6
     config.training.evaluation_examples = 8
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
@@ -51,7 +51,7 @@ def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
     folder = f"{untrained}_pruned"
     assert path == f"Pruned run: {folder}\n"
     run = folders.load_run(folder)
-    assert list(run.config.model.hidden_sizes) == [3]
+    assert list(run.config.model.feed_forward.hidden_sizes) == [3]
     layers = models.heads_of_layers(run.config.model)
     assert sum(len(layer.names) for layer in layers) == 1
     assert run.step == 0

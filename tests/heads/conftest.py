@@ -4,11 +4,11 @@ import math
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 
 from mha_haiku import heads, models, tasks
+from tests.tiny_runs import model_config
 
 B, T, C, D, H, K, F, L = 3, 5, 7, 10, 4, 6, 11, 3
 NUM_TOKENS = 13
@@ -16,36 +16,18 @@ NUM_TOKENS = 13
 
 def config(**fields):
     """Returns the config of a model of causal attention, with fields replaced."""
-    result = ml_collections.ConfigDict(
-        {
-            "family": "causal",
-            "num_layers": L,
-            "num_heads": H,
-            "num_key_value_heads": None,
-            "model_size": D,
-            "key_size": K,
-            "hidden_size": F,
-            "activation": "gelu",
-            "norm": "layer_norm",
-            "norm_epsilon": 1e-5,
-            "norm_position": "pre",
-            "positions": "learned",
-            "max_length": 8,
-            "dropout_rate": 0.1,
-            "with_bias": True,
-            "qk_norm": False,
-            "precision": "float32",
-            "rematerialize": False,
-            "scan_layers": False,
-            "smear_keys": False,
-            "kept_heads": None,
-            "hidden_sizes": None,
-            "attention": {"implementation": "dense"},
-        }
-    )
-    with result.ignore_type():
-        result.update(fields)
-    return result
+    own = {
+        "family": "causal",
+        "num_layers": L,
+        "model_size": D,
+        "dropout_rate": 0.1,
+        "embedding__max_length": 8,
+        "attention__num_heads": H,
+        "attention__key_size": K,
+        "attention__implementation": "dense",
+        "feed_forward__hidden_size": F,
+    }
+    return model_config(**{**own, **fields})
 
 
 def build(of):

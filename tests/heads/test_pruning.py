@@ -134,7 +134,7 @@ def test_model_without_some_units_is_that_with_them_closed(activation):
     np.testing.assert_allclose(
         _logits(found_config, found, batch), wanted, rtol=1e-5, atol=1e-6
     )
-    assert found_config.hidden_sizes == keep.sum(-1).tolist()
+    assert found_config.feed_forward.hidden_sizes == keep.sum(-1).tolist()
     total = sum(leaf.size for leaf in jax.tree.leaves(found))
     assert total < sum(leaf.size for leaf in jax.tree.leaves(params))
 

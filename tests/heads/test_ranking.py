@@ -111,7 +111,7 @@ def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
     subject, ((layer, real),) = known.subject, known.roles
     scope = f"encoder/layer_{layer}/attention"
     params = {name: dict(leaves) for name, leaves in subject.params.items()}
-    size = known.config.key_size
+    size = known.config.attention.key_size
     copy = (real + 1) % 4
     for name, axis in (("query", 1), ("key", 1), ("value", 1), ("linear", 0)):
         heads_apart = np.split(params[f"{scope}/{name}"]["w"].copy(), 4, axis)

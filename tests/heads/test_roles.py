@@ -19,7 +19,7 @@ def _one_head(score_of, length=8, num_tokens=9, family="encoder"):
     )
     params = known.subject.params
     slots = slice(num_tokens, num_tokens + length)
-    size = known.config.key_size
+    size = known.config.attention.key_size
     query = params["encoder/layer_0/attention/query"]["w"]
     key = params["encoder/layer_0/attention/key"]["w"]
     query[:], key[:] = 0, 0
@@ -122,7 +122,7 @@ def test_separators_are_those_that_are_given():
     params = subject.params
     for name in ("query", "key"):
         params[f"encoder/layer_0/attention/{name}"]["w"][:] = 0
-    size = known.config.key_size
+    size = known.config.attention.key_size
     params["encoder/layer_0/attention/query"]["w"][:5, 0] = 30 * np.sqrt(size)
     params["encoder/layer_0/attention/key"]["w"][4, 0] = 1
     found = heads.roles(subject.model, params, [batch], separators=[4])

@@ -4,58 +4,90 @@ import math
 
 import pytest
 
-from configs import reverse
 from mha_haiku import checks, models
-
-
-def _config(**fields):
-    """Reverse's config of a model, with fields replaced."""
-    config = reverse.get_config().model
-    with config.ignore_type():
-        config.update(fields)
-    return config
-
+from tests.tiny_runs import model_config
 
 _REFUSALS = [
     ({"family": "decoder"}, "family must be one of encoder, causal, set_classifier"),
     ({"family": "casual"}, "family .* Did you mean 'causal'?"),
-    ({"activation": "gleu"}, "activation .* got 'gleu'. Did you mean 'gelu'?"),
-    ({"norm": "batch_norm"}, "norm must be one of layer_norm, rms_norm; got"),
-    ({"norm_position": "middle"}, "norm_position must be one of pre, post; got"),
-    ({"positions": "rotory"}, "positions .* Did you mean 'rotary'?"),
+    (
+        {"feed_forward__activation": "gleu"},
+        "feed_forward.activation .* got 'gleu'. Did you mean 'gelu'?",
+    ),
+    ({"norm__kind": "batch"}, "norm.kind must be one of layer_norm, rms_norm, none"),
+    ({"norm__position": "middle"}, "norm.position must be one of pre, post; got"),
+    ({"norm__epsilon": 0.0}, "norm.epsilon must be a finite number above 0, got 0.0"),
+    ({"norm__epsilon": math.nan}, "norm.epsilon must be a finite number above 0"),
+    ({"embedding__positions": "rotory"}, "embedding.positions .* mean 'rotary'?"),
+    ({"embedding__max_length": "8"}, "embedding.max_length must be an integer .*'8'"),
     ({"precision": "float16"}, "precision must be one of float32, bfloat16; got"),
     (
-        {"attention": {"implementation": "blockwize"}},
+        {"attention__implementation": "blockwize"},
         "attention.implementation must be one of auto, dense, blockwise, fused, "
         "formula; got 'blockwize'. Did you mean 'blockwise'?",
     ),
-    ({"num_layers": 0}, "num_layers must be an integer of at least 1, got 0"),
-    ({"num_heads": -3}, "num_heads must be an integer of at least 1, got -3"),
-    ({"model_size": 1.5}, "model_size must be an integer of at least 1, got 1.5"),
-    ({"hidden_size": True}, "hidden_size must be an integer of at least 1, got True"),
-    ({"max_length": "8"}, "max_length must be an integer of at least 1, got '8'"),
-    ({"norm_epsilon": 0.0}, "norm_epsilon must be a finite number above 0, got 0.0"),
-    ({"norm_epsilon": math.nan}, "norm_epsilon must be a finite number above 0"),
+    ({"attention__score": "added"}, "attention.score must .* Did you mean 'additive'?"),
+    ({"attention__scale": 0.0}, "attention.scale must be a finite number above 0"),
+    ({"attention__soft_cap": math.inf}, "attention.soft_cap must be a finite number"),
+    ({"attention__window": -1}, "attention.window must be an integer from 0 to .*-1"),
+    ({"attention__residual": 1}, "attention.residual must be True or False, got 1"),
+    ({"attention__kept_heads": 5}, "attention.kept_heads must be a list, got 5"),
+    ({"attention__kept_heads": "a"}, "attention.kept_heads must be a list, got 'a'"),
+    (
+        {"attention__kept_heads": [5]},
+        r"attention.kept_heads\[0\] must be a list, got 5",
+    ),
+    (
+        {"attention__kept_heads": [[0], [0]]},
+        "attention.kept_heads must have an entry for each of the 1 layers, got",
+    ),
+    (
+        {"attention__kept_heads": [[0]], "scan_layers": True},
+        "scan_layers must be False with attention.kept_heads",
+    ),
+    (
+        {"feed_forward__hidden_sizes": [0]},
+        r"feed_forward.hidden_sizes\[0\] must be an integer from 1 to",
+    ),
+    ({"num_layers": 0}, "num_layers must be an integer from 1 to 10000, got 0"),
+    ({"attention__num_heads": -3}, "attention.num_heads must be an integer from 0 to"),
+    ({"model_size": 1.5}, "model_size must be an integer from 1 to 1048576, got 1.5"),
+    ({"model_size": 10**20}, "model_size must be an integer from 1 to 1048576, got 1"),
+    (
+        {"feed_forward__hidden_size": True},
+        "feed_forward.hidden_size must be an integer from 0 to 4194304, got True",
+    ),
+    (
+        {"attention__num_heads": 0, "feed_forward__hidden_size": 0},
+        "attention.num_heads or feed_forward.hidden_size must be above 0, got 0 for b",
+    ),
     ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), got 1.0"),
-    ({"key_size": 0}, "key_size must be an integer of at least 1, got 0"),
+    ({"attention__key_size": 0}, "attention.key_size must be an integer from 1 to"),
     (
-        {"key_size": None, "model_size": 32, "num_heads": 5},
-        "num_heads must divide model_size = 32 where key_size is not given, got 5; "
-        "the nearest that does is 4.",
-    ),
-    ({"num_key_value_heads": 0}, "num_key_value_heads must be an integer of at least"),
-    (
-        {"num_heads": 12, "key_size": 4, "num_key_value_heads": 7},
-        "num_key_value_heads must divide num_heads = 12, got 7; the nearest that does "
-        "is 6.",
+        {"attention__num_heads": 5},
+        "attention.num_heads must divide model_size = 32 where key_size is not given, "
+        "got 5; the nearest that does is 4.",
     ),
     (
-        {"positions": "rotary", "key_size": 3},
-        "positions = 'rotary' needs an even key size, got 3.",
+        {"attention__num_key_value_heads": 0},
+        "attention.num_key_value_heads must be an integer from 1 to",
     ),
     (
-        {"positions": "sinusoidal", "model_size": 9},
-        "positions = 'sinusoidal' needs an even model_size, got 9.",
+        {
+            "attention__num_heads": 12,
+            "attention__key_size": 4,
+            "attention__num_key_value_heads": 7,
+        },
+        "attention.num_key_value_heads must divide num_heads = 12, got 7; the nearest "
+        "that does is 6.",
+    ),
+    (
+        {"embedding__positions": "rotary", "attention__key_size": 3},
+        "embedding.positions = 'rotary' needs an even key size, got 3.",
+    ),
+    (
+        {"embedding__positions": "sinusoidal", "model_size": 9},
+        "embedding.positions = 'sinusoidal' needs an even model_size, got 9.",
     ),
 ]
 
@@ -63,19 +95,19 @@ _REFUSALS = [
 @pytest.mark.parametrize(("fields", "message"), _REFUSALS)
 def test_fields_out_of_range_are_refused_by_their_path(fields, message):
     with pytest.raises(checks.ConfigError, match=rf"^config\.model\.{message}"):
-        models.check(_config(**fields))
+        models.check(model_config(**fields))
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {},
-        {"num_heads": 5, "key_size": 3},
-        {"num_heads": 4, "num_key_value_heads": 2},
-        {"positions": "sinusoidal", "num_heads": 32},
-        {"positions": "rotary", "num_heads": 16},
-        {"attention": {"implementation": "fused"}},
+        {"attention__num_heads": 5, "attention__key_size": 3},
+        {"attention__num_heads": 4, "attention__num_key_value_heads": 2},
+        {"embedding__positions": "sinusoidal", "attention__num_heads": 32},
+        {"embedding__positions": "rotary", "attention__num_heads": 16},
+        {"attention__implementation": "fused"},
     ],
 )
 def test_fields_in_range_are_accepted(fields):
-    models.check(_config(**fields))
+    models.check(model_config(**fields))

@@ -5,11 +5,11 @@ import math
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 
 from mha_haiku import attention, models
+from tests.tiny_runs import model_config
 
 B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
 NUM_TOKENS, FEATURE_SIZE = 13, 9
@@ -18,36 +18,17 @@ assert_equal = np.testing.assert_array_equal
 
 
 def _config(**fields):
-    config = ml_collections.ConfigDict(
-        {
-            "family": "encoder",
-            "num_layers": L,
-            "num_heads": H,
-            "num_key_value_heads": None,
-            "model_size": D,
-            "key_size": 4,
-            "hidden_size": F,
-            "activation": "gelu",
-            "norm": "layer_norm",
-            "norm_epsilon": 1e-5,
-            "norm_position": "pre",
-            "positions": "learned",
-            "max_length": 8,
-            "dropout_rate": 0.1,
-            "with_bias": True,
-            "qk_norm": False,
-            "precision": "float32",
-            "rematerialize": False,
-            "scan_layers": False,
-            "smear_keys": False,
-            "kept_heads": None,
-            "hidden_sizes": None,
-            "attention": {"implementation": "dense"},
-        }
-    )
-    with config.ignore_type():
-        config.update(fields)
-    return config
+    own = {
+        "num_layers": L,
+        "model_size": D,
+        "dropout_rate": 0.1,
+        "embedding__max_length": 8,
+        "attention__num_heads": H,
+        "attention__key_size": 4,
+        "attention__implementation": "dense",
+        "feed_forward__hidden_size": F,
+    }
+    return model_config(**{**own, **fields})
 
 
 def _build(**fields):
@@ -388,7 +369,7 @@ def test_implementation_is_the_one_of_the_config(implementation, monkeypatch):
 
     real_attend = attention.attend
     monkeypatch.setattr(attention, "attend", attend)
-    model = _build(attention={"implementation": implementation})
+    model = _build(attention__implementation=implementation)
     jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
     assert set(asked) == {implementation}
 

@@ -22,9 +22,17 @@ def test_good_config_passes(make_config):
         ("seed", 2**32, "config.seed must be"),
         ("task__name", "revers", "config.task.name must be .* Did you mean 'reverse'"),
         ("model__family", "encode", "config.model.family .* Did you mean 'encoder'"),
-        ("model__num_heads", 3, "config.model.num_heads must divide .*got 3"),
-        ("model__num_key_value_heads", 3, "config.model.num_key_value_heads must"),
-        ("model__with_bias", 1, "config.model.with_bias must be True or False, got 1"),
+        ("model__num_heads", 3, "config.model.attention.num_heads must divide .*got 3"),
+        (
+            "model__num_key_value_heads",
+            3,
+            "config.model.attention.num_key_value_heads must",
+        ),
+        (
+            "model__attention__with_bias",
+            1,
+            "attention.with_bias must be True or False, got",
+        ),
         ("model__rematerialize", 1, "config.model.rematerialize must be True or False"),
         ("model__scan_layers", "yes", "config.model.scan_layers must be True or False"),
         (
@@ -75,9 +83,13 @@ def test_good_config_passes(make_config):
         ("attention__dtype", "float61", "config.attention.dtype .* mean 'float16'"),
         ("attention__full_length", -1, "config.attention.full_length must be"),
         ("attention__pooled_size", 0, "config.attention.pooled_size must be"),
-        ("data", {"path": 5}, "config.data.* is missing"),
+        ("data", {"path": 5}, "config has no field 'data'"),
         ("model__heads", 5, "config.model has no field 'heads'. Did you mean"),
-        ("trainng", {}, "config has no field 'trainng'. Did you mean 'training'"),
+        (
+            "trainng",
+            {},
+            "config has no field 'trainng'. Did you mean 'config.training'",
+        ),
         ("training", 5, "config.training must be a section of fields, got 5"),
     ],
 )
@@ -100,7 +112,7 @@ def test_bad_field_is_refused_by_its_path(make_config, field, value, message):
             "implementation",
             "config.model.attention.implementation is missing",
         ),
-        ("model", "qk_norm", "config.model.qk_norm is missing"),
+        ("model__attention", "qk_norm", "config.model.attention.qk_norm is missing"),
         ("task", "name", "config.task.name is missing"),
     ],
 )
@@ -128,9 +140,11 @@ def test_key_size_frees_the_number_of_heads(make_config):
 def test_learned_positions_must_reach_the_end(make_config):
     config = make_config(model__max_length=5)
     task = configuration.make_task(config)
-    with pytest.raises(ConfigError, match="config.model.max_length .* 6 .*got 5"):
+    with pytest.raises(
+        ConfigError, match="config.model.embedding.max_length .* 6 .*got 5"
+    ):
         configuration.validate_for_task(config, task)
-    config.model.positions = "rotary"
+    config.model.embedding.positions = "rotary"
     configuration.validate_for_task(config, task)
 
 
@@ -168,7 +182,7 @@ def test_difference_has_a_line_per_changed_field(make_config):
     config = make_config(training__steps=40, model__key_size=4, task__more=True)
     new = configuration.to_json(config)
     assert configuration.difference(old, new) == [
-        "config.model.key_size: None -> 4",
+        "config.model.attention.key_size: None -> 4",
         "config.training.steps: 30 -> 40",
         "config.task.more: absent -> True",
     ]

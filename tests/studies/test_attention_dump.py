@@ -248,7 +248,7 @@ def test_a_page_is_made_of_what_a_user_gives(
         ({"step": 7}, "no checkpoint of step 7 .*: .*20, 30"),
         ({"tokens": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
         ({"tokens": []}, "tokens must not be empty"),
-        ({"tokens": [1] * 7}, "at most config.model.max_length 6 .*got 7"),
+        ({"tokens": [1] * 7}, "at most config.model.embedding.max_length 6 .*got 7"),
         ({"text": "1 2 x 0 0 0"}, "got 'x'"),
         ({"text": "1", "tokens": [1]}, "not both"),
     ],

@@ -39,7 +39,7 @@ def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
     out = pruning.save(found, tmp_path / "pruned", steps=7)
     run = folders.load_run(out)
     assert run.step == 7
-    assert list(run.config.model.hidden_sizes) == [4, 4]
+    assert list(run.config.model.feed_forward.hidden_sizes) == [4, 4]
     names = [layer.names for layer in models.heads_of_layers(run.config.model)]
     assert [list(x) for x in names] == half.keep
     # It is looked at like any other, and its heads keep their names.

