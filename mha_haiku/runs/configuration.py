@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from mha_haiku import fields, models, tasks
+from mha_haiku import checks, fields, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.fields import Field, OneOf
 from mha_haiku.models import architecture
