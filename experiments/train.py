@@ -38,7 +38,7 @@ def main(config) -> int:
         config,
         workdir,
         override_config=FLAGS.override_config,
-        make_observer=timeline.observer,
+        observers=[timeline.Timeline(config.training.timeline_every)],
     )
     if summary.interrupted:  # whoever interrupts may not wait for maps
         if cluster.leave():  # with several processes the first tells

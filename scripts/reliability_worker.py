@@ -41,10 +41,10 @@ def main(config) -> int:
 
 
 def _inject(fault, workdir) -> None:
-    from mha_haiku.runs import checkpoints, trainer
+    from mha_haiku.runs import checkpoints, trainers
     from mha_haiku.training import stepping
 
-    take_steps, save = trainer.Progress.take_steps, checkpoints.Checkpoints.save
+    take_steps, save = trainers.Trainer.take_steps, checkpoints.Checkpoints.save
 
     def is_due(name, at):
         if name in fault and at >= fault[name]:
@@ -71,7 +71,7 @@ def _inject(fault, workdir) -> None:
         if is_due("exception", step):
             raise RuntimeError("injected")
 
-    trainer.Progress.take_steps = take_and_act
+    trainers.Trainer.take_steps = take_and_act
     checkpoints.Checkpoints.save = save_and_end
     if "not_finite" in fault or "spike" in fault:
         stepping.gradients = functools.partial(

@@ -2,12 +2,13 @@
 
 from mha_haiku.runs.configuration import default_config
 from mha_haiku.runs.folders import Run, load_run
-from mha_haiku.runs.loop import train
+from mha_haiku.runs.loop import Observer, train
 from mha_haiku.runs.opening import Summary
-from mha_haiku.runs.trainer import NonFiniteLossError
+from mha_haiku.runs.trainers import NonFiniteLossError
 
 __all__ = [
     "NonFiniteLossError",
+    "Observer",
     "Run",
     "Summary",
     "default_config",

@@ -1,11 +1,14 @@
 """The training loop, which owns a run's input and output.
 
-Between reports nothing happens on the host but a dispatch of many steps; see `step.py`.
+Between reports nothing happens on the host but a dispatch of many steps; see
+`training.stepping`. Who wants to look at the parameters hands it an `Observer`.
 """
 
 import contextlib
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,27 +16,51 @@ from typing import Any
 import jax
 import ml_collections
 
-from mha_haiku import tasks
+from mha_haiku import checks, tasks
 from mha_haiku.devices import cluster
 from mha_haiku.runs import (
     configuration,
     files,
     folders,
-    interruption,
     metrics_log,
     opening,
+    progress,
     sharing,
-    trainer,
+    trainers,
 )
 
 _logger = logging.getLogger("mha_haiku")
 
-# From a run's folder, its config, its task and the step it starts at to what looks at
-# its parameters: called with the step and the parameters, on the first process.
-MakeObserver = Callable[
-    [folders.Folder, ml_collections.ConfigDict, tasks.Task, int],
-    Callable[[int, Any], None],
-]
+
+class Observer:
+    """Looks at a run's parameters while it trains; also for subclasses.
+
+    Attributes:
+      every: Steps between two looks; 0: it never looks. It also looks before the first
+        step and after the last, and at each step at most once.
+    """
+
+    def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
+        """Takes how often to look, and what is called with the step and parameters."""
+        self.every = checks.non_negative_integer("every", every)
+        self._look = look
+
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: ml_collections.ConfigDict,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
+        """Is called before the first look, with the step that the run starts at."""
+
+    def look(self, step: int, params: Any) -> None:
+        """Is called on the first process, with host arrays."""
+        if self._look is not None:
+            self._look(step, params)
+
+    def end(self) -> None:
+        """Is called when the run ends, however it ends."""
 
 
 def train(
@@ -41,7 +68,7 @@ def train(
     workdir: str | os.PathLike,
     *,
     override_config: bool = False,
-    make_observer: MakeObserver | None = None,
+    observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> opening.Summary:
     """Trains a model, or goes on with the run that is in `workdir`.
@@ -54,8 +81,7 @@ def train(
       config: A whole config.
       workdir: The run's folder.
       override_config: Whether to resume though the config is not the run's.
-      make_observer: Makes what looks at the parameters every
-        `config.training.timeline_every` steps; None: nothing does.
+      observers: Who looks at the parameters; with several processes the same on all.
       devices: The devices that share the work; None means all of all processes.
 
     Returns:
@@ -81,14 +107,14 @@ def train(
         if finished is not None:
             return finished
         with stored:
-            summary = _run(config, folder, stored, placement, make_observer)
+            summary = _run(config, folder, stored, placement, observers)
         summary = summary._replace(wall_seconds=time.perf_counter() - started)
         if cluster.is_first():
             files.write_json(folder.summary, summary._asdict())
     return summary
 
 
-def _run(config, folder, stored, placement, make_observer) -> opening.Summary:
+def _run(config, folder, stored, placement, observers) -> opening.Summary:
     """Takes the steps that are left; `wall_seconds` is still to be filled in."""
     training = config.training
     task = configuration.make_task(config)
@@ -100,15 +126,20 @@ def _run(config, folder, stored, placement, make_observer) -> opening.Summary:
             f"{folder.root} has reports up to step {reports[-1]['step']} and no "
             f"checkpoint: the run starts from the beginning."
         )
+    if is_first:
+        progress.say(f"{task.name}: compiling")
     before = time.perf_counter()
     model = folders.make_model(config, task, placement)
-    state, programs = trainer.prepare(config, task, model, stored, placement)
+    state, programs = trainers.prepare(config, task, model, stored, placement)
     compile_seconds = time.perf_counter() - before
     if is_first:
         folders.write_config(folder, config, placement.devices)
+        start = stored.latest() or 0
+        kept = [report for report in reports if report["step"] <= start]
         opened_log = metrics_log.MetricsLog(
             folder.metrics,
-            start=stored.latest() or 0,
+            start=start,
+            seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
             steps=training.steps,
             baseline=task.baseline,
             baseline_name=task.baseline_name,
@@ -116,28 +147,35 @@ def _run(config, folder, stored, placement, make_observer) -> opening.Summary:
         )
     else:
         opened_log = metrics_log.Silent()
-    with opened_log as log, interruption.Interruption() as interrupted:
-        progress = trainer.Progress(
+    with (
+        opened_log as log,
+        _Interruption() as interruption,
+        contextlib.ExitStack() as stack,
+    ):
+        trainer = trainers.Trainer(
             state, programs, training=training, stored=stored, log=log
         )
-        start = progress.step
-        log.say(_opening_line(config, progress, placement, compile_seconds))
-        look = _looker(config, folder, task, start, make_observer)
-        look(progress)
-        _take_steps(progress, training, interrupted, look)
+        start = trainer.step
+        log.say(_opening_line(config, trainer, placement, compile_seconds))
+        observers = [observer for observer in observers if observer.every]
+        for observer in observers if is_first else ():
+            observer.begin(folder, config, task, start)
+            stack.callback(observer.end)
+        _look(trainer, observers)
+        _take_steps(trainer, training, interruption, observers)
         stored.close()  # while a signal still waits
-        if progress.step < training.steps:
-            kept = "is saved" if progress.step else "begins again"
-            log.say(f"Interrupted at step {progress.step}, which {kept}.")
-    rate = (progress.step - start) / progress.seconds if progress.seconds else 0.0
+        if trainer.step < training.steps:
+            kept = "is saved" if trainer.step else "begins again"
+            log.say(f"Interrupted at step {trainer.step}, which {kept}.")
+    rate = (trainer.step - start) / trainer.seconds if trainer.seconds else 0.0
     return opening.Summary(
-        steps=progress.step,
-        metrics=progress.metrics,
+        steps=trainer.step,
+        metrics=trainer.metrics,
         baseline=dict(task.baseline),
         baseline_name=task.baseline_name,
-        interrupted=progress.step < training.steps,
+        interrupted=trainer.step < training.steps,
         resumed_from=start,
-        skipped_steps=progress.skipped,
+        skipped_steps=trainer.skipped,
         wall_seconds=0.0,
         compile_seconds=compile_seconds,
         steps_per_second=rate,
@@ -145,70 +183,99 @@ def _run(config, folder, stored, placement, make_observer) -> opening.Summary:
     )
 
 
-def _take_steps(progress, training, interrupted, look) -> None:
+def _take_steps(trainer, training, interruption, observers) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved.
 
     What is due when depends on the step alone, so that a resumed run reports, evaluates
     and saves where an uninterrupted one does. Every checkpoint of these is evaluated.
     """
-    saved = reported = progress.step
+    saved = reported = trainer.step
 
     def is_due(every):
-        return progress.step % every == 0 or progress.step == training.steps
+        return trainer.step % every == 0 or trainer.step == training.steps
 
-    while progress.step < training.steps:
-        stops, steps = cluster.agree(interrupted.requested, progress.affordable_steps)
+    while trainer.step < training.steps:
+        stops, steps = cluster.agree(
+            interruption.is_requested, trainer.affordable_steps
+        )
         if stops:
             break
-        progress.take_steps(_next_stop(progress.step, steps, training))
-        if training.timeline_every and is_due(training.timeline_every):
-            look(progress)
+        trainer.take_steps(_next_stop(trainer.step, steps, training, observers))
+        _look(trainer, [each for each in observers if is_due(each.every)])
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
-            progress.report(is_evaluated=is_evaluated)
-            reported = progress.step
+            trainer.report(is_evaluated=is_evaluated)
+            reported = trainer.step
         if is_saved:
-            progress.save()
-            saved = progress.step
-    if progress.step != reported:
-        progress.report(is_evaluated=False)
-    if progress.step != saved:
-        progress.save()
-    if not progress.metrics and progress.step == training.steps:
+            trainer.save()
+            saved = trainer.step
+    if trainer.step != reported:
+        trainer.report(is_evaluated=False)
+    if trainer.step != saved:
+        trainer.save()
+    if not trainer.metrics and trainer.step == training.steps:
         # Killed after its last report and before its summary.
-        progress.evaluate()
+        trainer.evaluate()
 
 
-def _looker(config, folder, task, start, make_observer):
-    """Returns what notes what the heads of a `Progress` do, if the config asks."""
-    if not config.training.timeline_every or make_observer is None:
-        return lambda progress: None
-    if not cluster.is_first():
-        return lambda progress: progress.params()  # which all processes gather
-    observe = make_observer(folder, config, task, start)
-    return lambda progress: observe(progress.step, progress.params())
+def _look(trainer, observers) -> None:
+    """Shows the parameters to the observers, on the first process."""
+    if observers:
+        params = trainer.params()  # which all processes gather
+        for observer in observers if cluster.is_first() else ():
+            observer.look(trainer.step, params)
 
 
-def _next_stop(step, most, training) -> int:
+def _next_stop(step, most, training, observers) -> int:
     """Returns where the next dispatch ends: at most at the next report of any kind."""
     marks = (
         training.report_every,
         training.evaluate_every,
         training.checkpoint_every,
-        training.timeline_every,
+        *(observer.every for observer in observers),
     )
-    due = min((step // every + 1) * every for every in marks if every)
+    due = min((step // every + 1) * every for every in marks)
     most = min(training.steps_per_dispatch, most)
     return min(due, step + most, training.steps)
 
 
-def _opening_line(config, progress, placement, compile_seconds) -> str:
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(progress.params()))
-    verb = f"resumes at step {progress.step}" if progress.step else "starts"
+def _opening_line(config, trainer, placement, compile_seconds) -> str:
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(trainer.params()))
+    verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
     count = len(placement.devices)
     return (
         f"{config.task.name} {verb}: {num_params:,} parameters, {count} "
         f"{placement.devices[0].platform} device{'s' * (count > 1)}, "
         f"compiled in {compile_seconds:.1f} s"
     )
+
+
+class _Interruption:
+    """While entered, notes the first SIGINT or SIGTERM in `is_requested`.
+
+    The second raises KeyboardInterrupt. The handlers that were there come back on
+    leaving. Outside the main thread, where Python allows no handlers, nothing changes.
+    """
+
+    def __init__(self):
+        self.is_requested = False
+        self._before = {}
+
+    def __enter__(self) -> "_Interruption":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            # None: the handler was not installed from Python and cannot be put back.
+            if handler is not None:
+                signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number, frame) -> None:
+        if self.is_requested:
+            raise KeyboardInterrupt
+        self.is_requested = True

@@ -1,11 +1,16 @@
 """What a run says while it runs: metrics.jsonl, a bar or plain lines, TensorBoard."""
 
 import logging
+import math
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import events, files, progress
+from mha_haiku.runs import files, progress
+from mha_haiku.training import health, stepping
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -14,7 +19,7 @@ class MetricsLog:
     """Writes the metrics of a run as they come.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
-    event; see `events`. On a terminal a bar on stderr shows the progress,
+    event; see `events_of_steps`. On a terminal a bar on stderr shows the progress,
     elsewhere each report prints a line on stdout with the time left; everywhere each
     evaluation prints a line on stdout, and an event a warning.
     """
@@ -28,6 +33,7 @@ class MetricsLog:
         baseline: dict[str, float],
         baseline_name: str,
         tensorboard: bool,
+        seconds: float = 0.0,
     ):
         """Opens the log; call it when compilation is over, as the bar's clock starts.
 
@@ -38,12 +44,14 @@ class MetricsLog:
           baseline: "accuracy" and "loss" of the best answer that ignores the input.
           baseline_name: What that is called.
           tensorboard: Whether to write TensorBoard's files beside metrics.jsonl.
+          seconds: How long the run has trained before, up to `start`.
 
         Raises:
           ConfigError: If TensorBoard is asked for and tensorboardX is not installed.
         """
         self._lines = files.LineWriter(path, last_step=start)
         self._steps = steps
+        self._opened = time.perf_counter() - seconds
         self._baseline = baseline
         self._baseline_name = baseline_name
         self._tensorboard = _open_tensorboard(path.parent) if tensorboard else None
@@ -61,15 +69,20 @@ class MetricsLog:
         """Moves the bar to a step."""
         self._bar.advance(step - self._bar.place)
 
-    def report(self, step: int, metrics: dict[str, Any]) -> None:
-        """Writes one report, at once.
+    def report(
+        self, step: int, metrics: dict[str, Any], *, learning_rate: float
+    ) -> None:
+        """Writes one report, at once, with the seconds that the run has trained.
 
         Args:
           step: The steps taken.
           metrics: Numbers by name; with `held_out_loss` and `held_out_accuracy` when
             this report has an evaluation.
+          learning_rate: Of the last step.
         """
-        self._lines.append({"step": step, **metrics})
+        seconds = round(time.perf_counter() - self._opened, 3)
+        more = {"learning_rate": learning_rate, "seconds": seconds}
+        self._lines.append({"step": step, **metrics, **more})
         if self._tensorboard is not None:
             for name, value in metrics.items():
                 self._tensorboard.add_scalar(name, value, step)
@@ -88,7 +101,7 @@ class MetricsLog:
     def event(self, event: dict[str, Any]) -> None:
         """Writes one event, at once, and warns of it."""
         self._lines.append(event)
-        _logger.warning(events.sentence(event))
+        _logger.warning(_sentence(event))
 
     def say(self, line: str) -> None:
         """Prints a line on stdout, above the bar where there is one."""
@@ -121,7 +134,7 @@ class MetricsLog:
 
 
 class Silent:
-    """What a process has in place of a `MetricsLog` where another one writes it."""
+    """The null object of `MetricsLog`, where another process writes it."""
 
     def __enter__(self) -> "Silent":
         return self
@@ -132,7 +145,9 @@ class Silent:
     def advance(self, step: int) -> None:
         """Does nothing."""
 
-    def report(self, step: int, metrics: dict[str, Any]) -> None:
+    def report(
+        self, step: int, metrics: dict[str, Any], *, learning_rate: float
+    ) -> None:
         """Does nothing."""
 
     def event(self, event: dict[str, Any]) -> None:
@@ -148,8 +163,39 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events in metrics.jsonl; see `events`."""
+    """Returns the events in metrics.jsonl; see `events_of_steps`."""
     return [line for line in files.read_lines(path) if "event" in line]
+
+
+def events_of_steps(
+    first: int, report: stepping.Report, skipped: int
+) -> list[dict[str, Any]]:
+    """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
+
+    Each has "step" and "event": "not_finite", with "what" is not ("loss" or
+    "gradient") and how many steps were "skipped" so far, or "loss_spike", with the
+    "loss" and by how many "deviations" it is above the mean of the window.
+
+    Args:
+      first: The steps taken before the dispatch.
+      report: Of its steps, as host arrays.
+      skipped: How many steps were skipped before it.
+    """
+    events = []
+    flagged = ~report.finite | (report.deviations > health.SPIKE)
+    for i in np.flatnonzero(flagged):
+        event: dict[str, Any] = {"step": first + int(i) + 1}
+        loss = float(report.sums.loss[i])
+        if report.finite[i]:
+            weight = float(report.sums.weight[i])
+            event |= {"event": "loss_spike", "loss": loss / weight}
+            event |= {"deviations": float(report.deviations[i])}
+        else:
+            skipped += 1
+            what = "gradient" if math.isfinite(loss) else "loss"
+            event |= {"event": "not_finite", "what": what, "skipped": skipped}
+        events.append(event)
+    return events
 
 
 def check_tensorboard() -> None:
@@ -168,3 +214,17 @@ def _open_tensorboard(folder):
     import tensorboardX
 
     return tensorboardX.SummaryWriter(str(folder))
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    """Returns what a warning says of an event."""
+    if event["event"] == "not_finite":
+        return (
+            f"The {event['what']} is not finite at step {event['step']}: it is not "
+            f"applied ({event['skipped']} such so far)."
+        )
+    return (
+        f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
+        f"{event['deviations']:.1f} standard deviations above the mean of the "
+        f"{health.WINDOW} steps before."
+    )

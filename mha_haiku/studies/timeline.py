@@ -4,14 +4,13 @@ L layers, H heads of a layer.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mha_haiku import heads, models, tasks
-from mha_haiku.runs import files, folders
+from mha_haiku import heads, tasks
+from mha_haiku.runs import files, folders, loop
 from mha_haiku.studies import head_importance
 from mha_haiku.training import evaluation
 
@@ -22,7 +21,7 @@ _EXAMPLES = 64
 _POSITIONS = 2**13  # of all examples
 
 
-class Timeline:
+class Timeline(loop.Observer):
     """Appends to `timeline.jsonl` in a run's folder of heads.
 
     A line has `step`, the `roles` of all heads, and under `scores` the numbers that
@@ -30,25 +29,25 @@ class Timeline:
     where a layer has fewer heads.
     """
 
-    def __init__(
+    def begin(
         self,
-        path: Path,
-        *,
-        model: models.Model,
+        folder: folders.Folder,
+        config: "ml_collections.ConfigDict",
         task: tasks.Task,
-        seed: int,
-        start: int,
-    ):
-        """Opens the file; what it holds of steps after `start` is dropped."""
-        self._log = files.LineWriter(path, last_step=start)
-        kept = read(path)
-        self._model = model
-        self._last = kept[-1]["step"] if kept else -1
+        step: int,
+    ) -> None:
+        """Opens the file; what it holds of steps after `step` is dropped."""
+        self._log = files.LineWriter(folder.timeline, last_step=step)
+        lines = read(folder.timeline)
+        self._last = lines[-1]["step"] if lines else -1
+        self._model = folders.make_model(config, task)  # of this process alone
         count = max(1, min(_EXAMPLES, _POSITIONS // task.sequence_length))
         indices = np.arange(count, dtype=np.int32)
-        self._batch = evaluation.held_out_batch(task, seed, task.held_out_data, indices)
+        self._batch = evaluation.held_out_batch(
+            task, config.seed, task.held_out_data, indices
+        )
 
-    def record(self, step: int, params: Any) -> None:
+    def look(self, step: int, params: Any) -> None:
         """Observes the heads at a step, unless that has been done.
 
         Args:
@@ -70,18 +69,9 @@ class Timeline:
         self._log.append(line)
         self._last = step
 
-
-def observer(
-    folder: folders.Folder,
-    config: "ml_collections.ConfigDict",
-    task: tasks.Task,
-    start: int,
-) -> Callable[[int, Any], None]:
-    """Returns what notes the heads of a run that trains; see `runs.loop`."""
-    model = folders.make_model(config, task)  # of this process alone
-    return Timeline(
-        folder.timeline, model=model, task=task, seed=config.seed, start=start
-    ).record
+    def end(self) -> None:
+        """Closes the file."""
+        self._log.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

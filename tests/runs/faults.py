@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import runs
-from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainer
+from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainers
 from mha_haiku.training import stepping
 
 
@@ -30,19 +30,19 @@ def reports(workdir):
     """Returns the reports without what depends on the clock."""
     found = metrics_log.read(pathlib.Path(workdir) / "metrics.jsonl")
     for report in found:
-        del report["examples_per_second"]
+        del report["examples_per_second"], report["seconds"]
     return found
 
 
 def act(monkeypatch, action):
-    """Calls `action(progress)` after every dispatch."""
-    take_steps = trainer.Progress.take_steps
+    """Calls `action(trainer)` after every dispatch."""
+    take_steps = trainers.Trainer.take_steps
 
     def take_and_act(self, stop):
         take_steps(self, stop)
         action(self)
 
-    monkeypatch.setattr(trainer.Progress, "take_steps", take_and_act)
+    monkeypatch.setattr(trainers.Trainer, "take_steps", take_and_act)
 
 
 def interrupt_at(at):

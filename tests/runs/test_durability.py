@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, trainer
+from mha_haiku.runs import checkpoints, trainers
 from mha_haiku.runs.checkpoints import arrays
 from tests.runs import faults
 
@@ -27,7 +27,7 @@ def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkey
         seconds[0] += seconds[1]
         return seconds[0]
 
-    monkeypatch.setattr(trainer.time, "perf_counter", clock)
+    monkeypatch.setattr(trainers.time, "perf_counter", clock)
     faults.act(monkeypatch, lambda self: stops.append(self.step))
     faults.train(config, tmp_path / "a")
     # 0.4 s for the first step, so two next; then those took 0.4 s as well, and so on.
@@ -100,7 +100,7 @@ def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "prepare", killed)
+        patch.setattr(trainers, "prepare", killed)
         with pytest.raises(KeyboardInterrupt):
             faults.train(make_config(), tmp_path)
     assert faults.train(make_config(), tmp_path).steps == 30

@@ -16,7 +16,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainer
+from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainers
 
 
 def _train(config, workdir, **options):
@@ -51,7 +51,7 @@ def whole(whole_run, make_config):
 
 def _interrupt_at(monkeypatch, step, action):
     """Does `action(progress)` when a run has reached `step`, once."""
-    take_steps = trainer.Progress.take_steps
+    take_steps = trainers.Trainer.take_steps
     done = []
 
     def take_and_act(self, stop):
@@ -60,7 +60,7 @@ def _interrupt_at(monkeypatch, step, action):
             done.append(True)
             action(self)
 
-    monkeypatch.setattr(trainer.Progress, "take_steps", take_and_act)
+    monkeypatch.setattr(trainers.Trainer, "take_steps", take_and_act)
 
 
 def test_run_leaves_its_folder(whole, make_config):
@@ -81,7 +81,10 @@ def test_run_leaves_its_folder(whole, make_config):
     assert reports[-1]["loss"] < reports[0]["loss"]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 30 and not summary["interrupted"]
-    assert summary["metrics"] == {k: v for k, v in reports[-1].items() if k != "step"}
+    assert summary["metrics"] == {
+        name: reports[-1][name] for name in summary["metrics"]
+    }
+    assert len(summary["metrics"]) == len(reports[-1]) - 3  # step, rate and seconds
     assert summary["baseline"]["accuracy"] == 1 / 5
     assert summary["wall_seconds"] > summary["compile_seconds"] > 0
     assert summary["examples_per_second"] == 8 * summary["steps_per_second"] > 0
@@ -146,14 +149,48 @@ def test_second_signal_ends_at_once(make_config, tmp_path, monkeypatch):
     assert _state(tmp_path, make_config()).step == 10
 
 
+class _Observer(runs.Observer):
+    """Notes where it looks."""
+
+    def begin(self, folder, config, task, step):
+        self.seen, self.is_over = [("begin", step, folder.root.name)], False
+
+    def look(self, step, params):
+        self.seen.append((step, float(sum(x.sum() for x in jax.tree.leaves(params)))))
+
+    def end(self):
+        self.is_over = True
+
+
+def test_observers_look_when_they_are_due(whole, make_config, tmp_path, monkeypatch):
+    first, second, never = _Observer(7), _Observer(15), _Observer(0)
+    looks = []
+    function = runs.Observer(30, lambda step, params: looks.append(step))
+    observers = [first, never, second, function]
+    with monkeypatch.context() as patch:
+        _interrupt_at(patch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        _train(make_config(), tmp_path, observers=observers)
+    assert first.seen[0] == ("begin", 0, tmp_path.name)
+    assert [x[0] for x in first.seen[1:]] == [0, 7, 14]
+    assert first.is_over and not hasattr(never, "seen")
+    _train(make_config(), tmp_path, observers=observers)
+    assert first.seen[0] == ("begin", 14, tmp_path.name)
+    assert [x[0] for x in first.seen[1:]] == [14, 21, 28, 30]
+    assert [x[0] for x in second.seen[1:]] == [14, 15, 30]
+    assert looks == [0, 14, 30]
+    assert first.seen[-1] == second.seen[-1] != first.seen[-2]
+    # Who looks changes nothing.
+    _assert_equal(_state(tmp_path, make_config()), whole[1])
+
+
 KILLED = """
     import json, os, signal, sys, time
     import jax, ml_collections
     from mha_haiku import runs
-    from mha_haiku.runs import trainer
+    from mha_haiku.runs import trainers
 
     config, workdir = ml_collections.ConfigDict(json.loads(sys.argv[1])), sys.argv[2]
-    take_steps = trainer.Progress.take_steps
+    take_steps = trainers.Trainer.take_steps
 
     def take_and_die(self, stop):
         take_steps(self, stop)
@@ -162,7 +199,7 @@ KILLED = """
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    trainer.Progress.take_steps = take_and_die
+    trainers.Trainer.take_steps = take_and_die
     runs.train(config, workdir, devices=jax.local_devices()[:2])
 """
 
@@ -201,7 +238,7 @@ def test_killed_run_goes_on_bit_for_bit(
     reports = metrics_log.read(tmp_path / "metrics.jsonl")
     wanted = metrics_log.read(whole[0] / "metrics.jsonl")
     for report in (*reports, *wanted):
-        del report["examples_per_second"]
+        del report["examples_per_second"], report["seconds"]
     assert reports == wanted
 
 
@@ -242,7 +279,7 @@ def test_many_differences_are_still_two_lines(whole, make_config):
 def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
     make_config, tmp_path, monkeypatch
 ):
-    take_steps = trainer.Progress.take_steps
+    take_steps = trainers.Trainer.take_steps
 
     def break_parameters(self, stop):
         if self.step == 20:
@@ -250,7 +287,7 @@ def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
             self._state = self._state._replace(params=broken)
         take_steps(self, stop)
 
-    monkeypatch.setattr(trainer.Progress, "take_steps", break_parameters)
+    monkeypatch.setattr(trainers.Trainer, "take_steps", break_parameters)
     message = "loss is not finite at step 21; the last good checkpoint is of step 20"
     with pytest.raises(runs.NonFiniteLossError, match=message):
         _train(make_config(), tmp_path)

@@ -4,16 +4,18 @@ import io
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import metrics_log
+from mha_haiku.training import losses, stepping
 
 REPORT = {"loss": 1.5, "accuracy": 0.25, "examples_per_second": 12345.6}
 EVALUATION = REPORT | {"held_out_loss": 1.25, "held_out_accuracy": 0.43}
 
 
-def _open(folder, start=0, tensorboard=False):
+def _open(folder, start=0, tensorboard=False, seconds=0.0):
     return metrics_log.MetricsLog(
         folder / "metrics.jsonl",
         start=start,
@@ -21,35 +23,38 @@ def _open(folder, start=0, tensorboard=False):
         baseline={"accuracy": 0.17, "loss": 2.0},
         baseline_name="unigram",
         tensorboard=tensorboard,
+        seconds=seconds,
     )
 
 
 def test_each_report_is_a_line_at_once(tmp_path):
     with _open(tmp_path) as log:
-        log.report(10, REPORT)
+        log.report(10, REPORT, learning_rate=0.5)
         (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-        assert json.loads(line) == {"step": 10, **REPORT, "crc32": "174a7b6f"}
-        log.report(20, EVALUATION)
+        written = json.loads(line)
+        assert written.pop("seconds") >= 0 and written.pop("crc32")
+        assert written == {"step": 10, **REPORT, "learning_rate": 0.5}
+        log.report(20, EVALUATION, learning_rate=0.5)
     assert [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")] == [10, 20]
 
 
 def test_lines_after_the_resumed_step_are_dropped(tmp_path):
     with _open(tmp_path) as log:
         for step in (10, 20, 30):
-            log.report(step, REPORT)
+            log.report(step, REPORT, learning_rate=0.5)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "lo')  # cut short by a kill
     with _open(tmp_path, start=20) as log:
-        log.report(30, EVALUATION)
+        log.report(30, EVALUATION, learning_rate=0.5)
     reports = metrics_log.read(tmp_path / "metrics.jsonl")
     assert [x["step"] for x in reports] == [10, 20, 30]
-    assert reports[-1] == {"step": 30, **EVALUATION}
+    assert reports[-1]["held_out_loss"] == EVALUATION["held_out_loss"]
 
 
 def test_report_and_evaluation_are_plain_lines_in_a_pipe(tmp_path, capsys):
     with _open(tmp_path) as log:
-        log.report(10, REPORT)
-        log.report(20, EVALUATION)
+        log.report(10, REPORT, learning_rate=0.5)
+        log.report(20, EVALUATION, learning_rate=0.5)
     out, err = capsys.readouterr()
     assert err == ""
     shown = "loss 1.5000, accuracy 0.250, 12,346 examples/s, 0:00 elapsed, 0:00 left"
@@ -71,7 +76,7 @@ def test_bar_is_on_stderr_of_a_terminal_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", terminal)
     with _open(tmp_path, start=10) as log:
         log.advance(15)
-        log.report(20, EVALUATION)
+        log.report(20, EVALUATION, learning_rate=0.5)
     shown = terminal.getvalue()
     assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
     assert "held-out accuracy 0.4300" in capsys.readouterr().out
@@ -81,7 +86,7 @@ def test_tensorboard_writes_its_files_only_if_asked(tmp_path):
     for folder, asked in (("with", True), ("without", False)):
         (tmp_path / folder).mkdir()
         with _open(tmp_path / folder, tensorboard=asked) as log:
-            log.report(10, REPORT)
+            log.report(10, REPORT, learning_rate=0.5)
         written = list((tmp_path / folder).glob("events.out.tfevents*"))
         assert len(written) == int(asked)
 
@@ -97,9 +102,9 @@ EVENT = {"step": 12, "event": "not_finite", "what": "loss", "skipped": 1}
 
 def test_event_is_a_line_and_a_warning_and_no_report(tmp_path, caplog):
     with _open(tmp_path) as log:
-        log.report(10, REPORT)
+        log.report(10, REPORT, learning_rate=0.5)
         log.event(EVENT)
-        log.report(20, REPORT)
+        log.report(20, REPORT, learning_rate=0.5)
     path = tmp_path / "metrics.jsonl"
     assert metrics_log.read_events(path) == [EVENT]
     assert [x["step"] for x in metrics_log.read(path)] == [10, 20]
@@ -131,15 +136,57 @@ class _Disk:
 def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
     with _open(tmp_path) as log:
         log._lines._file = disk = _Disk(log._lines._file, 30)
-        log.report(10, REPORT)
-        log.report(20, EVALUATION)
+        log.report(10, REPORT, learning_rate=0.5)
+        log.report(20, EVALUATION, learning_rate=0.5)
         assert (tmp_path / "metrics.jsonl").stat().st_size == 30
         assert "cannot be written (No space left on device)" in caplog.text
         disk.room = 10**6
-        log.report(30, REPORT)
+        log.report(30, REPORT, learning_rate=0.5)
         written = metrics_log.read(tmp_path / "metrics.jsonl")
-        assert written == [
-            {"step": 10, **REPORT},
-            {"step": 20, **EVALUATION},
-            {"step": 30, **REPORT},
-        ]
+        assert [x["step"] for x in written] == [10, 20, 30]
+        assert all(REPORT.items() <= x.items() for x in written)
+
+
+def test_seconds_go_on_where_the_run_stopped(tmp_path):
+    with _open(tmp_path, seconds=100.0) as log:
+        log.report(10, REPORT, learning_rate=0.5)
+    (report,) = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert 100 <= report["seconds"] < 200
+
+
+NAN = float("nan")
+
+
+def _dispatch(loss, finite, deviations):
+    loss = np.asarray(loss, np.float32)
+    sums = losses.Sums(loss, loss, np.full(len(loss), 4, np.float32))
+    return stepping.Report(sums, loss, np.asarray(finite), np.asarray(deviations))
+
+
+def test_events_are_those_of_their_steps(tmp_path, caplog):
+    report = _dispatch(
+        [8, NAN, 80, 6, 6], [True, False, True, False, True], [6.0, 0, 6.5, 0, -9]
+    )
+    events = metrics_log.events_of_steps(100, report, skipped=2)
+    assert events == [
+        {"step": 102, "event": "not_finite", "what": "loss", "skipped": 3},
+        {"step": 103, "event": "loss_spike", "loss": 20.0, "deviations": 6.5},
+        {"step": 104, "event": "not_finite", "what": "gradient", "skipped": 4},
+    ]
+    with _open(tmp_path) as log:
+        for event in events:
+            log.event(event)
+    assert [x.getMessage() for x in caplog.records] == [
+        "The loss is not finite at step 102: it is not applied (3 such so far).",
+        "The loss jumped to 20 at step 103: 6.5 standard deviations above the mean of "
+        "the 128 steps before.",
+        "The gradient is not finite at step 104: it is not applied (4 such so far).",
+    ]
+
+
+def test_quiet_steps_have_no_events():
+    for report in (
+        _dispatch([8, 8], [True] * 2, [0, 5.9]),
+        _dispatch([], np.ones(0, bool), []),
+    ):
+        assert metrics_log.events_of_steps(7, report, skipped=1) == []

@@ -1,7 +1,6 @@
 """Heads of runs: measured and followed in time, through the folders."""
 
 import csv
-import json
 
 import jax
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from mha_haiku import heads, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders, loop
+from mha_haiku.runs import files, folders, loop
 from mha_haiku.studies import head_importance, timeline
 from mha_haiku.training import evaluation
 
@@ -111,15 +110,17 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     config = make_config(training__timeline_every=10, training__steps=20)
     options = {
         "devices": jax.local_devices()[:1],
-        "make_observer": timeline.observer,
+        "observers": [timeline.Timeline(10)],
     }
     loop.train(config, tmp_path, **options)
     path = folders.Folder(tmp_path).timeline
     first = timeline.read(path)
     assert [line["step"] for line in first] == [0, 10, 20]
     # What a killed run wrote after its checkpoint is written again.
+    with files.LineWriter(path) as log:
+        log.append({**first[-1], "step": 23})
     with path.open("a") as file:
-        file.write(json.dumps({**first[-1], "step": 23}) + '\n{"step": 2')
+        file.write('{"step": 2')
     config.training.steps = 30
     loop.train(config, tmp_path, override_config=True, **options)
     lines = timeline.read(path)

@@ -1,4 +1,4 @@
-"""A run on its way: its state, the compiled programs, what it reports and saves."""
+"""What trains a run: its state, the compiled programs, what it reports and saves."""
 
 import math
 import time
@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from mha_haiku import devices, models, tasks
-from mha_haiku.runs import checkpoints, events, metrics_log
+from mha_haiku.runs import checkpoints, metrics_log
 from mha_haiku.training import evaluation, losses, optimizers, stepping
 
 # How long a dispatch may take, so that an interruption is noticed in time.
@@ -24,7 +24,8 @@ class Programs(NamedTuple):
     """What was compiled, with the arguments that never change."""
 
     placement: devices.Placement
-    dispatch: Any  # see `step.make_dispatch`
+    learning_rate: Any  # from the number of a step, counted from 0; on the host
+    dispatch: Any  # see `stepping.make_dispatch`
     evaluate: Any  # see `evaluation.make_evaluation`
     train_data: Any
     held_out_data: Any
@@ -73,8 +74,10 @@ def prepare(
         abstract = jax.eval_shape(initial, seed)
         state = devices.cluster.first_reads(lambda: stored.restore(abstract), abstract)
         state = placement.put_state(state)
+    schedule = jax.jit(optimizers.schedule(config.optimizer, steps=training.steps))
     programs = Programs(
         placement=placement,
+        learning_rate=lambda step: float(schedule(np.int32(step))),
         dispatch=dispatch.lower(state, train_data, seed, np.int32(0)).compile(),
         evaluate=evaluate.lower(state.params, held_out_data, seed).compile(),
         train_data=train_data,
@@ -89,8 +92,8 @@ def max_skips(training: ml_collections.ConfigDict) -> int:
     return training.max_skips if training.non_finite == "skip" else 0
 
 
-class Progress:
-    """Where a run is. Nothing here decides when: see `loop.py`."""
+class Trainer:
+    """Takes a run's steps, and reports and saves them. When is decided in `loop.py`."""
 
     def __init__(
         self,
@@ -134,20 +137,23 @@ class Progress:
         taken = self.step - first
         self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
         self._window.append(jax.tree.map(lambda x: x[:taken], report))
-        found = events.of_steps(first, self._window[-1], self.skipped)
-        for event in found:
+        events = metrics_log.events_of_steps(first, self._window[-1], self.skipped)
+        for event in events:
             self._log.event(event)
         health = self._placement.fetch(self._state.health)
         self.skipped = int(health.skipped)
         if health.skipped_in_a_row > self._max_skips:
-            what = f"The {found[-1]['what']} is not finite at step {self.step}"
+            what = f"The {events[-1]['what']} is not finite at step {self.step}"
             if self._max_skips:
                 what += f", as in all of the last {health.skipped_in_a_row} steps"
             self._refuse(what)
         self._log.advance(self.step)
 
     def report(self, *, is_evaluated: bool) -> None:
-        """Logs the means since the last report, with an evaluation if asked."""
+        """Logs the means since the last report, with an evaluation if asked.
+
+        The learning rate that is logged is that of the last step.
+        """
         self.metrics = {}
         if self.step > self._window_start[0]:
             examples = (self.step - self._window_start[0]) * self._batch_size
@@ -158,7 +164,8 @@ class Progress:
             }
         if is_evaluated:
             self.evaluate()
-        self._log.report(self.step, self.metrics)
+        learning_rate = self._programs.learning_rate(max(self.step - 1, 0))
+        self._log.report(self.step, self.metrics, learning_rate=learning_rate)
         self._open_window()
 
     def evaluate(self) -> None:
