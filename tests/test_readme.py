@@ -1,21 +1,163 @@
-"""README's snippets run, and it names every config."""
+"""What READMEs say works: the Python snippets, and every command of their sh blocks."""
 
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+_UNRELATED = (".git", ".venv", "runs", "node_modules", "build")
+READMES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted(ROOT.rglob("README.md"))
+    if not set(path.relative_to(ROOT).parts) & {*_UNRELATED}
+}
+
+
+class Kind(NamedTuple):
+    """Commands that are run, or left out, in one way."""
+
+    pattern: str  # found in the command
+    more: str = ""  # flags that make a run short
+    left_out: str = ""  # why it is not run
+
+
+# The first kind that fits counts.
+KINDS = [
+    Kind("--coordinator=", left_out="two hosts; tests/runs/test_processes.py does it"),
+    Kind(r"^(pip|git) ", left_out=".ci/run installs the project anew"),
+    Kind(r"^source ", left_out="every command here runs in the environment"),
+    Kind(r"^(scripts/test|\.ci/run|pytest|python -m pytest)\b", left_out="these tests"),
+    Kind(r"^(ruff|lint-imports|pyright)\b", left_out="not everybody has it"),
+    Kind("check_reliability", left_out="tests/scripts/test_check_reliability.py"),
+    Kind("score_measures", left_out="it trains a model of its own for minutes"),
+    Kind(r"scripts/benchmarks/(training|attention)\.py", "--quick"),
+    Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
+    Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
+    Kind("--help"),
+    Kind("timeline_every=", "--config.training.timeline_every=4"),
+    Kind(r"scripts/train|experiments\.train"),
+    Kind("experiments.dump_attention"),
+    Kind("experiments.head_(importance|statistics)", "--examples=4"),
+    Kind(r"experiments.prune_heads .*--steps", "--examples=4 --steps=4"),
+    Kind("experiments.prune_heads", "--examples=4"),
+    Kind("experiments.learn_gates", "--steps=4 --tuning_steps=4"),
+    Kind("experiments.rollout", "--examples=8 --flow_examples=1"),
+]
+
+# Appended to every config of the copy, so that commands run as they are written.
+_SHORTER = """
+
+_of_the_file = get_config
+
+
+def get_config():
+    config = _of_the_file()
+    config.training.update(
+        steps=8, batch_size=8, steps_per_dispatch=4, report_every=4,
+        evaluate_every=4, checkpoint_every=8, evaluation_examples=8,
+    )
+    return config
+"""
+
+
+def _commands(readme: str) -> list[str]:
+    """Returns the commands of a README's sh blocks, without their comments."""
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)).splitlines()
+    return [bare for line in lines if (bare := re.sub(r"(^|\s+)#.*", "", line).strip())]
+
+
+def _kind(command: str) -> Kind:
+    kind = next((kind for kind in KINDS if re.search(kind.pattern, command)), None)
+    assert kind is not None, f"no test knows how to run the command: {command}"
+    return kind
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A copy of the repository with short configs and this Python as its `.venv`."""
+    ignored = shutil.ignore_patterns("__pycache__", *_UNRELATED)
+    for name in ("mha_haiku", "experiments", "configs", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    for config in (tmp_path / "configs").rglob("[!_]*.py"):
+        config.write_text(config.read_text(encoding="utf-8") + _SHORTER)
+    environment = tmp_path / ".venv"
+    (environment / "bin").mkdir(parents=True)
+    python = environment / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    for extras in ("test", "data-plots-tensorboard"):  # there is nothing to install
+        shutil.copy(ROOT / "setup.cfg", environment / f".installed-{extras}")
+    (tmp_path / "book.txt").write_text("The quick brown fox jumps. " * 400)
+    for name in ("MHA_HAIKU_ENVIRONMENT", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{environment / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def _run(command: str, folder: pathlib.Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+
+
+def _train_what_is_missing(command: str, folder: pathlib.Path) -> None:
+    """Trains the run that a command looks into, as its own config says."""
+    asked = re.search(r"--workdir=(runs/(\w+))", command)
+    trains = re.search(r"scripts/train|experiments\.train|--train\b", command)
+    if asked and not trains and not (folder / asked[1]).exists():
+        (config,) = (folder / "configs").rglob(f"{asked[2]}.py")
+        _run(f"python -m experiments.train --config={config}", folder)
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_command_is_one_that_is_run_or_left_out_for_a_reason(readme):
+    for command in _commands(READMES[readme]):
+        _kind(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "readme",
+    [
+        name
+        for name, text in READMES.items()
+        if any(not _kind(command).left_out for command in _commands(text))
+    ],
+)
+def test_commands_do_what_they_say(readme, clone):
+    text = READMES[readme]
+    for command in _commands(text):
+        kind = _kind(command)
+        if not kind.left_out:
+            _train_what_is_missing(command, clone)
+            _run(f"{command} {kind.more}", clone)
+    # What the text says that they leave in a run's folder is there.
+    named = set(re.findall(r"`(runs/[\w./]+|[\w/]+\.(?:csv|html|jsonl|npz|png))`", text))
+    missing = {
+        name
+        for name in named
+        if not any(clone.glob(name)) and not any(clone.glob(f"runs/**/{name}"))
+    }
+    assert not missing
+    assert not any((clone / "runs").rglob("*.partial"))
 
 
 @pytest.fixture(scope="module")
 def notebook():
     """What is defined after the Python snippets have run, one after the other."""
     namespace = {}
-    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(snippets) >= 2
+    snippets = re.findall(r"```python\n(.*?)```", READMES["README.md"], re.DOTALL)
+    assert snippets
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), namespace)
     return namespace
@@ -33,12 +175,9 @@ def test_snippets_run_and_give_what_their_comments_say(notebook):
     assert notebook["values"].shape == (2, 10, 8, 16)
 
 
-def test_every_config_stands_in_the_table():
-    configs = {path.stem for path in (ROOT / "configs").glob("[!_]*.py")}
-    assert configs == set(re.findall(r"^\| `(\w+)` \|.*\d s", README, re.MULTILINE))
-
-
-def test_every_file_that_it_names_exists():
-    named = set(re.findall(r"\b(?:configs|scripts)/\w+(?:\.\w+)?", README))
-    assert len(named) >= 4
-    assert [name for name in named if not (ROOT / name).exists()] == []
+@pytest.mark.parametrize("readme", READMES)
+def test_every_file_that_it_links_to_exists(readme):
+    links = re.findall(r"\]\(([\w./-]+)\)", READMES[readme])
+    links += re.findall(r"\b(?:configs|scripts)/\w+\.\w+", READMES[readme])
+    folders = ROOT, (ROOT / readme).parent
+    assert [x for x in links if not any((f / x).exists() for f in folders)] == []
