@@ -63,6 +63,7 @@ def get_config():
         steps=8, batch_size=8, steps_per_dispatch=4, report_every=4,
         evaluate_every=4, checkpoint_every=8, evaluation_examples=8,
     )
+    config.optimizer.warmup_steps = 2
     return config
 """
 
@@ -82,7 +83,7 @@ def _kind(command: str) -> Kind:
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A copy of the repository with short configs and this Python as its `.venv`."""
-    ignored = shutil.ignore_patterns("__pycache__", *_UNRELATED)
+    ignored = shutil.ignore_patterns("__pycache__")
     for name in ("mha_haiku", "experiments", "configs", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     shutil.copy(ROOT / "setup.cfg", tmp_path)

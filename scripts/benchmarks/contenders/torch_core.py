@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from scripts import duel_worker
-from scripts.contenders import sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import sizes
 
 
-def prepare(case: str, size: int, core: Mapping[str, Any]) -> duel_worker.Program:
+def prepare(case: str, size: int, core: Mapping[str, Any]) -> worker.Program:
     """Returns calls of attention.
 
     Args:
@@ -46,4 +46,4 @@ def prepare(case: str, size: int, core: Mapping[str, Any]) -> duel_worker.Progra
         for _ in range(size):
             call()
 
-    return duel_worker.Program(run, units=size)
+    return worker.Program(run, units=size)

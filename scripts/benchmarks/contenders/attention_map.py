@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 import mha_haiku as mh
 from mha_haiku.attention import dense, gradients
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 
-def prepare(case: str, size: int, use: str) -> duel_worker.Program:
+def prepare(case: str, size: int, use: str) -> worker.Program:
     """Returns calls of attention.
 
     Args:

@@ -6,11 +6,11 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 
-def prepare(case: str, size: int, attention: Mapping[str, Any]) -> duel_worker.Program:
+def prepare(case: str, size: int, attention: Mapping[str, Any]) -> worker.Program:
     """Returns calls of attention.
 
     Args:

@@ -1,38 +1,36 @@
 """Measures the heads laboratory: sweeps of ablations, gradients, and pruned models.
 
-Run: python scripts/bench_heads.py
+Run: python scripts/benchmarks/heads.py
 
 Everything that is compared runs in turns in one process; printed are medians of the
 ratios with their quartiles, and the limits that the project promises.
 """
 
-import argparse
 import functools
 import pathlib
 import sys
 import time
 from collections.abc import Callable
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from mha_haiku import heads, models, tasks
+from experiments import command_line
+from mha_haiku import checks, heads, models, tasks
 
 B, T, D, H, L, F, C = 16, 64, 256, 8, 6, 1024, 64
 
+FLAGS = command_line.flag_values({"rounds": (int, 7, "Of alternating runs.")})
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="of alternating runs")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {rounds}")
+    rounds = FLAGS.rounds
+    with checks.user_mistakes():
+        checks.positive_integer("--rounds", rounds)
     example = _example()
     config = _config()
     model, params = _model(config, example)
@@ -202,4 +200,4 @@ def _model(config, example):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))

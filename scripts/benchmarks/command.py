@@ -1,8 +1,7 @@
 """The command line that the benchmarks share: their flags, tables and samples.
 
 A benchmark is a docstring for `--help` and named cases: functions from the case's name
-and whether the run is a quick one to its duels. They are imported after the flags are
-read, as they need more than `--help` does.
+and whether the run is a quick one to its duels.
 """
 
 import datetime
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import command_line
-from scripts import duel, duel_promises, duel_table
+from scripts.benchmarks import duel, results
 
 _PACKAGES = ("jax", "dm-haiku", "optax", "flax", "equinox", "torch")
 
@@ -32,7 +31,7 @@ class Duel(NamedTuple):
     unit: str  # of work
     contenders: tuple[duel.Contender, ...]
     bases: tuple[str, ...]  # the first that takes part is what the others are held to
-    promises: tuple[duel_promises.Promise | duel_promises.Growth, ...]
+    promises: tuple[results.Promise | results.Growth, ...]
     retries: int = 2
     with_memory: bool = False  # whether the peak of memory is measured in any case
 
@@ -40,19 +39,16 @@ class Duel(NamedTuple):
 Cases = Mapping[str, Callable[[str, bool], list[Duel]]]
 
 
-def command(
-    names: Sequence[str], load_cases: Callable[[], Cases], description: str
-) -> Callable[[Sequence[str]], int]:
+def command(cases: Cases, description: str) -> Callable[[Sequence[str]], int]:
     """Returns a benchmark's `run`, which takes argv and returns the exit status.
 
     Args:
-      names: Of the cases, for `--help`.
-      load_cases: Imports and returns the cases.
+      cases: What it measures, by name.
       description: The docstring of the script.
     """
     values = command_line.flag_values(
         {
-            "case": (str, "", f"One of {', '.join(names)}; all if left out."),
+            "case": (str, "", f"One of {', '.join(cases)}; all if left out."),
             "rounds": (int, 7, "Samples of each contender."),
             "contenders": (str, "", "Who takes part, with commas between; else all."),
             "quick": (
@@ -64,39 +60,37 @@ def command(
             "json": (str, "", "File for all samples."),
         }
     )
-    main = functools.partial(_main, values, names, load_cases)
+    main = functools.partial(_main, values, cases)
     return functools.partial(command_line.run, main, values, description)
 
 
 def contender(name: str, module: str, **options: Any) -> duel.Contender:
-    """Returns the contender of a module in scripts/contenders."""
-    return duel.Contender(name, f"scripts.contenders.{module}", options)
+    """Returns the contender of a module in scripts/benchmarks/contenders."""
+    return duel.Contender(name, f"scripts.benchmarks.contenders.{module}", options)
 
 
-def _main(
-    values: flags.FlagValues, names: Sequence[str], load_cases: Callable[[], Cases]
-) -> int:
-    duels = _chosen(values, names, load_cases)
+def _main(values: flags.FlagValues, cases: Cases) -> int:
+    duels = _chosen(values, cases)
     record = {"machine": _machine(), "duels": []}
     print("\n".join(record["machine"].values()), flush=True)
     is_faulty = False
     for chosen in duels:
-        results = duel.duel(
+        ended = duel.duel(
             chosen.contenders,
             rounds=min(2, values.rounds) if values.quick else values.rounds,
             retries=0 if values.quick else chosen.retries,
             with_memory=values.memory or chosen.with_memory,
             say=_say if sys.stderr.isatty() else lambda line: None,
         )
-        there = [result.name for result in results if not result.fault]
+        there = [result.name for result in ended if not result.fault]
         base = next((name for name in (*chosen.bases, *there) if name in there), "")
-        lines = duel_table.table(results, base if chosen.bases else "", chosen.unit)
+        lines = results.table(ended, base if chosen.bases else "", chosen.unit)
         if not values.quick:
-            lines += [duel_promises.verdict(each, results) for each in chosen.promises]
-        lines += duel_table.troubles(results, "-e '.[bench]'")
+            lines += [results.verdict(each, ended) for each in chosen.promises]
+        lines += results.troubles(ended, "-e '.[bench]'")
         print("\n".join(["", chosen.title, *lines]), flush=True)
-        is_faulty |= any(result.fault and not result.missing for result in results)
-        record["duels"].append(_record(chosen, results))
+        is_faulty |= any(result.fault and not result.missing for result in ended)
+        record["duels"].append(_record(chosen, ended))
     if values.quick:
         print("\n--quick: these times mean nothing, and no promise is judged by them.")
     if values.json:
@@ -104,21 +98,20 @@ def _main(
     return int(is_faulty)
 
 
-def _chosen(values, names, load_cases) -> list[Duel]:
+def _chosen(values, cases) -> list[Duel]:
     """Returns the duels that the flags ask for, after checking the flags."""
     from mha_haiku import checks
 
     with checks.user_mistakes():
         if values.case:
-            checks.choice("--case", values.case, names)
+            checks.choice("--case", values.case, tuple(cases))
         checks.positive_integer("--rounds", values.rounds)
     folder = pathlib.Path(values.json).parent
     if not folder.is_dir() or pathlib.Path(values.json or "-").is_dir():
         raise checks.ConfigError(
             f"--json must be a file in a folder that exists, got {values.json!r}."
         )
-    cases = load_cases()
-    chosen = [values.case] if values.case else names
+    chosen = [values.case] if values.case else list(cases)
     duels = [each for name in chosen for each in cases[name](name, values.quick)]
     wanted = [word for word in values.contenders.split(",") if word]
     there = dict.fromkeys(one.name for each in duels for one in each.contenders)
@@ -150,14 +143,14 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _record(chosen, results) -> dict:
+def _record(chosen, ended) -> dict:
     return {
         "case": chosen.case,
         "title": chosen.title,
         "promises": [promise._asdict() for promise in chosen.promises],
         "results": [
             vars(result) | {"samples": [sample._asdict() for sample in result.samples]}
-            for result in results
+            for result in ended
         ],
     }
 

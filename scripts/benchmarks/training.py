@@ -1,9 +1,24 @@
-"""What bench_training measures, against whom, and what the project promises of it."""
+"""Measures training, attention and start-up beside Haiku, Flax and PyTorch.
 
-from scripts import bench_command, duel, duel_promises
-from scripts.contenders import sizes
+Run: python scripts/benchmarks/training.py --case=reverse
+     python scripts/benchmarks/training.py --case=attention --contenders=ours,haiku
 
-# Contender: its module in scripts/contenders, and options of the module's `prepare`.
+All contenders build the same model, of as many parameters, and run in turn in processes
+of their own; ratios are of times, so that below 1 is faster than the base. Needs
+pip install -e '.[bench]'; who is missing is skipped and named. On a machine that does
+other work no promise about time is judged.
+"""
+
+import pathlib
+import sys
+
+# The scripts use each other and experiments/, neither of which is installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from scripts.benchmarks import command, duel, results  # noqa: E402
+from scripts.benchmarks.contenders import sizes  # noqa: E402
+
+# Contender: its module in contenders/, and options of the module's `prepare`.
 _LIBRARIES = {
     "ours": ("ours", {}),
     "haiku": ("plain_haiku", {}),
@@ -18,7 +33,7 @@ _STEPS = {"reverse": 100, "length_64": 4}
 _ACCURATE = 10  # calls in a sample of a few milliseconds each
 
 
-def _training(case, is_quick) -> list[bench_command.Duel]:
+def _training(case, is_quick) -> list[command.Duel]:
     config = sizes.training_config(case)
     steps = 2 if is_quick else _STEPS[case]
     model = config.model
@@ -29,16 +44,14 @@ def _training(case, is_quick) -> list[bench_command.Duel]:
         f"heads {model.attention.num_heads}, "
         f"feed-forward {model.feed_forward.hidden_size}; {steps} steps a sample"
     )
-    promise = duel_promises.Promise("ours", 1.0, "torch", aim=0.5)
+    promise = results.Promise("ours", 1.0, "torch", aim=0.5)
     contenders = _libraries(_LIBRARIES, case=case, size=steps)
     return [
-        bench_command.Duel(
-            case, title, "step", contenders, ("torch", "haiku"), (promise,)
-        )
+        command.Duel(case, title, "step", contenders, ("torch", "haiku"), (promise,))
     ]
 
 
-def _attention(case, is_quick) -> list[bench_command.Duel]:
+def _attention(case, is_quick) -> list[command.Duel]:
     size = sizes.ATTENTION
     names = [name for name in _LIBRARIES if name != "haiku_scan"]
     duels = []
@@ -52,15 +65,15 @@ def _attention(case, is_quick) -> list[bench_command.Duel]:
             f"{size.batch}, length {size.length}, width {size.width}, heads "
             f"{size.heads}; {calls} calls a sample"
         )
-        promise = duel_promises.Promise("ours", limit, "haiku")
+        promise = results.Promise("ours", limit, "haiku")
         contenders = _libraries(names, case=direction, size=calls)
         duels.append(
-            bench_command.Duel(case, title, "call", contenders, ("haiku",), (promise,))
+            command.Duel(case, title, "call", contenders, ("haiku",), (promise,))
         )
     return duels
 
 
-def _map(case, is_quick) -> list[bench_command.Duel]:
+def _map(case, is_quick) -> list[command.Duel]:
     duels = []
     for direction, uses in (
         ("forward", ("formula", "mapless", "ignored", "returned", "weights")),
@@ -68,9 +81,7 @@ def _map(case, is_quick) -> list[bench_command.Duel]:
     ):
         calls = 1 if is_quick else _ACCURATE
         contenders = tuple(
-            bench_command.contender(
-                use, "attention_map", case=direction, size=calls, use=use
-            )
+            command.contender(use, "attention_map", case=direction, size=calls, use=use)
             for use in uses
         )
         title = (
@@ -80,7 +91,7 @@ def _map(case, is_quick) -> list[bench_command.Duel]:
         # The compiler's count of temporary bytes leaves out what fused kernels allocate
         # while they run, so against other arithmetic only the measured peak says much.
         promises = tuple(
-            duel_promises.Promise("ignored", 1.0, base, quantity)
+            results.Promise("ignored", 1.0, base, quantity)
             for base, quantity in (
                 ("mapless", "flops"),
                 ("mapless", "temporary bytes"),
@@ -90,14 +101,14 @@ def _map(case, is_quick) -> list[bench_command.Duel]:
         )
         bases = ("formula", "mapless")
         duels.append(
-            bench_command.Duel(
+            command.Duel(
                 case, title, "call", contenders, bases, promises, with_memory=True
             )
         )
     return duels
 
 
-def _start(case, is_quick) -> list[bench_command.Duel]:
+def _start(case, is_quick) -> list[command.Duel]:
     limits = {"train_cold": 30.0, "train_warm": 12.0, "help": 1.5, "import": 0.3}
     steps = {"steps": 20} if is_quick else {}
     title = (
@@ -106,22 +117,20 @@ def _start(case, is_quick) -> list[bench_command.Duel]:
         "haiku"
     )
     contenders = tuple(
-        bench_command.contender(
+        command.contender(
             name, "command", case=name, **(steps if "train" in name else {})
         )
         for name in limits
     )
-    promises = tuple(duel_promises.Promise(*limit) for limit in limits.items())
-    return [
-        bench_command.Duel(case, title, "start", contenders, (), promises, retries=0)
-    ]
+    promises = tuple(results.Promise(*limit) for limit in limits.items())
+    return [command.Duel(case, title, "start", contenders, (), promises, retries=0)]
 
 
 def _libraries(names, **options) -> tuple[duel.Contender, ...]:
     contenders = []
     for name in names:
         module, more = _LIBRARIES[name]
-        contenders.append(bench_command.contender(name, module, **options, **more))
+        contenders.append(command.contender(name, module, **options, **more))
     return tuple(contenders)
 
 
@@ -132,3 +141,9 @@ CASES = {
     "start": _start,
     "map": _map,
 }
+
+# Takes argv; returns the exit status.
+run = command.command(CASES, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

@@ -7,9 +7,9 @@ import sys
 import tempfile
 import time
 
-from scripts import duel_worker
+from scripts.benchmarks import worker
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 
 _IMPORT = """
 import time, jax, haiku
@@ -19,7 +19,7 @@ print(time.perf_counter() - before)
 """
 
 
-def prepare(case: str, steps: int | None = None) -> duel_worker.Program:
+def prepare(case: str, steps: int | None = None) -> worker.Program:
     """Returns a command.
 
     Args:
@@ -28,13 +28,13 @@ def prepare(case: str, steps: int | None = None) -> duel_worker.Program:
       steps: Training steps; None for the config's.
     """
     if case == "help":
-        return duel_worker.Program(lambda: _timed("-m", "experiments.train", "--help"))
+        return worker.Program(lambda: _timed("-m", "experiments.train", "--help"))
     if case == "import":
-        return duel_worker.Program(lambda: float(_output("-c", _IMPORT)))
+        return worker.Program(lambda: float(_output("-c", _IMPORT)))
     return _train(case, steps)
 
 
-def _train(case, steps) -> duel_worker.Program:
+def _train(case, steps) -> worker.Program:
     cache = tempfile.TemporaryDirectory() if case == "train_warm" else None
     summary = {}
 
@@ -55,7 +55,7 @@ def _train(case, steps) -> duel_worker.Program:
             return path.stat().st_mtime - started
 
     # The first run with a cache fills it; without one there is nothing to prepare.
-    return duel_worker.Program(
+    return worker.Program(
         run,
         warm_up=int(cache is not None),
         finish=lambda: {

@@ -9,8 +9,8 @@ import ml_collections
 import optax
 from jax import Array
 
-from scripts import duel_worker
-from scripts.contenders import sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import sizes
 
 
 def optimizer(config: ml_collections.ConfigDict) -> optax.GradientTransformation:
@@ -40,7 +40,7 @@ def training(
     *,
     steps: int,
     scan: bool = False,
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns training to reverse tokens, sampled anew in each step.
 
     Every run starts at the first step: a model that has learnt all there is computes
@@ -93,7 +93,7 @@ def training(
             state, loss = take(state)
         jax.block_until_ready((state, loss))
 
-    return duel_worker.Program(
+    return worker.Program(
         run,
         reset,
         units=steps,
@@ -109,7 +109,7 @@ def attention(
     *,
     case: str,
     calls: int,
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns calls of self-attention.
 
     Args:
@@ -126,7 +126,7 @@ def attention(
 
 def calls_of(
     function: Callable[..., Array], arguments: tuple[Any, ...], *, case: str, calls: int
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns calls of a compiled function, and what the compiler says of its cost.
 
     Args:
@@ -150,7 +150,7 @@ def calls_of(
         "flops": int(compiled.cost_analysis()["flops"]),
         "temporary bytes": compiled.memory_analysis().temp_size_in_bytes,
     }
-    return duel_worker.Program(run, units=calls, facts=facts)
+    return worker.Program(run, units=calls, facts=facts)
 
 
 def forward_and_backward(function: Callable[..., Array]) -> Callable:

@@ -4,7 +4,7 @@ Every contender is a process of its own, and they take turns: in each round each
 once, in an order that turns round every time, so that what drifts over minutes meets
 all alike. A sample during which others kept the machine busy is taken again, up to a
 limit, and of the tries the one with the least foreign load is kept, never the fastest.
-See `duel_worker.py` for the other side and `duel_table.py` for the statistics.
+See `worker.py` for the other side and `results.py` for the statistics.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scripts import duel_worker
+from scripts.benchmarks import worker
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 # These would give a contender other devices, ranks or threads than it asks for.
 _UNWANTED = ("JAX_NUM_CPU_DEVICES", "JAX_NUMPY_RANK_PROMOTION", "OMP_NUM_THREADS")
 
-_SERVE = "import sys; from scripts import duel_worker; duel_worker.serve(sys.argv[1])"
+_SERVE = "import sys; from scripts.benchmarks import worker; worker.serve(sys.argv[1])"
 
 # Share of the machine's processors that others may use during a quiet sample.
 _QUIET_SHARE = 0.1
@@ -39,7 +39,7 @@ class Contender(NamedTuple):
     """One who takes part."""
 
     name: str
-    module: str  # with a `prepare`; see `duel_worker.py`
+    module: str  # with a `prepare`; see `worker.py`
     options: Mapping[str, Any]  # of the module's `prepare`; JSON
 
 
@@ -207,11 +207,11 @@ def _wait_for_quiet(longest: float = 0.5, interval: float = 0.1) -> None:
     """Waits until the machine rests for a moment, but not for long."""
     until = time.perf_counter() + longest
     while time.perf_counter() < until:
-        busy, before = duel_worker.busy_seconds(), time.perf_counter()
+        busy, before = worker.busy_seconds(), time.perf_counter()
         time.sleep(interval)
         if busy is None:
             return
-        load = (duel_worker.busy_seconds() - busy) / (time.perf_counter() - before)
+        load = (worker.busy_seconds() - busy) / (time.perf_counter() - before)
         if Sample(0.0, load).is_quiet:
             return
 

@@ -6,8 +6,8 @@ from typing import Any
 import haiku as hk
 import jax
 
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(
@@ -15,7 +15,7 @@ def prepare(
     size: int,
     attention: Mapping[str, Any] | None = None,
     scan: bool = False,
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns what is measured in a case.
 
     Args:

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 import mha_haiku as mh
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(
     case: str, size: int, core: Mapping[str, Any], implementation: str = "auto"
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns calls or compilations of attention.
 
     Args:
@@ -36,7 +36,7 @@ def prepare(
     return jax_programs.calls_of(values, arrays, case=case, calls=size)
 
 
-def _compilations(function, shape, count) -> duel_worker.Program:
+def _compilations(function, shape, count) -> worker.Program:
     """Returns compilations from nothing, with tracing; no array is made."""
     jax.config.update("jax_enable_compilation_cache", False)
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -47,4 +47,4 @@ def _compilations(function, shape, count) -> duel_worker.Program:
             both = jax_programs.forward_and_backward(function)
             jax.jit(both).lower(array, array, array, array).compile()
 
-    return duel_worker.Program(run, units=count)
+    return worker.Program(run, units=count)

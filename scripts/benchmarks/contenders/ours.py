@@ -11,8 +11,8 @@ import mha_haiku as mh
 from mha_haiku import devices
 from mha_haiku.runs import configuration, folders
 from mha_haiku.training import optimizers, stepping
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(
@@ -20,7 +20,7 @@ def prepare(
     size: int,
     attention: Mapping[str, Any] | None = None,
     implementation: str = "auto",
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns what is measured in a case.
 
     Args:
@@ -46,7 +46,7 @@ def prepare(
     return jax_programs.attention(params, module.apply, shape, case=case, calls=size)
 
 
-def _training(config, steps) -> duel_worker.Program:
+def _training(config, steps) -> worker.Program:
     """Returns what `mha_haiku.runs.loop` does between two reports."""
     placement = devices.Replicas(jax.local_devices()[:1])
     task = configuration.make_task(config)
@@ -84,7 +84,7 @@ def _training(config, steps) -> duel_worker.Program:
             state, report = dispatch(state, data, seed, np.int32(taken))
             sums = placement.fetch(report).sums
 
-    return duel_worker.Program(
+    return worker.Program(
         take_steps,
         reset,
         units=steps,

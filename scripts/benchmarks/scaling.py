@@ -1,6 +1,6 @@
 """Measures how training scales over devices, as far as one machine can show it.
 
-Run: python scripts/bench_scaling.py
+Run: python scripts/benchmarks/scaling.py
 
 Work: virtual devices share this machine's cores, so no speed-up can be seen here.
 Measured is the processor time of a whole step of the same batch on 1, 2 and 4 of them:
@@ -13,14 +13,13 @@ Estimate: on paper, from both: the operations of a step over a device's rate, an
 bytes that it sends over its bandwidth, one after the other as if nothing overlapped.
 """
 
-import argparse
 import os
 import pathlib
 import sys
 import time
 from typing import NamedTuple
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 os.environ["JAX_NUM_CPU_DEVICES"] = "512"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -29,10 +28,11 @@ import ml_collections
 import numpy as np
 
 from configs import text_lm
-from mha_haiku import devices
+from experiments import command_line
+from mha_haiku import checks, devices
 from mha_haiku.runs import configuration, folders, sharing
 from mha_haiku.training import optimizers, stepping
-from scripts import compiled_traffic
+from scripts.benchmarks import compiled_traffic
 
 _KINDS = {
     "data": {},
@@ -44,6 +44,15 @@ _SMALL = {"width": 128, "length": 256, "layers": 2, "batch": 8}
 _LARGE = {"width": 2048, "length": 4096, "layers": 2, "batch": 8}  # batch a data part
 _COUNTS = (8, 64, 512)
 
+FLAGS = command_line.flag_values(
+    {
+        "rounds": (int, 5, "Of alternating runs."),
+        "rate": (float, 1e14, "Operations per second of a device."),
+        "bandwidth": (float, 5e10, "Bytes per second that a device sends."),
+        "devices": (list, None, "How many, as 8,64; 8, 64 and 512 if left out."),
+    }
+)
+
 
 class _Program(NamedTuple):
     """A compiled training program and what it is called with."""
@@ -54,22 +63,18 @@ class _Program(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="of alternating runs")
-    parser.add_argument("--rate", type=float, default=1e14, help="operations/s")
-    parser.add_argument("--bandwidth", type=float, default=5e10, help="bytes/s sent")
-    parser.add_argument("--devices", type=int, nargs="+", default=_COUNTS)
-    given = parser.parse_args()
-    for name in ("rounds", "rate", "bandwidth"):
-        if getattr(given, name) <= 0:
-            parser.error(f"--{name} must be above 0, got {getattr(given, name)}")
-    for count in given.devices:
+    counts = FLAGS.devices or _COUNTS
+    with checks.user_mistakes():
+        checks.positive_integer("--rounds", FLAGS.rounds)
+        for name in ("rate", "bandwidth"):
+            checks.positive_number(f"--{name}", FLAGS[name].value)
+    for count in counts:
         if not 4 <= count <= 512 or count % 4:
-            parser.error(f"--devices must be multiples of 4 up to 512, got {count}")
-    _print_work(given.rounds)
-    _print_traffic(given.devices, given.rate, given.bandwidth)
+            raise checks.ConfigError(
+                f"--devices must be multiples of 4 up to 512, got {count}"
+            )
+    _print_work(FLAGS.rounds)
+    _print_traffic(counts, FLAGS.rate, FLAGS.bandwidth)
     return 0
 
 
@@ -201,4 +206,4 @@ def _told(sizes) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 from jax import Array
 
 import mha_haiku as mh
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 _POOLED = (32, 32)
 
 
 def prepare(
     use: str, size: int, core: Mapping[str, Any], implementation: str = "auto"
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns calls of attention, forward.
 
     Args:

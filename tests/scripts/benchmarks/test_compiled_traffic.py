@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scripts import compiled_traffic
+from scripts.benchmarks import compiled_traffic
 
 _SPEC = jax.sharding.PartitionSpec
 _BYTES = 8 * 4  # of what one device has

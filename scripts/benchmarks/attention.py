@@ -1,11 +1,27 @@
-"""What bench_attention measures, against whom, and what the project promises of it."""
+"""Measures attention, its statistics, its scaling and its compilation.
 
+Run: python scripts/benchmarks/attention.py --case=module_512
+     python scripts/benchmarks/attention.py --case=core_8192 --rounds=3
+
+On the CPU in float32. "module" is multi-head attention with its projections, beside
+Haiku, Flax, Equinox, jax.nn and PyTorch; "core" is attention of [B, T, H, K] arrays,
+beside PyTorch. All run in turn in processes of their own; ratios are of times, so that
+below 1 is faster than the base, and memory is its peak above what the process held
+before. Needs pip install -e '.[bench]'; who is missing is skipped and named. On a
+machine that does other work no promise about time is judged.
+"""
+
+import pathlib
+import sys
 from typing import NamedTuple
 
-from scripts import bench_command, duel_promises
-from scripts.contenders import sizes
+# The scripts use each other and experiments/, neither of which is installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-# Contender: its module in scripts/contenders.
+from scripts.benchmarks import command, results  # noqa: E402
+from scripts.benchmarks.contenders import sizes  # noqa: E402
+
+# Contender: its module in scripts/benchmarks/contenders.
 _LIBRARIES = {
     "ours": "ours",
     "haiku": "plain_haiku",
@@ -30,7 +46,7 @@ class _Module(NamedTuple):
     size: sizes.AttentionSize
     direction: str
     calls: int  # in a sample
-    promises: tuple[duel_promises.Promise, ...]
+    promises: tuple[results.Promise, ...]
 
 
 _MODULES = {
@@ -39,7 +55,7 @@ _MODULES = {
         "forward_and_backward",
         5,
         (
-            duel_promises.Promise(
+            results.Promise(
                 "ours", 1.0, ("haiku", "flax", "equinox", "jax_nn"), aim=0.7
             ),
         ),
@@ -48,15 +64,15 @@ _MODULES = {
         sizes.AttentionSize(8, 512, 512, 8),
         "forward_and_backward",
         2,
-        (duel_promises.Promise("ours", 0.65, "haiku", aim=0.54),),
+        (results.Promise("ours", 0.65, "haiku", aim=0.54),),
     ),
     "module_2048_causal": _Module(
         sizes.AttentionSize(2, 2048, 512, 8, is_causal=True),
         "forward_and_backward",
         1,
         (
-            duel_promises.Promise("ours", 0.5, "haiku", aim=0.35),
-            duel_promises.Promise("ours", 1 / 10, "haiku", _PEAK),
+            results.Promise("ours", 0.5, "haiku", aim=0.35),
+            results.Promise("ours", 1 / 10, "haiku", _PEAK),
         ),
     ),
     "module_8192_causal": _Module(
@@ -64,8 +80,8 @@ _MODULES = {
         "forward",
         1,
         (
-            duel_promises.Promise("ours", 0.25, "haiku", aim=0.13),
-            duel_promises.Promise("ours", 1 / 50, "haiku", _PEAK),
+            results.Promise("ours", 0.25, "haiku", aim=0.13),
+            results.Promise("ours", 1 / 50, "haiku", _PEAK),
         ),
     ),
 }
@@ -84,7 +100,7 @@ _STATISTICS = {
 }
 
 
-def _module(case, is_quick) -> list[bench_command.Duel]:
+def _module(case, is_quick) -> list[command.Duel]:
     size, direction, calls, promises = _MODULES[case]
     if is_quick:
         size, calls = size._replace(batch=1, length=max(32, size.length // _QUICK)), 1
@@ -94,7 +110,7 @@ def _module(case, is_quick) -> list[bench_command.Duel]:
         f"{', causal' * size.is_causal}; {calls} calls a sample"
     )
     contenders = tuple(
-        bench_command.contender(
+        command.contender(
             name, module, case=direction, size=calls, attention=size._asdict()
         )
         for name, module in _LIBRARIES.items()
@@ -102,43 +118,41 @@ def _module(case, is_quick) -> list[bench_command.Duel]:
     return [_duel(case, title, contenders, "haiku", promises)]
 
 
-def _core(case, is_quick) -> list[bench_command.Duel]:
+def _core(case, is_quick) -> list[command.Duel]:
     num_heads, limits = _CORES[case]
     core = sizes.CoreSize(_length(case, is_quick), num_heads)
     duels = []
     for direction, limit in limits.items():
         contenders = tuple(
-            bench_command.contender(
-                name, module, case=direction, size=1, core=core._asdict()
-            )
+            command.contender(name, module, case=direction, size=1, core=core._asdict())
             for name, module in _CORE.items()
         )
         title = f"{case}: attention alone, {_words(direction)}; {_described(core)}"
-        promise = duel_promises.Promise("ours", limit, "torch", aim=1.0)
+        promise = results.Promise("ours", limit, "torch", aim=1.0)
         duels.append(_duel(case, title, contenders, "torch", (promise,)))
     return duels
 
 
-def _statistics(case, is_quick) -> list[bench_command.Duel]:
+def _statistics(case, is_quick) -> list[command.Duel]:
     num_heads, calls, has_materialised = _STATISTICS[case]
     core = sizes.CoreSize(_length(case, is_quick), num_heads)
     calls = 1 if is_quick else calls
     uses = ["forward", "statistics"] + ["materialised"] * has_materialised
     contenders = tuple(
-        bench_command.contender(
+        command.contender(
             use, "map_statistics", use=use, size=calls, core=core._asdict()
         )
         for use in uses
     )
     # 1.0 x the time of forward on top of it.
-    promises = [duel_promises.Promise("statistics", 2.0, "forward", aim=1.6)]
+    promises = [results.Promise("statistics", 2.0, "forward", aim=1.6)]
     if has_materialised:
         promises += [
-            duel_promises.Promise("statistics", 1 / 5, "materialised", aim=1 / 10),
+            results.Promise("statistics", 1 / 5, "materialised", aim=1 / 10),
         ]
     if case == "statistics_8192":
         promises += [
-            duel_promises.Promise("statistics", 1 / 50, "materialised", _PEAK),
+            results.Promise("statistics", 1 / 50, "materialised", _PEAK),
         ]
     title = (
         f"{case}: attention with all statistics of its map and 32 x 32 of its cells, "
@@ -147,7 +161,7 @@ def _statistics(case, is_quick) -> list[bench_command.Duel]:
     return [_duel(case, title, contenders, "forward", tuple(promises))]
 
 
-def _scaling(case, is_quick) -> list[bench_command.Duel]:
+def _scaling(case, is_quick) -> list[command.Duel]:
     # Samples of at least about a quarter of a second, from what lengths cost.
     kinds = (
         ("causal", None, 2.1, lambda length: (8192 // length) ** 2),
@@ -157,7 +171,7 @@ def _scaling(case, is_quick) -> list[bench_command.Duel]:
     for kind, window, limit, calls in kinds:
         lengths = _lengths(_SCALING_LENGTHS, is_quick)
         contenders = tuple(
-            bench_command.contender(
+            command.contender(
                 name,
                 "core_attention",
                 case="forward",
@@ -167,15 +181,15 @@ def _scaling(case, is_quick) -> list[bench_command.Duel]:
             for name, length in lengths.items()
         )
         title = f"{case}: attention alone by length, forward; 1 head of 64, {kind}"
-        promises = (duel_promises.Growth(lengths, limit),)
-        duels.append(bench_command.Duel(case, title, "call", contenders, (), promises))
+        promises = (results.Growth(lengths, limit),)
+        duels.append(command.Duel(case, title, "call", contenders, (), promises))
     return duels
 
 
-def _compile(case, is_quick) -> list[bench_command.Duel]:
+def _compile(case, is_quick) -> list[command.Duel]:
     lengths = _lengths(_COMPILED_LENGTHS, is_quick)
     contenders = tuple(
-        bench_command.contender(
+        command.contender(
             name,
             "core_attention",
             case="compile",
@@ -186,20 +200,16 @@ def _compile(case, is_quick) -> list[bench_command.Duel]:
         for name, length in lengths.items()
     )
     shortest, *others = lengths
-    promises = tuple(duel_promises.Promise(name, 1.3, shortest) for name in others)
+    promises = tuple(results.Promise(name, 1.3, shortest) for name in others)
     title = (
         f"{case}: tracing and compiling blockwise attention by length, forward and "
         "backward; 1 head of 64, causal"
     )
-    return [
-        bench_command.Duel(
-            case, title, "compilation", contenders, (shortest,), promises
-        )
-    ]
+    return [command.Duel(case, title, "compilation", contenders, (shortest,), promises)]
 
 
-def _duel(case, title, contenders, base, promises) -> bench_command.Duel:
-    return bench_command.Duel(
+def _duel(case, title, contenders, base, promises) -> command.Duel:
+    return command.Duel(
         case, title, "call", contenders, (base,), promises, with_memory=True
     )
 
@@ -231,3 +241,9 @@ CASES = {
     "scaling": _scaling,
     "compile": _compile,
 }
+
+# Takes argv; returns the exit status.
+run = command.command(CASES, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

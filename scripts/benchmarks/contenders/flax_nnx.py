@@ -6,13 +6,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from scripts import duel_worker
-from scripts.contenders import jax_programs, sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(
     case: str, size: int, attention: Mapping[str, Any] | None = None
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns what is measured in a case.
 
     Args:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from scripts import duel_worker
-from scripts.contenders import sizes
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import sizes
 
 
 def prepare(
     case: str, size: int, attention: Mapping[str, Any] | None = None
-) -> duel_worker.Program:
+) -> worker.Program:
     """Returns what is measured in a case.
 
     Args:
@@ -84,7 +84,7 @@ def _start(config):
     return model, optimizer, schedule
 
 
-def _training(config, steps) -> duel_worker.Program:
+def _training(config, steps) -> worker.Program:
     model, optimizer, schedule = _start(config)
     shape = (config.training.batch_size, config.task.sequence_length)
     loss = None
@@ -107,7 +107,7 @@ def _training(config, steps) -> duel_worker.Program:
             optimizer.step()
             schedule.step()
 
-    return duel_worker.Program(
+    return worker.Program(
         run,
         reset,
         units=steps,
@@ -126,7 +126,7 @@ def _learning_rate_factor(config, step) -> float:
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _calls(size, case, calls) -> duel_worker.Program:
+def _calls(size, case, calls) -> worker.Program:
     module = _attention(size.width, size.heads)
     x = torch.randn(size.batch, size.length, size.width)
     cotangent = torch.randn(x.shape)
@@ -154,7 +154,7 @@ def _calls(size, case, calls) -> duel_worker.Program:
         for _ in range(calls):
             call()
 
-    return duel_worker.Program(run, units=calls, facts={"parameters": _count(module)})
+    return worker.Program(run, units=calls, facts={"parameters": _count(module)})
 
 
 def _count(module) -> int:

@@ -1,0 +1,88 @@
+"""Benchmarks as a user starts them, with tiny samples, and their mistakes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from scripts.benchmarks import attention, training
+from scripts.benchmarks.contenders import jax_programs, map_statistics, sizes
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "benchmarks"
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_promises_are_of_contenders_that_take_part(is_quick):
+    for cases in (attention.CASES, training.CASES):
+        for each in (each for name in cases for each in cases[name](name, is_quick)):
+            names = [contender.name for contender in each.contenders]
+            assert len(set(names)) == len(names)
+            assert {*each.bases} <= {*names}
+            assert each.promises
+            assert all({*promise.contenders} <= {*names} for promise in each.promises)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        (training, "--case=revers", "'reverse'"),
+        (attention, "--rounds=0", "got 0"),
+        (attention, "--case=core_8192 --contenders=flax", "torch"),
+        (training, "--json=no_such_folder/x.json", "no_such_folder"),
+        (training, "reverse", "'reverse' belongs to no flag"),
+    ],
+)
+def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words):
+    assert script.run(["bench", *arguments.split()]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert len(error.splitlines()) <= 2 and words in error
+
+
+def test_materialised_statistics_are_those_of_the_map():
+    core = sizes.CoreSize(length=64, heads=3, head_width=5)
+    arrays = [jax_programs.normal(seed, core.shape) for seed in (2, 3, 4)]
+    with jax.numpy_rank_promotion("allow"):  # as outside of tests
+        values, found = jax.jit(map_statistics.materialised)(*arrays)
+    expected, attention_map = mh.attend(*arrays, mask=mh.masks.causal())
+    statistics = attention_map.statistics(pooled=(32, 32))
+    np.testing.assert_allclose(values, expected, 1e-5, 1e-6)
+    for name, numbers in found.items():
+        wanted = getattr(statistics, name)
+        np.testing.assert_allclose(numbers, wanted, 1e-5, 1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("attention", "--case=core_8192 --contenders=ours"),
+        ("attention", "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
+        ("attention", "--case=statistics_2048"),
+        ("training", "--case=start --contenders=help,train_cold"),
+        ("training", "--case=reverse --contenders=ours,haiku"),
+        ("training", "--case=map --contenders=mapless,ignored"),
+    ],
+)
+def test_quick_run_of_a_benchmark(script, arguments, tmp_path):
+    path = tmp_path / "samples.json"
+    command = [sys.executable, _FOLDER / f"{script}.py", "--quick", f"--json={path}"]
+    done = subprocess.run(
+        [*command, *arguments.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "these times mean nothing" in done.stdout
+    for record in json.loads(path.read_text())["duels"]:
+        results = [result for result in record["results"] if not result["missing"]]
+        assert results
+        for result in results:
+            assert len(result["samples"]) == 2
+            assert all(sample["seconds"] > 0 for sample in result["samples"])
+        # All contenders of a case have a model of one size.
+        facts = [result["facts"] for result in results]
+        assert len({fact.get("parameters") for fact in facts}) == 1
