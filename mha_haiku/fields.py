@@ -13,11 +13,12 @@ From it come the default values, the check of given ones, and what `--help` show
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-import ml_collections
+from typing import TYPE_CHECKING, Any
 
 from mha_haiku import checks
+
+if TYPE_CHECKING:
+    import ml_collections
 
 Check = Callable[[str, Any], Any]
 
@@ -109,8 +110,10 @@ def option(default: Any, meaning: str, check: Check, section: str = "task") -> A
     )
 
 
-def defaults(section: Section) -> ml_collections.ConfigDict:
+def defaults(section: Section) -> "ml_collections.ConfigDict":
     """Returns the default of every field of a section."""
+    import ml_collections
+
     config = ml_collections.ConfigDict()
     for name, entry in section.items():
         if not isinstance(entry, Field):

@@ -108,7 +108,7 @@ def _run(command: str, folder: pathlib.Path) -> None:
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, capture_output=True, text=True
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-4000:]}"
 
 
 def _train_what_is_missing(command: str, folder: pathlib.Path) -> None:
@@ -143,7 +143,8 @@ def test_commands_do_what_they_say(readme, clone):
             _train_what_is_missing(command, clone)
             _run(f"{command} {kind.more}", clone)
     # What the text says that they leave in a run's folder is there.
-    named = set(re.findall(r"`(runs/[\w./]+|[\w/]+\.(?:csv|html|jsonl|npz|png))`", text))
+    files = r"`(runs/[\w./]+|[\w/]+\.(?:csv|html|jsonl|npz|png))`"
+    named = set(re.findall(files, text))
     missing = {
         name
         for name in named

@@ -4,13 +4,14 @@ H heads and G key/value heads before any were pruned, L layers.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import ml_collections
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mha_haiku import attention, checks, fields
 from mha_haiku.fields import Field, OneOf
 from mha_haiku.models import parts
+
+if TYPE_CHECKING:
+    import ml_collections
 
 FAMILIES = ("encoder", "causal", "set_classifier")
 
@@ -241,13 +242,13 @@ def key_size(config: Any) -> int:
     return given or config.model_size // max(1, config.attention.num_heads)
 
 
-def default_config() -> ml_collections.ConfigDict:
+def default_config() -> "ml_collections.ConfigDict":
     """Returns `config.model` with the default of every field."""
     return fields.defaults(FIELDS)
 
 
 @checks.user_mistakes()
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: "ml_collections.ConfigDict") -> None:
     """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
     fields.check("config.model", config.to_dict(), FIELDS)
     of_attention, model_size = config.attention, config.model_size
