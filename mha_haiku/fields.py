@@ -12,7 +12,7 @@ From it come the default values, the check of given ones, and what `--help` show
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mha_haiku import checks
@@ -68,7 +68,7 @@ def optional(check: Check) -> Check:
 class OneOf:
     """Checks that a value is one of some, which `--help` lists."""
 
-    choices: tuple[str, ...]
+    choices: Collection[str]  # looked at anew each time: wings add to some
 
     def __call__(self, name: str, value: Any) -> Any:
         return checks.choice(name, value, self.choices)

@@ -128,7 +128,7 @@ FIELDS = {
             True, "whether its output is added to its input", fields.boolean
         ),
         "implementation": Field(
-            "auto", "how it is computed", OneOf(tuple(attention.IMPLEMENTATIONS))
+            "auto", "how it is computed", OneOf(attention.IMPLEMENTATIONS)
         ),
         "kept_heads": Field(
             None,
