@@ -104,7 +104,7 @@ def map_statistics(
         "distance": mass(np.abs(t - s)),
         "first_position": mass(s == 0),
     }
-    for name, offset in (("previous", -1), ("same", 0), ("next", 1)):
+    for name, offset in (("previous", -1), ("own", 0), ("next", 1)):
         rows[f"{name}_position"] = mass(s == t + offset)
         largest = weights == weights.max(-1, keepdims=True)
         rows[f"largest_at_{name}"] = (largest & (s == t + offset)).any(-1)

@@ -6,17 +6,19 @@ from typing import Any
 from mha_haiku.attention.attention_map import AttentionMap
 from mha_haiku.attention.blockwise import Blockwise
 from mha_haiku.attention.implementations import IMPLEMENTATIONS, attend
-from mha_haiku.attention.pooling import bin_edges
+from mha_haiku.attention.observations import bin_edges
 from mha_haiku.attention.scores import Score, additive, dot_product
-from mha_haiku.attention.statistics import Statistics
+from mha_haiku.attention.statistics import STATISTICS, Statistic, Statistics
 
 __all__ = [
     "IMPLEMENTATIONS",
     "IN_A_RING",
+    "STATISTICS",
     "AttentionMap",
     "Blockwise",
     "Score",
     "Sharded",
+    "Statistic",
     "Statistics",
     "additive",
     "attend",

@@ -13,10 +13,8 @@ import numpy as np
 
 from mha_haiku import checks, masks, positions, tiles
 from mha_haiku.attention import (
-    divergence,
-    operators,
-    pooling,
-    ranking,
+    fold,
+    observations,
     scores,
     statistics,
     sweep,
@@ -91,7 +89,7 @@ class AttentionMap:
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
-        return views.weights_of(self, rows, columns)
+        return views.weights_of(self._factors(), rows, columns)
 
     def statistics(
         self,
@@ -126,7 +124,7 @@ class AttentionMap:
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        question = statistics.question_of(
+        given = statistics.given_of(
             self.shape,
             query_offset=query_offset,
             counted=counted,
@@ -134,9 +132,14 @@ class AttentionMap:
             tokens=tokens,
             key_tokens=key_tokens,
         )
-        grid = None if pooled is None else pooling.Grid.of(self.shape, *pooled)
+        grid = None if pooled is None else observations.Grid.of(self.shape, *pooled)
         return statistics.statistics(
-            self, question, grid=grid, per_query=per_query, sizes=self._sizes()
+            self._factors(),
+            given,
+            counted,
+            grid=grid,
+            per_query=per_query,
+            **self._how(),
         )
 
     def pooled(
@@ -167,10 +170,10 @@ class AttentionMap:
         Raises:
           ValueError: If a part is empty or has steps, or a number of bins is below 1.
         """
-        grid = pooling.Grid.of(self.shape, rows, columns, queries, keys)
-        return pooling.pooled(self, grid=grid, sizes=self._sizes())
+        grid = observations.Grid.of(self.shape, rows, columns, queries, keys)
+        return observations.pooled(self._factors(), grid=grid, **self._how())
 
-    def top(self, k: int) -> ranking.Top:
+    def top(self, k: int) -> observations.Top:
         """Returns the k largest weights of each row, and where they are.
 
         Args:
@@ -183,7 +186,7 @@ class AttentionMap:
           ValueError: If k is outside of that.
         """
         checks.integer_in("k", k, 1, self.shape[-1])
-        return ranking.top(self, k=k, sizes=self._sizes())
+        return observations.top(self._factors(), k=k, **self._how())
 
     def apply(self, x: Array) -> Array:
         """Returns the map times `x`: for each query the weighted sum over keys.
@@ -197,8 +200,8 @@ class AttentionMap:
         Raises:
           ValueError: If `x` does not fit the map.
         """
-        x = operators.factor(self.shape, x, axis=-1)
-        return operators.apply(self, x, sizes=self._sizes())
+        x = observations.factor(self.shape, x, axis=-1)
+        return observations.apply(self._factors(), x, **self._how())
 
     def apply_transposed(self, y: Array) -> Array:
         """Returns the transposed map times `y`: for each key the sum over queries.
@@ -212,8 +215,8 @@ class AttentionMap:
         Raises:
           ValueError: If `y` does not fit the map.
         """
-        y = operators.factor(self.shape, y, axis=-2)
-        return operators.apply_transposed(self, y, sizes=self._sizes())
+        y = observations.factor(self.shape, y, axis=-2)
+        return observations.apply_transposed(self._factors(), y, **self._how())
 
     def divergence(self, other: "AttentionMap | None" = None) -> Array:
         """Returns how differently heads attend: their Jensen-Shannon divergences.
@@ -230,9 +233,32 @@ class AttentionMap:
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
-        other = self if other is None else other
-        divergence.check(self.shape, other.shape)
-        return divergence.divergence(self, other, sizes=self._sizes())
+        if other is not None:
+            observations.check_comparable(self.shape, other.shape)
+            other = other._factors()
+        return observations.divergence(self._factors(), other, **self._how())
+
+    def observe(
+        self, observation: fold.Observation, given: fold.Given = fold.NOTHING_GIVEN
+    ) -> fold.Sums:
+        """Returns what an observation carries after one pass over the tiles.
+
+        Args:
+          observation: What is asked.
+          given: The arrays that it needs.
+
+        Returns:
+          Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
+        """
+        return fold.fold(observation, (self._factors(),), given, **self._how())
+
+    def _factors(self) -> views.Factors:
+        return views.Factors(
+            self.query, self.key, self.mask, self.bias, self.score, self.logsumexp
+        )
+
+    def _how(self):
+        return {"sizes": self._sizes(), "mesh": self.mesh}
 
     def _sizes(self):
         # Narrower than for attention itself, as fewer tiles lie on the diagonal then;

@@ -1,184 +1,109 @@
-"""Numbers that tell what a head does, from one pass over the tiles of its map.
+"""Numbers that tell what a head does: one entry each, from one pass over its map.
 
-`B...` batch axes, H heads, T query positions, S key positions; P bins of queries and Q
-bins of keys in a pooled map. Nothing of size T x S is held.
+`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
+of them in a tile; P bins of queries and Q bins of keys in a pooled map. An entry of
+`STATISTICS` says what a tile adds for each query, and how that becomes the statistic.
+What is linear in the weights adds a column to one matrix product that all share.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from mha_haiku.attention import pooling, row_sums, sweep
+from mha_haiku.attention import fold, observations, sweep, views
 
 Array = jax.Array
 
 
-class Statistics(NamedTuple):
-    """What a head does, averaged over the queries that see anything.
-
-    Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where a query sees
-    nothing), unless its shape is given. Positions, distances and tokens are those of
-    the inputs; queries stand at t + `query_offset`.
+class RowSum(NamedTuple):
+    """What adds up over the keys of each query.
 
     Attributes:
-      entropy: Of a row, in nats; 0 to log S (Clark et al. 2019, section 3.2,
-        https://arxiv.org/abs/1906.04341).
-      perplexity: exp(entropy) of a row: how many keys it attends to, 1 to S.
-      squared_weights: The sum of a row's squared weights, 1 / S to 1.
-      largest_weight: Of a row; its mean is the head's confidence (Voita et al. 2019,
-        section 4, https://arxiv.org/abs/1905.09418).
-      distance: The expected |t - s|, in positions.
-      rms_distance: The root of the expected (t - s)^2, in positions.
-      previous_position: Mass on s = t - 1.
-      same_position: Mass on s = t.
-      next_position: Mass on s = t + 1.
-      first_position: Mass on s = 0.
-      largest_at_previous: Share of rows whose largest weight is at s = t - 1. A head
-        for which one of these three is 0.9 or more is positional (Voita et al. 2019,
-        section 5.1).
-      largest_at_same: The same of s = t.
-      largest_at_next: The same of s = t + 1.
-      chosen_positions: Mass on the positions that were asked about, or None.
-      same_token: Mass on keys of the query's own token; None without tokens.
-      induction: Mass on keys that followed earlier occurrences of the query's token
-        (Olsson et al. 2022, https://arxiv.org/abs/2209.11895); None without tokens.
-      received: `[B..., H, S]`, the mass that each key receives from all queries.
-      received_gini: `[B..., H]`, how unequal that is among the keys that any query may
-        see, by their Gini coefficient: 0 if all receive the same, towards 1 if one
-        receives all.
-      num_queries: `[B..., H]`, how many queries count.
-      pooled: `[B..., H, P, Q]`, the map at a coarse grain; None unless asked for.
+      of_tile: From a tile and its products with the columns, `[R]` each, to what it
+        adds, `[R]`; or to a tuple of such, where `size` says how many.
+      columns: Functions of a tile, to `[C]` each: numbers of its keys whose sums,
+        weighted by the weights, are wanted. All columns of all sums are one matrix
+        product, which makes them nearly free.
+      size: How many sums it is, of which `of_query` gets a tuple; None: one.
+      is_largest: Whether the largest counts in place of the sum.
     """
 
-    entropy: Array
-    perplexity: Array
-    squared_weights: Array
-    largest_weight: Array
-    distance: Array
-    rms_distance: Array
-    previous_position: Array
-    same_position: Array
-    next_position: Array
-    first_position: Array
-    largest_at_previous: Array
-    largest_at_same: Array
-    largest_at_next: Array
-    chosen_positions: Array | None
-    same_token: Array | None
-    induction: Array | None
+    of_tile: Callable[..., Any]
+    columns: tuple[Callable[[fold.Tile], Array], ...] = ()
+    size: int | None = None
+    is_largest: bool = False
+
+
+def linear(column: Callable[[fold.Tile], Array]) -> RowSum:
+    """Returns the sum over keys of weight times a number of the key."""
+    return RowSum(lambda tile, product: product, (column,))
+
+
+def _itself(x: Array) -> Array:
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A number per query, averaged over the queries of a head.
+
+    Attributes:
+      name: Its name in `Statistics`.
+      unit: What it is measured in.
+      label: What it says, for tables and figures.
+      sums: What tiles add up to.
+      of_query: From these sums, `[..., T]`, to the statistic of each query.
+      of_mean: From the mean over queries to the statistic of the head.
+      needs: The argument of `AttentionMap.statistics` without which there is none.
+      source: Where it comes from.
+    """
+
+    name: str
+    unit: str
+    label: str
+    sums: tuple[RowSum, ...]
+    of_query: Callable[..., Array] = _itself
+    of_mean: Callable[[Array], Array] = _itself
+    needs: str | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadStatistic:
+    """A number of a head that is no mean over its queries.
+
+    Attributes:
+      name: Its name in `Statistics`.
+      unit: What it is measured in.
+      label: What it says, for tables and figures.
+      of_head: From `HeadSums` to the statistic, `[B..., H]`.
+      source: Where it comes from.
+    """
+
+    name: str
+    unit: str
+    label: str
+    of_head: Callable[["HeadSums"], Array]
+    source: str = ""
+
+
+class HeadSums(NamedTuple):
+    """What is known of whole heads.
+
+    Attributes:
+      counts: `[B..., H, T]` booleans, the queries that count.
+      received: `[B..., H, S]`, the mass that each key receives.
+      unseen: Booleans `[B..., H, S]`, which keys no query may see; None: none.
+    """
+
+    counts: Array
     received: Array
-    received_gini: Array
-    num_queries: Array
-    pooled: Array | None
-
-
-def question_of(
-    map_shape: tuple[int, ...],
-    *,
-    query_offset: int,
-    counted: Array | None,
-    positions: Array | None,
-    tokens: Array | None,
-    key_tokens: Array | None,
-) -> row_sums.Question:
-    """Returns what is asked of a map (B..., H, T, S); see `AttentionMap.statistics`.
-
-    Raises:
-      ValueError: If an array does not fit the map.
-    """
-    *batch_shape, _, num_queries, num_keys = map_shape
-    if key_tokens is not None and tokens is None:
-        raise ValueError("key_tokens needs tokens, those of the queries.")
-    key_tokens = tokens if key_tokens is None else key_tokens
-    of_queries, of_keys = (*batch_shape, num_queries), (*batch_shape, num_keys)
-    _check_fits("counted", counted, of_queries, bool)
-    _check_fits("positions", positions, of_keys, bool)
-    _check_fits("tokens", tokens, of_queries, jnp.integer)
-    _check_fits("key_tokens", key_tokens, of_keys, jnp.integer)
-    preceding = None if key_tokens is None else jnp.roll(key_tokens, 1, -1)
-    zero = jnp.zeros((), jnp.int32)
-    return row_sums.Question(
-        jnp.asarray(query_offset),
-        counted,
-        positions,
-        tokens,
-        key_tokens,
-        preceding,
-        zero,
-        zero,
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes"))
-def statistics(
-    attention_map: Any,
-    question: row_sums.Question,
-    *,
-    grid: pooling.Grid | None,
-    per_query: bool,
-    sizes: sweep.Sizes,
-) -> Statistics:
-    """Returns the statistics of a map.
-
-    Args:
-      attention_map: The `AttentionMap`.
-      question: What is asked.
-      grid: The cells of the pooled map; None: no pooled map.
-      per_query: Whether rows are kept apart.
-      sizes: Of the tiles.
-    """
-    *batch_shape, _, num_queries, num_keys = attention_map.shape
-    if attention_map.mesh is None:
-        sums = row_sums.of_map(attention_map, question, grid, sizes)
-    else:
-        sums = row_sums.SHARED["sums"](attention_map, question, grid, sizes)
-    unseen = attention_map.mask.aligned_unseen_keys(
-        num_queries, num_keys, len(batch_shape)
-    )
-    pooled = None if grid is None else grid.rows.mean(sums.mass, sums.counts)
-    return _summary(sums.rows, sums.counts, sums.received, unseen, pooled, per_query)
-
-
-def _summary(sums, counts, received, unseen, pooled, per_query) -> Statistics:
-    """Returns the statistics from sums over the keys of each row, `[B..., H, T]`."""
-    dtype = sums.entropy.dtype
-    count = counts.sum(-1)
-
-    def mean(of_rows):
-        of_rows = jnp.where(counts, of_rows, 0).astype(dtype)
-        return of_rows if per_query else of_rows.sum(-1) / jnp.maximum(count, 1)
-
-    def mean_or_none(of_rows):
-        return None if of_rows is None else mean(of_rows)
-
-    entropy = jnp.maximum(sums.entropy, 0)  # rounding may go below
-    at_offsets = jnp.moveaxis(sums.at_offsets, -1, 0)
-    previous, same, following = (mean(jnp.exp(x)) for x in at_offsets)
-    largest = [mean(x >= sums.largest) for x in at_offsets]
-    return Statistics(
-        entropy=mean(entropy),
-        perplexity=mean(jnp.exp(entropy)),
-        squared_weights=mean(sums.squared_weights),
-        largest_weight=mean(jnp.exp(sums.largest)),
-        distance=mean(sums.distance),
-        rms_distance=jnp.sqrt(mean(sums.squared_distance)),
-        previous_position=previous,
-        same_position=same,
-        next_position=following,
-        first_position=mean(sums.first_position),
-        largest_at_previous=largest[0],
-        largest_at_same=largest[1],
-        largest_at_next=largest[2],
-        chosen_positions=mean_or_none(sums.chosen_positions),
-        same_token=mean_or_none(sums.same_token),
-        induction=mean_or_none(sums.induction),
-        received=received,
-        received_gini=gini(received, unseen),
-        num_queries=count,
-        pooled=pooled,
-    )
+    unseen: Array | None
 
 
 def gini(amounts: Array, left_out: Array | None = None) -> Array:
@@ -198,10 +123,401 @@ def gini(amounts: Array, left_out: Array | None = None) -> Array:
     rank = jnp.cumsum(jnp.ones_like(ordered), -1) - left_out.sum(-1, keepdims=True)
     total = ordered.sum(-1)
     weighted = (jnp.maximum(rank, 0) * ordered).sum(-1)
-    total = jnp.where(total > 0, total, jnp.inf)
+    has_some = total > 0
     count = jnp.maximum(counted, 1)
-    unequal = 2 * weighted / (count * total) - (count + 1) / count
-    return jnp.where(jnp.isfinite(total), jnp.maximum(unequal, 0), 0)
+    unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
+    unequal -= (count + 1) / count
+    return jnp.where(has_some, jnp.maximum(unequal, 0), 0)
+
+
+def _entropy(tile):
+    return -(tile.weights * tile.log_weights).sum(-1)
+
+
+def _squared_weights(tile):
+    return (tile.weights * tile.weights).sum(-1)
+
+
+def _largest(tile):
+    return lax.stop_gradient(tile.weights).max(-1)
+
+
+def _ones(tile):
+    return jnp.ones(tile.columns.size, tile.weights.dtype)
+
+
+def _inward(tile):
+    """Returns how far a key is from the edge of the tile nearest to the queries."""
+    at = tile.columns.array()
+    return jnp.where(
+        _is_left(tile), tile.columns.stop - 1 - at, at - tile.columns.start
+    )
+
+
+def _inward_squared(tile):
+    return _inward(tile).astype(tile.weights.dtype) ** 2
+
+
+def _is_left(tile):
+    return tile.columns.stop <= tile.given.queries["position"][0]
+
+
+def _moments(tile, mass, first, second):
+    """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each.
+
+    In a tile aside of the diagonal |t - s| is the distance from the query to the
+    nearest edge and from there to the key: so both follow from products with powers of
+    the latter, which are exact in float32 where those of positions would not be.
+    """
+    at_rows, columns = tile.given.queries["position"], tile.columns
+
+    def aside():
+        edge = jnp.where(_is_left(tile), columns.stop - 1, columns.start)
+        outward = jnp.abs(at_rows - edge).astype(mass.dtype)
+        return (
+            outward * mass + first,
+            outward * (outward * mass + 2 * first) + second,
+        )
+
+    def on_the_diagonal():
+        distance = jnp.abs(at_rows[:, None] - columns.array()[None, :])
+        weighted = tile.weights * distance.astype(mass.dtype)
+        return weighted.sum(-1), (weighted * distance).sum(-1)
+
+    is_aside = _is_left(tile) | (columns.start >= at_rows[-1])
+    return lax.cond(is_aside, aside, on_the_diagonal)
+
+
+def _at_offsets(tile):
+    """Returns the weights of the previous, the own and the next position, if here."""
+    at_rows = tile.given.queries["position"][:, None]
+    wanted = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
+    inside = (wanted >= 0) & (wanted < tile.columns.size)
+    at = jnp.clip(wanted, 0, tile.columns.size - 1)
+    weights = jnp.where(inside, jnp.take_along_axis(tile.weights, at, 1), 0)
+    return tuple(weights[:, i] for i in range(3))
+
+
+def _same_token(tile):
+    own, tokens = tile.given.queries["tokens"], tile.given.keys["tokens"]
+    return jnp.where(own[:, None] == tokens[None, :], tile.weights, 0).sum(-1)
+
+
+def _induction(tile):
+    own, before = tile.given.queries["tokens"], tile.given.keys["preceding"]
+    at_rows, at_columns = tile.given.queries["position"], tile.columns.array()
+    followed = (own[:, None] == before[None, :]) & (at_columns > 0)[None, :]
+    followed &= at_columns[None, :] <= at_rows[:, None]
+    return jnp.where(followed, tile.weights, 0).sum(-1)
+
+
+def _root(x):
+    """Returns the square root, whose derivative at 0 is 0 here."""
+    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
+
+
+ENTROPY = RowSum(_entropy)
+LARGEST = RowSum(_largest, is_largest=True)
+MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
+AT_OFFSETS = RowSum(_at_offsets, size=3)
+
+STATISTICS: dict[str, Statistic | HeadStatistic] = {
+    entry.name: entry
+    for entry in (
+        Statistic(
+            "entropy",
+            "nats",
+            "entropy of a query's weights",
+            (ENTROPY,),
+            lambda x: jnp.maximum(x, 0),  # rounding may go below
+            source="Clark et al. 2019, section 3.2, https://arxiv.org/abs/1906.04341",
+        ),
+        Statistic(
+            "perplexity",
+            "keys",
+            "keys attended to: exp(entropy)",
+            (ENTROPY,),
+            lambda x: jnp.exp(jnp.maximum(x, 0)),
+        ),
+        Statistic(
+            "squared_weights",
+            "weight²",
+            "sum of squared weights",
+            (RowSum(_squared_weights),),
+        ),
+        Statistic(
+            "largest_weight",
+            "weight",
+            "largest weight of a query",
+            (LARGEST,),
+            source="its mean is the head's confidence: Voita et al. 2019, section 4, "
+            "https://arxiv.org/abs/1905.09418",
+        ),
+        Statistic(
+            "distance",
+            "positions",
+            "mean distance from query to key",
+            (MOMENTS,),
+            lambda moments: moments[0],
+        ),
+        Statistic(
+            "rms_distance",
+            "positions",
+            "root mean square distance from query to key",
+            (MOMENTS,),
+            lambda moments: moments[1],
+            of_mean=_root,
+        ),
+        Statistic(
+            "previous_position",
+            "share of attention",
+            "attention on the previous position",
+            (AT_OFFSETS,),
+            lambda at: at[0],
+        ),
+        Statistic(
+            "own_position",
+            "share of attention",
+            "attention on the query's own position",
+            (AT_OFFSETS,),
+            lambda at: at[1],
+        ),
+        Statistic(
+            "next_position",
+            "share of attention",
+            "attention on the next position",
+            (AT_OFFSETS,),
+            lambda at: at[2],
+        ),
+        Statistic(
+            "first_position",
+            "share of attention",
+            "attention on the first position",
+            (linear(lambda tile: tile.columns.array() == 0),),
+        ),
+        Statistic(
+            "largest_at_previous",
+            "share of queries",
+            "largest weight on the previous position",
+            (AT_OFFSETS, LARGEST),
+            lambda at, largest: at[0] >= largest,
+            source="a head for which one of these three is 0.9 or more is positional: "
+            "Voita et al. 2019, section 5.1",
+        ),
+        Statistic(
+            "largest_at_own",
+            "share of queries",
+            "largest weight on the query's own position",
+            (AT_OFFSETS, LARGEST),
+            lambda at, largest: at[1] >= largest,
+        ),
+        Statistic(
+            "largest_at_next",
+            "share of queries",
+            "largest weight on the next position",
+            (AT_OFFSETS, LARGEST),
+            lambda at, largest: at[2] >= largest,
+        ),
+        Statistic(
+            "chosen_positions",
+            "share of attention",
+            "attention on the chosen positions",
+            (linear(lambda tile: tile.given.keys["positions"]),),
+            needs="positions",
+        ),
+        Statistic(
+            "same_token",
+            "share of attention",
+            "attention on keys of the query's own token",
+            (RowSum(_same_token),),
+            needs="tokens",
+        ),
+        Statistic(
+            "induction",
+            "share of attention",
+            "attention on what followed the same token before",
+            (RowSum(_induction),),
+            needs="tokens",
+            source="Olsson et al. 2022, https://arxiv.org/abs/2209.11895",
+        ),
+        HeadStatistic(
+            "received_gini",
+            "Gini coefficient",
+            "inequality of what the keys that may be seen receive",
+            lambda sums: gini(sums.received, sums.unseen),
+        ),
+        HeadStatistic(
+            "num_queries",
+            "queries",
+            "queries that count",
+            lambda sums: sums.counts.sum(-1),
+        ),
+    )
+}
+
+Statistics = NamedTuple(
+    "Statistics", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
+)
+Statistics.__doc__ = """What a head does, averaged over the queries that see anything.
+
+Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where a query sees
+nothing), but for the last ones. Positions, distances and tokens are those of the
+inputs. What needs an argument that was not given is None.
+
+Attributes:
+""" + "\n".join(
+    [
+        *(
+            f"  {entry.name}: {entry.label[0].upper()}{entry.label[1:]}, in "
+            f"{entry.unit}{f' ({entry.source})' if entry.source else ''}."
+            for entry in STATISTICS.values()
+        ),
+        "  received: `[B..., H, S]`, the mass that each key receives from all queries.",
+        "  pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Observed(fold.Observation):
+    """The row sums of entries, what keys receive, and the cells of a grid."""
+
+    sums: tuple[RowSum, ...]
+    grid: observations.Grid | None
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        zeros = jnp.zeros(num_queries, dtype)
+        return fold.Sums(
+            tuple(
+                zeros if each.size is None else (zeros,) * each.size
+                for each in self.sums
+            ),
+            jnp.zeros(num_keys, dtype),
+            () if self.grid is None else self.grid.zeros(dtype),
+        )
+
+    def add(self, tile, sums):
+        # Not computed again for each of the sums, as XLA would on the CPU.
+        tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
+        dtype = tile.weights.dtype
+        wanted = {column: None for each in self.sums for column in each.columns}
+        columns = [jnp.stack([f(tile).astype(dtype) for f in wanted], 1)]
+        if self.grid is not None:
+            columns.append(self.grid.columns.membership(tile.columns, dtype))
+        products = tile.weights @ jnp.concatenate(columns, 1)
+        product_of = {f: products[:, i] for i, f in enumerate(wanted)}
+        parts = (
+            each.of_tile(tile, *(product_of[f] for f in each.columns))
+            for each in self.sums
+        )
+        cells = sums.head
+        if self.grid is not None:
+            cells = self.grid.add(cells, products[:, len(wanted) :], tile)
+        received = jnp.ones(tile.rows.size, dtype) @ tile.weights
+        return fold.Sums(
+            self.merge(sums.queries, tuple(parts)), sums.keys + received, cells
+        )
+
+    def merge(self, first, second):
+        return tuple(
+            jax.tree.map(jnp.maximum if each.is_largest else jnp.add, *pair)
+            for each, *pair in zip(self.sums, first, second, strict=True)
+        )
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes", "mesh"))
+def statistics(
+    factors: views.Factors,
+    given: fold.Given,
+    counted: Array | None,
+    *,
+    grid: observations.Grid | None,
+    per_query: bool,
+    sizes: sweep.Sizes,
+    mesh: jax.sharding.Mesh | None,
+) -> Statistics:
+    """Returns the statistics of a map.
+
+    Args:
+      factors: Of the map.
+      given: What `given_of` returns.
+      counted: `[B..., T]` booleans: the queries that count; None: all that see.
+      grid: The cells of the pooled map; None: no pooled map.
+      per_query: Whether queries are kept apart.
+      sizes: Of the tiles.
+      mesh: The devices that share the map, or None.
+    """
+    num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
+    if counted is not None:
+        logsumexp = jnp.where(counted[..., None, :], factors.logsumexp, -jnp.inf)
+        factors = factors._replace(logsumexp=logsumexp)
+    entries = [
+        entry
+        for entry in STATISTICS.values()
+        if isinstance(entry, Statistic)
+        and (entry.needs is None or entry.needs in given.keys)
+    ]
+    wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
+    sums = fold.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
+    counts = factors.logsumexp > -jnp.inf
+    count = jnp.maximum(counts.sum(-1), 1)
+    # Before anything else is made of them: what does not count may be NaN.
+    rows = jax.tree.map(lambda x: jnp.where(counts, x, 0), sums.queries)
+    row_sums = dict(zip(wanted, rows, strict=True))
+
+    def finished(entry):
+        of_query = entry.of_query(*(row_sums[each] for each in entry.sums))
+        of_query = jnp.where(counts, of_query, 0).astype(sums.keys.dtype)
+        return entry.of_mean(of_query if per_query else of_query.sum(-1) / count)
+
+    unseen = factors.mask.aligned_unseen_keys(
+        num_queries, num_keys, factors.logsumexp.ndim - 2
+    )
+    of_heads = HeadSums(counts, sums.keys, unseen)
+    found = {
+        name: entry.of_head(of_heads)
+        for name, entry in STATISTICS.items()
+        if isinstance(entry, HeadStatistic)
+    }
+    found |= {entry.name: finished(entry) for entry in entries}
+    pooled = None if grid is None else grid.rows.mean(sums.head, counts)
+    missing = dict.fromkeys(STATISTICS)
+    return Statistics(**missing | found, received=sums.keys, pooled=pooled)
+
+
+def given_of(
+    map_shape: tuple[int, ...],
+    *,
+    query_offset: int,
+    counted: Array | None,
+    positions: Array | None,
+    tokens: Array | None,
+    key_tokens: Array | None,
+) -> fold.Given:
+    """Returns what entries may need; see `AttentionMap.statistics`.
+
+    Raises:
+      ValueError: If an array does not fit the map (B..., H, T, S).
+    """
+    *batch_shape, _, num_queries, num_keys = map_shape
+    if key_tokens is not None and tokens is None:
+        raise ValueError("key_tokens needs tokens, those of the queries.")
+    key_tokens = tokens if key_tokens is None else key_tokens
+    of_queries, of_keys = (*batch_shape, num_queries), (*batch_shape, num_keys)
+    _check_fits("counted", counted, of_queries, bool)
+    _check_fits("positions", positions, of_keys, bool)
+    _check_fits("tokens", tokens, of_queries, jnp.integer)
+    _check_fits("key_tokens", key_tokens, of_keys, jnp.integer)
+    position = jnp.arange(num_queries) + query_offset
+    queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
+    keys = {}
+    if positions is not None:
+        keys["positions"] = positions
+    if tokens is not None:
+        queries["tokens"] = tokens
+        keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
+    # Alike in all heads.
+    return jax.tree.map(lambda x: jnp.asarray(x)[..., None], fold.Given(queries, keys))
 
 
 def _check_fits(name, array, shape, kind):

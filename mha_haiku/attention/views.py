@@ -5,7 +5,7 @@ heads (G divides H), K size per head.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,26 @@ from mha_haiku.attention import scores
 from mha_haiku.attention.inputs import HIDDEN
 
 Array = jax.Array
+
+
+class Factors(NamedTuple):
+    """What a map is made from.
+
+    Attributes:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      mask: Which query may attend to which key.
+      bias: What is added to the scores, aligned, or None.
+      score: The score, aligned.
+      logsumexp: `[B..., H, T]`; -inf where every key is masked.
+    """
+
+    query: Array
+    key: Array
+    mask: masks.Mask
+    bias: positions.ScoreBias | None
+    score: scores.Score
+    logsumexp: Array
 
 
 @tiles.pytree(data=("query", "key", "mask", "bias", "score", "logsumexp"))
@@ -125,11 +145,11 @@ def masked_scores(
     return jnp.where(mask.aligned_tile(rows, columns, batch_ndim), tile, hidden)
 
 
-def weights_of(attention_map: Any, rows: Array, columns: Array) -> Array:
+def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
     """Returns the weights of the queries at `rows` on the keys at `columns`.
 
     Args:
-      attention_map: The `AttentionMap`.
+      factors: Of the map.
       rows: `[R]` positions.
       columns: `[C]` positions.
 
@@ -137,15 +157,15 @@ def weights_of(attention_map: Any, rows: Array, columns: Array) -> Array:
       `[B..., H, R, C]`.
     """
     tile = masked_scores(
-        tiles.take(attention_map.query, rows, axis=-3),
-        tiles.take(attention_map.key, columns, axis=-3),
-        attention_map.mask,
-        attention_map.bias,
-        attention_map.score,
+        tiles.take(factors.query, rows, axis=-3),
+        tiles.take(factors.key, columns, axis=-3),
+        factors.mask,
+        factors.bias,
+        factors.score,
         rows,
         columns,
     )
-    logsumexp = tiles.take(attention_map.logsumexp, rows, axis=-1)[..., None]
+    logsumexp = tiles.take(factors.logsumexp, rows, axis=-1)[..., None]
     # A row of NaN is like a fully masked one until the end; see `inputs`.
     is_nan = jnp.isnan(logsumexp)
     blind = is_nan | (logsumexp == -jnp.inf)

@@ -6,16 +6,16 @@ the product of that with respect to the head's output at the query and of the va
 the key. So it is kept factored, as the weights themselves are, and made tile by tile.
 """
 
+import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from mha_haiku import attention, models, tasks
+from mha_haiku.attention import fold
 from mha_haiku.heads import layer_chain, subject
 
 Array = jax.Array
@@ -23,9 +23,6 @@ Array = jax.Array
 # From the logits of a batch and the batch itself to a number per example, `[B]`: the
 # score of the answer to be explained, such as its logit.
 Answer = Callable[[Array, tasks.Example], Array]
-
-_TILE = 512  # rows and columns, at most, of a tile
-_TILE_WEIGHTS = 2**22  # and weights in it, of all examples and heads
 
 
 def output_gradients(
@@ -130,38 +127,31 @@ def _checked(gradient, attention_map):
     return jnp.asarray(gradient, attention_map.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class _DependedOn(fold.Observation):
+    """The transposed map, with `max(a g, 0)` for the weight a, times columns `[T, R]`.
+
+    Given are of queries the slopes `[T, V]` and the columns, of keys the values
+    `[S, V]`; the derivative g is the product of slope and value.
+    """
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        _, columns = given.queries
+        return fold.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
+
+    def add(self, tile, sums):
+        slopes, columns = tile.given.queries
+        weights = tile.weights * jnp.maximum(slopes @ tile.given.keys.T, 0)
+        return sums._replace(keys=sums.keys + weights.T @ columns)
+
+
 def _depended_on(attention_map, gradient, columns):
     """Returns `(I + A)^T` times columns `[B..., T, R]`; see `gradient_rollout`."""
-    *batch_shape, num_heads, size, _ = attention_map.shape
+    num_heads = attention_map.shape[-3]
     if not num_heads:
         return columns
-    values = layer_chain.values_of(attention_map)
-    most = math.isqrt(_TILE_WEIGHTS // max(1, math.prod(batch_shape) * num_heads))
-    width = min(size, _TILE, max(16, most))
-    starts = jnp.arange(0, size, width)
-
-    def block(start):
-        """Returns positions, the last one again past the end, and which are new."""
-        positions = start + jnp.arange(width)
-        return jnp.minimum(positions, size - 1), positions < size
-
-    def of_rows(total, start):
-        queries, is_new = block(start)
-        slopes_at = jnp.take(gradient, queries, axis=-3)
-        is_new = is_new.reshape(*(1,) * len(batch_shape), width, 1)
-        own = jnp.where(is_new, jnp.take(columns, queries, axis=-2), 0)
-
-        def of_tile(start):
-            keys, _ = block(start)
-            slopes = jnp.einsum(
-                "...thv,...shv->...hts", slopes_at, jnp.take(values, keys, axis=-3)
-            )
-            tile = attention_map.tile(queries, keys) * jnp.maximum(slopes, 0)
-            return jnp.einsum("...hts,...tr->...sr", tile, own)
-
-        parts = jnp.moveaxis(lax.map(of_tile, starts), 0, -3)
-        parts = parts.reshape(*batch_shape, len(starts) * width, columns.shape[-1])
-        return total + parts[..., :size, :], None
-
-    total, _ = lax.scan(of_rows, jnp.zeros_like(columns), starts)
-    return columns + total / num_heads
+    given = fold.Given(
+        (gradient, columns[..., None, :]), layer_chain.values_of(attention_map)
+    )
+    received = attention_map.observe(_DependedOn(), given).keys
+    return columns + received.sum(-3) / num_heads

@@ -135,7 +135,7 @@ def _observed(attention_map, example, separators):
     scores = {
         "previous_token": found.previous_position,
         "next_token": found.next_position,
-        "same_token": found.same_position,
+        "same_token": found.own_position,
         "first_token": found.first_position,
         "separator": found.chosen_positions,
         "induction": found.induction,

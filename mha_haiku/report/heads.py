@@ -21,7 +21,7 @@ Means = Mapping[str, np.ndarray]
 _POSITIONAL = 0.9  # a larger share makes a head positional (Voita et al. 2019)
 _OFFSETS = {
     "largest_at_previous": "-1",
-    "largest_at_same": "0",
+    "largest_at_own": "0",
     "largest_at_next": "+1",
 }
 # Groups of columns of the table: what is above the group, then above each column.
@@ -39,7 +39,7 @@ _GROUPS = (
         "weight at",
         {
             "previous_position": "-1",
-            "same_position": "0",
+            "own_position": "0",
             "next_position": "+1",
             "first_position": "first",
             "induction": "induction",
@@ -74,13 +74,13 @@ _PANELS = (
     },
     {
         "previous_position": ("attention on the previous position", _SHARE),
-        "same_position": ("attention on the same position", _SHARE),
+        "own_position": ("attention on the same position", _SHARE),
         "next_position": ("attention on the next position", _SHARE),
         "same_token": ("attention on the same token", _SHARE),
     },
     {
         "largest_at_previous": ("largest weight on the previous position", _QUERIES),
-        "largest_at_same": ("largest weight on the same position", _QUERIES),
+        "largest_at_own": ("largest weight on the same position", _QUERIES),
         "largest_at_next": ("largest weight on the next position", _QUERIES),
         "induction": ("attention on what followed the same token", _SHARE),
     },

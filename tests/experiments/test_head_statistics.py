@@ -66,7 +66,7 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
     assert len(lines) == 4
     for line in lines:
         np.testing.assert_allclose(float(line["entropy"]), np.log(16), 1e-4)
-        np.testing.assert_allclose(float(line["same_position"]), 1 / 16, 1e-4)
+        np.testing.assert_allclose(float(line["own_position"]), 1 / 16, 1e-4)
 
 
 def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Roll-out row by row, against products of whole float64 matrices."""
 
 import functools
-import importlib
 import math
 
 import haiku as hk
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, modules
+from mha_haiku.attention import sweep
 from mha_haiku.heads import layer_chain
 from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
@@ -280,9 +280,8 @@ def test_heads_that_write_nothing_count_for_nothing():
 
 @pytest.mark.parametrize(("name", "tile"), [("padding", 3), ("blind", 512)])
 def test_gradients_weight_attention_tile_by_tile(name, tile, monkeypatch):
-    # By its name, as the package offers the function of the same name.
-    module = importlib.import_module("mha_haiku.heads.gradient_rollout")
-    monkeypatch.setattr(module, "_TILE", tile)
+    sizes = sweep.Sizes(tile, tile, 1)
+    monkeypatch.setattr(attention.AttentionMap, "_sizes", lambda self: sizes)
     maps, weights = _layers(name)
     rng = np.random.default_rng(3)
     gradients = [rng.normal(size=(B, T, layer.shape[1], V)) for layer in maps]

@@ -12,8 +12,8 @@ from mha_haiku.report import heads
 NAMES = (
     *("entropy", "perplexity", "squared_weights", "largest_weight"),
     *("distance", "rms_distance", "first_position", "received_gini"),
-    *("previous_position", "same_position", "next_position"),
-    *("largest_at_previous", "largest_at_same", "largest_at_next"),
+    *("previous_position", "own_position", "next_position"),
+    *("largest_at_previous", "largest_at_own", "largest_at_next"),
 )
 OF_TOKENS = ("same_token", "induction")
 
@@ -44,9 +44,9 @@ def test_a_line_per_head_has_the_numbers_below_their_headings():
     assert found[:2] == ["4", "2"]
     assert found[3], found[5] == ("12.3", "1234")
     names = ["entropy", "perplexity", "largest_weight", "distance"]
-    names += ["previous_position", "same_position", "next_position"]
+    names += ["previous_position", "own_position", "next_position"]
     names += ["first_position", "induction"]
-    names += ["largest_at_previous", "largest_at_same", "largest_at_next"]
+    names += ["largest_at_previous", "largest_at_own", "largest_at_next"]
     shown = [float(x) for x in found[2:]]
     wanted = [means[name][1, 2] for name in names]
     np.testing.assert_allclose(shown, wanted, rtol=5e-3, atol=0.0051)
@@ -59,7 +59,7 @@ def test_a_line_per_head_has_the_numbers_below_their_headings():
     ("name", "share", "mark"),
     [
         ("largest_at_previous", 0.9, "positional (-1)"),
-        ("largest_at_same", 0.95, "positional (0)"),
+        ("largest_at_own", 0.95, "positional (0)"),
         ("largest_at_next", 1.0, "positional (+1)"),
         ("largest_at_next", 0.899, None),
     ],

@@ -70,10 +70,10 @@ def _statistics(weights) -> dict[str, Array]:
         "squared_weights": (weights**2).sum(-1),
         "largest_weight": weights.max(-1),
         "distance": (weights * abs(offsets)).sum(-1),
-        "same_position": jnp.diagonal(weights, 0, -2, -1),
+        "own_position": jnp.diagonal(weights, 0, -2, -1),
         "first_position": weights[..., 0],
         "largest_at_previous": largest_at == -1,
-        "largest_at_same": largest_at == 0,
+        "largest_at_own": largest_at == 0,
         "largest_at_next": largest_at == 1,
     }
     rows, columns = _POOLED

@@ -1,0 +1,372 @@
+"""One walk over the tiles of a map, which runs whatever is asked of it.
+
+`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
+in a tile; H heads. An observation says what it carries and what a tile adds; the walk
+skips tiles that the mask rules out and holds no `[T, S]` array. The gradient walks over
+the same tiles once more: what a tile adds is a pure function of its log weights, so its
+cotangent is that of the sums, and scores are differentiated as attention's own are.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku import tiles
+from mha_haiku.attention import sweep, views
+
+Array = jax.Array
+Tree = Any  # a pytree of arrays
+
+# A log weight in place of views.HIDDEN, where products with large cotangents must stay
+# finite: exp of it is 0 in float64 too.
+_LOW = -1e4
+
+
+# What runs a fold over maps that devices share, "forward" as `fold` does with a mesh
+# too; `attention.sharded` enters it, so that the core need not know of it.
+SHARED: dict[str, Callable] = {}
+
+
+class Sums(NamedTuple):
+    """What an observation carries; pytrees of arrays, each of which may be empty.
+
+    Attributes:
+      queries: `[T, ...]`, or `[R, ...]` in a block: over the keys of each query.
+      keys: `[S, ...]`, or `[C, ...]` in a tile: over the queries of each key.
+      head: Of the whole head; any shape.
+    """
+
+    queries: Tree = ()
+    keys: Tree = ()
+    head: Tree = ()
+
+
+class Given(NamedTuple):
+    """Arrays that an observation needs; pytrees.
+
+    Attributes:
+      queries: `[B..., T, H, ...]`, where axes of B... and H may have size 1 for all;
+        without B... and H, `[R, ...]`, in a tile.
+      keys: `[B..., S, H, ...]`, likewise; `[C, ...]` in a tile.
+    """
+
+    queries: Tree = ()
+    keys: Tree = ()
+
+
+NOTHING_GIVEN = Given()
+
+
+class Tile(NamedTuple):
+    """A tile of one head of one example.
+
+    Attributes:
+      weights: `[R, C]`; of an observation that is `side_by_side` a tuple, of each of
+        its maps `[H, R, C]`. Queries that another block has counted weigh nothing.
+      log_weights: Their logarithms, finite and very low where they are 0.
+      rows: Which queries of the map they are.
+      columns: Which keys.
+      given: What was given of these queries and keys.
+    """
+
+    weights: Array
+    log_weights: Array
+    rows: tiles.Span
+    columns: tiles.Span
+    given: Given
+
+
+class Observation(abc.ABC):
+    """What can be asked of a map: a frozen dataclass of what is static."""
+
+    # Whether a tile has all heads of one or two maps, so that they can be compared.
+    side_by_side: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def nothing(
+        self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
+    ) -> Sums:
+        """Returns the sums of R queries, S keys and a head before any tile.
+
+        Args:
+          num_queries: R.
+          num_keys: S.
+          given: What was given, of one head.
+          dtype: Of the weights.
+        """
+
+    @abc.abstractmethod
+    def add(self, tile: Tile, sums: Sums) -> Sums:
+        """Returns the sums of a tile's queries, keys and head after the tile.
+
+        To be differentiated it has to add to the sums; what it does otherwise (the
+        largest so far) has to be of `lax.stop_gradient(tile.weights)`.
+        """
+
+    def merge(self, first: Tree, second: Tree) -> Tree:
+        """Returns the sums of queries over the keys that two devices have looked at.
+
+        Sums of keys and of the head add up.
+        """
+        return jax.tree.map(jnp.add, first, second)
+
+    def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
+        """Returns the consecutive queries and keys that are of interest."""
+        return range(num_queries), range(num_keys)
+
+
+def fold(
+    observation: Observation,
+    maps: tuple[views.Factors, ...],
+    given: Given,
+    sizes: sweep.Sizes,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Sums:
+    """Returns what an observation carries after all tiles; differentiable in reverse.
+
+    Args:
+      observation: What is asked.
+      maps: One map; or two, of as many queries and keys, that stand side by side.
+      given: The arrays that it needs.
+      sizes: Of the tiles.
+      mesh: The devices that share the maps, or None.
+
+    Returns:
+      Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
+      ...]` each where heads stand side by side.
+    """
+    if mesh is not None:
+        return SHARED["forward"](observation, maps, given, sizes, mesh)
+    return forward(observation, maps, given, sizes)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def forward(
+    observation: Observation,
+    maps: tuple[views.Factors, ...],
+    given: Given,
+    sizes: sweep.Sizes,
+    first: tuple | None = None,
+) -> Sums:
+    """Returns the sums of a map, or of a part of one; see `fold`.
+
+    Args:
+      observation: What is asked.
+      maps: As in `fold`.
+      given: As in `fold`.
+      sizes: Of the tiles.
+      first: Which query and key of the whole map stand first in a part; None: it is
+        whole.
+    """
+    *batch_shape, num_heads, _ = maps[0].logsumexp.shape
+    if observation.side_by_side:
+        num_heads = 1
+
+    def of_head(example, head):
+        walk = _walk(observation, maps, given, sizes, first, example, head)
+        nothing = walk.nothing()
+        totals = jax.tree.map(
+            lambda x: jnp.zeros((len(walk.queries), *x.shape[1:]), x.dtype),
+            nothing.queries,
+        )
+
+        def of_block(block, sums):
+            def of_tile(columns, seen_from, sums):
+                tile = walk.tile(block, columns, seen_from)
+                own = sums._replace(keys=_take(sums.keys, columns))
+                new = observation.add(tile, own)
+                return new._replace(keys=_put(sums.keys, new.keys, columns))
+
+            new = walk.over_keys(of_tile, block, sums._replace(queries=nothing.queries))
+            return new._replace(queries=block.put(sums.queries, new.queries))
+
+        return walk.over_rows(of_block, nothing._replace(queries=totals))
+
+    sums = sweep.over_heads(of_head, tuple(batch_shape), num_heads, sizes.heads)
+    if observation.side_by_side:
+        sums = jax.tree.map(lambda x: x.squeeze(len(batch_shape)), sums)
+    return sums
+
+
+class _Block(NamedTuple):
+    """A block of queries.
+
+    Attributes:
+      rows: Which queries.
+      start: The first of those that are walked over.
+      is_new: `[R]`, which queries no block before had; None: all.
+      normalizers: Per map `[R]`, or `[H, R]` side by side: the logsumexp, but very high
+        where a query is to have no weights.
+    """
+
+    rows: tiles.Span
+    start: int
+    is_new: Array | None
+    normalizers: tuple[Array, ...]
+
+    def put(self, totals: Tree, new: Tree) -> Tree:
+        """Returns `totals` with the sums of the block at their place."""
+        at = self.rows + (-self.start)
+        if self.is_new is not None:
+            old = _take(totals, at)
+            new = jax.tree.map(
+                lambda x, y: jnp.where(
+                    self.is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y
+                ),
+                new,
+                old,
+            )
+        return _put(totals, new, at)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """The walk over one head, or over the heads of an example side by side.
+
+    Attributes:
+      observation: What is asked.
+      heads: Of each map the head; side by side with an axis of heads in front.
+      given: What was given of the head.
+      sizes: Of the tiles.
+      first: Which query and key of the whole map stand first, or None.
+      queries: The queries that are walked over.
+      keys: The keys, likewise.
+    """
+
+    observation: Observation
+    heads: tuple[views.Head, ...]
+    given: Given
+    sizes: sweep.Sizes
+    first: tuple | None
+    queries: range
+    keys: range
+
+    def nothing(self) -> Sums:
+        """Returns what a block of queries, all keys and the head begin with."""
+        return self.observation.nothing(
+            self.sizes.rows, self.num_keys, self.given, self.heads[0].logsumexp.dtype
+        )
+
+    @property
+    def num_keys(self) -> int:
+        """S."""
+        return self.heads[0].key.shape[-2]
+
+    def over_rows(self, of_block: Callable[[_Block, Tree], Tree], carry: Tree) -> Tree:
+        """Returns `carry` after `of_block(block, carry)` of each block of queries."""
+        start, size = self.queries.start, len(self.queries)
+
+        def body(rows, fresh_from, carry):
+            is_new = None
+            if size % self.sizes.rows:
+                is_new = rows.array() >= fresh_from
+            rows += start
+            normalizers = tuple(
+                _normalizer(tiles.take(head.logsumexp, rows, -1), is_new)
+                for head in self.heads
+            )
+            return of_block(_Block(rows, start, is_new, normalizers), carry)
+
+        return sweep.over_rows(body, carry, size, self.sizes.rows)
+
+    def over_keys(
+        self, of_tile: Callable[[tiles.Span, Any, Tree], Tree], block: _Block, carry
+    ) -> Tree:
+        """Returns `carry` after `of_tile(columns, seen_from, carry)` of a block."""
+        # Two maps may have two masks, which rule out no tile together. Heads of a mask
+        # may differ in its array alone, which rules out no tile either.
+        mask = self.heads[0].mask if len(self.heads) == 1 else None
+        if self.observation.side_by_side and mask is not None:
+            mask = jax.tree.map(lambda x: x[0], mask)
+        return sweep.over_keys(
+            of_tile,
+            carry,
+            mask,
+            block.rows,
+            self.num_keys,
+            self.sizes.columns,
+            (self.keys.start, self.keys.stop),
+        )
+
+    def log_weights(self, block: _Block, columns: tiles.Span, seen_from: Any) -> tuple:
+        """Returns the log weights of a tile, of each map."""
+
+        def of_head(head, normalizer):
+            scores = head.scores(block.rows, columns, seen_from)
+            return scores - normalizer[:, None]
+
+        of_heads = jax.vmap(of_head) if self.observation.side_by_side else of_head
+        return tuple(map(of_heads, self.heads, block.normalizers))
+
+    def tile(self, block: _Block, columns: tiles.Span, seen_from: Any) -> Tile:
+        """Returns a tile."""
+        given = Given(
+            _take(self.given.queries, block.rows), _take(self.given.keys, columns)
+        )
+        return self.tile_of(
+            self.log_weights(block, columns, seen_from), block, columns, given
+        )
+
+    def tile_of(self, log_weights: tuple, block: _Block, columns, given: Given) -> Tile:
+        """Returns the tile that has these log weights."""
+        if not self.observation.side_by_side:
+            (log_weights,) = log_weights
+        rows = block.rows
+        if self.first is not None:
+            rows, columns = rows + self.first[0], columns + self.first[1]
+        weights = jax.tree.map(jnp.exp, log_weights)
+        return Tile(weights, log_weights, rows, columns, given)
+
+
+def _walk(observation, maps, given, sizes, first, example, head) -> _Walk:
+    num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
+    queries, keys = range(num_queries), range(num_keys)
+    if first is None:
+        queries, keys = observation.part(num_queries, num_keys)
+    if observation.side_by_side:
+        heads = tuple(
+            jax.vmap(lambda h, own=own: views.head_of(own, example, h))(
+                jnp.arange(own.query.shape[-2])
+            )
+            for own in maps
+        )
+    else:
+        heads = tuple(views.head_of(own, example, head) for own in maps)
+
+    def own(x):
+        x = tiles.at_batch(x, example)
+        return x[:, 0] if x.shape[1] == 1 else x[:, head]
+
+    return _Walk(
+        observation,
+        heads,
+        jax.tree.map(own, given),
+        sizes.fitted(len(queries), num_keys),
+        first,
+        queries,
+        keys,
+    )
+
+
+def _normalizer(logsumexp: Array, is_new: Array | None) -> Array:
+    """Returns the logsumexp, but very high where a query is to have no weights."""
+    logsumexp = jnp.where(logsumexp == -jnp.inf, -views.HIDDEN, logsumexp)
+    return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -views.HIDDEN)
+
+
+def _take(tree: Tree, span: tiles.Span) -> Tree:
+    return jax.tree.map(
+        lambda x: lax.dynamic_slice_in_dim(x, span.start, span.size, 0), tree
+    )
+
+
+def _put(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
+    return jax.tree.map(
+        lambda x, y: lax.dynamic_update_slice_in_dim(x, y, span.start, 0), tree, new
+    )

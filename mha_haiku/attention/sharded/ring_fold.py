@@ -1,0 +1,184 @@
+"""The fold over the tiles of a map that devices share; see `fold` and `ring`.
+
+`B...` batch axes, T query positions, S key positions, C chunks on a device, H heads.
+Any two chunks of queries and keys are a part of the map, as the logsumexp of a row is
+known; sums of queries stay, those of keys go round with the keys, and those of heads
+are added over the devices in the end.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.attention import fold, sweep, views
+from mha_haiku.attention.sharded import layout, ring, ring_attention
+
+Array = jax.Array
+
+
+class _Stay(NamedTuple):
+    """What stays: per map `[C, B..., t, H, K]` and `[C, B..., H, t]`, and the given."""
+
+    query: tuple[Array, ...]
+    logsumexp: tuple[Array, ...]
+    given: Any
+
+
+class _GoRound(NamedTuple):
+    """What goes round: per map `[C, B..., s, G, K]`, and what is given of keys."""
+
+    key: tuple[Array, ...]
+    given: Any
+
+
+def forward(
+    observation: fold.Observation,
+    maps: tuple[views.Factors, ...],
+    given: fold.Given,
+    sizes: sweep.Sizes,
+    mesh: jax.sharding.Mesh,
+) -> fold.Sums:
+    """Returns the sums of a map on its mesh; see `fold.fold`."""
+    num_keys = maps[0].key.shape[-3]
+    circle = _circle(maps, mesh)
+    at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
+
+    def local(maps, given):
+        stay, go_round = _spread(maps, given, circle)
+
+        def meet(at, row, key, of_row, of_key, of_head):
+            parts, own, first = _part(maps, at, row, key, num_keys)
+            sums = fold.forward(observation, parts, own, sizes, first)
+            return (
+                observation.merge(of_row, sums.queries),
+                jax.tree.map(jnp.add, of_key, sums.keys),
+                jax.tree.map(jnp.add, of_head, sums.head),
+            )
+
+        nothing = _nothing(observation, stay, go_round)
+        of_rows, of_keys, of_head = circle.around(meet, stay, go_round, *nothing)
+        # Chunks, B... and H stand before the positions.
+        of_rows, of_keys = jax.tree.map(
+            lambda x: circle.home(x, at_heads + 1 - x.ndim), (of_rows, of_keys)
+        )
+        of_head = jax.tree.map(lambda x: lax.psum(x, ring.AXIS), of_head)
+        return fold.Sums(of_rows, of_keys, of_head)
+
+    whole = jax.eval_shape(lambda *x: fold.forward(observation, *x, sizes), maps, given)
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=_specs(observation, maps, given),
+        out_specs=_specs_of_sums(observation, whole, maps),
+        check_vma=False,
+    )(maps, given)
+
+
+def _circle(maps, mesh) -> ring.Ring:
+    num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
+    size = mesh.shape[ring.AXIS]
+    return ring.Ring.of(maps[0].mask, num_queries, num_keys, size)
+
+
+def _spread(maps, given, circle) -> tuple[_Stay, _GoRound]:
+    at_positions = maps[0].query.ndim - 3
+
+    def chunks(tree):
+        return jax.tree.map(lambda x: circle.spread(x, at_positions - x.ndim), tree)
+
+    return (
+        _Stay(
+            chunks(tuple(each.query for each in maps)),
+            tuple(circle.spread(each.logsumexp, -1) for each in maps),
+            chunks(given.queries),
+        ),
+        _GoRound(chunks(tuple(each.key for each in maps)), chunks(given.keys)),
+    )
+
+
+def _part(maps, at, row, key, num_keys):
+    """Returns what two chunks, of the given numbers, need to be looked at."""
+    batch_ndim = maps[0].query.ndim - 3
+    first = at[0] * row.query[0].shape[-3], at[1] * key.key[0].shape[-3]
+    parts = tuple(
+        views.Factors(
+            query,
+            own_key,
+            ring_attention.part_of_mask(each.mask, first, own_key.shape[-3], num_keys),
+            ring_attention.part_of_bias(each.bias, first, batch_ndim),
+            each.score,
+            logsumexp,
+        )
+        for each, query, own_key, logsumexp in zip(
+            maps, row.query, key.key, row.logsumexp, strict=True
+        )
+    )
+    return parts, fold.Given(row.given, key.given), first
+
+
+def _nothing(observation, stay, go_round) -> fold.Sums:
+    """Returns the sums `[C, B..., H, t, ...]` of chunks that met no other yet."""
+    logsumexp, key = stay.logsumexp[0], go_round.key[0]
+    *shape, num_heads, num_queries = logsumexp.shape
+    batch_ndim = len(shape) - 1
+    given = jax.tree.map(
+        lambda x: x[(0,) * (batch_ndim + 1)][:, 0],
+        fold.Given(stay.given, go_round.given),
+    )
+    nothing = observation.nothing(num_queries, key.shape[-3], given, logsumexp.dtype)
+    heads = () if observation.side_by_side else (num_heads,)
+
+    def all_of(tree, chunks):
+        return jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (*chunks, *heads, *x.shape)), tree
+        )
+
+    return fold.Sums(
+        all_of(nothing.queries, shape),
+        all_of(nothing.keys, shape),
+        all_of(nothing.head, shape[1:]),
+    )
+
+
+def _specs(observation, maps, given):
+    """Returns how maps and what is given are shared; heads side by side are not."""
+    *batch_shape, num_heads, _ = maps[0].logsumexp.shape
+    batch_ndim = len(batch_shape)
+    num_heads = 0 if observation.side_by_side else num_heads
+    heads = "heads" if num_heads else None
+    batch = layout.rows(batch_ndim)[:batch_ndim]
+    rows = layout.Spec(*batch, "sequence", heads)
+
+    def spec(x):
+        axes = (
+            name if size > 1 else None
+            for name, size in zip(rows[: batch_ndim + 2], x.shape, strict=False)
+        )
+        return layout.Spec(*axes)
+
+    of_maps = tuple(
+        views.Factors(
+            rows,
+            rows,
+            layout.of_mask(each.mask, batch_shape, num_heads),
+            layout.aligned(each.bias, batch_shape, num_heads),
+            layout.aligned(each.score, batch_shape, num_heads),
+            layout.Spec(*batch, heads, "sequence"),
+        )
+        for each in maps
+    )
+    return of_maps, jax.tree.map(spec, given)
+
+
+def _specs_of_sums(observation, sums, maps) -> fold.Sums:
+    batch_ndim = maps[0].query.ndim - 3
+    axes = layout.rows(batch_ndim)[:batch_ndim]
+    axes += () if observation.side_by_side else ("heads",)
+    of_positions, of_head = layout.Spec(*axes, "sequence"), layout.Spec(*axes)
+    return fold.Sums(
+        jax.tree.map(lambda _: of_positions, sums.queries),
+        jax.tree.map(lambda _: of_positions, sums.keys),
+        jax.tree.map(lambda _: of_head, sums.head),
+    )
