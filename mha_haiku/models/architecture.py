@@ -34,7 +34,7 @@ FIELDS = {
     ),
     "model_size": Field(32, "width of the residual stream", _SIZE),
     "dropout_rate": Field(0.0, "in [0, 1)", checks.fraction),
-    "precision": Field("float32", "computed in", OneOf(tuple(parts.PRECISIONS))),
+    "precision": Field("float32", "computed in", OneOf(parts.PRECISIONS)),
     "rematerialize": Field(
         False,
         "whether layers are computed again for the gradient, to save memory",
@@ -147,7 +147,7 @@ FIELDS = {
         "activation": Field(
             "gelu",
             "of hidden units",
-            OneOf(tuple(parts.ACTIVATIONS)),
+            OneOf(parts.ACTIVATIONS),
             formerly="config.model.activation",
         ),
         "with_bias": Field(

@@ -55,7 +55,7 @@ class TextTask(task_lib.Task):
     tokenizer: str = fields.option(
         "characters",
         "what is a token",
-        fields.OneOf(tuple(_TOKENIZERS)),
+        fields.OneOf(_TOKENIZERS),
         section="data",
     )
     vocabulary_size: int = fields.option(

@@ -23,8 +23,8 @@ _REFUSALS = [
     ({"precision": "float16"}, "precision must be one of float32, bfloat16; got"),
     (
         {"attention__implementation": "blockwize"},
-        "attention.implementation must be one of auto, dense, blockwise, fused, "
-        "formula; got 'blockwize'. Did you mean 'blockwise'?",
+        "attention.implementation must be one of auto, dense, blockwise, "
+        "formula, fused; got 'blockwize'. Did you mean 'blockwise'?",
     ),
     ({"attention__score": "added"}, "attention.score must .* Did you mean 'additive'?"),
     ({"attention__scale": 0.0}, "attention.scale must be a finite number above 0"),
