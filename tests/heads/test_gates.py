@@ -1,5 +1,6 @@
 """Hard-concrete gates: their distribution, and what learning them closes."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +66,7 @@ def test_learning_closes_the_heads_that_are_not_needed():
     np.testing.assert_array_equal(found.keep[0], known.real[0])
     assert found.loss.shape == found.expected_open.shape == (70,)
     assert found.expected_open[-1] < 1.6 < 3.5 < found.expected_open[0]
-    jax.tree.map(np.testing.assert_array_equal, found.params, subject.params)
+    chex.assert_trees_all_equal(found.params, subject.params)
     # At no price all stay as good as open, at a high one even the real head goes.
     assert learned(0.0).keep[0].sum() >= 3
     assert not learned(100.0).keep[0].any()

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import chex
 import hypothesis
 import jax
 import numpy as np
@@ -98,7 +99,7 @@ def test_pruning_twice_is_pruning_once():
     once, once_config = heads.prune(params, of, [[3], [0, 2], [1]])
     half, half_config = heads.prune(params, of, [[2, 3], [0, 2, 3], [1, 2]])
     twice, twice_config = heads.prune(half, half_config, [[3], [0, 2], [1]])
-    jax.tree.map(np.testing.assert_array_equal, twice, once)
+    chex.assert_trees_all_equal(twice, once)
     assert twice_config.to_dict() == once_config.to_dict()
 
 
@@ -108,7 +109,7 @@ def test_the_order_in_which_what_stays_is_named_does_not_matter():
     for prune in (heads.prune, heads.prune_units):
         found, found_config = prune(params, of, [[3, 0], [2, 0, 1], [1]])
         wanted, wanted_config = prune(params, of, [[0, 3], [0, 1, 2], [1]])
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        chex.assert_trees_all_equal(found, wanted)
         assert found_config.to_dict() == wanted_config.to_dict()
 
 
@@ -118,7 +119,7 @@ def test_scanned_layers_are_pruned_as_looped_ones():
     keep = [[0], [1, 2, 3], []]
     found, found_config = heads.prune(params, of, keep)
     wanted, wanted_config = heads.prune(random_params(config()), config(), keep)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    chex.assert_trees_all_equal(found, wanted)
     assert found_config.to_dict() == wanted_config.to_dict()
 
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import haiku as hk
 import jax
 import numpy as np
@@ -14,6 +15,9 @@ B, T, S, H, K, F, L = 2, 3, 5, 7, 4, 11, 2
 D = H * K
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-6)
+assert_trees_close = functools.partial(
+    chex.assert_trees_all_close, rtol=1e-5, atol=5e-6
+)
 assert_equal = np.testing.assert_array_equal
 
 
@@ -87,7 +91,7 @@ def test_layers_are_their_formula(norm_position, inputs, normal, random_paramete
                 x = x + part(oracles.layer_norm(x, norm))
             else:
                 x = oracles.layer_norm(x + part(x), norm)
-        jax.tree.map(assert_close, list(weights[i]), found)
+        assert_trees_close(list(weights[i]), found)
     assert weights[0][0].shape == (B, H, T, T)
     assert weights[0][1].shape == (B, H, T, S)
     assert_close(output, oracles.layer_norm(x, params["decoder/norm"]))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 
+import chex
 import haiku as hk
 import jax
 import numpy as np
@@ -15,6 +16,9 @@ B, T, H, K, F, L = 2, 5, 7, 4, 11, 3
 D = H * K
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-6)
+assert_trees_close = functools.partial(
+    chex.assert_trees_all_close, rtol=1e-5, atol=5e-6
+)
 assert_equal = np.testing.assert_array_equal
 
 
@@ -140,7 +144,7 @@ def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     rows[2 * 6 : 3 * 6] = 0
     closed["encoder/layer_1/attention/linear"] = {**own, "w": rows}
     found = apply(params, None, x, gates=gates)
-    jax.tree.map(assert_close, found, apply(closed, None, x))
+    assert_trees_close(found, apply(closed, None, x))
     assert np.abs(found[0] - plain[0]).max() > 1e-3
     of_examples = np.stack([np.ones((L, H)), gates], axis=1)
     mixed, _ = apply(params, None, x, gates=of_examples)

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,9 @@ STACKS = {
 every_stack = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+assert_trees_close = functools.partial(
+    chex.assert_trees_all_close, rtol=1e-4, atol=1e-5
+)
 assert_equal = np.testing.assert_array_equal
 
 
@@ -97,8 +101,8 @@ def test_values_maps_and_gradients_are_those_of_the_loop(
     wanted, wanted_results = _squared(looped)(params, x, bias, **given)
     run = _squared(_encoder(stack))
     found, results = run(_converted(stack, params), x, bias, **given)
-    jax.tree.map(assert_close, results, wanted_results)
-    jax.tree.map(assert_close, found, (_converted(stack, wanted[0]), *wanted[1:]))
+    assert_trees_close(results, wanted_results)
+    assert_trees_close(found, (_converted(stack, wanted[0]), *wanted[1:]))
     assert [each.shape for each in results[1]] == [(B, H, T, T)] * L
     assert np.abs(wanted[0]["encoder/layer_1/attention"]["score"]).max() > 1e-4
 
@@ -137,7 +141,7 @@ def test_what_is_computed_again_drops_the_same(stack, normal, random_parameters)
 
     gradient = jax.jit(jax.value_and_grad(squares), static_argnums=1)
     found = gradient(params, modules.rematerialized(stack))
-    jax.tree.map(assert_close, found, gradient(params, stack))
+    assert_trees_close(found, gradient(params, stack))
 
 
 @every_stack

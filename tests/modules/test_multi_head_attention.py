@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ from tests import oracles
 B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
+assert_trees_close = functools.partial(
+    chex.assert_trees_all_close, rtol=1e-5, atol=2e-6
+)
 assert_equal = np.testing.assert_array_equal
 
 
@@ -60,7 +64,7 @@ def test_grouped_heads_equal_repeated_heads(inputs, random_parameters):
         whole, None, *inputs, mask
     )
     assert found[1].shape == (B, G * repeats, T, S)
-    jax.tree.map(assert_close, found, wanted)
+    assert_trees_close(found, wanted)
 
 
 def test_qk_norm_normalises_queries_and_keys(inputs, random_parameters):

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,9 @@ THEIRS = {
 }
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
+assert_trees_close = functools.partial(
+    chex.assert_trees_all_close, rtol=1e-5, atol=2e-6
+)
 
 
 @pytest.fixture(params=OURS)
@@ -51,7 +55,7 @@ def test_parameters_values_and_gradients_are_those_of_haiku(
     x, cotangent = 2 + 3 * normal(B, T, D), normal(B, T, D)
     ours, theirs = _transformed(OURS[norm]), _transformed(THEIRS[norm])
     key = jax.random.key(0)
-    jax.tree.map(np.testing.assert_array_equal, ours.init(key, x), theirs.init(key, x))
+    chex.assert_trees_all_equal(ours.init(key, x), theirs.init(key, x))
     params = random_parameters(theirs, x)
 
     def run(model):
@@ -61,7 +65,7 @@ def test_parameters_values_and_gradients_are_those_of_haiku(
 
         return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, x)
 
-    jax.tree.map(assert_close, run(ours), run(theirs))
+    assert_trees_close(run(ours), run(theirs))
 
 
 def test_gradients_of_a_gradient_and_of_an_example_each(

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,10 +155,10 @@ def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
     whole, (report,) = training.run(7)
     parts, reports = training.run(3, 4, 4, 7)
     assert whole.step == parts.step == 7
-    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+    chex.assert_trees_all_equal(whole, parts)
     assert not np.allclose(whole.params["table"], training.initial.params["table"])
     joined = jax.tree.map(lambda *each: np.concatenate(each), *reports)
-    jax.tree.map(np.testing.assert_array_equal, report, joined)
+    chex.assert_trees_all_equal(report, joined)
     assert report.finite.shape == (7,) and report.finite.all()
     assert (report.gradient_norm > 0).all() and (report.sums.weight > 0).all()
     assert len(set(report.sums.loss)) == 7
@@ -243,7 +244,7 @@ def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
     # The step after goes on with its own data, as if the others had never been.
     training.initial = before._replace(step=np.int32(4))
     wanted, _ = training.run(7)
-    jax.tree.map(np.testing.assert_array_equal, state.params, wanted.params)
+    chex.assert_trees_all_equal(state.params, wanted.params)
     assert state.optimizer_state[0].count == wanted.optimizer_state[0].count == 4
 
 
