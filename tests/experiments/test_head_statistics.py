@@ -115,15 +115,3 @@ def test_a_folder_that_may_not_be_written_is_refused(untrained, capsys):
     finally:
         untrained.chmod(0o700)
     assert "cannot be written" in capsys.readouterr().err
-
-
-def test_help_tells_what_it_does(capsys):
-    assert _run("--help") == 0
-    out = capsys.readouterr().out
-    for word in ("head_statistics.csv", "--examples", "(default: 64)", "--layers"):
-        assert word in out
-
-
-def test_the_script_stays_short():
-    source = pathlib.Path(head_statistics.__file__).read_text()
-    assert len(source.splitlines()) <= 60

@@ -81,8 +81,3 @@ def test_a_mistake_takes_two_lines_and_status_2(
     assert out == "" and part in told
     assert len(told.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_help_tells_of_units(capsys):
-    assert _run("--help") == 0
-    assert "--keep_units: Share of each layer's hidden units" in capsys.readouterr().out

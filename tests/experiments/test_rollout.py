@@ -1,7 +1,5 @@
 """The script that compares roll-out with blanking inputs out."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -64,15 +62,3 @@ def test_a_mistake_takes_two_lines_and_status_2(
     assert out == ""
     assert 1 <= len(told.splitlines()) <= 2
     assert part in told
-
-
-def test_help_tells_what_it_does(capsys):
-    assert rollout.run(["rollout", "--help"]) == 0
-    out = capsys.readouterr().out
-    for word in ("rollout.csv", "--flow_examples", "(default: 256)", "--train"):
-        assert word in out
-
-
-def test_the_script_stays_short():
-    source = pathlib.Path(rollout.__file__).read_text()
-    assert len(source.splitlines()) <= 60
