@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from configs import reverse
-from mha_haiku import devices, heads, models
+from mha_haiku import devices, heads, models, modules
 from mha_haiku.heads import ground_truth, scoring
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import head_importance
@@ -66,9 +66,10 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
     model = folders.make_model(config, task)
     alive = np.tile([True, False], 4)
     gates = np.tile(alive.astype(np.float32), (2, 1))
+    interventions = modules.Interventions(heads=gates)
 
     def apply(*arguments, **options):
-        return model.apply(*arguments, gates=gates, **options)
+        return model.apply(*arguments, interventions=interventions, **options)
 
     placement = devices.Replicas(jax.local_devices()[:1])
     adam = optimizers.make(config.optimizer, steps=_DEAD_STEPS)

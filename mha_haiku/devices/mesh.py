@@ -19,16 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention
+from mha_haiku.modules import anatomy
 
 _Spec = jax.sharding.PartitionSpec
-# The axis of each parameter that is shared over `heads`, counted from the last, by the
-# parameter's module and name.
-_HEAD_AXES = {("linear", "w"): -2, ("output", "w"): -2}
-_HEAD_AXES |= {
-    (module, name): -1
-    for module in ("query", "key", "value", "hidden", "gate")
-    for name in ("w", "b")
-}
+_SHARED = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.UNITS)  # over `heads`
 
 
 def make_mesh(
@@ -91,12 +85,12 @@ class Sharded:
           shape: Its shape.
         """
         axes = [None] * len(shape)
-        keys = [str(getattr(key, "key", key)) for key in path[-2:]]
-        module = keys[0].rpartition("/")[2] if len(keys) == 2 else ""
-        axis = _HEAD_AXES.get((module, keys[-1] if keys else ""))
+        module, name = ["", "", *(str(getattr(key, "key", key)) for key in path)][-2:]
+        axis = anatomy.axis_of(module, name)
         heads, data = self.mesh.shape["heads"], self.mesh.shape["data"]
-        if axis is not None and len(shape) >= -axis and shape[axis] % heads == 0:
-            axes[axis] = "heads"
+        if axis is not None and axis.holds in _SHARED and len(shape) >= -axis.place:
+            if shape[axis.place] % heads == 0:
+                axes[axis.place] = "heads"
         if self._shard_parameters:
             free = [
                 i

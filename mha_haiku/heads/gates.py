@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mha_haiku import models, tasks
+from mha_haiku import models, modules, tasks
 from mha_haiku.heads import hard_concrete, subject
 
 Array = jax.Array
@@ -91,7 +91,8 @@ def learn(
             hard_concrete.sample(logits, key)
             for logits, key in zip(log_alpha, keys, strict=True)
         ]
-        output = subject.run(model, params, example, gates=gates)
+        closed = modules.Interventions(heads=gates)
+        output = subject.run(model, params, example, interventions=closed)
         number = sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
         mean = metric(output.logits, example).mean()
         return mean + penalty * number, (mean, number)

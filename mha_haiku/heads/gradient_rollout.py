@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import attention, models, tasks
+from mha_haiku import attention, models, modules, tasks
 from mha_haiku.attention import fold
 from mha_haiku.heads import layer_chain, subject
 
@@ -53,14 +53,17 @@ def output_gradients(
         def score(outputs):
             # All heads of the layer are closed, and pass on what they would have said:
             # so it is an argument, and nothing changes.
-            gates = _at(i, jnp.zeros(outputs.shape[-2], outputs.dtype), num_layers)
+            gates = jnp.zeros(outputs.shape[-2], outputs.dtype)
+            interventions = modules.Interventions(
+                heads=_at(i, gates, num_layers),
+                replacement=_at(i, outputs, num_layers),
+            )
             closed = subject.run(
                 model,
                 params,
                 example,
                 start=(i, output.hidden[i]),
-                gates=gates,
-                replacement=_at(i, outputs, num_layers),
+                interventions=interventions,
             )
             return answer(closed.logits, example).sum()
 

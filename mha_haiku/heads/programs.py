@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import tasks
+from mha_haiku import modules, tasks
 from mha_haiku.heads import subject
 
 Array = jax.Array
@@ -37,9 +37,11 @@ def changes(model, metric, closing) -> Program:
         for i, each in enumerate(clean.maps):
 
             def closed(gates, i=i):
-                options = _at_layer(i, len(clean.maps), gates, replacement)
+                interventions = _at_layer(i, len(clean.maps), gates, replacement)
                 start = (i, clean.hidden[i])
-                output = subject.run(model, params, example, start=start, **options)
+                output = subject.run(
+                    model, params, example, interventions=interventions, start=start
+                )
                 return metric(output.logits, example)
 
             count = each.shape[-3]
@@ -74,7 +76,8 @@ def unit_slopes(model, metric, hidden_sizes) -> Program:
     @jax.jit
     def program(params, example):
         def total(gates):
-            output = subject.run(model, params, example, unit_gates=gates)
+            interventions = modules.Interventions(units=gates)
+            output = subject.run(model, params, example, interventions=interventions)
             return metric(output.logits, example).sum()
 
         shapes = [(len(example.inputs), size) for size in hidden_sizes]
@@ -142,9 +145,8 @@ def metrics(model, metric, closing) -> Callable:
 
         def under(pattern):
             own = [pattern[i, :count] for i, count in enumerate(counts)]
-            output = subject.run(
-                model, params, example, gates=own, replacement=replacement
-            )
+            interventions = modules.Interventions(own, replacement)
+            output = subject.run(model, params, example, interventions=interventions)
             return metric(output.logits, example)
 
         return _over(under, gates, example).T
@@ -152,22 +154,24 @@ def metrics(model, metric, closing) -> Callable:
     return program
 
 
-def _at_layer(i, num_layers, gates, replacement) -> dict[str, Any]:
-    """Returns options with gates of layer i alone."""
-    only = [gates if j == i else None for j in range(num_layers)]
-    if replacement is None:
-        return {"gates": only}
-    own = [replacement[j] if j == i else None for j in range(num_layers)]
-    return {"gates": only, "replacement": own}
+def _at_layer(i, num_layers, gates, replacement) -> modules.Interventions:
+    """Returns interventions at the heads of layer i alone."""
+
+    def alone(x):
+        return [x if j == i else None for j in range(num_layers)]
+
+    return modules.Interventions(
+        heads=alone(gates),
+        replacement=None if replacement is None else alone(replacement[i]),
+    )
 
 
 def _summed(model, metric, params, example, replacement) -> Callable:
     """Returns a function of gates, L arrays `[B, H]`, to the sum of the metric."""
 
     def total(gates):
-        output = subject.run(
-            model, params, example, gates=gates, replacement=replacement
-        )
+        interventions = modules.Interventions(gates, replacement)
+        output = subject.run(model, params, example, interventions=interventions)
         return metric(output.logits, example).sum()
 
     return total

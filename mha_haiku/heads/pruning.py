@@ -4,20 +4,18 @@ L layers, H heads of a layer, G key/value heads, D width, F hidden units. Heads 
 the names that they had in the unpruned model: its indices.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mha_haiku import models
+from mha_haiku.modules import anatomy
 
 if TYPE_CHECKING:
     import ml_collections
 
 Params = Mapping[str, Mapping[str, Any]]
-
-_LAYER = re.compile(r"(?:.*/)?layer_(?P<i>\d+)/(?P<rest>.*)")
 
 
 def prune(
@@ -41,7 +39,8 @@ def prune(
       `keep`.
 
     Raises:
-      ValueError: If a head is kept that is not there.
+      ValueError: If a head is kept that is not there, or the parameters of a layer have
+        no heads by the names that `modules.anatomy` knows.
 
     Source: Michel et al. 2019, section 4, https://arxiv.org/abs/1905.10650.
     """
@@ -51,19 +50,25 @@ def prune(
     config.attention.key_size = models.key_size(config)
     config.attention.kept_heads = keep
     after = models.heads_of_layers(config)
-    pruned = {}
-    for module, leaves in params.items():
-        found = _LAYER.fullmatch(module)
-        rest = found and found["rest"]
-        if not rest or rest.partition("/")[0] != "attention":
-            pruned[module] = dict(leaves)
-            continue
-        i = int(found["i"])
-        part = rest.partition("/")[2]
-        leaves = _without_heads(part, leaves, before[i], after[i])
-        if leaves is not None:
-            pruned[module] = leaves
-    return pruned, config
+
+    def kept(i, axis):
+        """Returns how many heads an axis holds, and which of them stay."""
+        if axis.holds == anatomy.HEADS:
+            names = before[i].names
+            return len(names), [names.index(name) for name in after[i].names]
+        names = before[i].key_value_names
+        return len(names), [names.index(name) for name in after[i].key_value_names]
+
+    def without_heads(i, axis, leaf):
+        if not after[i].names:
+            return None  # with the last head all goes that has no place without heads
+        if axis.holds == anatomy.HEAD_FEATURES:
+            return leaf
+        return anatomy.taken(leaf, axis, *kept(i, axis))
+
+    holders = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.HEAD_FEATURES)
+    counts = [len(layer.names) for layer in before]
+    return _changed(params, holders, counts, without_heads), config
 
 
 def prune_units(
@@ -82,7 +87,8 @@ def prune_units(
       `feed_forward.hidden_sizes`.
 
     Raises:
-      ValueError: If a unit is kept that is not there, or none is.
+      ValueError: If a unit is kept that is not there, or none is, or the parameters of
+        a layer have no hidden units by the names that `modules.anatomy` knows.
     """
     keep = [_indices(row) for row in keep]
     for i, (units, size) in enumerate(
@@ -94,19 +100,13 @@ def prune_units(
                 f" each once, got {units}."
             )
     params, config = _looped(params, config)
+    sizes = models.hidden_sizes(config)
     config.feed_forward.hidden_sizes = [len(units) for units in keep]
-    pruned = {}
-    for module, leaves in params.items():
-        found = _LAYER.fullmatch(module)
-        pruned[module] = dict(leaves)
-        scope, _, part = found["rest"].partition("/") if found else ("", "", "")
-        if scope == "feed_forward":
-            kept = np.array(keep[int(found["i"])])
-            axis = 0 if part == "output" else -1
-            pruned[module]["w"] = np.asarray(leaves["w"]).take(kept, axis)
-            if "b" in leaves and part != "output":
-                pruned[module]["b"] = np.asarray(leaves["b"])[kept]
-    return pruned, config
+
+    def without_units(i, axis, leaf):
+        return anatomy.taken(leaf, axis, sizes[i], keep[i])
+
+    return _changed(params, (anatomy.UNITS,), sizes, without_units), config
 
 
 def open_gates(
@@ -132,18 +132,60 @@ def scaled(
     """Returns the parameters with gates multiplied into them.
 
     Args:
-      params: The parameters of looped layers.
+      params: The parameters.
       config: `config.model`, which describes them.
       gates: L arrays `[H]`: rows of the output map of head h are multiplied by gate h.
+
+    Raises:
+      ValueError: If the parameters of a layer have no heads by the names that
+        `modules.anatomy` knows.
     """
-    value_size = models.key_size(config)
-    result = {module: dict(leaves) for module, leaves in params.items()}
+    counts = [len(layer.names) for layer in models.heads_of_layers(config)]
+
+    def with_gates(i, axis, leaf):
+        if not axis.is_read:
+            return leaf
+        return anatomy.scaled(leaf, axis, np.stack(gates) if i is None else gates[i])
+
+    return _changed(params, (anatomy.HEADS,), counts, with_gates)
+
+
+def _changed(
+    params: Params, holders: Sequence[str], counts: Sequence[int], change: Callable
+) -> dict[str, dict[str, Any]]:
+    """Returns the parameters with those of heads or units changed.
+
+    Args:
+      params: The parameters.
+      holders: What an axis must hold for its parameter to be changed.
+      counts: How many heads or units each layer has.
+      change: From a layer (None: all, stacked), an axis and an array to the array in
+        its place, or None if there is none.
+
+    Raises:
+      ValueError: If a layer with heads or units has no such parameter.
+    """
+    result, changed = {}, set()
     for module, leaves in params.items():
-        found = _LAYER.fullmatch(module)
-        if found and found["rest"] == "attention/linear" and "w" in leaves:
-            rows = np.repeat(np.asarray(gates[int(found["i"])]), value_size)
-            result[module]["w"] = np.asarray(leaves["w"]) * rows[:, None]
-    return result
+        layer = anatomy.layer_of(module)
+        if layer and layer.index is not None and layer.index >= len(counts):
+            raise ValueError(f"params must be of {len(counts)} layers, got {module!r}.")
+        result[module] = {}
+        for name, leaf in leaves.items():
+            axis = layer and anatomy.axis_of(module, name)
+            if axis and axis.holds in holders:
+                changed.add(layer.index)
+                leaf = change(layer.index, axis, leaf)
+            if leaf is not None:
+                result[module][name] = leaf
+    missing = {i for i, count in enumerate(counts) if count} - changed
+    if missing and None not in changed:
+        raise ValueError(
+            f"params must have {holders[0]} in each layer, in modules named as "
+            f"models.build names them; layers {sorted(missing)} have none, got modules "
+            f"{', '.join(params) or 'none'}."
+        )
+    return {module: leaves for module, leaves in result.items() if leaves}
 
 
 def _looped(params, config):
@@ -180,35 +222,3 @@ def _names(keep, layers) -> list[list[int]]:
             )
         result.append(names)
     return result
-
-
-def _without_heads(part, leaves, before, after) -> dict[str, Any] | None:
-    """Returns what is left of a module of an attention, or None."""
-    of_queries = [before.names.index(name) for name in after.names]
-    of_keys = [before.key_value_names.index(name) for name in after.key_value_names]
-    if part == "linear":
-        kept = {name: leaf for name, leaf in leaves.items() if name != "w"}
-        if after.names:
-            kept["w"] = _taken(leaves["w"], len(before.names), of_queries, 0)
-        return kept or None
-    if not after.names:
-        return None
-    if part == "query":
-        return {
-            name: _taken(leaf, len(before.names), of_queries, -1)
-            for name, leaf in leaves.items()
-        }
-    if part in ("key", "value", ""):  # "": the shares of smeared keys, `[G]`
-        return {
-            name: _taken(leaf, before.num_key_value_heads, of_keys, -1)
-            for name, leaf in leaves.items()
-        }
-    return dict(leaves)  # what heads share, such as the scales of normalized queries
-
-
-def _taken(leaf, num_heads, heads, axis) -> np.ndarray:
-    """Returns the parts of some heads of an axis `[H * size]`."""
-    leaf = np.asarray(leaf)
-    size = leaf.shape[axis] // num_heads
-    places = np.concatenate([np.arange(size) + head * size for head in heads])
-    return leaf.take(places, axis)

@@ -43,7 +43,7 @@ def run(model: models.Model, params: Any, example: tasks.Example, **options) -> 
       model: The model.
       params: Its parameters.
       example: The batch.
-      **options: `gates`, `replacement`, `start`; see `models.Model`.
+      **options: `interventions`, `start`; see `models.Model`.
     """
     return model.apply(
         params,

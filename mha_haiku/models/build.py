@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku import attention, masks, modules, positions
+from mha_haiku import attention, checks, masks, modules, positions
 from mha_haiku.models import architecture, parts
 
 Array = jax.Array
@@ -40,14 +40,14 @@ class Model(NamedTuple):
 
     Attributes:
       init: `init(rng, inputs, lengths=None) -> params`.
-      apply: `apply(params, rng, inputs, *, lengths=None, gates=None, replacement=None,
-        unit_gates=None, start=None, is_training) -> Output`. Inputs are tokens `[B, T]`
-        or features `[B, T, D]`; lengths `[B]` say how many positions of each example
-        count. `rng` is for dropout, and may be None without. Per layer, as an array
-        with a leading axis L or as L arrays: `gates` `[H]` or `[B, H]` multiply the
-        heads' outputs; `replacement` `[H, V]` or `[B, T, H, V]` is what closed heads
-        pass on; `unit_gates` `[F]` or `[B, F]` multiply the hidden units. `start` is
-        `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, on what enters layer l.
+      apply: `apply(params, rng, inputs, *, lengths=None, interventions=None,
+        start=None, is_training) -> Output`. Inputs are tokens `[B, T]` or features
+        `[B, T, D]`; lengths `[B]` say how many positions of each example count. `rng`
+        is for dropout, and may be None without. `interventions`, a
+        `modules.Interventions` of L layers, close heads and hidden units. `start` is
+        `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, on what enters layer l;
+        with l = L none does, and the last norm and the logits read `hidden`, as the
+        logit lens does (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
     """
 
     init: Callable[..., Any]
@@ -118,17 +118,12 @@ def build(
         inputs,
         *,
         lengths=None,
-        gates=None,
-        replacement=None,
-        unit_gates=None,
+        interventions=None,
         start=None,
         is_training,
     ):
-        if start is not None and config.scan_layers:
-            raise ValueError(
-                "start needs layers that are looped over; models.unstacked converts "
-                "the parameters of scanned layers."
-            )
+        if start is not None:
+            _check_start(config, start)
         params, inputs = policy.cast_to_compute((params, inputs))
         return transformed.apply(
             params,
@@ -136,13 +131,20 @@ def build(
             inputs,
             lengths,
             start,
-            gates=gates,
-            replacement=replacement,
-            unit_gates=unit_gates,
+            interventions=interventions,
             is_training=is_training,
         )
 
     return Model(init, apply)
+
+
+def _check_start(config, start):
+    checks.integer_in("start[0]", start[0], 0, config.num_layers)
+    if config.scan_layers and start[0] not in (0, config.num_layers):
+        raise ValueError(
+            "start in the middle needs layers that are looped over; models.unstacked "
+            "converts the parameters of scanned layers."
+        )
 
 
 def _valid(inputs, lengths):

@@ -1,5 +1,6 @@
 """Haiku modules; they own parameters, and leave the numbers to pure functions."""
 
+from mha_haiku.modules.anatomy import is_stacked
 from mha_haiku.modules.decoder import Decoder, DecoderLayer
 from mha_haiku.modules.embeddings import (
     LearnedPositions,
@@ -8,20 +9,26 @@ from mha_haiku.modules.embeddings import (
 )
 from mha_haiku.modules.encoder import Encoded, Encoder, EncoderLayer
 from mha_haiku.modules.feed_forward import FeedForward, gelu
-from mha_haiku.modules.layer_parameters import is_stacked, stacked, unstacked
+from mha_haiku.modules.intervention import DecoderInterventions, Interventions
+from mha_haiku.modules.layer_parameters import stacked, unstacked
 from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
-from mha_haiku.modules.learned_scores import additive_score, smeared_keys
-from mha_haiku.modules.multi_head_attention import MultiHeadAttention
-from mha_haiku.modules.no_attention import NoAttention
-from mha_haiku.modules.norms import LayerNorm, RMSNorm
+from mha_haiku.modules.multi_head_attention import (
+    MultiHeadAttention,
+    NoAttention,
+    additive_score,
+    smeared_keys,
+)
+from mha_haiku.modules.norms import LayerNorm, RMSNorm, no_norm
 
 __all__ = [
     "Decoder",
+    "DecoderInterventions",
     "DecoderLayer",
     "Encoded",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
+    "Interventions",
     "LayerNorm",
     "LearnedPositions",
     "MultiHeadAttention",
@@ -33,6 +40,7 @@ __all__ = [
     "gelu",
     "is_stacked",
     "looped",
+    "no_norm",
     "rematerialized",
     "scanned",
     "smeared_keys",

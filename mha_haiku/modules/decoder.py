@@ -3,14 +3,12 @@
 `B...` batch axes, T positions of the decoder, S of the encoder, D width, L layers.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import haiku as hk
 import jax
 
-from mha_haiku import attention, checks, masks
-from mha_haiku.modules import encoder, norms
+from mha_haiku import attention, masks
+from mha_haiku.modules import encoder, intervention
 
 Array = jax.Array
 
@@ -27,32 +25,29 @@ class DecoderMaps(NamedTuple):
     cross: attention.AttentionMap
 
 
-class DecoderLayer(hk.Module):
+class DecoderLayer(encoder.Layer):
     """Causal self-attention, cross-attention, then a feed-forward part.
+
+    `DecoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one; both attentions
+    have these sizes.
 
     Source: Vaswani et al. 2017, section 3.1, https://arxiv.org/abs/1706.03762.
     """
 
     def __init__(
         self,
-        make_attention: encoder.MakeAttention,
-        make_cross_attention: encoder.MakeAttention,
-        make_feed_forward: encoder.MakeFeedForward,
-        *,
-        make_norm: encoder.MakeNorm = norms.LayerNorm,
-        norm_position: str = "pre",
-        dropout_rate: float = 0.0,
-        name: str | None = None,
+        make_attention: encoder.MakeAttention | None = None,
+        make_cross_attention: encoder.MakeAttention | None = None,
+        make_feed_forward: encoder.MakeFeedForward | None = None,
+        **options,
     ):
         """Initialises the module; arguments as in `EncoderLayer`."""
-        super().__init__(name=name)
-        checks.choice("norm_position", norm_position, encoder.RESIDUALS)
-        self.residual = encoder.RESIDUALS[norm_position]
-        self.make_attention = make_attention
+        super().__init__(make_attention, make_feed_forward, **options)
         self.make_cross_attention = make_cross_attention
-        self.make_feed_forward = make_feed_forward
-        self.make_norm = make_norm
-        self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
+        if make_cross_attention is None and make_attention is not None:
+            raise ValueError(
+                "make_cross_attention must be given where make_attention is."
+            )
 
     def __call__(
         self,
@@ -62,6 +57,7 @@ class DecoderLayer(hk.Module):
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
+        interventions: intervention.DecoderInterventions | None = None,
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
@@ -71,46 +67,39 @@ class DecoderLayer(hk.Module):
           mask: Which position of the decoder may attend to which, besides causality.
           cross_mask: Which of them may attend to which position of the encoder.
           is_training: Whether there is dropout.
+          interventions: What is done to heads and hidden units.
         """
         rate = self.dropout_rate if is_training else 0.0
-        mask = masks.causal() & masks.as_mask(mask)
-
-        def attend(x):
-            output, own = self.make_attention()(x, x, x, mask, dropout_rate=rate)
-            return encoder.dropout(output, rate), own
-
-        def attend_across(x):
-            output, cross = self.make_cross_attention()(
-                x, encoded, encoded, cross_mask, dropout_rate=rate
-            )
-            return encoder.dropout(output, rate), cross
-
-        def feed_forward(x):
-            output = self.make_feed_forward()(x, dropout_rate=rate)
-            return (encoder.dropout(output, rate),)
-
-        x, own = self.residual(x, attend, self.make_norm(name="norm_1"))
-        x, cross = self.residual(x, attend_across, self.make_norm(name="norm_2"))
-        (x,) = self.residual(x, feed_forward, self.make_norm(name="norm_3"))
+        given = intervention.checked(interventions, intervention.DecoderInterventions)
+        x, own = self._attended(
+            x,
+            None,
+            masks.causal() & masks.as_mask(mask),
+            make=self.make_attention,
+            names=("attention", "norm_1"),
+            rate=rate,
+            interventions=given.own,
+        )
+        x, cross = self._attended(
+            x,
+            encoded,
+            cross_mask,
+            make=self.make_cross_attention,
+            names=("cross_attention", "norm_2"),
+            rate=rate,
+            interventions=given.cross,
+        )
+        x = self._fed_forward(x, given.of_feed_forward(), norm="norm_3", rate=rate)
         return x, DecoderMaps(own, cross)
 
 
-class Decoder(hk.Module):
-    """A stack of decoder layers."""
+class Decoder(encoder.Stack):
+    """A stack of decoder layers.
 
-    def __init__(
-        self,
-        num_layers: int,
-        make_layer: Callable[[int], DecoderLayer],
-        *,
-        make_norm: encoder.MakeNorm | None = None,
-        name: str | None = None,
-    ):
-        """Initialises the module; arguments as in `Encoder`."""
-        super().__init__(name=name)
-        self.num_layers = checks.positive_integer("num_layers", num_layers)
-        self.make_layer = make_layer
-        self.make_norm = make_norm
+    `Decoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
+    """
+
+    make_sized_layer = DecoderLayer
 
     def __call__(
         self,
@@ -120,6 +109,7 @@ class Decoder(hk.Module):
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
+        interventions: intervention.DecoderInterventions | None = None,
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
         """Returns the output `[B..., T, D]` and the maps of each layer.
 
@@ -129,13 +119,13 @@ class Decoder(hk.Module):
           mask: As in `DecoderLayer`, in all layers.
           cross_mask: As in `DecoderLayer`, in all layers.
           is_training: Whether there is dropout.
+          interventions: What is done to heads and hidden units of each layer.
         """
-        maps = []
-        for i in range(self.num_layers):
-            x, layer_maps = self.make_layer(i)(
-                x, encoded, mask, cross_mask, is_training=is_training
-            )
-            maps.append(layer_maps)
-        if self.make_norm is not None:
-            x = self.make_norm(name="norm")(x)
-        return x, tuple(maps)
+        given = intervention.checked(interventions, intervention.DecoderInterventions)
+        per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
+
+        def call(layer, x, **own):
+            return layer(x, encoded, mask, cross_mask, is_training=is_training, **own)
+
+        decoded = self._run(x, per_layer, 0, call)
+        return decoded.output, decoded.maps

@@ -1,46 +1,234 @@
-"""Transformer encoder layers and their stack.
+"""Transformer encoder layers and their stack, and what decoders share with them.
 
-`B...` batch axes, T positions, D width, H heads, L layers. The attention and the
-feed-forward part of a layer come in as functions that make them, so that any module of
-the same call fits, and layers may differ.
+`B...` batch axes, T positions, D width, H heads, K key size per head, F hidden units, L
+layers. Sizes make the parts of a layer; a function that makes a part replaces them, so
+that any module of the same call fits, and layers may differ.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
 
 from mha_haiku import attention, checks, masks, positions
-from mha_haiku.modules import feed_forward as feed_forward_module
-from mha_haiku.modules import layer_stacks, multi_head_attention, norms
+from mha_haiku.modules import (
+    feed_forward,
+    intervention,
+    layer_stacks,
+    multi_head_attention,
+    norms,
+)
 
 Array = jax.Array
 MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
-MakeFeedForward = Callable[[], feed_forward_module.FeedForward]
+MakeFeedForward = Callable[[], feed_forward.FeedForward]
 MakeNorm = Callable[..., Callable[[Array], Array]]
 
 
-def pre_norm(x: Array, sublayer: Callable, norm: Callable) -> tuple[Array, tuple]:
+def pre_norm(
+    x: Array, sublayer: Callable, norm: Callable, *, residual: bool = True
+) -> tuple[Array, tuple]:
     """Returns `x + sublayer(norm(x))`, and what else the sublayer returns.
+
+    Without the residual the sum has no `x`.
 
     Source: Xiong et al. 2020, figure 1b, https://arxiv.org/abs/2002.04745.
     """
     output, *rest = sublayer(norm(x))
-    return x + output, *rest
+    return x + output if residual else output, *rest
 
 
-def post_norm(x: Array, sublayer: Callable, norm: Callable) -> tuple[Array, tuple]:
+def post_norm(
+    x: Array, sublayer: Callable, norm: Callable, *, residual: bool = True
+) -> tuple[Array, tuple]:
     """Returns `norm(x + sublayer(x))`, and what else the sublayer returns.
+
+    Without the residual the sum has no `x`.
 
     Source: Vaswani et al. 2017, section 5.4, https://arxiv.org/abs/1706.03762.
     """
     output, *rest = sublayer(x)
-    return norm(x + output), *rest
+    return norm(x + output if residual else output), *rest
+
+
+_NORM_POSITIONS = {"pre": pre_norm, "post": post_norm}
+
+
+class Layer(hk.Module):
+    """What encoder and decoder layers share: their parts, residuals, norms, dropout."""
+
+    def __init__(
+        self,
+        make_attention: MakeAttention | None = None,
+        make_feed_forward: MakeFeedForward | None = None,
+        *,
+        num_heads: int | None = None,
+        key_size: int | None = None,
+        hidden_size: int | None = None,
+        make_norm: MakeNorm = norms.LayerNorm,
+        norm_position: str = "pre",
+        attention_residual: bool = True,
+        feed_forward_residual: bool = True,
+        dropout_rate: float = 0.0,
+        name: str | None = None,
+    ):
+        """Initialises the module.
+
+        Args:
+          make_attention: Makes the attention, in place of `num_heads` and `key_size`;
+            its `model_size` must be D.
+          make_feed_forward: Makes the feed-forward part, in place of `hidden_size`.
+          num_heads: H; 0: there is no attention.
+          key_size: K; D / H if left out.
+          hidden_size: F; 0: there is no feed-forward part.
+          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
+            `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
+            none.
+          norm_position: "pre" or "post"; see `pre_norm` and `post_norm`.
+          attention_residual: Whether the attention's input is added to its output.
+          feed_forward_residual: The same of the feed-forward part.
+          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
+          name: The module's name.
+
+        Raises:
+          ValueError: If a part is given twice or not at all, or a size is out of range.
+        """
+        super().__init__(name=name)
+        checks.choice("norm_position", norm_position, _NORM_POSITIONS)
+        _check_given_once("make_attention", make_attention, "num_heads", num_heads)
+        _check_given_once(
+            "make_feed_forward", make_feed_forward, "hidden_size", hidden_size
+        )
+        self.make_attention = make_attention
+        self.make_feed_forward = make_feed_forward
+        self.num_heads = num_heads
+        self.key_size = key_size
+        self.hidden_size = hidden_size
+        self.make_norm = make_norm
+        self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
+        self._add = _NORM_POSITIONS[norm_position]
+        self._attention_residual = attention_residual
+        self._feed_forward_residual = feed_forward_residual
+
+    @hk.transparent
+    def _attended(
+        self,
+        x: Array,
+        encoded: Array | None,
+        mask: masks.Mask | Array | None,
+        *,
+        make: MakeAttention | None,
+        names: tuple[str, str],
+        rate: float,
+        **options,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns `x` after an attention part, and its map.
+
+        Args:
+          x: `[B..., T, D]`.
+          encoded: `[B..., S, D]`, what is attended to; None: x itself.
+          mask: Which position may attend to which.
+          make: Makes the attention; None: the sizes do.
+          names: Of the attention and of its norm.
+          rate: Of dropout.
+          **options: Of the attention's call.
+        """
+        if make is None and not self.num_heads:
+            keys = x if encoded is None else encoded
+            return x, multi_head_attention.map_of_no_heads(x, keys, mask)
+        make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
+
+        def attend(x):
+            keys = x if encoded is None else encoded
+            output, attention_map = make()(
+                x, keys, keys, mask, dropout_rate=rate, **options
+            )
+            return dropout(output, rate), attention_map
+
+        norm = self.make_norm(name=names[1])
+        return self._add(x, attend, norm, residual=self._attention_residual)
+
+    @hk.transparent
+    def _fed_forward(
+        self, x: Array, given: intervention.Interventions, *, norm: str, rate: float
+    ) -> Array:
+        """Returns `x` after the feed-forward part, whose norm has the given name."""
+        make = self.make_feed_forward
+        if make is None:
+            if not self.hidden_size:
+                return x
+            make = functools.partial(
+                feed_forward.FeedForward, self.hidden_size, name="feed_forward"
+            )
+
+        def feed(x):
+            output = make()(x, interventions=given, dropout_rate=rate)
+            return (dropout(output, rate),)
+
+        norm = self.make_norm(name=norm)
+        (x,) = self._add(x, feed, norm, residual=self._feed_forward_residual)
+        return x
+
+    @hk.transparent
+    def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
+        """Returns the attention that the sizes describe, for width D = `size`."""
+        if self.key_size is None and size % self.num_heads:
+            raise ValueError(
+                f"num_heads must divide the width {size} where key_size is not given, "
+                f"got {self.num_heads}."
+            )
+        return multi_head_attention.MultiHeadAttention(
+            self.num_heads,
+            self.key_size or size // self.num_heads,
+            model_size=size,
+            name=name,
+        )
+
+
+class EncoderLayer(Layer):
+    """Self-attention, then a feed-forward part, each with a residual and a norm.
+
+    `EncoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one.
+    """
+
+    def __call__(
+        self,
+        x: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        is_training: bool,
+        bias: positions.ScoreBias | Array | None = None,
+        interventions: intervention.Interventions | None = None,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the layer's output `[B..., T, D]` and its attention map.
+
+        Args:
+          x: `[B..., T, D]`.
+          mask: Which position may attend to which; see `MultiHeadAttention`.
+          is_training: Whether there is dropout.
+          bias: What is added to the scores.
+          interventions: What is done to heads and hidden units.
+        """
+        rate = self.dropout_rate if is_training else 0.0
+        given = intervention.checked(interventions)
+        x, attention_map = self._attended(
+            x,
+            None,
+            mask,
+            make=self.make_attention,
+            names=("attention", "norm_1"),
+            rate=rate,
+            bias=bias,
+            interventions=given.of_attention(),
+        )
+        x = self._fed_forward(x, given.of_feed_forward(), norm="norm_2", rate=rate)
+        return x, attention_map
 
 
 class Encoded(NamedTuple):
-    """What an encoder finds.
+    """What an encoder returns.
 
     Attributes:
       output: `[B..., T, D]`.
@@ -53,116 +241,94 @@ class Encoded(NamedTuple):
     hidden: tuple[Array, ...]
 
 
-RESIDUALS = {"pre": pre_norm, "post": post_norm}
+class Stack(hk.Module):
+    """What encoders and decoders share: a number of layers, then a norm."""
 
-
-class EncoderLayer(hk.Module):
-    """Self-attention, then a feed-forward part, each with a residual and a norm."""
-
-    def __init__(
-        self,
-        make_attention: MakeAttention,
-        make_feed_forward: MakeFeedForward,
-        *,
-        make_norm: MakeNorm = norms.LayerNorm,
-        norm_position: str = "pre",
-        dropout_rate: float = 0.0,
-        name: str | None = None,
-    ):
-        """Initialises the module.
-
-        Args:
-          make_attention: Makes the attention; its `model_size` must be D.
-          make_feed_forward: Makes the feed-forward part.
-          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
-            `norms.RMSNorm` do, or `functools.partial`s of them.
-          norm_position: "pre" or "post"; see `pre_norm` and `post_norm`.
-          dropout_rate: Of attention weights, hidden units and both outputs, in [0, 1).
-          name: The module's name.
-        """
-        super().__init__(name=name)
-        checks.choice("norm_position", norm_position, RESIDUALS)
-        self.residual = RESIDUALS[norm_position]
-        self.make_attention = make_attention
-        self.make_feed_forward = make_feed_forward
-        self.make_norm = make_norm
-        self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
-
-    def __call__(
-        self,
-        x: Array,
-        mask: masks.Mask | Array | None = None,
-        *,
-        is_training: bool,
-        bias: positions.ScoreBias | Array | None = None,
-        gates: Array | None = None,
-        replacement: Array | None = None,
-        unit_gates: Array | None = None,
-    ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the layer's output `[B..., T, D]` and its attention map.
-
-        Args:
-          x: `[B..., T, D]`.
-          mask: Which position may attend to which; see `MultiHeadAttention`.
-          is_training: Whether there is dropout.
-          bias: What is added to the scores.
-          gates: `[H]` or `[B..., H]`, the heads' gates.
-          replacement: `[H, V]` or `[B..., T, H, V]`, what closed heads pass on.
-          unit_gates: `[F]` or `[B..., F]`, gates of the hidden units.
-        """
-        rate = self.dropout_rate if is_training else 0.0
-
-        def attend(x):
-            output, attention_map = self.make_attention()(
-                x,
-                x,
-                x,
-                mask,
-                bias=bias,
-                gates=gates,
-                replacement=replacement,
-                dropout_rate=rate,
-            )
-            return dropout(output, rate), attention_map
-
-        def feed_forward(x):
-            output = self.make_feed_forward()(x, gates=unit_gates, dropout_rate=rate)
-            return (dropout(output, rate),)
-
-        x, attention_map = self.residual(x, attend, self.make_norm(name="norm_1"))
-        (x,) = self.residual(x, feed_forward, self.make_norm(name="norm_2"))
-        return x, attention_map
-
-
-class Encoder(hk.Module):
-    """A stack of encoder layers."""
+    make_sized_layer: type[Layer]  # of a layer from sizes
 
     def __init__(
         self,
         num_layers: int,
-        make_layer: Callable[[int], EncoderLayer],
+        make_layer: Callable[[int], Layer] | None = None,
         *,
         make_norm: MakeNorm | None = None,
         stack: layer_stacks.LayerStack = layer_stacks.looped,
         name: str | None = None,
+        **layer,
     ):
         """Initialises the module.
 
         Args:
           num_layers: L.
           make_layer: Makes layer i, named, say, `f"layer_{i}"`; the same layer for
-            every i where they are scanned.
+            every i where they are scanned. If left out, the layer's own arguments say
+            what all layers are.
           make_norm: Makes a norm of the last layer's output, from its `name`; None: no
-            norm. Stacks of pre-norm layers need one.
+            norm. Stacks of pre-norm layers need one. Without `make_layer` it makes
+            the norms of the layers as well, and None is `norms.LayerNorm`.
           stack: How the layers run: `modules.looped`, `modules.scanned`, or either as
             `modules.rematerialized` returns it. Scanned layers have stacked parameters.
           name: The module's name.
+          **layer: Arguments of the layers, in place of `make_layer`, as `num_heads`,
+            `key_size` and `hidden_size`.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
+        if make_layer is None:
+            make_norm = make_norm or norms.LayerNorm
+            layer["make_norm"] = make_norm
+            make_layer = functools.partial(self._make_layer, layer)
+            if layer.get("norm_position", "pre") == "post":
+                make_norm = None  # the last layer ends in one
+        elif layer:
+            raise ValueError(
+                "make_layer must be left out where arguments of layers are given, got "
+                f"both it and {', '.join(layer)}."
+            )
         self.make_layer = make_layer
         self.make_norm = make_norm
         self.stack = stack
+
+    @hk.transparent
+    def _make_layer(self, arguments: dict[str, Any], i: int) -> Layer:
+        return self.make_sized_layer(**arguments, name=f"layer_{i}")
+
+    @hk.transparent
+    def _run(
+        self, x: Array, per_layer: dict[str, list], first_layer: int, call: Callable
+    ) -> Encoded:
+        """Returns what the layers from `first_layer` on make of what enters it.
+
+        Args:
+          x: `[B..., T, D]`.
+          per_layer: Lists of L entries; each layer's call gets its own by their names.
+          first_layer: In 0..L; L: there is the norm alone.
+          call: From a layer, x and what it is given by name to the output and the map.
+        """
+        checks.integer_in("first_layer", first_layer, 0, self.num_layers)
+        layers = range(first_layer, self.num_layers)
+
+        def call_layer(i, x, own):
+            output, attention_map = call(self.make_layer(first_layer + i), x, **own)
+            return output, (attention_map, x)
+
+        maps, hidden = (), ()
+        if layers:
+            own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
+            x, results = self.stack(call_layer, len(layers), x, own)
+            maps, hidden = zip(*results, strict=True)
+        if self.make_norm is not None:
+            x = self.make_norm(name="norm")(x)
+        return Encoded(x, maps, hidden)
+
+
+class Encoder(Stack):
+    """A stack of encoder layers.
+
+    `Encoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
+    """
+
+    make_sized_layer = EncoderLayer
 
     def __call__(
         self, x: Array, mask: masks.Mask | Array | None = None, **options
@@ -182,65 +348,55 @@ class Encoder(hk.Module):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-        gates: Array | Sequence[Array] | None = None,
-        replacement: Array | Sequence[Array] | None = None,
-        unit_gates: Array | Sequence[Array] | None = None,
+        interventions: intervention.Interventions | None = None,
         first_layer: int = 0,
     ) -> Encoded:
         """Returns the output, the attention maps, and what enters each layer.
-
-        Of what is given per layer an array has a leading axis L, and a sequence has L
-        arrays, where layers have different numbers of heads.
 
         Args:
           x: `[B..., T, D]`.
           mask: Which position may attend to which, in all layers.
           is_training: Whether there is dropout.
           bias: What is added to the scores of all layers; or a sequence of L of them.
-          gates: Per layer `[H]` or `[B..., H]`, the heads' gates.
-          replacement: Per layer `[H, V]` or `[B..., T, H, V]`, what closed heads pass
-            on.
-          unit_gates: Per layer `[F]` or `[B..., F]`, gates of the hidden units.
+          interventions: What is done to heads and hidden units of each layer.
           first_layer: The layer that `x` enters; those below are left out, and their
-            maps and what enters them are not returned. Only where layers are looped.
+            maps and what enters them are not returned. With L no layer runs. Only 0
+            and L where layers are scanned.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        biases = bias if isinstance(bias, list | tuple) else None
-        per_layer = {
-            "bias": biases,
-            "gates": gates,
-            "replacement": replacement,
-            "unit_gates": unit_gates,
-        }
-        per_layer = {name: x for name, x in per_layer.items() if x is not None}
-        for name, given in per_layer.items():
-            if len(given) != self.num_layers:
+        given = intervention.checked(interventions)
+        per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
+        shared = {"mask": mask, "is_training": is_training}
+        if isinstance(bias, list | tuple):
+            if len(bias) != self.num_layers:
                 raise ValueError(
-                    f"{name} must be [L, ...] with L = {self.num_layers} layers, got "
-                    f"{len(given)}."
+                    f"bias must be of all layers, or a sequence of L = "
+                    f"{self.num_layers} of them, got {len(bias)}."
                 )
-        checks.integer_in("first_layer", first_layer, 0, self.num_layers - 1)
-        layers = range(first_layer, self.num_layers)
-        shared = {} if biases is not None else {"bias": bias}
+            per_layer["bias"] = bias
+        else:
+            shared["bias"] = bias
 
-        def call_layer(i, x, own):
-            output, attention_map = self.make_layer(i)(
-                x, mask, is_training=is_training, **shared, **own
-            )
-            return output, (attention_map, x)
+        def call(layer, x, **own):
+            return layer(x, **shared, **own)
 
-        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
-        x, found = self.stack(
-            lambda i, x, own: call_layer(first_layer + i, x, own), len(layers), x, own
-        )
-        maps, hidden = zip(*found, strict=True)
-        if self.make_norm is not None:
-            x = self.make_norm(name="norm")(x)
-        return Encoded(x, maps, hidden)
+        return self._run(x, per_layer, first_layer, call)
 
 
 def dropout(x: Array, rate: float) -> Array:
     """Returns `x` with a share `rate` of zeros, the rest grown by 1 / (1 - rate)."""
     return hk.dropout(hk.next_rng_key(), rate, x) if rate else x
+
+
+def _check_given_once(maker: str, make: Callable | None, size: str, value: Any) -> None:
+    """Raises ValueError unless a part is made by a function or by its size."""
+    if make is None and value is None:
+        raise ValueError(f"{size} or {maker} must be given.")
+    if make is not None and value is not None:
+        raise ValueError(
+            f"{size} must be left out where {maker} is given, got {value}."
+        )
+    if make is None:
+        checks.non_negative_integer(size, value)

@@ -10,7 +10,7 @@ import haiku as hk
 import jax
 
 from mha_haiku import checks
-from mha_haiku.modules import closing
+from mha_haiku.modules import intervention
 
 Array = jax.Array
 
@@ -51,13 +51,17 @@ class FeedForward(hk.Module):
         self.w_init = w_init or hk.initializers.VarianceScaling(1.0)
 
     def __call__(
-        self, x: Array, *, gates: Array | None = None, dropout_rate: float = 0.0
+        self,
+        x: Array,
+        *,
+        interventions: intervention.Interventions | None = None,
+        dropout_rate: float = 0.0,
     ) -> Array:
         """Returns the output `[..., D]`, of the input's width.
 
         Args:
-          x: `[..., D]`; `[B..., T, D]` with gates.
-          gates: `[F]` or `[B..., F]`; multiply the hidden units.
+          x: `[..., D]`; `[B..., T, D]` with interventions.
+          interventions: Gates of the hidden units.
           dropout_rate: Of the hidden units, in [0, 1); needs an rng.
         """
         hidden = self._linear(self.hidden_size, "hidden")(x)
@@ -65,7 +69,7 @@ class FeedForward(hk.Module):
             hidden = hidden * self.activation(self._linear(self.hidden_size, "gate")(x))
         else:
             hidden = self.activation(hidden)
-        hidden = closing.units(hidden, gates)
+        hidden = intervention.gated_units(hidden, interventions)
         if dropout_rate:
             hidden = hk.dropout(hk.next_rng_key(), dropout_rate, hidden)
         return self._linear(x.shape[-1], "output")(hidden)

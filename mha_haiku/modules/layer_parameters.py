@@ -5,21 +5,15 @@ layer_1/attention/query` and so on; scanned layers have one `encoder/layers/laye
 attention/query`, whose arrays have a leading axis L.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.modules import layer_stacks
+from mha_haiku.modules import anatomy
 
 Params = Mapping[str, Mapping[str, Any]]
-
-_LAYER = re.compile(r"(?P<scope>.*?/|)layer_(?P<i>\d+)(?P<rest>/.*|)")
-_LAYERS = re.compile(
-    rf"(?P<scope>.*?/|){layer_stacks.SCOPE}/layer_0(?P<rest>/.*|)", re.DOTALL
-)
 
 
 def stacked(params: Params) -> dict[str, dict[str, Any]]:
@@ -37,23 +31,23 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
     Raises:
       ValueError: If there are no looped layers, or they are not alike.
     """
-    result, layers = {}, {}
+    result, scopes = {}, {}
     for module, leaves in params.items():
-        found = None if is_stacked(module) else _LAYER.fullmatch(module)
-        if found is None:
+        layer = anatomy.layer_of(module)
+        if layer is None or layer.index is None:
             result[module] = dict(leaves)
         else:
-            of_scope = layers.setdefault(found["scope"], {})
-            of_scope.setdefault(int(found["i"]), {})[found["rest"]] = leaves
-    if not layers:
+            layers = scopes.setdefault(layer.scope, {})
+            layers.setdefault(layer.index, {})[layer.part] = leaves
+    if not scopes:
         raise ValueError(
             f"there is no layer_0 among the parameters, which are of {_listed(params)}."
         )
-    for scope, of_scope in layers.items():
-        _check_alike(scope, of_scope)
-        for rest, leaves in of_scope[0].items():
-            result[f"{scope}{layer_stacks.SCOPE}/layer_0{rest}"] = {
-                name: _stack([of_scope[i][rest][name] for i in range(len(of_scope))])
+    for scope, layers in scopes.items():
+        _check_alike(scope, layers)
+        for part, leaves in layers[0].items():
+            result[str(anatomy.LayerName(scope, None, part))] = {
+                name: _stack([layers[i][part][name] for i in range(len(layers))])
                 for name in leaves
             }
     return result
@@ -76,33 +70,30 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
     """
     result, sizes = {}, {}
     for module, leaves in params.items():
-        found = _LAYERS.fullmatch(module)
-        if found is None:
+        layer = anatomy.layer_of(module)
+        if layer is None or layer.index is not None:
             result[module] = dict(leaves)
             continue
         for name, leaf in leaves.items():
             size = np.shape(leaf)[0] if np.ndim(leaf) else None
-            wanted = sizes.setdefault(found["scope"], size)
+            wanted = sizes.setdefault(layer.scope, size)
             if size is None or size != wanted:
                 raise ValueError(
                     "scanned layers must have a leading axis L in common, got shape "
                     f"{np.shape(leaf)} of {module}/{name} where L is {wanted}."
                 )
-        for i in range(sizes.get(found["scope"], 0)):
-            # `...` keeps NumPy's arrays without axes arrays.
-            of_layer = {name: leaf[i, ...] for name, leaf in leaves.items()}
-            result[f"{found['scope']}layer_{i}{found['rest']}"] = of_layer
+        for i in range(sizes.get(layer.scope, 0)):
+            result[str(layer._replace(index=i))] = {
+                # `...` keeps NumPy's arrays without axes arrays.
+                name: leaf[i, ...]
+                for name, leaf in leaves.items()
+            }
     if not sizes:
         raise ValueError(
-            f"there is no {layer_stacks.SCOPE}/layer_0 among the parameters, which are "
-            f"of {_listed(params)}."
+            f"there is no {anatomy.STACKED_SCOPE}/layer_0 among the parameters, which "
+            f"are of {_listed(params)}."
         )
     return result
-
-
-def is_stacked(module: str) -> bool:
-    """Returns whether the arrays of a module, by its name, have a leading axis L."""
-    return _LAYERS.fullmatch(module) is not None
 
 
 def _stack(leaves: list) -> Any:
@@ -119,8 +110,8 @@ def _check_alike(scope: str, layers: Mapping[int, Params]) -> None:
         )
     described = [
         {
-            f"{rest}/{name}": (np.shape(leaf), jnp.result_type(leaf).name)
-            for rest, leaves in layers[i].items()
+            f"{part}/{name}": (np.shape(leaf), jnp.result_type(leaf).name)
+            for part, leaves in layers[i].items()
             for name, leaf in leaves.items()
         }
         for i in range(len(layers))

@@ -13,14 +13,14 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from mha_haiku.modules import anatomy
+
 Array = jax.Array
 
 # Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map).
 CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
 # From (the call, L, x [..., T, D], L things given or None) to (x, the L layers' maps).
 LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
-
-SCOPE = "layers"  # what the parameters of scanned layers are named below
 
 
 def looped(
@@ -73,7 +73,9 @@ def scanned(
         _check_alike(
             call_layer, num_layers, x, jax.tree.map(lambda leaf: leaf[0], given)
         )
-    stack = hk.layer_stack(num_layers, with_per_layer_inputs=True, name=SCOPE)
+    stack = hk.layer_stack(
+        num_layers, with_per_layer_inputs=True, name=anatomy.STACKED_SCOPE
+    )
     x, maps = stack(functools.partial(call_layer, 0))(x, given)
     return x, tuple(_at(maps, i) for i in range(num_layers))
 
@@ -113,6 +115,12 @@ def _stacked(given: Any) -> Any:
     """Returns trees of arrays `[...]`, one per layer, as one tree of `[L, ...]`."""
     if not isinstance(given, list | tuple):
         return jax.tree.map(jnp.asarray, given)
+
+    if len({jax.tree.structure(each) for each in given}) > 1:
+        raise ValueError(
+            "scanned layers must be alike, got something for some of them alone; gates "
+            "of 1 leave a layer as it is."
+        )
 
     def stack(path, *leaves):
         shapes = [jnp.shape(leaf) for leaf in leaves]

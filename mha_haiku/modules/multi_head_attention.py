@@ -1,5 +1,8 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
+Beside it stand what it may learn of its scores (`additive_score`, `smeared_keys`), and
+what is left of it when all heads are pruned (`NoAttention`).
+
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
 K query/key size and V value size per head, D model width.
 """
@@ -12,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, checks, masks, positions
-from mha_haiku.modules import closing, norms
+from mha_haiku.modules import intervention, norms
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
@@ -35,6 +38,7 @@ class MultiHeadAttention(hk.Module):
         *,
         w_init: Initializer | None = None,
         with_bias: bool = True,
+        output_bias: bool | None = None,
         b_init: Initializer | None = None,
         value_size: int | None = None,
         model_size: int | None = None,
@@ -54,7 +58,8 @@ class MultiHeadAttention(hk.Module):
           key_size: K.
           w_init_scale: Scale of the variance-scaling initialiser; 1 if left out.
           w_init: Initialiser of all weights, in place of `w_init_scale`.
-          with_bias: Whether the four linear maps have biases.
+          with_bias: Whether the maps of queries, keys and values have biases.
+          output_bias: Whether the last map has one; as `with_bias` if left out.
           b_init: Initialiser of the biases; zeros if left out.
           value_size: V; K if left out.
           model_size: Width of the output; H K if left out.
@@ -96,6 +101,7 @@ class MultiHeadAttention(hk.Module):
         self.model_size = _size("model_size", model_size, key_size * num_heads)
         self.w_init = w_init
         self.with_bias = with_bias
+        self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
         self.make_score = make_score
         self.rotary = rotary
@@ -111,8 +117,7 @@ class MultiHeadAttention(hk.Module):
         mask: masks.Mask | Array | None = None,
         *,
         bias: positions.ScoreBias | Array | None = None,
-        gates: Array | None = None,
-        replacement: Array | None = None,
+        interventions: intervention.Interventions | None = None,
         query_offset: int = 0,
         dropout_rate: float = 0.0,
     ) -> tuple[Array, attention.AttentionMap]:
@@ -128,10 +133,7 @@ class MultiHeadAttention(hk.Module):
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
-          gates: `[H]` or `[B..., H]`; multiply each head's output before the last
-            linear map.
-          replacement: `[H, V]` or `[B..., T, H, V]`; what a closed head passes on: with
-            it a head's output is `gate * output + (1 - gate) * replacement`.
+          interventions: What is done to the heads' outputs before the last linear map.
           query_offset: Position of the first query, for `rotary`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
 
@@ -171,21 +173,22 @@ class MultiHeadAttention(hk.Module):
             rng=hk.next_rng_key() if dropout_rate else None,
             implementation=self.implementation,
         )
-        values = closing.heads(values, gates, replacement)
+        values = intervention.gated_heads(values, interventions)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
-        return self._linear(self.model_size, None)(values), attention_map
+        output = self._linear(self.model_size, None, self.output_bias)(values)
+        return output, attention_map
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:
         """Returns the projection `[..., T, H, size]` of `[..., T, D]`."""
-        projected = self._linear(num_heads * size, name)(x)
+        projected = self._linear(num_heads * size, name, self.with_bias)(x)
         return projected.reshape(*x.shape[:-1], num_heads, size)
 
     @hk.transparent
-    def _linear(self, size: int, name: str | None) -> hk.Linear:
+    def _linear(self, size: int, name: str | None, with_bias: bool) -> hk.Linear:
         return hk.Linear(
             size,
-            with_bias=self.with_bias,
+            with_bias=with_bias,
             w_init=self.w_init,
             b_init=self.b_init,
             name=name,
@@ -210,6 +213,83 @@ class MultiHeadAttention(hk.Module):
         return query, _blanked(key, unseen), _blanked(value, unseen)
 
 
+class NoAttention(hk.Module):
+    """Attention whose heads are all pruned: the bias of its last linear map is left."""
+
+    def __init__(
+        self, model_size: int, *, with_bias: bool = True, name: str | None = None
+    ):
+        """Initialises the module.
+
+        Args:
+          model_size: D, width of the output.
+          with_bias: Whether there is a bias; if not, the output is zero.
+          name: The module's name.
+        """
+        super().__init__(name=name)
+        self.model_size = model_size
+        self.with_bias = with_bias
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask | Array | None = None,
+        **options,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
+
+        Arguments are those of `MultiHeadAttention`; of the options none matters.
+        """
+        del value, options
+        output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
+        if self.with_bias:
+            output = output + _Bias(name="linear")(output)
+        return output, map_of_no_heads(query, key, mask)
+
+
+def map_of_no_heads(
+    query: Array, key: Array, mask: masks.Mask | Array | None
+) -> attention.AttentionMap:
+    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`."""
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
+    return attention.AttentionMap(
+        query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
+        key=keys,
+        logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
+        mask=masks.as_mask(mask),
+        bias=None,
+        score=attention.dot_product(),
+        value=keys,
+    )
+
+
+def additive_score(num_heads: int, key_size: int) -> attention.Score:
+    """Returns an additive score with a learned weight `[H, K]` named "score"."""
+    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
+    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
+    return attention.additive(weight)
+
+
+def smeared_keys(key: Array) -> Array:
+    """Returns each key mixed with the one before it, by a learned share per head.
+
+    Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
+    sigmoid of a parameter "smear" `[G]`, which starts at 0.
+
+    Args:
+      key: `[B..., S, G, K]`.
+
+    Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
+    """
+    logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
+    own = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)
+    before = jnp.concatenate([key[..., :1, :, :], key[..., :-1, :, :]], axis=-3)
+    return own * key + (1 - own) * before
+
+
 def _check_groups(groups, num_heads, num_key_value_heads) -> None:
     if groups.shape != (num_heads,) or set(groups) != set(range(num_key_value_heads)):
         raise ValueError(
@@ -230,3 +310,11 @@ def _blanked(x: Array, blank: Array | None) -> Array:
         return x
     blank = blank.all(-2)[..., None]
     return jnp.where(blank, 0, x)
+
+
+class _Bias(hk.Module):
+    """The bias "b" of a linear map that has no inputs."""
+
+    def __call__(self, like: Array) -> Array:
+        bias = hk.get_parameter("b", like.shape[-1:], like.dtype, init=jnp.zeros)
+        return jnp.broadcast_to(bias, like.shape)

@@ -5,6 +5,7 @@ the input. Parameters are named as in Haiku.
 """
 
 import functools
+from collections.abc import Callable
 
 import haiku as hk
 import jax
@@ -47,6 +48,12 @@ class RMSNorm(hk.Module):
         """Returns the normalised `[..., D]`."""
         scale = hk.get_parameter("scale", x.shape[-1:], x.dtype, jnp.ones)
         return rms_norm(x, scale, epsilon=self.epsilon)
+
+
+def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
+    """Returns what leaves features as they are, from the arguments of a norm."""
+    del epsilon, name
+    return lambda x: x
 
 
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:

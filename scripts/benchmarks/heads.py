@@ -20,7 +20,7 @@ import ml_collections
 import numpy as np
 
 from experiments import command_line
-from mha_haiku import checks, heads, models, tasks
+from mha_haiku import checks, heads, models, modules, tasks
 
 B, T, D, H, L, F, C = 16, 64, 256, 8, 6, 1024, 64
 
@@ -55,7 +55,11 @@ def _sweep(of, example, rounds):
     whole = jax.jit(
         lambda params, gates: of.metric(
             of.model.apply(
-                params, None, example.inputs, gates=gates, is_training=False
+                params,
+                None,
+                example.inputs,
+                interventions=modules.Interventions(heads=gates),
+                is_training=False,
             ).logits,
             example,
         )
@@ -94,9 +98,10 @@ def _pruned(model, params, config, example, rounds):
     small, small_config = heads.prune(params, config, keep)
     small_model = _build(small_config)
     gates = jnp.stack(heads.open_gates(config, keep))
+    closed = {"interventions": modules.Interventions(heads=gates)}
     whole, pruned, masked = (
         _forward(each, example, **options)
-        for each, options in ((model, {}), (small_model, {}), (model, {"gates": gates}))
+        for each, options in ((model, {}), (small_model, {}), (model, closed))
     )
     operations = [
         each.lower(p).compile().cost_analysis()["flops"]
@@ -128,8 +133,6 @@ def _pruned(model, params, config, example, rounds):
 def _attention_alone(params, config) -> Callable:
     """Returns the forward pass of layer 0's attention, compiled."""
     import haiku as hk
-
-    from mha_haiku import modules
 
     count = models.heads_of_layers(config)[0]
 

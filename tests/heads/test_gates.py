@@ -75,9 +75,10 @@ def test_learning_closes_the_heads_that_are_not_needed():
 def test_each_step_has_its_own_batch_and_each_layer_its_own_gates():
     """A model that is nothing but its gates; its metric tells the step and them."""
 
-    def apply(params, rng, inputs, *, lengths, is_training, gates=None):
+    def apply(params, rng, inputs, *, lengths, is_training, interventions=None):
         maps = (np.zeros((1, 3, 1, 1)),) * 2
-        return models.Output(None if gates is None else jnp.stack(gates), maps)
+        gates = None if interventions is None else jnp.stack(interventions.heads)
+        return models.Output(gates, maps)
 
     def metric(gates, batch):
         return batch.weights + jnp.abs(gates[0] - gates[1]) / 2
@@ -119,8 +120,8 @@ def test_parameters_learn_together_with_gates():
         params,
         lambda step: example,
         penalty=0.0,
-        steps=40,
+        steps=6,
         initial=8.0,
         optimizer=optax.adam(0.05),
     )
-    assert found.loss[-5:].mean() < 0.5 * found.loss[0]
+    assert found.loss[-1] < 0.5 * found.loss[0]

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads
+from mha_haiku import heads, modules
 from mha_haiku.heads import ground_truth, scoring
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,7 +28,11 @@ def test_models_do_their_task_by_their_real_heads_alone(name):
     # With the others closed for good, answers are right without exception.
     gates = known.real.astype(np.float32)
     output = jax.jit(subject.model.apply, static_argnames="is_training")(
-        subject.params, None, example.inputs, gates=gates, is_training=False
+        subject.params,
+        None,
+        example.inputs,
+        interventions=modules.Interventions(heads=gates),
+        is_training=False,
     )
     right = output.logits.argmax(-1) == example.targets
     assert (right | (example.weights == 0)).all()

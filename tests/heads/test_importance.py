@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import heads
+from mha_haiku import heads, modules
 from tests.heads.conftest import (
     NUM_TOKENS,
     B,
@@ -287,6 +287,16 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure):
         np.testing.assert_allclose(heads.closed(of, own[None])[:, 0], sides[:, 1], 1e-5)
 
 
+@pytest.mark.parametrize("name", CLOSINGS)
+def test_every_closing_serves_a_layer_without_heads(subject, name):
+    params, pruned = heads.prune(subject.params, config(), [[0, 2], [], [1, 2, 3]])
+    of = subject._replace(model=build(pruned), params=params)
+    measured = heads.ablation(of, closing=_closing(of, name)).mean
+    np.testing.assert_array_equal(
+        np.isfinite(measured), [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    )
+
+
 def test_padding_is_not_felt(subject):
     """Means and resampled outputs of padded batches leave the padding out."""
     lengths = np.array([T, 2, 4], np.int32)
@@ -344,7 +354,11 @@ def test_layers_below_the_closed_head_do_not_run_again(subject):
 
     def whole(gates):
         output = subject.model.apply(
-            subject.params, None, batch.inputs, gates=gates, is_training=False
+            subject.params,
+            None,
+            batch.inputs,
+            interventions=modules.Interventions(heads=gates),
+            is_training=False,
         )
         return loss(output.logits, batch)
 
@@ -364,7 +378,7 @@ def test_layers_below_the_closed_head_do_not_run_again(subject):
                 subject.params,
                 None,
                 batch.inputs,
-                gates=gates,
+                interventions=modules.Interventions(heads=gates),
                 start=(i, hidden),
                 is_training=False,
             )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from mha_haiku import heads, models
+from mha_haiku import heads, models, modules
 from tests.heads.conftest import (
     B,
     D,
@@ -59,8 +59,9 @@ def test_pruned_is_gated(kind, keep):
     of, params, run = _applied(kind)
     batch = example(lengths=np.array([T, 2, 4]))
     gates = heads.open_gates(of, keep)
+    interventions = modules.Interventions(heads=np.stack(gates))
     wanted = run(
-        params, None, batch.inputs, lengths=batch.lengths, gates=np.stack(gates)
+        params, None, batch.inputs, lengths=batch.lengths, interventions=interventions
     ).logits
     pruned, pruned_config = heads.prune(params, of, keep)
     found = _logits(pruned_config, pruned, batch)
@@ -131,7 +132,8 @@ def test_model_without_some_units_is_that_with_them_closed(activation):
     found, found_config = heads.prune_units(params, of, keep)
     run = functools.partial(build(of).apply, is_training=False)
     gates = keep.astype(np.float32)
-    wanted = run(params, None, batch.inputs, unit_gates=gates).logits
+    interventions = modules.Interventions(units=gates)
+    wanted = run(params, None, batch.inputs, interventions=interventions).logits
     np.testing.assert_allclose(
         _logits(found_config, found, batch), wanted, rtol=1e-5, atol=1e-6
     )
@@ -145,9 +147,18 @@ def test_gates_multiplied_into_parameters_are_gates():
     params, batch = random_params(of), example()
     gates = np.random.default_rng(4).uniform(size=(L, H)).astype(np.float32)
     run = functools.partial(build(of).apply, is_training=False)
-    wanted = run(params, None, batch.inputs, gates=gates).logits
+    interventions = modules.Interventions(heads=gates)
+    wanted = run(params, None, batch.inputs, interventions=interventions).logits
     found = _logits(of, heads.scaled(params, of, gates), batch)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_gates_are_multiplied_into_scanned_layers():
+    of, gates = config(), np.arange(L * H).reshape(L, H)
+    params = random_params(of)
+    scaled = heads.scaled(models.stacked(params), config(scan_layers=True), gates)
+    wanted = models.stacked(heads.scaled(params, of, gates))
+    jax.tree.map(np.testing.assert_array_equal, scaled, wanted)
 
 
 def test_maps_of_a_layer_without_heads_are_of_no_heads():
@@ -174,6 +185,34 @@ def test_heads_that_are_not_there_are_refused(keep, message):
     of = config()
     with pytest.raises(ValueError, match=message):
         heads.prune(random_params(of), of, keep)
+
+
+def _renamed(params):
+    return {name.replace("layer_1/", "block_1/"): own for name, own in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "holder"),
+    [
+        (lambda params, of: heads.prune(params, of, [[0]] * L), "heads"),
+        (lambda params, of: heads.prune_units(params, of, [[0]] * L), "hidden units"),
+        (lambda params, of: heads.scaled(params, of, np.ones((L, H))), "heads"),
+    ],
+    ids=["prune", "prune_units", "scaled"],
+)
+def test_parameters_of_other_names_are_refused(change, holder):
+    """Rather than left as they are in silence."""
+    of = config()
+    params = random_params(of)
+    message = rf"must have {holder} in each layer.*layers \[1\] have none, .*block_1/"
+    with pytest.raises(ValueError, match=message):
+        change(_renamed(params), of)
+    more = params | {f"encoder/layer_{L}/norm_1": {"scale": np.ones(D)}}
+    with pytest.raises(ValueError, match="must be of 3 layers, got 'encoder/layer_3"):
+        change(more, of)
+    fewer = {name: own for name, own in params.items() if "layer" not in name}
+    with pytest.raises(ValueError, match=r"layers \[0, 1, 2\] have none"):
+        change(fewer, of)
 
 
 @pytest.mark.parametrize("units", [[], [F], [-1], [4, 4]])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, models
+from mha_haiku import attention, models, modules
 from tests.tiny_runs import model_config
 
 B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
@@ -70,7 +70,12 @@ def _run(family, positions, precision="float32"):
 
     def run(inputs, lengths, gates):
         output = model.apply(
-            params, None, inputs, lengths=lengths, gates=gates, is_training=False
+            params,
+            None,
+            inputs,
+            lengths=lengths,
+            interventions=modules.Interventions(heads=gates),
+            is_training=False,
         )
         return output.logits, tuple(each.weights() for each in output.maps)
 
@@ -307,7 +312,12 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
     def run(model):
         def loss(params):
             logits, maps, _ = model.apply(
-                params, None, inputs, lengths=lengths, gates=gates, is_training=False
+                params,
+                None,
+                inputs,
+                lengths=lengths,
+                interventions=modules.Interventions(heads=gates),
+                is_training=False,
             )
             counted = jnp.where(jnp.isfinite(logits), logits, 0)
             return (counted**2).mean(), (logits, [each.weights() for each in maps])
@@ -340,7 +350,11 @@ def test_scanned_layers_take_every_positions_in_either_precision(positions, prec
 
         def apply(params, key, gates):
             logits, maps, _ = model.apply(
-                params, key, inputs, gates=gates, is_training=True
+                params,
+                key,
+                inputs,
+                interventions=modules.Interventions(heads=gates),
+                is_training=True,
             )
             return logits, [each.weights() for each in maps]
 
@@ -405,10 +419,39 @@ def test_layers_that_start_from_what_entered_them_end_like_the_whole(positions, 
     assert np.abs(changed.logits - whole.logits).max() > 1e-4
 
 
-def test_a_start_above_the_first_layer_is_refused_of_scanned_layers():
-    model = _build(num_layers=3, scan_layers=True)
-    inputs = _inputs("encoder")
-    params = jax.eval_shape(model.init, jax.random.key(0), inputs)
-    start = (1, np.zeros((B, T, D), np.float32))
-    with pytest.raises(ValueError, match="start needs layers that are looped over"):
-        model.apply(params, None, inputs, start=start, is_training=False)
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_logits_read_what_enters_above_the_last_layer(family, scan_layers):
+    """The logit lens: a model of fewer layers, read by the same norm and logits."""
+    model = _build(family=family, num_layers=3, scan_layers=scan_layers)
+    inputs, lengths = _inputs(family), np.array([T, 3])
+    params = looped = _parameters(_build(family=family, num_layers=3), inputs)
+    params = models.stacked(looped) if scan_layers else looped
+    run = functools.partial(model.apply, params, None, inputs, lengths=lengths)
+    hidden = run(is_training=False).hidden
+    for i in (1, 2):
+        shallow = _build(family=family, num_layers=i)
+        own = {
+            name: leaves
+            for name, leaves in looped.items()
+            if not any(f"layer_{j}/" in name for j in range(i, 3))
+        }
+        wanted = shallow.apply(own, None, inputs, lengths=lengths, is_training=False)
+        read = run(start=(3, hidden[i]), is_training=False)
+        assert read.maps == read.hidden == ()
+        np.testing.assert_allclose(read.logits, wanted.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_starts_that_do_not_fit_are_refused():
+    inputs, hidden = _inputs("encoder"), np.zeros((B, T, D), np.float32)
+    scanned, looped = (_build(num_layers=3, scan_layers=scan) for scan in (True, False))
+    params = jax.eval_shape(scanned.init, jax.random.key(0), inputs)
+    run = functools.partial(scanned.apply, params, None, inputs, is_training=False)
+    with pytest.raises(ValueError, match="start in the middle needs .* looped over"):
+        run(start=(1, hidden))
+    params = jax.eval_shape(looped.init, jax.random.key(0), inputs)
+    run = functools.partial(looped.apply, params, None, inputs, is_training=False)
+    for first_layer in (-1, 4, 1.5):
+        message = rf"start\[0\] must be .* 0\.\.3.*got {first_layer}"
+        with pytest.raises(ValueError, match=message):
+            run(start=(first_layer, hidden))

@@ -37,9 +37,9 @@ def _layer(i, **kwargs):
 def _decoder(make_layer=_layer, num_layers=L, **kwargs):
     """A decoder as a function that gives its output and the weights of each layer."""
 
-    def forward(*args, is_training=False):
+    def forward(*args, is_training=False, **call):
         decoder = modules.Decoder(num_layers, make_layer, **kwargs)
-        output, maps = decoder(*args, is_training=is_training)
+        output, maps = decoder(*args, is_training=is_training, **call)
         return output, [(each.own.weights(), each.cross.weights()) for each in maps]
 
     return hk.transform(forward)
@@ -124,6 +124,44 @@ def test_a_mask_of_ones_own_comes_on_top_of_causality(inputs, random_parameters)
         assert_equal(own > 0, np.broadcast_to(seen[:, None], own.shape))
 
 
+PARTS = {
+    "own": ("attention/linear", 2),
+    "cross": ("cross_attention/linear", 5),
+    "units": ("feed_forward/output", 6),
+}
+
+
+@pytest.mark.parametrize("stack", [modules.looped, modules.scanned])
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_closed_head_or_unit_is_one_whose_output_counts_for_nothing(
+    kind, stack, inputs, random_parameters
+):
+    model = _decoder(stack=stack)
+    looped = random_parameters(_decoder(), *inputs)
+    part, closed = PARTS[kind]
+    gates = np.ones((L, F if kind == "units" else H), np.float32)
+    gates[1, closed] = 0
+    interventions = {
+        "own": modules.DecoderInterventions(own=modules.Interventions(heads=gates)),
+        "cross": modules.DecoderInterventions(cross=modules.Interventions(heads=gates)),
+        "units": modules.DecoderInterventions(units=gates),
+    }[kind]
+    removed = dict(looped)
+    weight = looped[f"decoder/layer_1/{part}"]["w"].copy()
+    weight.reshape(gates.shape[1], -1, D)[closed] = 0
+    removed[f"decoder/layer_1/{part}"] = {**looped[f"decoder/layer_1/{part}"]}
+    removed[f"decoder/layer_1/{part}"]["w"] = weight
+
+    def run(params, **options):
+        if stack is modules.scanned:
+            params = modules.stacked(params)
+        return jax.jit(model.apply)(params, None, *inputs, **options)
+
+    result = run(looped, interventions=interventions)
+    jax.tree.map(assert_close, result, run(removed))
+    assert np.abs(result[0] - run(looped)[0]).max() > 1e-3
+
+
 def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_parameters):
     x, encoded = inputs
     model = _decoder()
@@ -147,7 +185,7 @@ def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_paramet
 def test_dropout_reaches_every_part_in_training_alone(is_training):
     rates = []
 
-    def part(x, *args, dropout_rate):
+    def part(x, *args, dropout_rate, interventions):
         rates.append(dropout_rate)
         return (x, "map") if args else x
 
@@ -166,6 +204,46 @@ def test_dropout_reaches_every_part_in_training_alone(is_training):
     shares = [np.mean(output == value) for value in (1, 3, 4, 5, 7)]
     wanted = [1 / 8, 3 / 8, 0, 3 / 8, 1 / 8] if is_training else [0, 0, 1, 0, 0]
     np.testing.assert_allclose(shares, wanted, atol=0.07)
+
+
+def test_sizes_make_the_decoder_that_functions_make(inputs, random_parameters):
+    def sized(*inputs):
+        decoder = modules.Decoder(L, num_heads=H, key_size=K, hidden_size=F)
+        return decoder(*inputs, is_training=False)
+
+    def make_layer(i):
+        def attention(name):
+            return lambda: modules.MultiHeadAttention(H, K, model_size=D, name=name)
+
+        return modules.DecoderLayer(
+            attention("attention"),
+            attention("cross_attention"),
+            lambda: modules.FeedForward(F, name="feed_forward"),
+            name=f"layer_{i}",
+        )
+
+    def made(*inputs):
+        decoder = modules.Decoder(L, make_layer, make_norm=modules.LayerNorm)
+        return decoder(*inputs, is_training=False)
+
+    sized, made = hk.transform(sized), hk.transform(made)
+    params = random_parameters(sized, *inputs)
+    wanted = made.apply(params, None, *inputs)
+    jax.tree.map(assert_equal, sized.apply(params, None, *inputs), wanted)
+
+
+def test_one_part_may_be_made_by_a_function(inputs, random_parameters):
+    def forward(x, encoded):
+        layer = modules.DecoderLayer(
+            make_cross_attention=lambda: modules.NoAttention(D, name="cross"),
+            num_heads=H,
+            hidden_size=F,
+        )
+        return layer(x, encoded, is_training=False)[1]
+
+    model = hk.transform(forward)
+    maps = model.apply(random_parameters(model, *inputs), None, *inputs)
+    assert maps.own.shape == (B, H, T, T) and maps.cross.shape == (B, 0, T, S)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +267,10 @@ def test_is_training_has_no_default(module, inputs):
             r"dropout_rate .* in \[0, 1\), got -0.1",
         ),
         (lambda: modules.Decoder(1.0, _layer), "num_layers must be .* got 1.0"),
+        (
+            lambda: modules.DecoderLayer(lambda: None, hidden_size=1),
+            "make_cross_attention must be given where make_attention is",
+        ),
     ],
 )
 def test_refusals(make, message):

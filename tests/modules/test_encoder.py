@@ -44,6 +44,10 @@ def _encoder(make_layer=_layer, num_layers=L, **kwargs):
     return hk.transform(forward)
 
 
+def _gates(heads):
+    return modules.Interventions(heads=heads)
+
+
 class _Recorder:
     """Stands for a part of a layer: notes how it was called, and returns its input."""
 
@@ -134,7 +138,11 @@ def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     params = random_parameters(model, x)
     apply = jax.jit(model.apply)
     plain = apply(params, None, x)
-    jax.tree.map(assert_equal, apply(params, None, x, gates=np.ones((L, H))), plain)
+    jax.tree.map(
+        assert_equal,
+        apply(params, None, x, interventions=_gates(np.ones((L, H)))),
+        plain,
+    )
 
     gates = np.ones((L, H))
     gates[1, 2] = 0
@@ -143,11 +151,11 @@ def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     rows = own["w"].copy()
     rows[2 * 6 : 3 * 6] = 0
     closed["encoder/layer_1/attention/linear"] = {**own, "w": rows}
-    found = apply(params, None, x, gates=gates)
+    found = apply(params, None, x, interventions=_gates(gates))
     assert_trees_close(found, apply(closed, None, x))
     assert np.abs(found[0] - plain[0]).max() > 1e-3
     of_examples = np.stack([np.ones((L, H)), gates], axis=1)
-    mixed, _ = apply(params, None, x, gates=of_examples)
+    mixed, _ = apply(params, None, x, interventions=_gates(of_examples))
     assert_close(mixed, np.stack([plain[0][0], found[0][1]]))
 
 
@@ -158,7 +166,7 @@ def test_layers_with_different_numbers_of_heads_take_a_list_of_gates(
     model = _encoder(lambda i: _layer(i, num_heads=(7, 3)[i]), num_layers=2)
     params = random_parameters(model, x)
     gates = [np.ones(7), np.zeros(3)]
-    output, weights = jax.jit(model.apply)(params, None, x, gates=gates)
+    output, weights = jax.jit(model.apply)(params, None, x, interventions=_gates(gates))
     assert [each.shape[1] for each in weights] == [7, 3]
     other = params | {"encoder/layer_1/attention/value": {"w": np.zeros((D, 18), "f")}}
     other["encoder/layer_1/attention/value"]["b"] = np.zeros(18, "f")
@@ -167,13 +175,128 @@ def test_layers_with_different_numbers_of_heads_take_a_list_of_gates(
 
 @pytest.mark.parametrize("gates", [np.ones((2, H)), [np.ones(H)] * 4])
 def test_gates_of_another_number_of_layers_are_refused(gates, normal):
-    message = f"gates must be .* L = 3 layers, got {len(gates)}"
+    message = f"interventions.heads must be .* L = 3 layers.*got {len(gates)}"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(
-            functools.partial(_encoder().init, gates=gates),
+            functools.partial(_encoder().init, interventions=_gates(gates)),
             jax.random.key(0),
             normal(B, T, D),
         )
+
+
+def test_sizes_make_the_encoder_that_functions_make(normal, random_parameters):
+    x = normal(B, T, D)
+
+    def output(encoder):
+        return encoder(x, is_training=False)[0]
+
+    def make_layer(i):
+        return modules.EncoderLayer(
+            lambda: modules.MultiHeadAttention(H, K, model_size=D, name="attention"),
+            lambda: modules.FeedForward(F, name="feed_forward"),
+            name=f"layer_{i}",
+        )
+
+    for made, sized in (
+        (
+            lambda: modules.Encoder(2, make_layer, make_norm=modules.LayerNorm),
+            lambda: modules.Encoder(num_layers=2, num_heads=H, hidden_size=F),
+        ),
+        (
+            lambda: modules.Encoder(2, lambda i: make_post(i)),
+            lambda: modules.Encoder(
+                2, num_heads=H, hidden_size=F, norm_position="post"
+            ),
+        ),
+    ):
+
+        def make_post(i):
+            return modules.EncoderLayer(
+                num_heads=H,
+                key_size=K,
+                hidden_size=F,
+                norm_position="post",
+                name=f"layer_{i}",
+            )
+
+        made = hk.transform(lambda made=made: output(made()))
+        sized = hk.transform(lambda sized=sized: output(sized()))
+        params = random_parameters(made)
+        assert_equal(sized.apply(params, None), made.apply(params, None))
+        key = jax.random.key(0)
+        shapes = [jax.eval_shape(each.init, key) for each in (made, sized)]
+        assert shapes[0] == shapes[1]
+
+
+def test_a_function_that_makes_a_part_replaces_its_size(normal, random_parameters):
+    x = normal(B, T, D)
+
+    def forward(x):
+        encoder = modules.Encoder(
+            2,
+            num_heads=H,
+            make_feed_forward=lambda: lambda x, **options: 0 * x,
+            make_norm=modules.RMSNorm,
+            stack=modules.scanned,
+        )
+        return encoder(x, is_training=False)[0]
+
+    model = hk.transform(forward)
+    params = random_parameters(model, x)
+    parts = [f"attention/{name}" for name in ("query", "key", "value", "linear")]
+    wanted = {f"encoder/layers/layer_0/{part}" for part in (*parts, "norm_1", "norm_2")}
+    assert params.keys() == wanted | {"encoder/norm"}
+    assert params["encoder/norm"].keys() == {"scale"}
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("part", ["attention", "feed_forward"])
+def test_a_part_may_stand_alone_without_residual_or_norm(
+    part, norm_position, normal, random_parameters, oracles
+):
+    x = normal(B, T, D)
+    is_attention = part == "attention"
+
+    def forward(x):
+        layer = modules.EncoderLayer(
+            num_heads=H if is_attention else 0,
+            hidden_size=0 if is_attention else F,
+            make_norm=modules.no_norm,
+            norm_position=norm_position,
+            attention_residual=False,
+            feed_forward_residual=False,
+            name="layer",
+        )
+        output, attention_map = layer(x, is_training=False)
+        return output, attention_map.weights()
+
+    model = hk.transform(forward)
+    params = random_parameters(model, x)
+    own = oracles.nested(params, "layer")
+    assert own.keys() == {part}
+    output, weights = model.apply(params, None, x)
+    if is_attention:
+        ones = np.ones((B, 1, T))
+        wanted, _ = oracles.haiku_style(
+            own[part], x, x, x, ones, d_model=D, num_heads=H
+        )
+    else:
+        hidden = oracles.gelu(oracles.linear(own[part]["hidden"], x))
+        wanted = oracles.linear(own[part]["output"], hidden)
+    assert_close(output, wanted)
+    assert weights.shape == (B, H if is_attention else 0, T, T)
+
+
+@pytest.mark.parametrize("stack", [modules.looped, modules.scanned])
+def test_of_no_layer_the_norm_is_left(stack, normal, random_parameters, oracles):
+    x = normal(B, T, D)
+    model = _encoder(make_norm=modules.LayerNorm, stack=stack)
+    params = random_parameters(model, x)
+    output, weights = model.apply(params, None, x, first_layer=L)
+    assert weights == ()
+    assert_close(output, oracles.layer_norm(x, params["encoder/norm"]))
+    with pytest.raises(ValueError, match=r"first_layer must be .* got 4"):
+        model.apply(params, None, x, first_layer=L + 1)
 
 
 @pytest.mark.parametrize("is_training", [False, True])
@@ -233,6 +356,26 @@ def test_is_training_has_no_default(module, normal):
         ),
         (lambda: _layer(0, dropout_rate=1.0), r"dropout_rate .* in \[0, 1\), got 1.0"),
         (lambda: modules.Encoder(0, _layer), "num_layers must be .* got 0"),
+        (lambda: modules.EncoderLayer(hidden_size=1), "num_heads or make_attention"),
+        (lambda: modules.EncoderLayer(num_heads=1), "hidden_size or make_feed_forward"),
+        (
+            lambda: modules.EncoderLayer(lambda: None, num_heads=1, hidden_size=1),
+            "num_heads must be left out where make_attention is given, got 1",
+        ),
+        (
+            lambda: modules.EncoderLayer(num_heads=-1, hidden_size=1),
+            "num_heads must be .* got -1",
+        ),
+        (
+            lambda: modules.Encoder(1, _layer, num_heads=2),
+            "make_layer must be left out .* both it and num_heads",
+        ),
+        (
+            lambda: modules.Encoder(1, num_heads=3, hidden_size=1)(
+                np.ones((T, 8), np.float32), is_training=False
+            ),
+            "num_heads must divide the width 8 where key_size is not given, got 3",
+        ),
     ],
 )
 def test_refusals(make, message):

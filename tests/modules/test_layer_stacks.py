@@ -61,7 +61,10 @@ def _squared(model, **call):
     """The gradient of the squared output by parameters, input and bias, and results."""
 
     def loss(params, x, bias, rng=None, mask=None, gates=None):
-        results = model.apply(params, rng, x, mask, bias=bias, gates=gates, **call)
+        interventions = modules.Interventions(heads=gates)
+        results = model.apply(
+            params, rng, x, mask, bias=bias, interventions=interventions, **call
+        )
         return (results[0] ** 2).mean(), results
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
@@ -204,7 +207,11 @@ def test_scanned_layers_computed_again_need_a_third_of_the_memory():
 @pytest.mark.parametrize(
     ("gates", "message"),
     [
-        ([np.ones(7), np.ones(3), np.ones(7)], r"gates .*\(7,\), \(3,\), \(7,\)"),
+        (
+            [np.ones(7), np.ones(3), np.ones(7)],
+            r"interventions\.heads of .*\(7,\), \(3,\), \(7,\)",
+        ),
+        ([None, np.ones(7), np.ones(7)], "something for some of them alone"),
         (
             None,
             r"'attention/score' of float32\[7, 4\] in layer 0 .*\[3, 4\] in layer 2",
@@ -213,7 +220,8 @@ def test_scanned_layers_computed_again_need_a_third_of_the_memory():
 )
 def test_a_scan_refuses_layers_that_differ(gates, message, normal):
     model = _encoder(modules.scanned, lambda i: _layer(i, num_heads=(7, 7, 3)[i]))
-    init = functools.partial(model.init, gates=gates)
+    interventions = modules.Interventions(heads=gates)
+    init = functools.partial(model.init, interventions=interventions)
     with pytest.raises(ValueError, match=rf"layers must be alike, got .*{message}"):
         jax.eval_shape(init, jax.random.key(0), normal(B, T, D))
 

@@ -38,6 +38,10 @@ def _initialise(model, *args, **kwargs):
     )
 
 
+def _gates(heads):
+    return modules.Interventions(heads=heads)
+
+
 @pytest.fixture
 def inputs(normal):
     """Query, key and value of three widths."""
@@ -101,7 +105,7 @@ def test_gates_scale_what_each_head_contributes(inputs, normal, random_parameter
     params = random_parameters(model, *inputs)
     apply = jax.jit(model.apply)
     plain, weights = apply(params, None, *inputs)
-    ones, _ = apply(params, None, *inputs, gates=np.ones(H))
+    ones, _ = apply(params, None, *inputs, interventions=_gates(np.ones(H)))
     assert_equal(ones, plain)
 
     def without(head):
@@ -110,14 +114,38 @@ def test_gates_scale_what_each_head_contributes(inputs, normal, random_parameter
         linear = {**params["mha/linear"], "w": rows.reshape(H * V, 11)}
         return apply(params | {"mha/linear": linear}, None, *inputs)[0]
 
-    closed, closed_weights = apply(params, None, *inputs, gates=1 - np.eye(H)[2])
+    interventions = _gates(1 - np.eye(H)[2])
+    closed, closed_weights = apply(params, None, *inputs, interventions=interventions)
     assert_close(closed, without(2))
     assert_equal(closed_weights, weights)
     # Each example has its own gates, and between 0 and 1 they interpolate.
     gates = np.stack([1 - np.eye(H)[4], 1 - 0.25 * np.eye(H)[5]])
-    found, _ = apply(params, None, *inputs, gates=gates)
+    found, _ = apply(params, None, *inputs, interventions=_gates(gates))
     assert_close(found[0], without(4)[0])
     assert_close(found[1], 0.75 * plain[1] + 0.25 * without(5)[1])
+
+
+def test_gates_may_differ_by_position(inputs, random_parameters):
+    model = _model()
+    params = random_parameters(model, *inputs)
+    apply = jax.jit(model.apply)
+    plain, _ = apply(params, None, *inputs)
+    closed, _ = apply(params, None, *inputs, interventions=_gates(np.eye(H)[2]))
+    gates = np.ones((B, T, H), np.float32)
+    gates[1, 2] = np.eye(H)[2]
+    output, _ = apply(params, None, *inputs, interventions=_gates(gates))
+    here = (np.arange(B)[:, None] == 1) & (np.arange(T) == 2)
+    assert_close(output, np.where(here[..., None], closed, plain))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_last_map_may_have_a_bias_of_its_own_kind(with_bias, inputs):
+    params = _initialise(
+        _model(with_bias=with_bias, output_bias=not with_bias), *inputs
+    )
+    has_bias = {name.partition("/")[2]: "b" in own for name, own in params.items()}
+    others = dict.fromkeys(("query", "key", "value"), with_bias)
+    assert has_bias == others | {"linear": not with_bias}
 
 
 def test_gates_of_an_unbatched_call_and_their_gradient(normal, random_parameters):
@@ -127,7 +155,7 @@ def test_gates_of_an_unbatched_call_and_their_gradient(normal, random_parameters
     cotangent = normal(T, H * K)
 
     def loss(gates):
-        output, _ = model.apply(params, None, x, x, x, gates=gates)
+        output, _ = model.apply(params, None, x, x, x, interventions=_gates(gates))
         return (output * cotangent).sum()
 
     run = jax.jit(jax.value_and_grad(loss))
@@ -259,8 +287,6 @@ def test_an_empty_batch_gives_an_empty_output(inputs, random_parameters):
         ({"value_size": -6}, {}, "value_size must be .* at least 1, got -6"),
         ({"model_size": 1.5}, {}, "model_size must be .* at least 1, got 1.5"),
         ({"implementation": "dens"}, {}, "implementation must be .*mean 'dense'"),
-        ({}, {"gates": np.ones(3)}, r"gates must be .* H = 7, got shape \(3,\)"),
-        ({}, {"gates": np.ones((5, H))}, r"gates must be .* got shape \(5, 7\)"),
         ({}, {"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\)"),
         ({}, {"mask": np.ones((B, S), bool)}, r"mask must be .* got shape \(2, 5\)"),
         ({}, {"mask": np.zeros((B, 1, S), np.float32)}, "float32; an additive score"),

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from mha_haiku import heads, models
+from mha_haiku import heads, models, modules
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import gate_learning, pruned_runs
@@ -43,7 +43,9 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     names = [list(x.names) for x in models.heads_of_layers(pruned.config.model)]
     assert names == [[1], [1]]
     gates = heads.Learned(None, log_alpha, None, None).gates
-    apply = functools.partial(run.model.apply, gates=gates)
+    apply = functools.partial(
+        run.model.apply, interventions=modules.Interventions(heads=gates)
+    )
     gated = run._replace(model=run.model._replace(apply=apply))
     for name, wanted in pruned_runs.held_out(gated).items():
         assert getattr(lines[1], name) == pytest.approx(wanted, rel=1e-5)

@@ -1,0 +1,147 @@
+"""Which axis of which parameter holds heads, hidden units or layers.
+
+D width, H heads, G key/value heads, K query/key and V value size per head, F hidden
+units, L layers. Pruning, sharding and the stacking of layers ask here, by the names of
+a module and of its parameter, and know no names themselves.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HEADS = "heads"
+KEY_VALUE_HEADS = "key/value heads"
+HEAD_FEATURES = "features of a head"  # shared by the heads
+UNITS = "hidden units"
+
+STACKED_SCOPE = "layers"  # what the parameters of scanned layers are named below
+
+
+class Axis(NamedTuple):
+    """An axis of a parameter.
+
+    Attributes:
+      holds: One of the constants above; each has an equal part of the axis, in order.
+      place: Which axis, counted from the last, so that a leading L changes nothing.
+      is_read: Whether what the heads or units pass on comes in along it.
+    """
+
+    holds: str
+    place: int
+    is_read: bool = False
+
+
+# By the last part of the module's name and the parameter's name; by the latter alone
+# where the module is the attention itself. What is not listed belongs to no head and no
+# hidden unit: norms, and the biases of the maps back to the width D.
+_AXES = {
+    "query/w": Axis(HEADS, -1),  # [D, H K]
+    "query/b": Axis(HEADS, -1),
+    "key/w": Axis(KEY_VALUE_HEADS, -1),  # [D, G K]
+    "key/b": Axis(KEY_VALUE_HEADS, -1),
+    "value/w": Axis(KEY_VALUE_HEADS, -1),  # [D, G V]
+    "value/b": Axis(KEY_VALUE_HEADS, -1),
+    "linear/w": Axis(HEADS, -2, is_read=True),  # [H V, D]
+    "query_norm/scale": Axis(HEAD_FEATURES, -1),  # [K]
+    "key_norm/scale": Axis(HEAD_FEATURES, -1),
+    "score": Axis(HEADS, -2),  # [H, K]
+    "smear": Axis(KEY_VALUE_HEADS, -1),  # [G]
+    "hidden/w": Axis(UNITS, -1),  # [D, F]
+    "hidden/b": Axis(UNITS, -1),
+    "gate/w": Axis(UNITS, -1),
+    "gate/b": Axis(UNITS, -1),
+    "output/w": Axis(UNITS, -2, is_read=True),  # [F, D]
+}
+
+_LAYER = re.compile(
+    rf"(?P<scope>|.*?/)(?:(?P<stacked>{STACKED_SCOPE}/layer_0)|layer_(?P<index>\d+))"
+    r"(?P<part>/.*|)",
+    re.DOTALL,
+)
+
+
+class LayerName(NamedTuple):
+    """A module's name, taken apart.
+
+    Attributes:
+      scope: What stands before the layer, with its slash, as `encoder/`; may be empty.
+      index: Which layer; None of scanned layers, whose arrays have a leading axis L.
+      part: What stands behind, with its slash, as `/attention/query`; may be empty.
+    """
+
+    scope: str
+    index: int | None
+    part: str
+
+    def __str__(self) -> str:
+        """Returns the module's name."""
+        stacked = f"{STACKED_SCOPE}/layer_0"
+        layer = stacked if self.index is None else f"layer_{self.index}"
+        return f"{self.scope}{layer}{self.part}"
+
+
+def layer_of(module: str) -> LayerName | None:
+    """Returns which layer a module, by its name, belongs to; None: to none."""
+    match = _LAYER.fullmatch(module)
+    if match is None:
+        return None
+    index = None if match["stacked"] else int(match["index"])
+    return LayerName(match["scope"], index, match["part"])
+
+
+def is_stacked(module: str) -> bool:
+    """Returns whether the arrays of a module, by its name, have a leading axis L."""
+    layer = layer_of(module)
+    return layer is not None and layer.index is None
+
+
+def axis_of(module: str, name: str) -> Axis | None:
+    """Returns the axis of a parameter that belongs to heads or hidden units, if any."""
+    return _AXES.get(f"{module.rpartition('/')[2]}/{name}", _AXES.get(name))
+
+
+def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray:
+    """Returns the array with some of the heads or units of an axis alone.
+
+    Args:
+      array: A parameter.
+      axis: The axis.
+      count: How many heads or units it holds.
+      kept: Which of them stay, in this order.
+
+    Raises:
+      ValueError: If the axis does not hold so many.
+    """
+    array = np.asarray(array)
+    size = _size_of_each(array, axis, count)
+    places = np.asarray(kept, int)[:, None] * size + np.arange(size)
+    return array.take(places.ravel(), axis.place)
+
+
+def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
+    """Returns the array with each head or unit of an axis times its factor.
+
+    Args:
+      array: A parameter.
+      axis: The axis.
+      factors: `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
+
+    Raises:
+      ValueError: If the axis does not hold so many.
+    """
+    array, factors = np.asarray(array), np.asarray(factors)
+    size = _size_of_each(array, axis, factors.shape[-1])
+    along = np.repeat(factors, size, axis=-1)
+    return array * along.reshape(*along.shape, *(1,) * (-axis.place - 1))
+
+
+def _size_of_each(array, axis, count) -> int:
+    """Returns how many places of its axis a head or unit has."""
+    if array.ndim < -axis.place or array.shape[axis.place] % max(count, 1):
+        raise ValueError(
+            f"params must have {count} {axis.holds} along axis {axis.place}, got an "
+            f"array of shape {array.shape}."
+        )
+    return array.shape[axis.place] // max(count, 1)
