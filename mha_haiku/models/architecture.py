@@ -170,7 +170,7 @@ FIELDS = {
         "kind": Field(
             "layer_norm",
             "which norm",
-            OneOf((*parts.NORMS, "none")),
+            OneOf(tuple(parts.NORMS)),
             formerly="config.model.norm",
         ),
         "epsilon": Field(
@@ -270,7 +270,19 @@ def check(config: "ml_collections.ConfigDict") -> None:
             f"{num_heads}, got {num_groups}; the nearest that does is "
             f"{_nearest_divisor(num_heads, num_groups)}."
         )
+    if of_attention.score == "additive":
+        for field in ("scale", "soft_cap"):
+            if of_attention[field] is not None:
+                raise checks.ConfigError(
+                    f"config.model.attention.{field} is of dot products, and must be "
+                    f"None with score = 'additive', got {of_attention[field]}."
+                )
     kind, name = config.embedding.positions, "config.model.embedding.positions"
+    if not num_heads and kind in ("rotary", "alibi", "t5"):
+        raise checks.ConfigError(
+            f"{name} = {kind!r} tells attention alone, of which there is none with "
+            "attention.num_heads = 0; learned, sinusoidal and none serve without."
+        )
     if kind == "rotary" and key_size(config) % 2:
         raise checks.ConfigError(
             f"{name} = 'rotary' needs an even key size, got {key_size(config)}."

@@ -7,6 +7,7 @@ and `set_classifier` picks one element of a set, whatever its order.
 """
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,9 +85,7 @@ def build(
             first_layer, x = 0, _embedded(config, _blanked(inputs, valid), num_tokens)
         else:
             first_layer, x = start
-        mask = masks.full() if lengths is None else masks.padding(lengths, lengths)
-        if config.family == "causal":
-            mask = masks.causal() if lengths is None else masks.causal() & mask
+        mask = _mask(config, lengths)
         encoder = modules.Encoder(
             config.num_layers,
             functools.partial(_layer, config, implementation),
@@ -136,6 +135,19 @@ def build(
         )
 
     return Model(init, apply)
+
+
+def _mask(config, lengths):
+    """Returns who may attend to whom, in all layers."""
+    window, is_causal = config.attention.window, config.family == "causal"
+    kinds = []
+    if window is not None:
+        kinds.append(masks.window(window, 0 if is_causal else window))
+    elif is_causal:
+        kinds.append(masks.causal())
+    if lengths is not None:
+        kinds.append(masks.padding(lengths, lengths))
+    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
 
 
 def _check_start(config, start):
@@ -194,13 +206,14 @@ def _bias(config):
 
 
 def _layer(config, implementation, i):
-    heads, of_attention = architecture.heads_of_layers(config)[i], config.attention
+    heads = architecture.heads_of_layers(config)[i]
+    of_attention, of_feed_forward = config.attention, config.feed_forward
 
     if hk.running_init():  # of parameters alone, on one example
         implementation = of_attention.implementation
 
     def make_attention():
-        if not heads.names:
+        if not heads.names:  # all are pruned
             return modules.NoAttention(
                 config.model_size, with_bias=of_attention.output_bias, name="attention"
             )
@@ -209,8 +222,10 @@ def _layer(config, implementation, i):
             architecture.key_size(config),
             model_size=config.model_size,
             with_bias=of_attention.with_bias,
+            output_bias=of_attention.output_bias,
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
+            make_score=_make_score(of_attention),
             rotary=positions.rotary if config.embedding.positions == "rotary" else None,
             qk_norm=of_attention.qk_norm,
             smear=modules.smeared_keys if of_attention.smear_keys else None,
@@ -218,22 +233,39 @@ def _layer(config, implementation, i):
             name="attention",
         )
 
+    hidden_size = architecture.hidden_sizes(config)[i]
+
     def make_feed_forward():
         return modules.FeedForward(
-            architecture.hidden_sizes(config)[i],
-            activation=parts.ACTIVATIONS[config.feed_forward.activation],
-            gated=config.feed_forward.activation == "swiglu",
-            with_bias=config.feed_forward.with_bias,
+            hidden_size,
+            activation=parts.ACTIVATIONS[of_feed_forward.activation],
+            gated=of_feed_forward.activation == "swiglu",
+            with_bias=of_feed_forward.with_bias,
             name="feed_forward",
         )
 
     return modules.EncoderLayer(
-        make_attention,
-        make_feed_forward,
+        make_attention if of_attention.num_heads else None,
+        make_feed_forward if hidden_size else None,
+        num_heads=None if of_attention.num_heads else 0,
+        hidden_size=None if hidden_size else 0,
         make_norm=_make_norm(config),
         norm_position=config.norm.position,
+        attention_residual=of_attention.residual,
+        feed_forward_residual=of_feed_forward.residual,
         dropout_rate=config.dropout_rate,
         name=f"layer_{i}",
+    )
+
+
+def _make_score(config):
+    """Returns what makes the score that `config.model.attention` describes."""
+    if config.score == "additive":
+        return modules.additive_score
+    if config.scale is None and config.soft_cap is None:
+        return None  # the attention's own
+    return lambda num_heads, key_size: attention.dot_product(
+        config.scale, config.soft_cap
     )
 
 

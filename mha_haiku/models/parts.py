@@ -12,7 +12,11 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
     "swiglu": jax.nn.silu,
 }
-NORMS = {"layer_norm": modules.LayerNorm, "rms_norm": modules.RMSNorm}
+NORMS = {
+    "layer_norm": modules.LayerNorm,
+    "rms_norm": modules.RMSNorm,
+    "none": modules.no_norm,
+}
 POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi", "t5")
 PRECISIONS = {
     "float32": "params=float32,compute=float32,output=float32",
