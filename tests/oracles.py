@@ -10,6 +10,7 @@ query/key size, V value size per head and D model width. Parameters are those of
 our modules: `{"query": {"w": ..., "b": ...}, ...}`.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -222,6 +223,80 @@ def gelu_tanh(x):
 def silu(x):
     """Returns `x sigmoid(x)`."""
     return x / (1 + np.exp(-x))
+
+
+def transformer(parameters, tokens, config):
+    """Returns the logits `[B, T, C]` of a model of `models.build`, layer by layer.
+
+    Args:
+      parameters: Of looped layers, by the names of their modules.
+      tokens: `[B, T]`.
+      config: `config.model`, of the family encoder or causal, with positions learned or
+        none and the activation gelu.
+    """
+    parameters = float64(parameters)
+    own = config.attention
+    x = parameters["embedding"]["embeddings"][tokens]
+    if "positions" in parameters:
+        x = x + parameters["positions"]["positions"][: x.shape[1]]
+    back = np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1]))
+    allowed = back >= 0 if config.family == "causal" else np.ones_like(back, bool)
+    if own.window is not None:
+        allowed = allowed & (abs(back) <= own.window)
+
+    def normed(name, x):
+        kinds = {"layer_norm": layer_norm, "rms_norm": rms_norm}
+        if config.norm.kind == "none":
+            assert name not in parameters
+            return x
+        return kinds[config.norm.kind](x, parameters[name], config.norm.epsilon)
+
+    def attended(name, x):
+        maps = nested(parameters, name)
+
+        def heads(kind):
+            projected = linear(maps[kind], x)
+            return projected.reshape(*x.shape[:2], -1, own.key_size)
+
+        query, key, value = (heads(kind) for kind in ("query", "key", "value"))
+        if own.qk_norm:
+            query = rms_norm(query, maps["query_norm"])
+            key = rms_norm(key, maps["key_norm"])
+        if own.smear_keys:
+            share = 1 / (1 + np.exp(-maps["smear"]))[:, None]
+            before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
+            key = share * key + (1 - share) * before
+
+        def score(query, key, head):
+            if own.score == "additive":
+                return maps["score"][head] @ np.tanh(query + key)
+            scale, cap = own.scale, own.soft_cap
+            return dot_product(query, key, head, scale=scale, soft_cap=cap)
+
+        values = attention(query, key, value, allowed=allowed, score=score).values
+        return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
+
+    def fed_forward(name, x):
+        hidden = gelu(linear(parameters[f"{name}/hidden"], x))
+        return linear(parameters[f"{name}/output"], hidden)
+
+    def added(x, part, norm, has_residual):
+        is_pre = config.norm.position == "pre"
+        output = part(normed(norm, x) if is_pre else x)
+        output = x + output if has_residual else output
+        return output if is_pre else normed(norm, output)
+
+    for i in range(config.num_layers):
+        layer = f"encoder/layer_{i}"
+        if own.num_heads:
+            attend = functools.partial(attended, f"{layer}/attention")
+            x = added(x, attend, f"{layer}/norm_1", own.residual)
+        if config.feed_forward.hidden_size:
+            feed = functools.partial(fed_forward, f"{layer}/feed_forward")
+            x = added(x, feed, f"{layer}/norm_2", config.feed_forward.residual)
+    if config.norm.position == "pre":
+        x = normed("encoder/norm", x)
+    return linear(parameters["logits"], x)
 
 
 def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):

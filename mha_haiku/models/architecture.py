@@ -170,7 +170,7 @@ FIELDS = {
         "kind": Field(
             "layer_norm",
             "which norm",
-            OneOf(tuple(parts.NORMS)),
+            OneOf(parts.NORMS),
             formerly="config.model.norm",
         ),
         "epsilon": Field(

@@ -33,6 +33,12 @@ KINDS = {
     "t5": {"positions": "t5", "family": "encoder"},
     "rotary": {"positions": "rotary", "qk_norm": True, "num_key_value_heads": 2},
     "smeared": {"smear_keys": True, "num_key_value_heads": 2},
+    "additive": {
+        "attention__score": "additive",
+        "num_key_value_heads": 2,
+        "attention__qk_norm": True,
+    },
+    "biases apart": {"attention__with_bias": False, "attention__residual": False},
     "post": {"norm_position": "post", "activation": "swiglu"},
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, models, modules
+from tests import oracles
 from tests.tiny_runs import model_config
 
 B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
@@ -267,6 +268,66 @@ def test_fields_decide_which_parameters_there_are(fields, absent, present):
     assert absent in names()
     assert absent not in names(**fields)
     assert not present or present in names(**fields) - names()
+
+
+OPTIONS = {
+    "additive": {"attention__score": "additive", "num_key_value_heads": 1},
+    "scale": {"attention__scale": 0.7},
+    "soft cap": {"attention__soft_cap": 1.5, "attention__scale": 2.0},
+    "window back": {"attention__window": 2, "family": "causal"},
+    "window both ways": {"attention__window": 1, "attention__qk_norm": True},
+    "window of itself": {"attention__window": 0, "positions": "none"},
+    "no norm": {"norm__kind": "none"},
+    "no norm, post": {"norm__kind": "none", "norm__position": "post"},
+    "attention alone": {"feed_forward__hidden_size": 0, "norm__kind": "rms_norm"},
+    "feed-forward alone": {"attention__num_heads": 0, "attention__key_size": None},
+    "attention without residual": {"attention__residual": False, "smear_keys": True},
+    "feed-forward without residual": {
+        "feed_forward__residual": False,
+        "norm__position": "post",
+    },
+    "bias of the output alone": {
+        "attention__with_bias": False,
+        "feed_forward__with_bias": False,
+    },
+    "bias of queries, keys and values alone": {
+        "attention__output_bias": False,
+        "output__with_bias": False,
+    },
+}
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_of_a_layer_is_its_formula(name):
+    config = _config(num_layers=2, **OPTIONS[name])
+    model = _build(num_layers=2, **OPTIONS[name])
+    tokens = _inputs("encoder")
+    params = _parameters(model, tokens)
+    run = jax.jit(functools.partial(model.apply, is_training=False))
+    output = run(params, None, tokens)
+    wanted = oracles.transformer(params, tokens, config)
+    np.testing.assert_allclose(output.logits, wanted, rtol=1e-4, atol=1e-5)
+    num_heads = config.attention.num_heads
+    assert [each.shape for each in output.maps] == [(B, num_heads, T, T)] * 2
+    names = {f"{path}/{leaf}" for path in params for leaf in params[path]}
+    biases = {path for path in names if path.endswith("/b")}
+    for part, has_bias in (
+        ("attention/key", config.attention.with_bias and num_heads),
+        ("attention/linear", config.attention.output_bias and num_heads),
+        ("logits", config.output.with_bias),
+    ):
+        assert any(f"{part}/b" in path for path in biases) == bool(has_bias), part
+
+
+def test_scanned_layers_take_models_of_one_part():
+    for fields in ({"attention__num_heads": 0}, {"feed_forward__hidden_size": 0}):
+        fields |= {"num_layers": 2, "scan_layers": True, "rematerialize": True}
+        model, inputs = _build(**fields), _inputs("encoder")
+        params = jax.eval_shape(model.init, jax.random.key(0), inputs)
+        run = functools.partial(model.apply, is_training=False)
+        output = jax.eval_shape(run, params, None, inputs)
+        assert output.logits.shape == (B, T, C) and len(output.maps) == 2
 
 
 def test_training_has_dropout_and_says_so():
