@@ -138,11 +138,8 @@ def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     params = random_parameters(model, x)
     apply = jax.jit(model.apply)
     plain = apply(params, None, x)
-    jax.tree.map(
-        assert_equal,
-        apply(params, None, x, interventions=_gates(np.ones((L, H)))),
-        plain,
-    )
+    opened = apply(params, None, x, interventions=_gates(np.ones((L, H))))
+    chex.assert_trees_all_equal(opened, plain)
 
     gates = np.ones((L, H))
     gates[1, 2] = 0
@@ -252,7 +249,7 @@ def test_a_function_that_makes_a_part_replaces_its_size(normal, random_parameter
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])
 def test_a_part_may_stand_alone_without_residual_or_norm(
-    part, norm_position, normal, random_parameters, oracles
+    part, norm_position, normal, random_parameters
 ):
     x = normal(B, T, D)
     is_attention = part == "attention"
@@ -288,7 +285,7 @@ def test_a_part_may_stand_alone_without_residual_or_norm(
 
 
 @pytest.mark.parametrize("stack", [modules.looped, modules.scanned])
-def test_of_no_layer_the_norm_is_left(stack, normal, random_parameters, oracles):
+def test_of_no_layer_the_norm_is_left(stack, normal, random_parameters):
     x = normal(B, T, D)
     model = _encoder(make_norm=modules.LayerNorm, stack=stack)
     params = random_parameters(model, x)
