@@ -41,6 +41,54 @@ class Span(NamedTuple):
         return self.start + lax.iota(jnp.int32, self.size)
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a rectangle stands: the positions of its first query and first key.
+
+    Queries and keys in arrays are counted from here; masks and biases are asked at
+    absolute positions, which `rows` and `columns` give. Integers are static, so that
+    what a mask rules out may be known while a program is compiled; arrays are leaves.
+
+    Attributes:
+      query: An integer, or a scalar array that may be traced.
+      key: Likewise.
+    """
+
+    query: int | Array = 0
+    key: int | Array = 0
+
+    def rows(self, rows: Index | Span) -> Index | Span:
+        """Returns the absolute positions of queries."""
+        return rows if _is_zero(self.query) else rows + self.query
+
+    def columns(self, columns: Index | Span) -> Index | Span:
+        """Returns the absolute positions of keys."""
+        return columns if _is_zero(self.key) else columns + self.key
+
+    def tree_flatten(self):
+        """Returns the arrays among the two as leaves, and the integers."""
+        both = self.query, self.key
+        leaves = tuple(None if isinstance(x, int) else x for x in both)
+        return leaves, tuple(x if isinstance(x, int) else None for x in both)
+
+    @classmethod
+    def tree_unflatten(cls, integers, leaves):
+        """Undoes `tree_flatten`."""
+        return cls(
+            *(y if x is None else x for x, y in zip(integers, leaves, strict=True))
+        )
+
+
+def _is_zero(position) -> bool:
+    return isinstance(position, int) and position == 0
+
+
+def batch_axes(ndim: int) -> str:
+    """Returns a letter for each batch axis: "B" for the first, "b" for the others."""
+    return "Bb"[:ndim] + "b" * (ndim - 2)
+
+
 def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
     """Makes a frozen dataclass a pytree with leaves `data` and static fields `meta`."""
 
@@ -182,10 +230,11 @@ def integers(name: str, value, low: int | None = 0) -> Array:
 
 
 def check_axes(name: str, array: Array, wanted: tuple, axes: str):
-    """Raises ValueError unless the shape is `wanted`, but for axes of size 1."""
+    """Raises ValueError unless the shape is `wanted`; size 1 and None stand for any."""
     shape = jnp.shape(array)
     fits = len(shape) == len(wanted) and all(
-        size in (1, full_size) for size, full_size in zip(shape, wanted, strict=True)
+        full_size is None or size in (1, full_size)
+        for size, full_size in zip(shape, wanted, strict=True)
     )
     if not fits:
         raise ValueError(

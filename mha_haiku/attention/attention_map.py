@@ -25,7 +25,8 @@ Array = jax.Array
 
 
 @tiles.pytree(
-    data=("query", "key", "logsumexp", "mask", "bias", "score", "value"), meta=("mesh",)
+    data=("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
+    meta=("mesh",),
 )
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
@@ -42,6 +43,7 @@ class AttentionMap:
       score: The score, with its parameters.
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
+      origin: Where the first query and the first key stand.
     """
 
     query: Array
@@ -52,6 +54,7 @@ class AttentionMap:
     score: scores.Score
     value: Array | None = None
     mesh: jax.sharding.Mesh | None = None
+    origin: tiles.Origin = tiles.Origin()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,7 +98,7 @@ class AttentionMap:
         self,
         *,
         pooled: tuple[int, int] | None = None,
-        query_offset: int = 0,
+        query_offset: int | None = None,
         counted: Array | None = None,
         positions: Array | None = None,
         tokens: Array | None = None,
@@ -108,8 +111,8 @@ class AttentionMap:
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.
-          query_offset: Query t stands at position t + `query_offset`, as in attention
-            of the last T of S positions.
+          query_offset: Query t stands at position t + `query_offset`; None: at that
+            of `attend(first_query=)`.
           counted: `[B..., T]` booleans: the queries that count; None: all that see.
           positions: `[B..., S]` booleans: positions (separators, say) whose mass is
             asked for.
@@ -126,7 +129,7 @@ class AttentionMap:
         """
         given = statistics.given_of(
             self.shape,
-            query_offset=query_offset,
+            query_offset=self.origin.query if query_offset is None else query_offset,
             counted=counted,
             positions=positions,
             tokens=tokens,
@@ -254,7 +257,13 @@ class AttentionMap:
 
     def _factors(self) -> views.Factors:
         return views.Factors(
-            self.query, self.key, self.mask, self.bias, self.score, self.logsumexp
+            self.query,
+            self.key,
+            self.mask,
+            self.bias,
+            self.score,
+            self.logsumexp,
+            self.origin,
         )
 
     def _how(self):

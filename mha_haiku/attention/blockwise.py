@@ -110,6 +110,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
                 rows,
                 num_keys,
                 sizes.columns,
+                origin=view.origin,
             )
             # Where all is hidden, its largest score is HIDDEN and its weights say 1.
             fully_masked = largest <= HIDDEN
@@ -167,7 +168,12 @@ def backward(
             )
             of_query, of_key, of_value, of_bias, of_score = sums
             if wants_bias:
-                of_bias = view.bias.add_gradient(of_bias, part.tile, rows, columns)
+                of_bias = view.bias.add_gradient(
+                    of_bias,
+                    part.tile,
+                    view.origin.rows(rows),
+                    view.origin.columns(columns),
+                )
             return (
                 of_query + part.query[:, 0],
                 tiles.add(of_key, part.key[:, 0].T, columns.start, 1),
@@ -195,6 +201,7 @@ def backward(
                 rows,
                 num_keys,
                 sizes.columns,
+                origin=view.origin,
             )
             return tiles.add(of_query, part, rows.start, 0), *sums
 

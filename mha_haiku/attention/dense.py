@@ -27,9 +27,10 @@ def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
       Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
       0 and -inf for a row whose keys are all masked, and what a gradient wants saved.
     """
-    query, key, value, bias, score, mask, nonfinite, _ = inputs.zeroed()
+    query, key, value, bias, score, mask, nonfinite, _, origin = inputs.zeroed()
     rows, columns = _spans(inputs)
-    tile = views.masked_scores(query, key, mask, bias, score, rows, columns)
+    at = origin.rows(rows), origin.columns(columns)
+    tile = views.masked_scores(query, key, mask, bias, score, *at)
     if nonfinite is not None:
         is_nonfinite = nonfinite.pairs(rows, columns) & (tile > -jnp.inf)
         tile = jnp.where(is_nonfinite, jnp.nan, tile)
@@ -63,7 +64,9 @@ def _backward(inputs, saved, rows, wants_bias, dropout_rate):
     )
     if wants_bias:
         zeros = jax.tree.map(jnp.zeros_like, bias)
-        bias = bias.add_gradient(zeros, tile.tile, *_spans(inputs))
+        rows, columns = _spans(inputs)
+        at = inputs.origin.rows(rows), inputs.origin.columns(columns)
+        bias = bias.add_gradient(zeros, tile.tile, *at)
     return tile.query, tile.key, tile.value, bias if wants_bias else None, tile.score
 
 

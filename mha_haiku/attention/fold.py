@@ -152,7 +152,7 @@ def forward(
     maps: tuple[views.Factors, ...],
     given: Given,
     sizes: sweep.Sizes,
-    first: tuple | None = None,
+    first: tiles.Origin | None = None,
 ) -> Sums:
     """Returns the sums of a map, or of a part of one; see `fold`.
 
@@ -161,8 +161,7 @@ def forward(
       maps: As in `fold`.
       given: As in `fold`.
       sizes: Of the tiles.
-      first: Which query and key of the whole map stand first in a part; None: it is
-        whole.
+      first: Where in the whole map a part begins; None: it is whole.
     """
     *batch_shape, num_heads, _ = maps[0].logsumexp.shape
     if observation.side_by_side:
@@ -234,7 +233,7 @@ class _Walk:
       heads: Of each map the head; side by side with an axis of heads in front.
       given: What was given of the head.
       sizes: Of the tiles.
-      first: Which query and key of the whole map stand first, or None.
+      first: Where in the whole map this part begins, or None.
       queries: The queries that are walked over.
       keys: The keys, likewise.
     """
@@ -243,7 +242,7 @@ class _Walk:
     heads: tuple[views.Head, ...]
     given: Given
     sizes: sweep.Sizes
-    first: tuple | None
+    first: tiles.Origin | None
     queries: range
     keys: range
 
@@ -282,8 +281,9 @@ class _Walk:
         # Two maps may have two masks, which rule out no tile together. Heads of a mask
         # may differ in its array alone, which rules out no tile either.
         mask = self.heads[0].mask if len(self.heads) == 1 else None
-        if self.observation.side_by_side and mask is not None:
-            mask = jax.tree.map(lambda x: x[0], mask)
+        origin = self.heads[0].origin
+        if self.observation.side_by_side:
+            mask, origin = jax.tree.map(lambda x: x[0], (mask, origin))
         return sweep.over_keys(
             of_tile,
             carry,
@@ -292,6 +292,7 @@ class _Walk:
             self.num_keys,
             self.sizes.columns,
             (self.keys.start, self.keys.stop),
+            origin,
         )
 
     def log_weights(self, block: _Block, columns: tiles.Span, seen_from: Any) -> tuple:
@@ -319,7 +320,7 @@ class _Walk:
             (log_weights,) = log_weights
         rows = block.rows
         if self.first is not None:
-            rows, columns = rows + self.first[0], columns + self.first[1]
+            rows, columns = self.first.rows(rows), self.first.columns(columns)
         weights = jax.tree.map(jnp.exp, log_weights)
         return Tile(weights, log_weights, rows, columns, given)
 

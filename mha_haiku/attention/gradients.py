@@ -138,4 +138,4 @@ def _backward(backward, options, residuals, cotangents):
     arrays = [
         gradient.astype(x.dtype) for gradient, x in zip(arrays, inputs[:3], strict=True)
     ]
-    return (Inputs(*arrays, bias, score, None, None, None),)
+    return (Inputs(*arrays, bias, score, None, None, None, None),)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import checks, masks, positions
+from mha_haiku import checks, masks, positions, tiles
 from mha_haiku.attention import attention_map, blockwise, dense, scores
 from mha_haiku.attention.inputs import Inputs, Nonfinite
 
@@ -62,6 +62,7 @@ def attend(
     score: scores.Score | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
+    first_query: int | Array = 0,
     implementation: str | Implementation = "auto",
 ) -> tuple[Array, attention_map.AttentionMap]:
     """Returns `softmax(score(query, key) + bias) value` and the attention map.
@@ -81,6 +82,9 @@ def attend(
       dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
         one, and the weights that stay grow by 1 / (1 - dropout_rate).
       rng: The key of the dropout; required with it.
+      first_query: The position of the first query, where they are the last T of S, say,
+        for mask and bias: both are asked at absolute positions, at which the arrays
+        inside them are indexed. May be traced.
       implementation: All give the same, at another cost. "dense" holds the `[B..., H,
         T, S]` scores; "blockwise" only tiles of them, skipping those that the mask
         rules out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes;
@@ -101,28 +105,65 @@ def attend(
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
     """
-    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    mask, bias = masks.as_mask(mask), positions.as_bias(bias)
+    query, key, value = _arrays(query, key, value)
+    mask, first_query = masks.as_mask(mask), _position(first_query)
+    stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
+    mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
+    return attend_within(
+        query,
+        key,
+        value,
+        mask,
+        bias=bias,
+        score=score,
+        dropout_rate=dropout_rate,
+        rng=rng,
+        first_query=first_query,
+        implementation=implementation,
+    )
+
+
+def attend_within(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: masks.Mask,
+    *,
+    bias: positions.ScoreBias | Array | None = None,
+    score: scores.Score | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    first_query: int | Array = 0,
+    implementation: str | Implementation = "auto",
+) -> tuple[Array, attention_map.AttentionMap]:
+    """Returns what `attend` does, for a mask that was checked already."""
+    query, key, value = _arrays(query, key, value)
+    batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
+    first_query = _position(first_query)
+    stop = first_query + num_queries if isinstance(first_query, int) else None
     score = scores.dot_product() if score is None else score
-    _check(query, key, value, mask, bias, score)
+    score.check(num_heads, key_size)
+    score = score.aligned(len(batch_shape))
+    bias = positions.as_bias(bias)
+    if bias is not None:
+        bias.check(batch_shape, num_heads, stop, key.shape[-3])
+        bias = bias.aligned(len(batch_shape))
     implementation = named(implementation)
     checks.fraction("dropout_rate", dropout_rate)
     if dropout_rate and rng is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
 
-    batch_ndim = query.ndim - 3
-    score = score.aligned(batch_ndim)
-    bias = None if bias is None else bias.aligned(batch_ndim)
     nonfinite = None
     if not isinstance(mask, masks.Full):
         nonfinite = Nonfinite.of(query, key, value)
     rng = rng if dropout_rate else None
-    inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng)
+    origin = tiles.Origin(first_query)
+    inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
     values, logsumexp = implementation(inputs, dropout_rate)
     query, key, value, *_ = inputs.zeroed()
     mesh = getattr(implementation, "mesh", None)  # the devices that share the map
     return values, attention_map.AttentionMap(
-        query, key, logsumexp, mask, bias, score, value, mesh
+        query, key, logsumexp, mask, bias, score, value, mesh, origin
     )
 
 
@@ -173,7 +214,9 @@ register("blockwise", blockwise.Blockwise())
 register("formula", _formula)
 
 
-def _check(query, key, value, mask, bias, score):
+def _arrays(query, key, value) -> tuple[Array, Array, Array]:
+    """Returns queries, keys and values after checking that they go together."""
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim >= 3:
         raise ValueError(
@@ -183,7 +226,7 @@ def _check(query, key, value, mask, bias, score):
     for name, array in (("query", query), ("key", key), ("value", value)):
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"{name} must be of floats, got {array.dtype}.")
-    batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
+    batch_shape, (num_heads, key_size) = query.shape[:-3], query.shape[-2:]
     num_keys, num_key_heads = key.shape[-3:-1]
     if not batch_shape == key.shape[:-3] == value.shape[:-3]:
         raise ValueError(f"query, key and value disagree on batch axes: {shapes}.")
@@ -195,7 +238,17 @@ def _check(query, key, value, mask, bias, score):
         raise ValueError(f"key and value disagree on positions S or heads G: {shapes}.")
     if not num_key_heads or num_heads % num_key_heads:
         raise ValueError(f"the key heads G must divide the query heads H: {shapes}.")
-    score.check(num_heads, key_size)
-    mask.check(batch_shape, num_heads, num_queries, num_keys)
-    if bias is not None:
-        bias.check(batch_shape, num_heads, num_queries, num_keys)
+    return query, key, value
+
+
+def _position(first_query) -> int | Array:
+    """Returns the position as an integer, or as a traced scalar array."""
+    known = tiles.known(first_query)
+    if known is not None:
+        return checks.non_negative_integer("first_query", known.tolist())
+    if first_query.ndim or not jnp.issubdtype(first_query.dtype, jnp.integer):
+        raise ValueError(
+            f"first_query must be one integer, got {first_query.dtype} of shape "
+            f"{first_query.shape}."
+        )
+    return first_query

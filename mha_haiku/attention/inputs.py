@@ -81,6 +81,7 @@ class Inputs(NamedTuple):
       mask: Which query may attend to which key.
       nonfinite: Which of the vectors are not finite; None: not looked at.
       rng: The key of the dropout; None: no dropout.
+      origin: Where the first query and the first key stand.
     """
 
     query: Array
@@ -91,6 +92,7 @@ class Inputs(NamedTuple):
     mask: masks.Mask
     nonfinite: Nonfinite | None
     rng: Array | None
+    origin: tiles.Origin = tiles.Origin()
 
     def zeroed(self) -> "Inputs":
         """Returns the inputs with zeros for nonfinite queries, keys and values."""

@@ -46,6 +46,12 @@ class Score(abc.ABC):
         del batch_ndim
         return self
 
+    def axes(self, batch_ndim: int) -> "Score":
+        """Returns the score with the letters of its arrays' axes; see `Mask.axes`."""
+        if jax.tree.leaves(self):
+            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+        return self
+
     def check(self, num_heads: int, key_size: int):
         """Raises ValueError where the score does not fit attention of these sizes."""
 
@@ -102,9 +108,9 @@ class DotProduct(Score):
         if self.soft_cap is not None:
             capped = self(query, key) / self.soft_cap
             cotangent = cotangent * (1 - capped**2)
-        of_query = products.mix(cotangent, key) * scale
-        of_key = products.gather(cotangent, query, key.shape[-2]) * scale
-        return of_query.astype(query.dtype), of_key.astype(key.dtype), self
+        query_grad = products.mix(cotangent, key) * scale
+        key_grad = products.gather(cotangent, query, key.shape[-2]) * scale
+        return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
     def scale_of(self, size: int) -> float:
         """Returns the scale of products of vectors `[size]`."""
@@ -130,6 +136,10 @@ class Additive(Score):
         if jnp.ndim(self.weight) == batch_ndim + 2:
             return self
         return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
+
+    def axes(self, batch_ndim):
+        letters = tiles.batch_axes(batch_ndim) + "H."
+        return Additive(letters[len(letters) - jnp.ndim(self.weight) :])
 
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)

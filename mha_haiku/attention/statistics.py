@@ -471,7 +471,7 @@ def statistics(
         return entry.of_mean(of_query if per_query else of_query.sum(-1) / count)
 
     unseen = factors.mask.aligned_unseen_keys(
-        num_queries, num_keys, factors.logsumexp.ndim - 2
+        num_queries, num_keys, factors.logsumexp.ndim - 2, factors.origin.query
     )
     of_heads = HeadSums(counts, sums.keys, unseen)
     found = {
@@ -488,7 +488,7 @@ def statistics(
 def given_of(
     map_shape: tuple[int, ...],
     *,
-    query_offset: int,
+    query_offset: int | Array,
     counted: Array | None,
     positions: Array | None,
     tokens: Array | None,

@@ -190,6 +190,7 @@ def over_keys(
     num_keys: int,
     width: int,
     keys: tuple[int, int] | None = None,
+    origin: tiles.Origin = tiles.Origin(),  # noqa: B008
 ) -> Any:
     """Returns `carry` after `body(columns, seen_from, carry)` of the tiles of a row.
 
@@ -203,13 +204,15 @@ def over_keys(
       num_keys: S.
       width: Of a tile, at most S.
       keys: (start, stop) of the keys of interest; None: all.
+      origin: Where the first query and key stand, for the mask.
     """
     count = -(-num_keys // width)
     start, stop = 0, num_keys
     open_start, open_stop = 0, 0
     if mask is not None:
-        start, stop = mask.key_range((rows.start, rows.stop), num_keys)
-        open_start, open_stop = mask.open_range((rows.start, rows.stop), num_keys)
+        there = _ends(origin.rows(rows)), _ends(origin.columns(tiles.Span(0, num_keys)))
+        start, stop = (x - origin.key for x in mask.key_range(*there))
+        open_start, open_stop = (x - origin.key for x in mask.open_range(*there))
     if keys is not None:
         start = tiles.largest(start, keys[0])
         stop = tiles.largest(tiles.smallest(stop, keys[1]), start)
@@ -233,6 +236,10 @@ def over_keys(
 
     carry = _loop(open_first, open_last, lambda j, carry: at(j, None, carry), carry)
     return _loop(0, last - first - num_open, masked, carry)
+
+
+def _ends(span: tiles.Span) -> tuple:
+    return span.start, span.stop
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:

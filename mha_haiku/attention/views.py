@@ -28,6 +28,7 @@ class Factors(NamedTuple):
       bias: What is added to the scores, aligned, or None.
       score: The score, aligned.
       logsumexp: `[B..., H, T]`; -inf where every key is masked.
+      origin: Where the first query and the first key stand.
     """
 
     query: Array
@@ -36,9 +37,10 @@ class Factors(NamedTuple):
     bias: positions.ScoreBias | None
     score: scores.Score
     logsumexp: Array
+    origin: tiles.Origin = tiles.Origin()
 
 
-@tiles.pytree(data=("query", "key", "mask", "bias", "score", "logsumexp"))
+@tiles.pytree(data=("query", "key", "mask", "bias", "score", "logsumexp", "origin"))
 class Head:
     """The scores of one head of one example.
 
@@ -49,6 +51,7 @@ class Head:
       bias: What is added to the scores, likewise, or None.
       score: The score, likewise.
       logsumexp: `[T]`, where it is known already; -inf for queries without weights.
+      origin: Where the first query and the first key stand.
     """
 
     query: Array
@@ -57,10 +60,11 @@ class Head:
     bias: positions.ScoreBias | None
     score: scores.Score
     logsumexp: Array | None = None
+    origin: tiles.Origin = tiles.Origin()
 
-    def without_rows(self, blind: Array) -> "Head":
-        """Returns the head in which queries `[T]` that are blind have no weights."""
-        logsumexp = jnp.where(blind, -jnp.inf, self.logsumexp)
+    def without_rows(self, left_out: Array) -> "Head":
+        """Returns the head in which the queries `[T]` left out have no weights."""
+        logsumexp = jnp.where(left_out, -jnp.inf, self.logsumexp)
         return dataclasses.replace(self, logsumexp=logsumexp)
 
     def log_weights(
@@ -99,8 +103,8 @@ class Head:
             mask,
             self.bias,
             self.score,
-            rows,
-            columns,
+            self.origin.rows(rows),
+            self.origin.columns(columns),
             hidden=HIDDEN,
         )[0]
         if seen_from is None or (isinstance(seen_from, int) and not seen_from):
@@ -122,13 +126,13 @@ def masked_scores(
     """Returns the scores of a tile, `hidden` where the mask forbids.
 
     Args:
-      query: `[B..., R, H, K]`, the queries at `rows`.
-      key: `[B..., C, G, K]`, the keys at `columns`.
+      query: `[B..., R, H, K]`.
+      key: `[B..., C, G, K]`.
       mask: Which pairs of positions may attend.
       bias: What is added to the scores, or None.
       score: The score.
-      rows: `[R]` positions of the queries.
-      columns: `[C]` positions of the keys.
+      rows: `[R]` absolute positions of the queries.
+      columns: `[C]`, of the keys.
       hidden: The score of what is masked.
 
     Returns:
@@ -162,14 +166,14 @@ def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
         factors.mask,
         factors.bias,
         factors.score,
-        rows,
-        columns,
+        factors.origin.rows(rows),
+        factors.origin.columns(columns),
     )
     logsumexp = tiles.take(factors.logsumexp, rows, axis=-1)[..., None]
     # A row of NaN is like a fully masked one until the end; see `inputs`.
     is_nan = jnp.isnan(logsumexp)
-    blind = is_nan | (logsumexp == -jnp.inf)
-    tile = jnp.where(blind, -jnp.inf, tile) - jnp.where(blind, 0, logsumexp)
+    has_none = is_nan | (logsumexp == -jnp.inf)
+    tile = jnp.where(has_none, -jnp.inf, tile) - jnp.where(has_none, 0, logsumexp)
     return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
 
 
@@ -178,7 +182,7 @@ def head_of(inputs: Any, example: tuple, head: Array) -> Head:
 
     Args:
       inputs: Has `query [B..., T, H, K]`, `key [B..., S, G, K]`, `mask`, an aligned
-        `bias` and `score`, and perhaps `logsumexp [B..., H, T]`.
+        `bias` and `score`, `origin`, and perhaps `logsumexp [B..., H, T]`.
       example: An index per batch axis; may be traced.
       head: The index of the head, likewise.
     """
@@ -191,12 +195,13 @@ def head_of(inputs: Any, example: tuple, head: Array) -> Head:
     return Head(
         tiles.at_batch(inputs.query, example)[:, head],
         of_key_head(inputs.key, example, head, num_heads),
-        inputs.mask.of_head(example, head),
+        inputs.mask.at_head(example, head),
         *(
             jax.tree.map(lambda x: tiles.at_batch(x, (*example, head))[None], tree)
             for tree in (inputs.bias, inputs.score)
         ),
         None if logsumexp is None else tiles.at_batch(logsumexp, (*example, head)),
+        inputs.origin,
     )
 
 

@@ -7,7 +7,6 @@ rectangle of itself without holding the whole.
 from mha_haiku.masks.algebra import Mask
 from mha_haiku.masks.arrays import as_mask, dense, segments
 from mha_haiku.masks.lengths import padding, prefix, valid_lens
-from mha_haiku.masks.parts import Part
 from mha_haiku.masks.relative import (
     Full,
     causal,
@@ -20,7 +19,6 @@ from mha_haiku.masks.relative import (
 __all__ = [
     "Full",
     "Mask",
-    "Part",
     "as_mask",
     "causal",
     "dense",

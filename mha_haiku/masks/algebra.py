@@ -1,17 +1,29 @@
-"""The algebra of masks: both, either, what is forbidden, and the same further along.
+"""What every mask can be asked, and the algebra of masks.
 
-`B...` are the batch axes, T query positions, S key positions, H query heads.
+`B...` are the batch axes, T query positions, S key positions, H query heads. A mask
+never holds a T x S array unless it was made from one, but gives any rectangle of
+itself. It is asked at absolute positions of queries and keys: tiles, the parts of a
+device and decoding steps differ only in which positions they ask about, and arrays
+inside a mask are indexed by them. The ranks of these arrays decide their meaning:
+lengths are `[B...]`, segment ids `[B..., S]`, and so on.
 """
 
+import abc
 import dataclasses
+from typing import Self
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from mha_haiku import tiles
-from mha_haiku.masks import lazy
+
+Array = jax.Array
+Range = tuple[int | Array, int | Array]  # (start, stop)
+_BLOCK = 1024  # queries that a sweep over a mask looks at together
 
 
-class Mask(lazy.LazyMask):
+class Mask(abc.ABC):
     """Which query may attend to which key; True means "may attend".
 
     Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
@@ -36,9 +48,203 @@ class Mask(lazy.LazyMask):
     def shifted(self, offset: int) -> "Mask":
         """Returns the mask in which query t stands at position t + `offset`.
 
-        T queries that are the last T of S positions have `offset = S - T`.
+        For a part of a larger mask. Where the queries of a call are the last T of S
+        positions, `attend(first_query=S - T)` says so for mask and bias alike.
         """
         return self if offset == 0 else Shifted(self, offset)
+
+    def array(self, num_queries: int, num_keys: int) -> Array:
+        """Returns the whole mask: boolean `[B..., T, S]`, or `[B..., H, T, S]`."""
+        self.check_lengths(num_keys)
+        return self.tile(range(num_queries), range(num_keys))
+
+    def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
+        """Returns the rectangle `rows` x `columns` of the mask, as `array` shapes it.
+
+        Args:
+          rows: Query positions: a slice with an end, a range or an array of integers.
+          columns: Key positions, likewise.
+        """
+        rows, columns = tiles.positions(rows), tiles.positions(columns)
+        batch_ndim = self.batch_ndim()
+        shape = (len(rows), len(columns))
+        return self._without_heads(
+            self.aligned_tile(rows, columns, batch_ndim), batch_ndim, shape
+        )
+
+    def key_range(self, rows: Range, keys: Range) -> Range:
+        """Returns which keys the queries `rows` can see at all.
+
+        Keys outside are masked for all these queries; keys inside may be. The ends are
+        Python integers where the mask and the ranges are static, else scalar arrays.
+
+        Args:
+          rows: (start, stop) of the queries; integers or scalar arrays.
+          keys: (start, stop) of the keys asked about, likewise.
+
+        Returns:
+          (start, stop) within `keys`.
+        """
+        del rows
+        return keys
+
+    def open_range(self, rows: Range, keys: Range) -> Range:
+        """Returns (start, stop) of keys that surely all of the queries `rows` can see.
+
+        Args:
+          rows: (start, stop) of the queries; integers or scalar arrays.
+          keys: (start, stop) of the keys asked about, likewise.
+        """
+        del rows
+        return keys[0], keys[0]
+
+    def is_lopsided(self) -> bool:
+        """Returns whether later queries see more keys, or fewer, than earlier ones."""
+        return False
+
+    def at_head(self, example: tuple, head: Array) -> Self:
+        """Returns the mask of one head of one example, without batch axes.
+
+        Args:
+          example: An index per batch axis; may be traced.
+          head: The index of the head, likewise.
+        """
+        del head
+        return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
+
+    def unseen_keys(self, num_queries: int, num_keys: int) -> Array:
+        """Returns which of S keys none of T queries may see: `[B..., (H,) S]`."""
+        batch_ndim = self.batch_ndim()
+        unseen = self.aligned_unseen_keys(num_queries, num_keys, batch_ndim)
+        if unseen is None:
+            unseen = jnp.full((1,) * (batch_ndim + 1) + (num_keys,), not num_queries)
+        return self._without_heads(unseen, batch_ndim, (num_keys,))
+
+    def fully_masked_queries(self, num_queries: int, num_keys: int) -> Array:
+        """Returns which of T queries may see none of S keys: `[B..., (H,) T]`."""
+        batch_ndim = self.batch_ndim()
+        masked = self.aligned_fully_masked(num_queries, num_keys, batch_ndim)
+        if masked is None:
+            masked = jnp.full((1,) * (batch_ndim + 1) + (num_queries,), not num_keys)
+        return self._without_heads(masked, batch_ndim, (num_queries,))
+
+    def check(
+        self,
+        batch_shape: tuple,
+        num_heads: int,
+        num_queries: int | None,
+        num_keys: int,
+    ):
+        """Raises ValueError where the mask does not fit attention of these sizes.
+
+        Args:
+          batch_shape: B....
+          num_heads: H.
+          num_queries: The position after the last query; None: not known.
+          num_keys: S.
+        """
+        self.check_shape(batch_shape, num_heads, num_queries, num_keys)
+        self.check_lengths(num_keys)
+
+    def batch_ndim(self) -> int:
+        """Returns the number of batch axes that the ranks of its arrays imply."""
+        ranks = self.batch_ranks()
+        if ranks is None:
+            return 0
+        if not ranks:
+            raise ValueError(
+                "the parts of this mask disagree on the number of batch axes: "
+                f"{self}; lengths are [B...], segment ids [B..., S] and arrays "
+                "[B..., T, S] or [B..., H, T, S]."
+            )
+        return ranks[0]
+
+    # What a kind of mask has to say of itself. "aligned" arrays have the axes
+    # [B..., H, ...], each of its full size or of size 1.
+
+    @abc.abstractmethod
+    def aligned_tile(self, rows: Array, columns: Array, batch_ndim: int) -> Array:
+        """Returns the mask at positions `rows` x `columns` as `[B..., H, R, C]`."""
+
+    def batch_ranks(self) -> tuple[int, ...] | None:
+        """Returns the possible numbers of batch axes, likeliest first; None: any."""
+        return None
+
+    def has_heads(self, batch_ndim: int) -> bool:
+        """Returns whether the heads may differ."""
+        del batch_ndim
+        return False
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        """Raises ValueError where an array inside does not fit these sizes."""
+
+    def check_lengths(self, num_keys: int):
+        """Raises ValueError where a length, as far as known, exceeds `num_keys`."""
+
+    def axes(self, batch_ndim: int) -> Self:
+        """Returns the mask with the letters of its arrays' axes in their place.
+
+        A letter an axis: those of `tiles.batch_axes`, then "H" (heads), "T" (queries)
+        and "S" (keys). What shares arrays among devices goes by it.
+        """
+        if jax.tree.leaves(self):
+            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+        return self
+
+    def aligned_unseen_keys(
+        self,
+        num_queries: int,
+        num_keys: int,
+        batch_ndim: int,
+        first_query: int | Array = 0,
+    ) -> Array | None:
+        """Returns which keys no query sees.
+
+        Args:
+          num_queries: T.
+          num_keys: S.
+          batch_ndim: The number of batch axes.
+          first_query: Where the first of the queries stands.
+
+        Returns:
+          `[B..., H, S]`, or None where surely every key is seen.
+        """
+        sizes = num_queries, num_keys, batch_ndim, first_query
+        return ~self._any_in_blocks(-2, *sizes).any(0)
+
+    def aligned_fully_masked(
+        self,
+        num_queries: int,
+        num_keys: int,
+        batch_ndim: int,
+        first_query: int | Array = 0,
+    ) -> Array | None:
+        """Returns which queries see no key, `[B..., H, T]`, or None: surely none."""
+        sizes = num_queries, num_keys, batch_ndim, first_query
+        seeing = jnp.moveaxis(self._any_in_blocks(-1, *sizes), 0, -2)
+        return ~lax.collapse(seeing, seeing.ndim - 2)[..., :num_queries]
+
+    def _any_in_blocks(self, axis, num_queries, num_keys, batch_ndim, first_query):
+        """Returns whether there is any pair along an axis of the tile of a block.
+
+        Returns:
+          `[blocks, B..., H, ...]`; the last block of queries repeats the last query.
+        """
+        columns = jnp.arange(num_keys)
+
+        def any_of_block(rows):
+            return self.aligned_tile(rows, columns, batch_ndim).any(axis)
+
+        if num_queries <= _BLOCK:
+            return any_of_block(first_query + jnp.arange(num_queries))[None]
+        blocks = -(-num_queries // _BLOCK)
+        rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
+        return lax.map(any_of_block, (first_query + rows).reshape(blocks, _BLOCK))
+
+    def _without_heads(self, aligned: Array, batch_ndim: int, sizes: tuple) -> Array:
+        """Broadcasts the position axes; drops the head axis where heads are alike."""
+        aligned = jnp.broadcast_to(aligned, aligned.shape[: batch_ndim + 1] + sizes)
+        return aligned if self.has_heads(batch_ndim) else aligned.squeeze(batch_ndim)
 
 
 class _Pair(Mask):
@@ -56,11 +262,14 @@ class _Pair(Mask):
     def has_heads(self, batch_ndim):
         return self.left.has_heads(batch_ndim) or self.right.has_heads(batch_ndim)
 
+    def axes(self, batch_ndim):
+        return type(self)(*(x.axes(batch_ndim) for x in (self.left, self.right)))
+
     def is_lopsided(self):
         return self.left.is_lopsided() or self.right.is_lopsided()
 
-    def of_head(self, example, head):
-        left, right = (x.of_head(example, head) for x in (self.left, self.right))
+    def at_head(self, example, head):
+        left, right = (x.at_head(example, head) for x in (self.left, self.right))
         return type(self)(left, right)
 
     def check_shape(self, *sizes):
@@ -83,13 +292,11 @@ class Intersection(_Pair):
         left = self.left.aligned_tile(rows, columns, batch_ndim)
         return left & self.right.aligned_tile(rows, columns, batch_ndim)
 
-    def key_range(self, rows, num_keys):
-        return _overlap(*(x.key_range(rows, num_keys) for x in (self.left, self.right)))
+    def key_range(self, rows, keys):
+        return _overlap(*(x.key_range(rows, keys) for x in (self.left, self.right)))
 
-    def open_range(self, rows, num_keys):
-        return _overlap(
-            *(x.open_range(rows, num_keys) for x in (self.left, self.right))
-        )
+    def open_range(self, rows, keys):
+        return _overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
 
 
 @tiles.pytree(data=("left", "right"))
@@ -103,16 +310,16 @@ class Union(_Pair):
         left = self.left.aligned_tile(rows, columns, batch_ndim)
         return left | self.right.aligned_tile(rows, columns, batch_ndim)
 
-    def key_range(self, rows, num_keys):
-        left_start, left_stop = self.left.key_range(rows, num_keys)
-        right_start, right_stop = self.right.key_range(rows, num_keys)
+    def key_range(self, rows, keys):
+        left_start, left_stop = self.left.key_range(rows, keys)
+        right_start, right_stop = self.right.key_range(rows, keys)
         return tiles.smallest(left_start, right_start), tiles.largest(
             left_stop, right_stop
         )
 
-    def open_range(self, rows, num_keys):
-        left = self.left.open_range(rows, num_keys)
-        right = self.right.open_range(rows, num_keys)
+    def open_range(self, rows, keys):
+        left = self.left.open_range(rows, keys)
+        right = self.right.open_range(rows, keys)
         is_left = left[1] - left[0] >= right[1] - right[0]
         if isinstance(is_left, bool):
             return left if is_left else right
@@ -129,11 +336,14 @@ class _Wrapped(Mask):
     def batch_ranks(self):
         return self.mask.batch_ranks()
 
-    def of_head(self, example, head):
-        return dataclasses.replace(self, mask=self.mask.of_head(example, head))
+    def at_head(self, example, head):
+        return dataclasses.replace(self, mask=self.mask.at_head(example, head))
 
     def has_heads(self, batch_ndim):
         return self.mask.has_heads(batch_ndim)
+
+    def axes(self, batch_ndim):
+        return dataclasses.replace(self, mask=self.mask.axes(batch_ndim))
 
     def is_lopsided(self):
         return self.mask.is_lopsided()
@@ -168,18 +378,26 @@ class Shifted(_Wrapped):
     def aligned_tile(self, rows, columns, batch_ndim):
         return self.mask.aligned_tile(rows + self.offset, columns, batch_ndim)
 
-    def key_range(self, rows, num_keys):
-        start, stop = rows
-        return self.mask.key_range((start + self.offset, stop + self.offset), num_keys)
+    def key_range(self, rows, keys):
+        return self.mask.key_range(self._moved(rows), keys)
 
-    def open_range(self, rows, num_keys):
-        start, stop = rows
-        return self.mask.open_range((start + self.offset, stop + self.offset), num_keys)
+    def open_range(self, rows, keys):
+        return self.mask.open_range(self._moved(rows), keys)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        at = first_query + self.offset
+        return self.mask.aligned_unseen_keys(num_queries, num_keys, batch_ndim, at)
+
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        at = first_query + self.offset
+        return self.mask.aligned_fully_masked(num_queries, num_keys, batch_ndim, at)
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        self.mask.check_shape(
-            batch_shape, num_heads, num_queries + self.offset, num_keys
-        )
+        stop = None if num_queries is None else num_queries + self.offset
+        self.mask.check_shape(batch_shape, num_heads, stop, num_keys)
+
+    def _moved(self, rows):
+        return rows[0] + self.offset, rows[1] + self.offset
 
 
 def _overlap(left: tuple, right: tuple) -> tuple:

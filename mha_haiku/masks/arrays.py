@@ -92,20 +92,24 @@ class Segments(Mask):
         key_ids = tiles.take(self.key_ids, columns, axis=-1)
         return query_ids[..., None, :, None] == key_ids[..., None, None, :]
 
-    def key_range(self, rows, num_keys):
+    def axes(self, batch_ndim):
+        batch = tiles.batch_axes(batch_ndim)
+        return Segments(batch + "T", batch + "S")
+
+    def key_range(self, rows, keys):
         smallest, largest = self._ids_of(rows)
         seen = (self.key_ids >= smallest) & (self.key_ids <= largest)
-        return _hull(seen, num_keys)
+        return _within(_hull(seen), keys)
 
-    def open_range(self, rows, num_keys):
+    def open_range(self, rows, keys):
         if jnp.ndim(self.key_ids) > 1:
-            return 0, 0
+            return keys[0], keys[0]
         smallest, largest = self._ids_of(rows)
         seen = self.key_ids == smallest
-        start, stop = _hull(seen, num_keys)
-        is_open = (smallest == largest) & (
-            (seen.sum() == stop - start) | (seen.size == 1)
-        )
+        hull = _hull(seen)
+        size = 1 if hull is None else hull[1] - hull[0]
+        is_open = (smallest == largest) & (seen.sum() == size)
+        start, stop = _within(hull, keys)
         return start, jnp.where(is_open, stop, start)
 
     def _ids_of(self, rows) -> tuple[Array, Array]:
@@ -139,18 +143,34 @@ class Dense(Mask):
         values = tiles.with_heads(self.values, batch_ndim)
         return tiles.rectangle(values, rows, columns)
 
-    def of_head(self, example, head):
+    def axes(self, batch_ndim):
+        heads = "H" * self.has_heads(batch_ndim)
+        return Dense(tiles.batch_axes(batch_ndim) + heads + "TS")
+
+    def at_head(self, example, head):
         values = tiles.at_batch(self.values, example)
         if self.has_heads(len(example)):
             values = values if values.shape[0] == 1 else values[head][None]
         return Dense(values)
 
 
-def _hull(seen: Array, num_keys: int) -> tuple[Array, Array]:
-    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example."""
-    if seen.shape[-1] != num_keys:  # one id stands for all
-        return 0, num_keys
+def _hull(seen: Array) -> tuple[Array, Array] | None:
+    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example.
+
+    None: one key stands for all, so that it is not known.
+    """
+    num_keys = seen.shape[-1]
+    if num_keys == 1:
+        return None
     seen = seen.reshape(-1, num_keys).any(0)
     stop = jnp.max(jnp.where(seen, jnp.arange(1, num_keys + 1), 0), initial=0)
     start = jnp.min(jnp.where(seen, jnp.arange(num_keys), stop), initial=num_keys)
     return start, stop
+
+
+def _within(hull: tuple | None, keys: algebra.Range) -> algebra.Range:
+    """Returns the part of a range of keys that is in `keys`."""
+    if hull is None:
+        return keys
+    start, stop = (jnp.clip(x, *keys) for x in hull)
+    return start, jnp.maximum(start, stop)

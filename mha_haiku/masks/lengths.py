@@ -64,17 +64,19 @@ class _Lengths(Mask):
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
         tiles.check_axes("lengths", self.lengths, batch_shape, "[B...]")
 
-    def key_range(self, rows, num_keys):
+    def key_range(self, rows, keys):
         known = tiles.known(self.lengths)
         if known is None:
-            return 0, jnp.minimum(jnp.max(self.lengths, initial=0), num_keys)
-        return 0, min(int(known.max(initial=0)), num_keys)
+            return _first_of(keys, jnp.max(self.lengths, initial=0))
+        return _first_of(keys, int(known.max(initial=0)))
 
-    def open_range(self, rows, num_keys):
+    def open_range(self, rows, keys):
         known = tiles.known(self.lengths)
+        if not jnp.size(self.lengths):
+            return keys
         if known is None:
-            return 0, jnp.min(self.lengths, initial=num_keys)
-        return 0, int(known.min(initial=num_keys))
+            return _first_of(keys, jnp.min(self.lengths))
+        return _first_of(keys, int(known.min()))
 
 
 @tiles.pytree(data=("lengths", "query_lengths"))
@@ -100,25 +102,30 @@ class Padding(_Lengths):
         rows = tiles.on_rows(rows, batch_ndim)
         return seen & (rows < self.query_lengths[..., None, None, None])
 
-    def open_range(self, rows, num_keys):
-        start, stop = super().open_range(rows, num_keys)
+    def open_range(self, rows, keys):
+        start, stop = super().open_range(rows, keys)
         if self.query_lengths is None:
             return start, stop
-        return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, 0)
+        return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
 
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
+    def axes(self, batch_ndim):
+        letters = tiles.batch_axes(batch_ndim)
+        return Padding(letters, None if self.query_lengths is None else letters)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
         keys = tiles.on_columns(jnp.arange(num_keys), batch_ndim - 1)
         unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
         if self.query_lengths is None:
             return unseen
-        return unseen | (self.query_lengths <= 0)[..., None, None]
+        return unseen | (self.query_lengths <= first_query)[..., None, None]
 
-    def aligned_blind_queries(self, num_queries, num_keys, batch_ndim):
-        queries = tiles.on_columns(jnp.arange(num_queries), batch_ndim - 1)
-        blind = (self.lengths <= 0)[..., None, None] | (queries < 0)
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        queries = first_query + jnp.arange(num_queries)
+        queries = tiles.on_columns(queries, batch_ndim - 1)
+        masked = (self.lengths <= 0)[..., None, None] & (queries >= first_query)
         if self.query_lengths is None:
-            return blind
-        return blind | (queries >= self.query_lengths[..., None, None])
+            return masked
+        return masked | (queries >= self.query_lengths[..., None, None])
 
 
 @tiles.pytree(data=("lengths",))
@@ -137,6 +144,10 @@ class ValidLens(_Lengths):
             wanted = (*batch_shape, num_queries)
         tiles.check_axes("lengths", self.lengths, wanted, "[B...] or [B..., T]")
 
+    def axes(self, batch_ndim):
+        per_query = jnp.ndim(self.lengths) > batch_ndim
+        return ValidLens(tiles.batch_axes(batch_ndim) + "T" * per_query)
+
     def aligned_tile(self, rows, columns, batch_ndim):
         lengths = jnp.asarray(self.lengths)
         if lengths.ndim == batch_ndim:
@@ -144,3 +155,9 @@ class ValidLens(_Lengths):
         else:
             lengths = tiles.take(lengths, rows, axis=-1)
         return tiles.on_columns(columns, batch_ndim) < lengths[..., None, :, None]
+
+
+def _first_of(keys: algebra.Range, length: int | Array) -> algebra.Range:
+    """Returns those of the keys that are before position `length`."""
+    start, stop = keys
+    return start, tiles.largest(tiles.smallest(length, stop), start)

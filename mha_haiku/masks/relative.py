@@ -24,7 +24,7 @@ def full() -> Mask:
 
 def causal() -> Mask:
     """Returns the mask of positions up to the query's own."""
-    return Band(None, 0, 0)
+    return Band(None, 0)
 
 
 def window(left: int | None, right: int | None) -> Mask:
@@ -32,7 +32,7 @@ def window(left: int | None, right: int | None) -> Mask:
     for name, reach in (("left", left), ("right", right)):
         if reach is not None:
             checks.non_negative_integer(name, reach)
-    return full() if left is None and right is None else Band(left, right, 0)
+    return full() if left is None and right is None else Band(left, right)
 
 
 def dilated(rate: int) -> Mask:
@@ -60,13 +60,13 @@ class Full(Mask):
     def aligned_tile(self, rows, columns, batch_ndim):
         return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
 
-    def open_range(self, rows, num_keys):
-        return 0, num_keys
+    def open_range(self, rows, keys):
+        return keys
 
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
         return None
 
-    def aligned_blind_queries(self, num_queries, num_keys, batch_ndim):
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
         return None
 
 
@@ -82,65 +82,56 @@ class _Relative(Mask):
         """Returns whether queries at `rows` may attend to keys at `columns`."""
 
 
-@tiles.pytree(meta=("left", "right", "offset"))
+@tiles.pytree(meta=("left", "right"))
 class Band(_Relative):
-    """Keys from t + offset - left to t + offset + right."""
+    """Keys from t - left to t + right."""
 
     left: int | None
     right: int | None
-    offset: int
-
-    def shifted(self, offset):
-        return Band(self.left, self.right, self.offset + offset)
 
     def is_lopsided(self):
         return (self.left is None) != (self.right is None)
 
     def allows(self, rows, columns):
-        distance = columns - (rows + self.offset)
+        distance = columns - rows
         if self.left is None:
             return distance <= self.right
         if self.right is None:
             return distance >= -self.left
         return (distance >= -self.left) & (distance <= self.right)
 
-    def key_range(self, rows, num_keys):
-        start, stop = rows
-        first, last = 0, num_keys
+    def key_range(self, rows, keys):
+        return self._reached(rows[0], rows[1] - 1, keys)
+
+    def open_range(self, rows, keys):
+        return self._reached(rows[1] - 1, rows[0], keys)
+
+    def _reached(self, leftmost, rightmost, keys):
+        """Returns the keys from what one query sees first to what another sees last."""
+        first, last = keys
         if self.left is not None:
-            first = tiles.largest(start + self.offset - self.left, 0)
+            first = tiles.largest(leftmost - self.left, first)
         if self.right is not None:
-            last = tiles.smallest(stop + self.offset + self.right, num_keys)
-        first = tiles.smallest(first, num_keys)
+            last = tiles.smallest(rightmost + self.right + 1, last)
+        first = tiles.smallest(first, keys[1])
         return first, tiles.largest(last, first)
 
-    def open_range(self, rows, num_keys):
-        start, stop = rows
-        first, last = 0, num_keys
-        if self.left is not None:
-            first = tiles.largest(stop - 1 + self.offset - self.left, 0)
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        keys, unseen = np.arange(num_keys), np.full(num_keys, num_queries == 0)
         if self.right is not None:
-            last = tiles.smallest(start + self.offset + self.right + 1, num_keys)
-        first = tiles.smallest(first, num_keys)
-        return first, tiles.largest(last, first)
-
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim):
-        keys = np.arange(num_keys)
-        unseen = np.full(num_keys, num_queries == 0)
-        if self.right is not None:
-            unseen |= keys - self.right > self.offset + num_queries - 1
+            unseen = unseen | (keys - self.right > first_query + num_queries - 1)
         if self.left is not None:
-            unseen |= keys + self.left < self.offset
+            unseen = unseen | (keys + self.left < first_query)
         return _aligned_or_none(unseen, batch_ndim)
 
-    def aligned_blind_queries(self, num_queries, num_keys, batch_ndim):
-        queries = self.offset + np.arange(num_queries)
-        blind = np.full(num_queries, num_keys == 0)
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        queries = first_query + np.arange(num_queries)
+        masked = np.full(num_queries, num_keys == 0)
         if self.right is not None:
-            blind |= queries + self.right < 0
+            masked = masked | (queries + self.right < 0)
         if self.left is not None:
-            blind |= queries - self.left > num_keys - 1
-        return _aligned_or_none(blind, batch_ndim)
+            masked = masked | (queries - self.left > num_keys - 1)
+        return _aligned_or_none(masked, batch_ndim)
 
 
 @tiles.pytree(meta=("rate",))
@@ -164,5 +155,7 @@ class GlobalTokens(_Relative):
         return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
 
 
-def _aligned_or_none(flags: np.ndarray, batch_ndim: int) -> Array | None:
-    return tiles.on_columns(flags, batch_ndim - 1) if flags.any() else None
+def _aligned_or_none(flags: Array | np.ndarray, batch_ndim: int) -> Array | None:
+    if isinstance(flags, np.ndarray) and not flags.any():
+        return None
+    return tiles.on_columns(flags, batch_ndim - 1)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, checks, masks, positions
+from mha_haiku.attention import implementations
 from mha_haiku.modules import intervention, norms
 
 Array = jax.Array
@@ -118,7 +119,7 @@ class MultiHeadAttention(hk.Module):
         *,
         bias: positions.ScoreBias | Array | None = None,
         interventions: intervention.Interventions | None = None,
-        query_offset: int = 0,
+        first_query: int | Array = 0,
         dropout_rate: float = 0.0,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the attended output and the attention map.
@@ -134,7 +135,8 @@ class MultiHeadAttention(hk.Module):
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
           interventions: What is done to the heads' outputs before the last linear map.
-          query_offset: Position of the first query, for `rotary`.
+          first_query: The position of the first query, for `rotary`, mask and bias;
+            see `attend`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
 
         Returns:
@@ -144,7 +146,9 @@ class MultiHeadAttention(hk.Module):
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
         mask = masks.as_mask(mask)
-        query, key, value = self._with_unseen_blanked(query, key, value, mask)
+        query, key, value = self._with_unseen_blanked(
+            query, key, value, mask, first_query
+        )
         query = self._heads(query, self.num_heads, self.key_size, "query")
         key = self._heads(key, self.num_key_value_heads, self.key_size, "key")
         value = self._heads(value, self.num_key_value_heads, self.value_size, "value")
@@ -154,7 +158,7 @@ class MultiHeadAttention(hk.Module):
         if self.smear is not None:
             key = self.smear(key)
         if self.rotary is not None:
-            query = self.rotary(query, query_offset + jnp.arange(query.shape[-3]))
+            query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
             key = self.rotary(key, jnp.arange(key.shape[-3]))
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
@@ -162,15 +166,17 @@ class MultiHeadAttention(hk.Module):
         if self.make_score is not None:
             score = self.make_score(self.num_heads, self.key_size)
 
-        values, attention_map = attention.attend(
+        # Within the mask, which was checked before it blanked anything.
+        values, attention_map = implementations.attend_within(
             query,
             key,
             value,
-            mask=mask,
+            mask,
             bias=bias,
             score=score,
             dropout_rate=dropout_rate,
             rng=hk.next_rng_key() if dropout_rate else None,
+            first_query=first_query,
             implementation=self.implementation,
         )
         values = intervention.gated_heads(values, interventions)
@@ -194,7 +200,7 @@ class MultiHeadAttention(hk.Module):
             name=name,
         )
 
-    def _with_unseen_blanked(self, query, key, value, mask):
+    def _with_unseen_blanked(self, query, key, value, mask, first_query):
         """Puts zeros where no query sees a key, or a query sees no key."""
         if not query.ndim == key.ndim == value.ndim >= 2:
             raise ValueError(
@@ -206,9 +212,10 @@ class MultiHeadAttention(hk.Module):
             query.shape[-2],
             key.shape[-2],
         )
-        mask.check(batch_shape, self.num_heads, num_queries, num_keys)
-        sizes = (num_queries, num_keys, len(batch_shape))
-        query = _blanked(query, mask.aligned_blind_queries(*sizes))
+        stop = first_query + num_queries if isinstance(first_query, int) else None
+        mask.check(batch_shape, self.num_heads, stop, num_keys)
+        sizes = (num_queries, num_keys, len(batch_shape), first_query)
+        query = _blanked(query, mask.aligned_fully_masked(*sizes))
         unseen = mask.aligned_unseen_keys(*sizes)
         return query, _blanked(key, unseen), _blanked(value, unseen)
 

@@ -8,12 +8,10 @@ from mha_haiku.positions.distances import (
     relative_bias,
 )
 from mha_haiku.positions.encodings import rotary, sinusoidal
-from mha_haiku.positions.parts import Part
 
 __all__ = [
     "Alibi",
     "DenseBias",
-    "Part",
     "RelativeBias",
     "ScoreBias",
     "alibi",

@@ -2,7 +2,7 @@
 
 `B...` batch axes, T query positions, S key positions, H heads. A score bias is lazy
 like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be added to the scores of R
-queries and C keys.
+queries and C keys, and is asked at absolute positions.
 """
 
 import abc
@@ -47,9 +47,13 @@ class ScoreBias(abc.ABC):
 
     @abc.abstractmethod
     def check(
-        self, batch_shape: tuple, num_heads: int, num_queries: int, num_keys: int
+        self,
+        batch_shape: tuple,
+        num_heads: int,
+        num_queries: int | None,
+        num_keys: int,
     ):
-        """Raises ValueError where the bias does not fit attention of these sizes."""
+        """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
 
     def aligned(self, batch_ndim: int) -> "ScoreBias":
         """Returns the bias with its arrays' axes standing beside `[B..., H, T, S]`.
@@ -59,6 +63,10 @@ class ScoreBias(abc.ABC):
         """
         del batch_ndim
         return self
+
+    def axes(self, batch_ndim: int) -> "ScoreBias":
+        """Returns the bias with the letters of its arrays' axes; see `Mask.axes`."""
+        raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
 
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
@@ -73,8 +81,8 @@ class ScoreBias(abc.ABC):
         """
 
         def tile(bias):
-            of_bias = bias.aligned_tile(rows, columns, cotangent.ndim - 3)
-            return jnp.broadcast_to(of_bias.astype(cotangent.dtype), cotangent.shape)
+            values = bias.aligned_tile(rows, columns, cotangent.ndim - 3)
+            return jnp.broadcast_to(values.astype(cotangent.dtype), cotangent.shape)
 
         _, pullback = jax.vjp(tile, self)
         return jax.tree.map(jnp.add, total, *pullback(cotangent))
@@ -91,6 +99,10 @@ class DenseBias(ScoreBias):
 
     def aligned(self, batch_ndim):
         return DenseBias(tiles.with_heads(self.values, batch_ndim))
+
+    def axes(self, batch_ndim):
+        heads = "H" * (jnp.ndim(self.values) == batch_ndim + 3)
+        return DenseBias(tiles.batch_axes(batch_ndim) + heads + "TS")
 
     def aligned_tile(self, rows, columns, batch_ndim):
         return tiles.rectangle(self.aligned(batch_ndim).values, rows, columns)

@@ -30,7 +30,7 @@ def alibi(num_heads: int) -> biases.ScoreBias:
     slopes = [2 ** (-8 * (i + 1) / largest_power) for i in range(largest_power)]
     between = [2 ** (-4 * (2 * i + 1) / largest_power) for i in range(largest_power)]
     slopes = slopes + between[: num_heads - largest_power]
-    return Alibi(np.asarray(slopes), 0)
+    return Alibi(np.asarray(slopes))
 
 
 def relative_bias(
@@ -61,14 +61,13 @@ def relative_bias(
             f"bidirectional is {bidirectional}, got {table.shape[0]}."
         )
     checks.integer_in("max_distance", max_distance, num_exact + 1, None)
-    return RelativeBias(table.T, bidirectional, max_distance, 0)
+    return RelativeBias(table.T, bidirectional, max_distance)
 
 
 class _DistanceBias(biases.ScoreBias):
     """A bias of the distance alone, with parameters for each head."""
 
     kind: ClassVar[str]
-    offset: int
 
     @property
     @abc.abstractmethod
@@ -79,10 +78,6 @@ class _DistanceBias(biases.ScoreBias):
     def at_heads(self, heads: Sequence[int]) -> Self:
         """Returns the bias of some of the heads, in their order."""
 
-    def shifted(self, offset: int) -> Self:
-        """Returns the bias in which query t stands at position t + `offset`."""
-        return dataclasses.replace(self, offset=self.offset + offset)
-
     def check(self, batch_shape, num_heads, num_queries, num_keys):
         if self.num_heads != num_heads:
             raise ValueError(
@@ -91,13 +86,12 @@ class _DistanceBias(biases.ScoreBias):
             )
 
 
-@tiles.pytree(data=("slopes",), meta=("offset",))
+@tiles.pytree(data=("slopes",))
 class Alibi(_DistanceBias):
-    """`-slope_h |t + offset - s|`; slopes `[H]` or `[B..., H]`."""
+    """`-slope_h |t - s|`; slopes `[H]` or `[B..., H]`."""
 
     kind: ClassVar[str] = "ALiBi"
     slopes: Array
-    offset: int
 
     @property
     def num_heads(self):
@@ -108,17 +102,20 @@ class Alibi(_DistanceBias):
         return dataclasses.replace(self, slopes=slopes)
 
     def aligned(self, batch_ndim):
-        slopes = _stood_beside(self.slopes, batch_ndim + 1)
+        slopes = _beside(self.slopes, batch_ndim + 1)
         return dataclasses.replace(self, slopes=slopes)
 
+    def axes(self, batch_ndim):
+        return Alibi(_last(tiles.batch_axes(batch_ndim) + "H", self.slopes))
+
     def aligned_tile(self, rows, columns, batch_ndim):
-        rows = tiles.on_rows(rows, batch_ndim) + self.offset
+        rows = tiles.on_rows(rows, batch_ndim)
         distance = jnp.abs(rows - tiles.on_columns(columns, batch_ndim))
         slopes = jnp.asarray(self.aligned(batch_ndim).slopes)[..., None, None]
         return -slopes * distance.astype(slopes.dtype)
 
 
-@tiles.pytree(data=("table",), meta=("bidirectional", "max_distance", "offset"))
+@tiles.pytree(data=("table",), meta=("bidirectional", "max_distance"))
 class RelativeBias(_DistanceBias):
     """A bias per bucket of the distance; the table is `[H, buckets]`."""
 
@@ -126,7 +123,6 @@ class RelativeBias(_DistanceBias):
     table: Array
     bidirectional: bool
     max_distance: int
-    offset: int
 
     @property
     def num_heads(self):
@@ -137,8 +133,12 @@ class RelativeBias(_DistanceBias):
         return dataclasses.replace(self, table=table)
 
     def aligned(self, batch_ndim):
-        table = _stood_beside(self.table, batch_ndim + 2)
+        table = _beside(self.table, batch_ndim + 2)
         return dataclasses.replace(self, table=table)
+
+    def axes(self, batch_ndim):
+        letters = _last(tiles.batch_axes(batch_ndim) + "H.", self.table)
+        return dataclasses.replace(self, table=letters)
 
     def aligned_tile(self, rows, columns, batch_ndim):
         table = self.aligned(batch_ndim).table
@@ -146,7 +146,7 @@ class RelativeBias(_DistanceBias):
             return self._contiguous_tile(table, rows, columns)
         rows, columns = tiles.as_array(rows), tiles.as_array(columns)
         distance = columns[None, :] - rows[:, None]
-        return jnp.take(table, self.buckets(distance - self.offset), axis=-1)
+        return jnp.take(table, self.buckets(distance), axis=-1)
 
     def _contiguous_tile(self, table, rows, columns):
         """Returns a tile by few lookups of buckets, one per diagonal."""
@@ -173,7 +173,7 @@ class RelativeBias(_DistanceBias):
     def _diagonal_buckets(self, rows, columns):
         """Returns the bucket of each diagonal of a tile, from its lower left corner."""
         diagonals = jnp.arange(rows.size + columns.size - 1) - (rows.size - 1)
-        return self.buckets(columns.start - rows.start - self.offset + diagonals)
+        return self.buckets(columns.start - rows.start + diagonals)
 
     def buckets(self, distance: Array) -> Array:
         """Returns the bucket of each distance s - t, in positions."""
@@ -193,6 +193,11 @@ class RelativeBias(_DistanceBias):
         return first + jnp.where(distance < num_exact, distance, far)
 
 
-def _stood_beside(array: Array, ndim: int) -> Array:
+def _beside(array: Array, ndim: int) -> Array:
     """Returns `[H, ...]`, or what has the axes already, as `[B..., H, ...]`."""
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
+
+
+def _last(letters: str, array: Array) -> str:
+    """Returns as many of the letters, from the last, as the array has axes."""
+    return letters[len(letters) - jnp.ndim(array) :]

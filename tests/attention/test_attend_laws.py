@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import additive, attend
+from mha_haiku.attention import Blockwise, additive, attend
 from mha_haiku.attention import dot_product as dot_product_score
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
@@ -179,14 +179,72 @@ def test_amount_of_padding_is_not_felt(more, arrays):
     assert not padded_weights[..., S:].any()
 
 
-def test_last_queries_alone_give_what_they_give_among_all(arrays):
+RNG = np.random.default_rng(0)
+PER_POSITION = {
+    "relative": (masks.causal(), positions.alibi(H)),
+    "buckets": (
+        masks.window(2, 1),
+        positions.relative_bias(RNG.normal(size=[8, H]), bidirectional=True),
+    ),
+    "lengths": (masks.valid_lens(RNG.integers(0, S + 1, [B, S])), None),
+    "padding": (masks.padding(np.array([S, 3]), np.array([S - 1, S])), None),
+    "segments": (masks.segments(np.arange(S)[None] // 2), None),
+    "arrays": (RNG.random([B, H, S, S]) < 0.6, RNG.normal(size=[B, S, S])),
+}
+
+
+@pytest.mark.parametrize("implementation", ["dense", Blockwise(rows=2, columns=4)])
+@pytest.mark.parametrize("name", PER_POSITION)
+def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implementation):
     query, key, value = arrays((B,), S, S, H, G, K, V)
+    mask, bias = PER_POSITION[name]
+    if bias is not None:
+        bias = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), bias)
 
-    @jax.jit
-    def run(query, mask, bias):
-        return attend(query, key, value, mask=mask, bias=bias)[0]
+    def run(query, bias, first_query):
+        def attended(query, bias):
+            values, found = attend(
+                query,
+                key,
+                value,
+                mask=mask,
+                bias=bias,
+                first_query=first_query,
+                implementation=implementation,
+            )
+            return (values[:, -2:] ** 2).sum(), (
+                values[:, -2:],
+                found.tile([-1, -2], range(S)),
+                found.pooled(2, 3, queries=slice(-2, None)),
+            )
 
-    mask, bias = masks.causal(), positions.alibi(H)
-    values = run(query, mask, bias)
-    last = run(query[:, -2:], mask.shifted(S - 2), bias.shifted(S - 2))
-    np.testing.assert_allclose(last, values[:, -2:], rtol=0, atol=5e-7)
+        if bias is None:
+            outputs, gradient = jax.value_and_grad(attended, has_aux=True)(query, None)
+            return outputs[1], gradient[:, -2:]
+        outputs, gradients = jax.value_and_grad(attended, (0, 1), has_aux=True)(
+            query, bias
+        )
+        return outputs[1], gradients[0][:, -2:], gradients[1]
+
+    whole = jax.jit(lambda *inputs: run(*inputs, 0))(query, bias)
+    last = jax.jit(lambda *inputs: run(*inputs, S - 2))(query[:, -2:], bias)
+    traced = jax.jit(run)(query[:, -2:], bias, S - 2)
+    for found in (last, traced):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2e-6),
+            found,
+            whole,
+        )
+
+
+@pytest.mark.parametrize("first_query", [-1, 1.5, [1, 2]])
+def test_first_query_is_one_position(arrays, first_query):
+    with pytest.raises(ValueError, match="first_query must be an integer of at least"):
+        attend(*arrays((B,), 2, S, H, G, K, V), first_query=first_query)
+
+
+def test_arrays_of_a_mask_reach_to_the_last_query(arrays):
+    inputs = arrays((B,), 2, S, H, G, K, V)
+    mask = np.ones([B, 2, S], bool)
+    with pytest.raises(ValueError, match=rf"which is \({B}, 5, {S}\) here"):
+        attend(*inputs, mask=mask, first_query=3)

@@ -246,7 +246,10 @@ MASKS_OF_RANGES = [
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_ranges_of_keys_say_what_tiles_hold(mask, is_traced):
     whole = np.asarray(mask.array(8, 9)).reshape(-1, 8, 9)
-    ranges = lambda mask, rows: (mask.key_range(rows, 9), mask.open_range(rows, 9))  # noqa: E731
+
+    def ranges(mask, rows):
+        return mask.key_range(rows, (0, 9)), mask.open_range(rows, (0, 9))
+
     if is_traced:
         ranges = jax.jit(ranges)
     for start, stop in [(0, 8), (0, 3), (3, 4), (4, 8), (7, 8)]:

@@ -72,7 +72,7 @@ def test_key_range_holds_every_key_that_is_seen(random_masks, data):
     num_queries, num_keys = expected.shape[-2:]
     first = data.draw(st.integers(0, num_queries - 1))
     last = data.draw(st.integers(first + 1, num_queries))
-    start, stop = map(int, mask.key_range((first, last), num_keys))
+    start, stop = map(int, mask.key_range((first, last), (0, num_keys)))
     assert 0 <= start <= stop <= num_keys
     seen = expected[..., first:last, :]
     assert not seen[..., :start].any()
@@ -81,13 +81,13 @@ def test_key_range_holds_every_key_that_is_seen(random_masks, data):
 
 @few
 @hypothesis.given(st.data())
-def test_unseen_keys_and_blind_queries_are_exact(random_masks, data):
+def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
     described = data.draw(random_masks)
     mask, expected = described
     sizes = (described.num_queries, described.num_keys, described.batch_ndim)
     for axis, flags in (
         (-2, mask.aligned_unseen_keys(*sizes)),
-        (-1, mask.aligned_blind_queries(*sizes)),
+        (-1, mask.aligned_fully_masked(*sizes)),
     ):
         flags = False if flags is None else flags
         wanted = ~expected.any(axis)
@@ -108,7 +108,7 @@ def test_sweeps_over_many_queries_leave_none_out(mask):
     num_queries, num_keys = 2500, 4  # two whole blocks of queries and a part of one
     array = np.asarray(mask.array(num_queries, num_keys))
     unseen = mask.unseen_keys(num_queries, num_keys)
-    blind = mask.blind_queries(num_queries, num_keys)
+    blind = mask.fully_masked_queries(num_queries, num_keys)
     np.testing.assert_array_equal(unseen, ~array.any(-2))
     np.testing.assert_array_equal(blind, ~array.any(-1))
 
@@ -118,7 +118,9 @@ def test_sweep_finds_the_one_query_of_the_last_block_that_sees():
     array[2499, 1] = True
     mask = masks.dense(array)
     np.testing.assert_array_equal(mask.unseen_keys(2500, 3), [True, False, True])
-    np.testing.assert_array_equal(np.flatnonzero(~mask.blind_queries(2500, 3)), [2499])
+    np.testing.assert_array_equal(
+        np.flatnonzero(~mask.fully_masked_queries(2500, 3)), [2499]
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_without_queries_no_key_is_seen_and_without_keys_no_query_sees(mask, siz
     array = mask.array(*sizes)
     assert array.shape[-2:] == sizes
     np.testing.assert_array_equal(mask.unseen_keys(*sizes), ~array.any(-2))
-    np.testing.assert_array_equal(mask.blind_queries(*sizes), ~array.any(-1))
+    np.testing.assert_array_equal(mask.fully_masked_queries(*sizes), ~array.any(-1))
 
 
 def test_heads_that_may_differ_keep_their_axis():
@@ -145,12 +147,12 @@ def test_heads_that_may_differ_keep_their_axis():
     expected = array & (np.arange(5) < np.asarray([4, 2])[:, None])[:, None, None]
     np.testing.assert_array_equal(both.array(4, 5), expected)
     np.testing.assert_array_equal(both.unseen_keys(4, 5), ~expected.any(-2))
-    np.testing.assert_array_equal(both.blind_queries(4, 5), ~expected.any(-1))
+    np.testing.assert_array_equal(both.fully_masked_queries(4, 5), ~expected.any(-1))
 
 
 def test_range_of_known_keys_stays_known_where_rows_are_traced():
     mask = masks.window(1, 0) & masks.padding(np.asarray([4, 2]))
-    start, stop = jax.jit(lambda t: mask.key_range((t, t + 2), 9))(3)
+    start, stop = jax.jit(lambda t: mask.key_range((t, t + 2), (0, 9)))(3)
     assert (int(start), int(stop)) == (2, 4)
 
 

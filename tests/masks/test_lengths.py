@@ -70,21 +70,21 @@ def test_prefix_is_causal_beyond_the_keys_everyone_sees():
     ],
 )
 def test_key_range_ends_at_the_longest_example(make):
-    assert make(np.asarray([3, 1])).key_range((0, T), S) == (0, 3)
-    assert make(jnp.asarray([3, 1])).key_range((0, T), S) == (0, 3)
-    assert make(np.asarray([0, 0])).key_range((0, T), S) == (0, 0)
-    traced = jax.jit(lambda lengths: make(lengths).key_range((0, T), S)[1])
+    assert make(np.asarray([3, 1])).key_range((0, T), (0, S)) == (0, 3)
+    assert make(jnp.asarray([3, 1])).key_range((0, T), (0, S)) == (0, 3)
+    assert make(np.asarray([0, 0])).key_range((0, T), (0, S)) == (0, 0)
+    traced = jax.jit(lambda lengths: make(lengths).key_range((0, T), (0, S))[1])
     assert traced(jnp.asarray([3, 1])) == 3
     assert traced(jnp.asarray([S + 4, 1])) == S
 
 
-def test_unseen_keys_and_blind_queries_of_padding():
+def test_unseen_keys_and_fully_masked_queries_of_padding():
     mask = masks.padding(np.asarray([3, 0]), np.asarray([2, 4]))
     np.testing.assert_array_equal(
         mask.unseen_keys(T, S), [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
     )
     np.testing.assert_array_equal(
-        mask.blind_queries(T, S), [[0, 0, 1, 1], [1, 1, 1, 1]]
+        mask.fully_masked_queries(T, S), [[0, 0, 1, 1], [1, 1, 1, 1]]
     )
 
 

@@ -70,17 +70,17 @@ def test_last_queries_of_longer_keys_see_all_before_them():
     ],
 )
 def test_key_range_is_tight_for_bands(mask, rows, expected):
-    assert mask.key_range(rows, 10) == expected
-    assert all(isinstance(end, int) for end in mask.key_range(rows, 10))
+    assert mask.key_range(rows, (0, 10)) == expected
+    assert all(isinstance(end, int) for end in mask.key_range(rows, (0, 10)))
 
 
 @pytest.mark.parametrize("offset", [-2, 0, 2, 6])
 @pytest.mark.parametrize("name", KINDS)
-def test_unseen_keys_and_blind_queries_are_exact(name, offset):
+def test_unseen_keys_and_fully_masked_queries_are_exact(name, offset):
     mask = KINDS[name][0].shifted(offset)
     array = np.asarray(mask.array(2, S))
     np.testing.assert_array_equal(mask.unseen_keys(2, S), ~array.any(-2))
-    np.testing.assert_array_equal(mask.blind_queries(2, S), ~array.any(-1))
+    np.testing.assert_array_equal(mask.fully_masked_queries(2, S), ~array.any(-1))
 
 
 @pytest.mark.parametrize(

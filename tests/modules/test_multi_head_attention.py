@@ -175,11 +175,15 @@ def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
     offset = S - T
     mask = masks.causal()
     whole = jax.jit(model.apply)(params, None, x, x, x, mask)
-    last = x[:, offset:], x, x, mask.shifted(offset)
-    found = jax.jit(model.apply)(params, None, *last, query_offset=offset)
+    last = x[:, offset:], x, x, mask
+    apply = functools.partial(model.apply, first_query=offset)
+    found = jax.jit(apply)(params, None, *last)
     assert_close(found[0], whole[0][:, offset:])
     assert_close(found[1], whole[1][:, :, offset:])
-    unturned = jax.jit(_model().apply)(params, None, *last)
+    traced = jax.jit(model.apply)(params, None, *last, first_query=offset)
+    jax.tree.map(assert_close, traced, found)
+    apply = functools.partial(_model().apply, first_query=offset)
+    unturned = jax.jit(apply)(params, None, *last)
     assert np.abs(unturned[1] - found[1]).max() > 1e-2
 
 

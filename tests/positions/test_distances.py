@@ -13,9 +13,10 @@ from mha_haiku import positions
 T, S, H = 4, 7, 3
 
 
-def tile_of(bias, batch_ndim=0):
-    """Returns the whole of a bias, `[B..., H, T, S]`."""
-    return bias.aligned_tile(np.arange(T), np.arange(S), batch_ndim)
+def tile_of(bias, first_query=0, *, batch_ndim=0):
+    """Returns a bias for T queries and S keys, `[B..., H, T, S]`."""
+    rows = first_query + np.arange(T)
+    return bias.aligned_tile(rows, np.arange(S), batch_ndim)
 
 
 def bucket_of(distance, num_buckets, bidirectional, max_distance):
@@ -52,7 +53,7 @@ def test_alibi_slopes_are_those_of_the_paper():
 def test_alibi_falls_with_the_distance(offset, batch_ndim):
     slopes = np.asarray([2**-4, 2**-8, 2**-2])
     distance = np.abs(np.arange(T)[:, None] + offset - np.arange(S))
-    found = tile_of(positions.alibi(H).shifted(offset), batch_ndim=batch_ndim)
+    found = tile_of(positions.alibi(H), offset, batch_ndim=batch_ndim)
     assert found.shape == (1,) * batch_ndim + (H, T, S)
     expected = -slopes[:, None, None] * distance
     np.testing.assert_allclose(found.reshape(H, T, S), expected, rtol=1e-6)
@@ -99,7 +100,7 @@ def test_relative_bias_is_the_tables_row_of_the_bucket(
 ):
     table = np.random.default_rng(0).normal(size=[8, H]).astype(np.float32)
     bias = positions.relative_bias(table, bidirectional=bidirectional, max_distance=5)
-    found = tile_of(bias.shifted(offset), batch_ndim=batch_ndim)
+    found = tile_of(bias, offset, batch_ndim=batch_ndim)
     assert found.shape == (1,) * batch_ndim + (H, T, S)
     expected = [
         [

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from mha_haiku import tiles
 from mha_haiku.attention import blockwise, scores
 from mha_haiku.attention.fused import kernel_masks, kernels
 from mha_haiku.attention.inputs import Inputs, Nonfinite
@@ -122,6 +123,8 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
     if not math.prod(inputs.map_shape):
         yield f"at least one score, not a map of shape {inputs.map_shape}"
     mask = kernel_masks.translated(inputs.mask, len(inputs.map_shape) - 3)
+    if inputs.origin != tiles.Origin():
+        yield "queries from position 0 on, and no other first_query"
     if mask is None:
         yield (
             "masks of full(), causal(), window(), padding() and valid_lens() of "

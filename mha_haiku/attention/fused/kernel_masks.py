@@ -100,7 +100,7 @@ def translated(mask: algebra.Mask, batch_ndim: int) -> KernelMask | None:
     match mask:
         case relative.Full():
             return KernelMask()
-        case relative.Band(left, right, offset=0):
+        case relative.Band(left, right):
             return KernelMask(left, right)
         case lengths.Padding(keys, queries):
             return KernelMask(

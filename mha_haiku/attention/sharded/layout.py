@@ -9,11 +9,14 @@ from typing import Any
 import jax
 
 from mha_haiku import masks
+from mha_haiku.attention import scores
 from mha_haiku.attention.inputs import Inputs, Nonfinite
+from mha_haiku.positions import ScoreBias
 
 Array = jax.Array
 Spec = jax.sharding.PartitionSpec
 AXES = ("data", "heads", "sequence")
+_SHARED = {"B": "data", "H": "heads"}  # by the letters of `Mask.axes`
 
 
 def rows(batch_ndim: int) -> Spec:
@@ -33,45 +36,42 @@ def positions(batch_ndim: int) -> Spec:
 
 def of_inputs(inputs: Inputs) -> Inputs:
     """Returns how all inputs of attention are shared."""
-    batch_shape, num_heads = inputs.map_shape[:-3], inputs.map_shape[-3]
-    own = rows(len(batch_shape))
+    batch_ndim = inputs.query.ndim - 3
+    own = rows(batch_ndim)
     return Inputs(
         own,
         own,
         own,
-        aligned(inputs.bias, batch_shape, num_heads),
-        aligned(inputs.score, batch_shape, num_heads),
-        of_mask(inputs.mask, batch_shape, num_heads),
+        of_parts(inputs.bias, batch_ndim),
+        of_parts(inputs.score, batch_ndim),
+        of_parts(inputs.mask, batch_ndim),
         None if inputs.nonfinite is None else Nonfinite(own, own),
         None if inputs.rng is None else Spec(),
+        jax.tree.map(lambda _: Spec(), inputs.origin),
     )
 
 
-def aligned(tree: Any, batch_shape: tuple[int, ...], num_heads: int) -> Any:
-    """Returns how arrays `[B..., H, ...]` are shared, whose axes may have size 1."""
+def of_parts(
+    part: masks.Mask | ScoreBias | scores.Score | None,
+    batch_ndim: int,
+    *,
+    share_heads: bool = True,
+) -> Any:
+    """Returns how the arrays of a mask, a bias or a score are shared.
 
-    def spec(x):
-        axes = [None] * x.ndim
-        _share_batch(axes, x, batch_shape)
-        if x.shape[len(batch_shape)] == num_heads > 1:
-            axes[len(batch_shape)] = "heads"
-        return Spec(*axes)
+    By batch and heads, as far as their axes are not of size 1; every device has them
+    for all positions.
+    """
+    if part is None:
+        return None
 
-    return jax.tree.map(spec, tree)
+    shared = _SHARED if share_heads else _SHARED | {"H": None}
 
+    def spec(letters, x):
+        sizes = zip(letters, x.shape, strict=True)
+        return Spec(*(shared.get(letter) if n > 1 else None for letter, n in sizes))
 
-def of_mask(mask: masks.Mask, batch_shape: tuple[int, ...], num_heads: int) -> Any:
-    """Returns how the arrays of a mask are shared; positions are not."""
-
-    def spec(x):
-        axes = [None] * x.ndim
-        _share_batch(axes, x, batch_shape)
-        at = len(batch_shape)
-        if x.ndim == at + 3 and x.shape[at] == num_heads > 1:  # [B..., H, T, S]
-            axes[at] = "heads"
-        return Spec(*axes)
-
-    return jax.tree.map(spec, mask)
+    return jax.tree.map(spec, part.axes(batch_ndim), part)
 
 
 def unshared(spec: Spec) -> tuple[str, ...]:
@@ -109,8 +109,3 @@ def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
 
 def _batch(batch_ndim):
     return ("data", *(None,) * (batch_ndim - 1)) if batch_ndim else ()
-
-
-def _share_batch(axes, x, batch_shape):
-    if batch_shape and x.ndim and x.shape[0] == batch_shape[0] > 1:
-        axes[0] = "data"

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku import masks, positions
+from mha_haiku import tiles
 from mha_haiku.attention import blockwise, gradients, products, sweep
 from mha_haiku.attention.inputs import Inputs, Nonfinite
 from mha_haiku.attention.sharded import layout, ring
@@ -120,7 +120,6 @@ def _backward(
             query, key, value, bias, score = blockwise.backward(
                 part, (), back, wants_bias, _blockwise(part, options)
             )
-            bias = bias.bias if wants_bias else None
             return jax.tree.map(
                 jnp.add,
                 (of_query, of_key, of_all),
@@ -149,19 +148,9 @@ def _backward(
 attend = gradients.differentiable(_forward, _backward)
 
 
-def part_of_mask(mask: masks.Mask, at: tuple, num_keys: int, all_keys: int):
-    """Returns the mask from the query and key `at` on; see `masks.Part`."""
-    if isinstance(mask, masks.Full):
-        return mask
-    return masks.Part(mask, *at, num_keys, all_keys)
-
-
-def part_of_bias(bias: positions.ScoreBias | None, at: tuple, batch_ndim: int):
-    """Returns the aligned bias, or None, from there on; see `positions.Part`."""
-    if bias is None:
-        return None
-    shape = (1,) * (batch_ndim + 1)
-    return positions.Part(bias, *(x.reshape(shape) for x in at))
+def moved(origin: tiles.Origin, first: tiles.Origin) -> tiles.Origin:
+    """Returns where a part stands that begins at `first` of what stands at `origin`."""
+    return tiles.Origin(origin.query + first.query, origin.key + first.key)
 
 
 def _circle(inputs, options) -> ring.Ring:
@@ -181,19 +170,20 @@ def _spread(inputs, circle) -> tuple[_Rows, _Keys]:
 def _part(inputs, all_keys, at, row, key) -> Inputs:
     """Returns what two chunks, of the given numbers, need to attend to each other."""
     num_queries, num_keys = row.query.shape[-3], key.key.shape[-3]
-    first = at[0] * num_queries, at[1] * num_keys
+    first = tiles.Origin(at[0] * num_queries, at[1] * num_keys)
     rng = inputs.rng
     if rng is not None:
-        rng = jax.random.fold_in(rng, first[0] * all_keys + first[1])
+        rng = jax.random.fold_in(rng, first.query * all_keys + first.key)
     return Inputs(
         row.query,
         key.key,
         key.value,
-        part_of_bias(inputs.bias, first, row.query.ndim - 3),
+        inputs.bias,
         inputs.score,
-        part_of_mask(inputs.mask, first, num_keys, all_keys),
+        inputs.mask,
         None if row.nonfinite is None else Nonfinite(row.nonfinite, key.nonfinite),
         rng,
+        moved(inputs.origin, first),
     )
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mha_haiku import tiles
 from mha_haiku.attention import fold, sweep, views
 from mha_haiku.attention.sharded import layout, ring, ring_attention
 
@@ -41,7 +42,6 @@ def forward(
     mesh: jax.sharding.Mesh,
 ) -> fold.Sums:
     """Returns the sums of a map on its mesh; see `fold.fold`."""
-    num_keys = maps[0].key.shape[-3]
     circle = _circle(maps, mesh)
     at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
 
@@ -49,7 +49,7 @@ def forward(
         stay, go_round = _spread(maps, given, circle)
 
         def meet(at, row, key, of_row, of_key, of_head):
-            parts, own, first = _part(maps, at, row, key, num_keys)
+            parts, own, first = _part(maps, at, row, key)
             sums = fold.forward(observation, parts, own, sizes, first)
             return (
                 observation.merge(of_row, sums.queries),
@@ -98,18 +98,18 @@ def _spread(maps, given, circle) -> tuple[_Stay, _GoRound]:
     )
 
 
-def _part(maps, at, row, key, num_keys):
+def _part(maps, at, row, key):
     """Returns what two chunks, of the given numbers, need to be looked at."""
-    batch_ndim = maps[0].query.ndim - 3
-    first = at[0] * row.query[0].shape[-3], at[1] * key.key[0].shape[-3]
+    first = tiles.Origin(at[0] * row.query[0].shape[-3], at[1] * key.key[0].shape[-3])
     parts = tuple(
         views.Factors(
             query,
             own_key,
-            ring_attention.part_of_mask(each.mask, first, own_key.shape[-3], num_keys),
-            ring_attention.part_of_bias(each.bias, first, batch_ndim),
+            each.mask,
+            each.bias,
             each.score,
             logsumexp,
+            ring_attention.moved(each.origin, first),
         )
         for each, query, own_key, logsumexp in zip(
             maps, row.query, key.key, row.logsumexp, strict=True
@@ -144,10 +144,8 @@ def _nothing(observation, stay, go_round) -> fold.Sums:
 
 def _specs(observation, maps, given):
     """Returns how maps and what is given are shared; heads side by side are not."""
-    *batch_shape, num_heads, _ = maps[0].logsumexp.shape
-    batch_ndim = len(batch_shape)
-    num_heads = 0 if observation.side_by_side else num_heads
-    heads = "heads" if num_heads else None
+    batch_ndim = maps[0].query.ndim - 3
+    heads = None if observation.side_by_side else "heads"
     batch = layout.rows(batch_ndim)[:batch_ndim]
     rows = layout.Spec(*batch, "sequence", heads)
 
@@ -162,10 +160,12 @@ def _specs(observation, maps, given):
         views.Factors(
             rows,
             rows,
-            layout.of_mask(each.mask, batch_shape, num_heads),
-            layout.aligned(each.bias, batch_shape, num_heads),
-            layout.aligned(each.score, batch_shape, num_heads),
+            *(
+                layout.of_parts(part, batch_ndim, share_heads=heads is not None)
+                for part in (each.mask, each.bias, each.score)
+            ),
             layout.Spec(*batch, heads, "sequence"),
+            jax.tree.map(lambda _: layout.Spec(), each.origin),
         )
         for each in maps
     )

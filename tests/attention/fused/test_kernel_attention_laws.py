@@ -60,7 +60,7 @@ def test_query_that_sees_nothing_gets_zeros_and_has_no_gradient(name, arrays):
     mask = MASKS[name] & masks.padding(LENGTHS, np.asarray([2, T]))
     inputs = arrays((B,), T, S, H, G, K, K)
     (values, logsumexp), found = results(FUSED, inputs, mask)
-    blind = mask.blind_queries(T, S)  # [B, T]
+    blind = mask.fully_masked_queries(T, S)  # [B, T]
     assert blind[1].all() and blind[0, 2:].all() and not blind[0, 0]
     assert not values[blind].any()
     assert (logsumexp.swapaxes(1, 2)[blind] == -np.inf).all()

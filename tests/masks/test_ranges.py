@@ -1,5 +1,6 @@
-"""A part of a mask is that rectangle of it, and knows what it leaves out."""
+"""What a mask leaves out of a rectangle anywhere, and which masks are lopsided."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,24 +22,29 @@ MASKS = {
 
 @pytest.mark.parametrize("at", [(0, 0), (4, 7), (7, 3)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_part_is_a_rectangle(name, at):
+def test_ranges_are_those_of_any_rectangle(name, at):
     mask, (first_query, first_key) = MASKS[name], at
-    num_queries, num_keys = 4, 5
-    part = masks.Part(mask, jnp.array(first_query), jnp.array(first_key), num_keys, S)
-    rows = range(first_query, first_query + num_queries)
-    wanted = np.asarray(mask.tile(rows, range(first_key, first_key + num_keys)))
-    found = np.asarray(part.tile(range(num_queries), range(num_keys)))
-    np.testing.assert_array_equal(found, wanted)
-
-    for start in range(num_queries):
-        ends = (start, num_queries)
-        seen = found[..., start:, :]
-        low, high = (int(x) for x in part.key_range(ends, num_keys))
-        assert 0 <= low <= high <= num_keys
+    last_query, last_key = first_query + 4, first_key + 5
+    found = np.asarray(
+        mask.tile(range(first_query, last_query), range(first_key, last_key))
+    )
+    for i in range(4):
+        rows, keys = (first_query + i, last_query), (first_key, last_key)
+        seen = found[..., i:, :]
+        low, high = (int(x) - first_key for x in mask.key_range(rows, keys))
+        assert 0 <= low <= high <= 5
         assert not seen[..., :low].any() and not seen[..., high:].any()
-        low, high = (int(x) for x in part.open_range(ends, num_keys))
-        assert 0 <= low <= high <= num_keys
+        open_range = jax.jit(lambda mask, *ends: mask.open_range(*ends))
+        low, high = (int(x) - first_key for x in open_range(mask, rows, keys))
+        assert 0 <= low <= high <= 5
         assert seen[..., low:high].all()
+
+
+@pytest.mark.parametrize(("query_id", "is_seen"), [(3, False), (5, True)])
+def test_one_segment_of_all_keys_is_open_to_its_queries_alone(query_id, is_seen):
+    mask = masks.segments(jnp.full(T, query_id), jnp.array([5]))
+    start, stop = mask.open_range((2, 4), (3, 9))
+    assert (int(start), int(stop)) == ((3, 9) if is_seen else (3, 3))
 
 
 def test_which_masks_show_more_to_some_queries():
