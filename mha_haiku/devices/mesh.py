@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention
+from mha_haiku import attention, tasks
 from mha_haiku.modules import anatomy
 
 _Spec = jax.sharding.PartitionSpec
@@ -117,22 +117,29 @@ class Sharded:
         del num_scalars
         return _Program(function, self._everywhere, returns_state)
 
-    def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
+    def batch(
+        self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
+    ) -> tasks.Example:
         """Returns `make(indices)` of the whole batch, shared over the mesh."""
         examples = make(jnp.arange(batch_size, dtype=jnp.int32))
         return self.spread(examples)
 
-    def spread(self, examples: Any) -> Any:
-        """Returns arrays `[B, ...]` or `[B, T, ...]` shared over the mesh; in a jit."""
+    def spread(self, examples: tasks.Example) -> tasks.Example:
+        """Returns a batch shared over the mesh, by examples and positions; in a jit.
 
-        def constrain(x):
-            sequence = self.mesh.shape["sequence"]
-            has_positions = x.ndim > 1 and x.shape[1] % sequence == 0
-            spec = _Spec("data", "sequence") if has_positions else _Spec("data")
-            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+        Positions that the mesh does not divide are not shared.
+        """
+        shared = {"B": "data", "T": "sequence"}
+
+        def constrain(letters, x):
+            axes = [shared.get(letter) for letter in letters]
+            for i, (axis, size) in enumerate(zip(axes, x.shape, strict=True)):
+                if axis == "sequence" and size % self.mesh.shape[axis]:
+                    axes[i] = None
+            sharding = jax.sharding.NamedSharding(self.mesh, _Spec(*axes))
             return jax.lax.with_sharding_constraint(x, sharding)
 
-        return jax.tree.map(constrain, examples)
+        return jax.tree.map(constrain, examples.axes(), examples)
 
     def own_key(self, key: jax.Array) -> jax.Array:
         """Returns the key: a program draws for the whole batch."""

@@ -26,6 +26,19 @@ class Example(NamedTuple):
     lengths: jax.Array | None = None
     """`[]` int32 valid positions; None where every position of every example is."""
 
+    def axes(self) -> "Example":
+        """Returns the letters of the axes of a batch's arrays, in their place.
+
+        "B" (batch) and "T" (positions) are what devices may share.
+        """
+        letters = ("BTD", "BT", "BT", "B")
+        return Example(
+            *(
+                None if x is None else axes[: jnp.ndim(x)]
+                for axes, x in zip(letters, self, strict=True)
+            )
+        )
+
 
 class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.

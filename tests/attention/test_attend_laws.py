@@ -231,7 +231,7 @@ def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implemen
     traced = jax.jit(run)(query[:, -2:], bias, S - 2)
     for found in (last, traced):
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2e-6),
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=5e-6, atol=5e-6),
             found,
             whole,
         )

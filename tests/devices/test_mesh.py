@@ -1,12 +1,14 @@
 """What a device of a mesh holds, and that programs leave it there."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from mha_haiku import devices
+from mha_haiku import devices, tasks
 
 _PARAMS = {
     "encoder/layer_0/attention/query": {"w": np.ones((6, 8)), "b": np.ones(8)},
@@ -106,17 +108,22 @@ def test_examples_are_shared_by_batch_and_position():
     placement = _placement(data=2, heads=1, sequence=2)
     assert placement.batch_parts == 2
 
-    def make(indices):
-        return {
-            "indices": indices,
-            "inputs": indices[:, None] * jnp.ones((1, 6), jnp.int32),
-            "odd": indices[:, None] * jnp.ones((1, 3), jnp.int32),
-        }
+    # As many features as positions: which is which is not told by the sizes.
+    def make(indices, num_positions=4, shape=(4,)):
+        features = indices[:, None, None] * jnp.ones((1, num_positions, 4))
+        targets = jnp.zeros((4, *shape))
+        return tasks.Example(features, targets, targets, indices)
 
-    shared = jax.jit(lambda: placement.batch(4, make))()
-    shares = {name: x.addressable_shards[0].data.shape for name, x in shared.items()}
-    assert shares == {"indices": (2,), "inputs": (2, 3), "odd": (2, 3)}
-    np.testing.assert_array_equal(shared["indices"], np.arange(4))
+    def shares(example):
+        shared = jax.jit(lambda: placement.batch(4, example))()
+        np.testing.assert_array_equal(shared.lengths, np.arange(4))
+        return [x.addressable_shards[0].data.shape for x in shared]
+
+    assert shares(make) == [(2, 2, 4), (2, 2), (2, 2), (2,)]
+    in_a_set = functools.partial(make, shape=())
+    assert shares(in_a_set) == [(2, 2, 4), (2,), (2,), (2,)]
+    odd = functools.partial(make, num_positions=3, shape=(3,))
+    assert shares(odd) == [(2, 3, 4), (2, 3), (2, 3), (2,)]
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 2, 2), (2, 1, 2)], ids=str)

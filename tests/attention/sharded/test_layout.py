@@ -1,0 +1,75 @@
+"""How arrays are shared is told by what their axes are, never by their sizes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import additive, dot_product
+from mha_haiku.attention.sharded import layout
+
+N = 4  # B, T, S, H, K and buckets alike
+ONE = np.ones([N], np.int32)
+TWO = np.ones([N, N], np.int32)
+SPECS = {
+    "padding": (masks.padding(ONE, ONE), [("data",), ("data",)]),
+    "lengths": (masks.valid_lens(ONE), [("data",)]),
+    "lengths per query": (masks.valid_lens(TWO), [("data", None)]),
+    "segments": (masks.segments(TWO), [("data", None)] * 2),
+    "one for all examples": (masks.segments(TWO[:1]), [(None, None)] * 2),
+    "array": (masks.dense(np.ones([N, N, N], bool)), [("data", None, None)]),
+    "array of heads": (
+        ~masks.dense(np.ones([N, N, N, N], bool)),
+        [("data", "heads", None, None)],
+    ),
+    "array of queries": (
+        masks.dense(np.ones([1, 1, N, N], bool)),
+        [(None, None, None, None)],
+    ),
+    "both": (
+        masks.causal().shifted(1) & masks.padding(ONE) | masks.dilated(2),
+        [("data",)],
+    ),
+    "slopes": (positions.alibi(N), [("heads",)]),
+    "aligned slopes": (positions.alibi(N).aligned(1), [(None, "heads")]),
+    "buckets": (
+        positions.relative_bias(TWO.astype(float), bidirectional=True),
+        [("heads", None)],
+    ),
+    "bias": (positions.as_bias(np.ones([N, N, N])), [("data", None, None)]),
+    "bias of heads": (
+        positions.as_bias(np.ones([N, N, N])).aligned(1),
+        [("data", None, None, None)],
+    ),
+    "dot product": (dot_product(), []),
+    "additive": (additive(TWO.astype(float)).aligned(1), [(None, "heads", None)]),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_arrays_are_shared_by_the_meaning_of_their_axes(name):
+    part, expected = SPECS[name]
+    found = jax.tree.leaves(
+        layout.of_parts(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
+    )
+    assert found == [layout.Spec(*axes) for axes in expected]
+
+
+def test_heads_side_by_side_are_not_shared():
+    spec = layout.of_parts(positions.alibi(N), 1, share_heads=False)
+    assert spec.slopes == layout.Spec(None)
+
+
+def test_without_batch_axes_nothing_is_shared_by_examples():
+    spec = layout.of_parts(masks.segments(ONE), 0)
+    assert (spec.query_ids, spec.key_ids) == (layout.Spec(None), layout.Spec(None))
+
+
+def test_a_mask_that_does_not_say_its_axes_is_refused():
+    class Silent(masks.Mask):
+        def aligned_tile(self, rows, columns, batch_ndim):
+            return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
+
+    with pytest.raises(TypeError, match="Silent must say its axes"):
+        layout.of_parts(Silent(), 1)
