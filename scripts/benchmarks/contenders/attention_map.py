@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 import mha_haiku as mh
-from mha_haiku.attention import dense, gradients
+from mha_haiku.attention import dense
+from mha_haiku.attention.inputs import Inputs
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import jax_programs, sizes
 
@@ -36,8 +37,8 @@ def _formula(query, key, value):
 
 def _mapless(query, key, value):
     score = mh.attention.dot_product().aligned(1)
-    inputs = gradients.Inputs(
-        query, key, value, None, score, mh.masks.full(), faulty=None, rng=None
+    inputs = Inputs(
+        query, key, value, None, score, mh.masks.full(), nonfinite=None, rng=None
     )
     return dense.attend(inputs, 0.0)[0]
 
