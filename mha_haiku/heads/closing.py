@@ -1,4 +1,4 @@
-"""What a closed head passes on: nothing, its mean, or what it said of another example.
+"""What a closed head passes on: zero, its mean, or that of another example.
 
 B batch, T positions, L layers, H heads of a layer, V value size per head.
 """
@@ -28,7 +28,7 @@ def zero(clean: models.Output) -> None:
 
 
 def resample(clean: models.Output) -> list[Array]:
-    """Closed heads pass on what they said of the next example of the batch.
+    """Closed heads pass on what they do for the next example of the batch.
 
     Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
     """
@@ -53,18 +53,18 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
         counted = jnp.ones(output.hidden[0].shape[:2], jnp.float32)
         if example.lengths is not None:
             counted = (jnp.arange(length)[None] < example.lengths[:, None]) * 1.0
-        of_layers = [
+        layers = [
             jnp.einsum("bt,bthv->hv", counted, subject.head_outputs(each))
             for each in output.maps
         ]
-        return of_layers, counted.sum()
+        return layers, counted.sum()
 
     total = None
     for example in batches:
-        found = subject.fetched(sums(params, example))
-        total = found if total is None else jax.tree.map(jnp.add, total, found)
+        batch = subject.fetched(sums(params, example))
+        total = batch if total is None else jax.tree.map(jnp.add, total, batch)
     if total is None:
         raise ValueError("batches must not be empty.")
-    of_layers, count = total
-    means = [layer / count for layer in of_layers]
+    layers, count = total
+    means = [layer / count for layer in layers]
     return lambda clean: means

@@ -82,7 +82,7 @@ def learn(
     """
     counts = subject.num_heads(model, params, jax.eval_shape(sample, jnp.int32(0)))
     log_alpha = [jnp.full(count, initial) for count in counts]
-    of_gates = optax.adam(gate_learning_rate)
+    gate_optimizer = optax.adam(gate_learning_rate)
 
     def loss(trained, example, rng):
         params, log_alpha = trained
@@ -105,7 +105,7 @@ def learn(
             *(
                 each.update(slope, state, now)
                 for each, slope, state, now in zip(
-                    (optimizer, of_gates), gradient, states, trained, strict=True
+                    (optimizer, gate_optimizer), gradient, states, trained, strict=True
                 )
             ),
             strict=True,
@@ -117,12 +117,12 @@ def learn(
         return jax.lax.scan(take_step, carry, first + jnp.arange(count))
 
     trained = (jax.tree.map(jnp.array, params), log_alpha)
-    carry = (trained, (optimizer.init(trained[0]), of_gates.init(log_alpha)))
+    carry = (trained, (optimizer.init(trained[0]), gate_optimizer.init(log_alpha)))
     seen = []
     for first in progress(range(0, steps, chunk)):
         count = min(chunk, steps - first)
-        carry, found = take_steps(carry, jnp.int32(first), count)
-        seen.append(jax.device_get(found))
+        carry, losses = take_steps(carry, jnp.int32(first), count)
+        seen.append(jax.device_get(losses))
     losses, numbers = (np.concatenate(x) for x in zip(*seen, strict=True))
     params, log_alpha = jax.device_get(carry[0])
     return Learned(params, log_alpha, losses, numbers)

@@ -151,14 +151,14 @@ def closed(
     """
     program = programs.metrics(of.model, of.metric, closing)
     gates = jnp.asarray(gates, jnp.float32)
-    found = [subject.fetched(program(of.params, gates, each)) for each in of.batches]
-    return np.concatenate(found).astype(np.float64)
+    metric = [subject.fetched(program(of.params, gates, each)) for each in of.batches]
+    return np.concatenate(metric).astype(np.float64)
 
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
-    """Returns what a measure of a batch, L arrays `[B, H]`, finds in all of them."""
+    """Returns a measure of all batches, from L arrays `[B, H]` for each."""
     run = functools.partial(measure, of.params)
-    found = [subject.padded(subject.fetched(run(example))) for example in of.batches]
-    if not found:
+    batches = [subject.padded(subject.fetched(run(example))) for example in of.batches]
+    if not batches:
         raise ValueError("batches must not be empty.")
-    return Importance(np.concatenate(found))
+    return Importance(np.concatenate(batches))

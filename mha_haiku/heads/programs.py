@@ -33,7 +33,7 @@ def changes(model, metric, closing) -> Program:
         clean = subject.run(model, params, example)
         replacement = closing(clean)
         before = metric(clean.logits, example)
-        of_layers = []
+        layers = []
         for i, each in enumerate(clean.maps):
 
             def closed(gates, i=i):
@@ -47,8 +47,8 @@ def changes(model, metric, closing) -> Program:
             count = each.shape[-3]
             one_closed = 1 - jnp.eye(count)
             after = _over(closed, one_closed, example)
-            of_layers.append((after - before[None]).T)
-        return of_layers
+            layers.append((after - before[None]).T)
+        return layers
 
     return program
 
@@ -61,10 +61,8 @@ def slopes(model, metric, closing) -> Program:
     def program(params, example):
         clean = subject.run(model, params, example)
         replacement = closing(clean)
-        found = jax.grad(_summed(model, metric, params, example, replacement))(
-            _open(clean)
-        )
-        return [jnp.abs(layer) for layer in found]
+        total = _summed(model, metric, params, example, replacement)
+        return [jnp.abs(layer) for layer in jax.grad(total)(_open(clean))]
 
     return program
 
@@ -81,8 +79,8 @@ def unit_slopes(model, metric, hidden_sizes) -> Program:
             return metric(output.logits, example).sum()
 
         shapes = [(len(example.inputs), size) for size in hidden_sizes]
-        found = jax.grad(total)([jnp.ones(shape, jnp.float32) for shape in shapes])
-        return [jnp.abs(layer) for layer in found]
+        gradient = jax.grad(total)([jnp.ones(shape, jnp.float32) for shape in shapes])
+        return [jnp.abs(layer) for layer in gradient]
 
     return program
 
@@ -121,11 +119,11 @@ def numbers(model, name) -> Program:
         output = subject.run(model, params, example)
         is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
         tokens = example.inputs if is_tokens else None
-        found = [getattr(each.statistics(tokens=tokens), name) for each in output.maps]
-        for values, each in zip(found, output.maps, strict=True):
+        layers = [getattr(each.statistics(tokens=tokens), name) for each in output.maps]
+        for values, each in zip(layers, output.maps, strict=True):
             if values is None or values.shape != each.shape[:-2]:
                 raise ValueError(f"{name!r} is not one number per head.")
-        return found
+        return layers
 
     return program
 

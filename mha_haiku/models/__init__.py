@@ -1,7 +1,11 @@
 """Whole models as pure functions, built from a config."""
 
 from mha_haiku.models.architecture import (
+    ACTIVATIONS,
     FAMILIES,
+    NORMS,
+    POSITIONS,
+    PRECISIONS,
     LayerHeads,
     check,
     default_config,
@@ -10,7 +14,6 @@ from mha_haiku.models.architecture import (
     key_size,
 )
 from mha_haiku.models.build import Model, Output, build
-from mha_haiku.models.parts import ACTIVATIONS, NORMS, POSITIONS, PRECISIONS
 from mha_haiku.modules import stacked, unstacked
 
 __all__ = [

@@ -3,18 +3,36 @@
 H heads and G key/value heads before any were pruned, L layers.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mha_haiku import attention, checks, fields
+import jax
+
+from mha_haiku import attention, checks, fields, modules
 from mha_haiku.fields import Field, OneOf
-from mha_haiku.models import parts
 
 if TYPE_CHECKING:
     import ml_collections
 
+# What names in a config stand for.
+ACTIVATIONS = {
+    "gelu": modules.gelu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "swiglu": jax.nn.silu,
+}
+NORMS = {
+    "layer_norm": modules.LayerNorm,
+    "rms_norm": modules.RMSNorm,
+    "none": modules.no_norm,
+}
+POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi", "t5")
+PRECISIONS = {
+    "float32": "params=float32,compute=float32,output=float32",
+    "bfloat16": "params=float32,compute=bfloat16,output=float32",
+}
 FAMILIES = ("encoder", "causal", "set_classifier")
-
 SCORES = ("dot_product", "additive")
 
 
@@ -34,7 +52,7 @@ FIELDS = {
     ),
     "model_size": Field(32, "width of the residual stream", _SIZE),
     "dropout_rate": Field(0.0, "in [0, 1)", checks.fraction),
-    "precision": Field("float32", "computed in", OneOf(parts.PRECISIONS)),
+    "precision": Field("float32", "computed in", OneOf(PRECISIONS)),
     "rematerialize": Field(
         False,
         "whether layers are computed again for the gradient, to save memory",
@@ -49,7 +67,7 @@ FIELDS = {
         "positions": Field(
             "learned",
             "how told",
-            OneOf(parts.POSITIONS),
+            OneOf(POSITIONS),
             formerly="config.model.positions",
         ),
         "max_length": Field(
@@ -147,7 +165,7 @@ FIELDS = {
         "activation": Field(
             "gelu",
             "of hidden units",
-            OneOf(parts.ACTIVATIONS),
+            OneOf(ACTIVATIONS),
             formerly="config.model.activation",
         ),
         "with_bias": Field(
@@ -170,7 +188,7 @@ FIELDS = {
         "kind": Field(
             "layer_norm",
             "which norm",
-            OneOf(parts.NORMS),
+            OneOf(NORMS),
             formerly="config.model.norm",
         ),
         "epsilon": Field(

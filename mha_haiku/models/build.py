@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jmp
 
 from mha_haiku import attention, checks, masks, modules, positions
-from mha_haiku.models import architecture, parts
+from mha_haiku.models import architecture
 
 Array = jax.Array
 
@@ -76,7 +76,7 @@ def build(
       checks.ConfigError: If a field is out of range.
     """
     architecture.check(config)
-    policy = jmp.get_policy(parts.PRECISIONS[config.precision])
+    policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
     implementation = implementation or config.attention.implementation
 
     def forward(inputs, lengths=None, start=None, **options):
@@ -207,28 +207,30 @@ def _bias(config):
 
 def _layer(config, implementation, i):
     heads = architecture.heads_of_layers(config)[i]
-    of_attention, of_feed_forward = config.attention, config.feed_forward
+    attention_fields, feed_forward_fields = config.attention, config.feed_forward
 
     if hk.running_init():  # of parameters alone, on one example
-        implementation = of_attention.implementation
+        implementation = attention_fields.implementation
 
     def make_attention():
         if not heads.names:  # all are pruned
             return modules.NoAttention(
-                config.model_size, with_bias=of_attention.output_bias, name="attention"
+                config.model_size,
+                with_bias=attention_fields.output_bias,
+                name="attention",
             )
         return modules.MultiHeadAttention(
             len(heads.names),
             architecture.key_size(config),
             model_size=config.model_size,
-            with_bias=of_attention.with_bias,
-            output_bias=of_attention.output_bias,
+            with_bias=attention_fields.with_bias,
+            output_bias=attention_fields.output_bias,
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
-            make_score=_make_score(of_attention),
+            make_score=_make_score(attention_fields),
             rotary=positions.rotary if config.embedding.positions == "rotary" else None,
-            qk_norm=of_attention.qk_norm,
-            smear=modules.smeared_keys if of_attention.smear_keys else None,
+            qk_norm=attention_fields.qk_norm,
+            smear=modules.smeared_keys if attention_fields.smear_keys else None,
             implementation=implementation,
             name="attention",
         )
@@ -238,21 +240,21 @@ def _layer(config, implementation, i):
     def make_feed_forward():
         return modules.FeedForward(
             hidden_size,
-            activation=parts.ACTIVATIONS[of_feed_forward.activation],
-            gated=of_feed_forward.activation == "swiglu",
-            with_bias=of_feed_forward.with_bias,
+            activation=architecture.ACTIVATIONS[feed_forward_fields.activation],
+            gated=feed_forward_fields.activation == "swiglu",
+            with_bias=feed_forward_fields.with_bias,
             name="feed_forward",
         )
 
     return modules.EncoderLayer(
-        make_attention if of_attention.num_heads else None,
+        make_attention if attention_fields.num_heads else None,
         make_feed_forward if hidden_size else None,
-        num_heads=None if of_attention.num_heads else 0,
+        num_heads=None if attention_fields.num_heads else 0,
         hidden_size=None if hidden_size else 0,
         make_norm=_make_norm(config),
         norm_position=config.norm.position,
-        attention_residual=of_attention.residual,
-        feed_forward_residual=of_feed_forward.residual,
+        attention_residual=attention_fields.residual,
+        feed_forward_residual=feed_forward_fields.residual,
         dropout_rate=config.dropout_rate,
         name=f"layer_{i}",
     )
@@ -275,4 +277,4 @@ def _stack(config):
 
 
 def _make_norm(config):
-    return functools.partial(parts.NORMS[config.norm.kind], config.norm.epsilon)
+    return functools.partial(architecture.NORMS[config.norm.kind], config.norm.epsilon)

@@ -89,7 +89,7 @@ class DecoderLayer(encoder.Layer):
             rate=rate,
             interventions=given.cross,
         )
-        x = self._fed_forward(x, given.of_feed_forward(), norm="norm_3", rate=rate)
+        x = self._fed_forward(x, given.for_feed_forward(), norm="norm_3", rate=rate)
         return x, DecoderMaps(own, cross)
 
 

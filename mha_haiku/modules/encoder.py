@@ -221,9 +221,9 @@ class EncoderLayer(Layer):
             names=("attention", "norm_1"),
             rate=rate,
             bias=bias,
-            interventions=given.of_attention(),
+            interventions=given.for_attention(),
         )
-        x = self._fed_forward(x, given.of_feed_forward(), norm="norm_2", rate=rate)
+        x = self._fed_forward(x, given.for_feed_forward(), norm="norm_2", rate=rate)
         return x, attention_map
 
 

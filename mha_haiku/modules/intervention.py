@@ -37,11 +37,11 @@ class Interventions:
     replacement: Array | Sequence[Array | None] | None = None
     units: Array | Sequence[Array | None] | None = None
 
-    def of_attention(self) -> "Interventions":
+    def for_attention(self) -> "Interventions":
         """Returns what an attention takes: all but the gates of hidden units."""
         return dataclasses.replace(self, units=None)
 
-    def of_feed_forward(self) -> "Interventions":
+    def for_feed_forward(self) -> "Interventions":
         """Returns what a feed-forward part takes: the gates of hidden units."""
         return Interventions(units=self.units)
 
@@ -61,7 +61,7 @@ class DecoderInterventions:
     cross: Interventions = Interventions()
     units: Array | Sequence[Array | None] | None = None
 
-    def of_feed_forward(self) -> Interventions:
+    def for_feed_forward(self) -> Interventions:
         """Returns what a feed-forward part takes: the gates of hidden units."""
         return Interventions(units=self.units)
 
@@ -185,14 +185,14 @@ def gated_units(hidden: Array, given: Interventions | None) -> Array:
 def _aligned(field: str, letter: str, gates: Array, shape: tuple[int, ...]) -> Array:
     """Returns gates with all axes of `[B..., T, X]`, of size 1 where they had none."""
     gates = jnp.asarray(gates)
-    of_layer, of_examples = shape[-1:], (*shape[:-2], shape[-1])
+    alone, per_example = shape[-1:], (*shape[:-2], shape[-1])
     if gates.shape == shape:
         return gates
-    if gates.shape == of_examples:
+    if gates.shape == per_example:
         return gates[..., None, :]
-    if gates.shape == of_layer:
+    if gates.shape == alone:
         return gates.reshape(*(1,) * (len(shape) - 1), -1)
     raise ValueError(
         f"interventions.{field} must be [{letter}], [B..., {letter}] or [B..., T, "
-        f"{letter}], of shape {of_layer}, {of_examples} or {shape}, got {gates.shape}."
+        f"{letter}], of shape {alone}, {per_example} or {shape}, got {gates.shape}."
     )
