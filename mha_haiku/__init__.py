@@ -35,6 +35,7 @@ from mha_haiku.modules import (
     Encoder,
     EncoderLayer,
     FeedForward,
+    Interventions,
     MultiHeadAttention,
 )
 
@@ -50,6 +51,7 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FeedForward",
+    "Interventions",
     "MultiHeadAttention",
     "attend",
     "attention",
