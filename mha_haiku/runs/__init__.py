@@ -6,12 +6,15 @@ from mha_haiku.runs.loop import Observer, train
 from mha_haiku.runs.opening import Summary
 from mha_haiku.runs.trainers import NonFiniteLossError
 
+load = load_run
+
 __all__ = [
     "NonFiniteLossError",
     "Observer",
     "Run",
     "Summary",
     "default_config",
+    "load",
     "load_run",
     "train",
 ]

@@ -137,6 +137,13 @@ def validate(
     Raises:
       ConfigError: At the first field that is missing, unknown or out of its range.
     """
+    check_fields(config)
+    sharing.shape(config, num_devices or jax.local_device_count())
+
+
+@checks.user_mistakes()
+def check_fields(config: ml_collections.ConfigDict) -> None:
+    """Checks every field of a config, whatever devices there are; see `validate`."""
     values = config.to_dict()
     fields.check("config", values, declared(task_name(values)))
     models.check(config.model)
@@ -145,7 +152,6 @@ def validate(
             f"config.optimizer.warmup_steps must be at most config.training.steps "
             f"{config.training.steps}, got {config.optimizer.warmup_steps}."
         )
-    sharing.shape(config, num_devices or jax.local_device_count())
 
 
 def task_name(values: Any) -> str:
@@ -179,7 +185,7 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             f"{embedding.max_length}."
         )
     key = jax.eval_shape(lambda: jax.random.key(0))
-    example = jax.eval_shape(task.example, key, task.train_data)
+    example = jax.eval_shape(task.example, key, task.data_shapes)
     is_set, wants_set = model.family == "set_classifier", example.targets.ndim == 0
     if is_set != wants_set:
         wanted = "'set_classifier'" if wants_set else "'encoder' or 'causal'"
@@ -189,8 +195,14 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
         )
 
 
-def make_task(config: ml_collections.ConfigDict) -> tasks.Task:
+def make_task(
+    config: ml_collections.ConfigDict, kept: tasks.Kept | None = None
+) -> tasks.Task:
     """Returns the task that `config.task` and `config.data` describe.
+
+    Args:
+      config: A valid config.
+      kept: What a run kept of its task; see `folders.read_kept`.
 
     Raises:
       ConfigError: If there is no such task, or it does not take these options.
@@ -198,7 +210,7 @@ def make_task(config: ml_collections.ConfigDict) -> tasks.Task:
     options = config.task.to_dict()
     data = config.data.to_dict() if "data" in config else {}
     try:
-        return tasks.make(**options, **data)
+        return tasks.make(**options, **data, kept=kept)
     except ConfigError as error:
         field = str(error).partition(" ")[0]
         sections = {"config.task": options, "config.data": data}

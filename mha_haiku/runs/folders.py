@@ -1,5 +1,7 @@
 """The folder of a run: where its files are, and what is read back from it."""
 
+import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -9,12 +11,15 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 
-from mha_haiku import devices, models, tasks
+from mha_haiku import attention, checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files
-from mha_haiku.training import optimizers, stepping
+from mha_haiku.training import evaluation, optimizers, stepping
+
+_FORM = 2  # of a run's folder; version 0.1.0 wrote none
 
 
 class Folder(NamedTuple):
@@ -25,6 +30,10 @@ class Folder(NamedTuple):
     @property
     def config(self) -> Path:
         return self.root / "config.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer.json"
 
     @property
     def metrics(self) -> Path:
@@ -63,7 +72,57 @@ class Run(NamedTuple):
     model: models.Model
     params: Any
     step: int
-    placement: devices.Sharded | None = None  # of model and parameters; see `analysis`
+    placement: devices.Sharded | None = None  # of model and parameters, if they share
+
+    def examples(self, count: int) -> tasks.Example:
+        """Returns the first held-out examples, a batch of B = `count`."""
+        indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
+        return evaluation.held_out_batch(
+            self.task, self.config.seed, self.task.held_out_data, indices
+        )
+
+    def maps(self, inputs: str | tasks.Example) -> list[attention.AttentionMap]:
+        """Returns the attention map of each layer.
+
+        Args:
+          inputs: A text, as `task.encode` takes it, or a batch of examples.
+        """
+        lengths = None
+        if isinstance(inputs, str):
+            tokens = self.task.encode(inputs)[np.newaxis]
+        else:
+            tokens, lengths = inputs.inputs, inputs.lengths
+        run = self.looped()
+        output = run.model.apply(
+            run.params, None, tokens, lengths=lengths, is_training=False
+        )
+        return list(output.maps)
+
+    def importance(
+        self, measure: str = "ablation", *, examples: int = 64
+    ) -> heads.Importance:
+        """Returns how much each head matters to the loss of held-out examples.
+
+        Args:
+          measure: "ablation", "gradient" or "attribution"; see `heads`.
+          examples: N.
+        """
+        checks.choice("measure", measure, ("ablation", "gradient", "attribution"))
+        run = self.looped()
+        of = heads.Subject(
+            run.model, heads.metrics.loss, run.params, [self.examples(examples)]
+        )
+        return getattr(heads, measure)(of)
+
+    def looped(self) -> "Run":
+        """Returns the run with layers that are looped over, so that each is reached."""
+        if not self.config.model.scan_layers:
+            return self
+        config = self.config.copy_and_resolve_references()
+        config.model.scan_layers = False
+        model = make_model(config, self.task)
+        params = models.unstacked(self.params)
+        return self._replace(config=config, model=model, params=params)
 
 
 def open_folder(workdir: str | os.PathLike) -> Folder:
@@ -104,7 +163,7 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     config = ml_collections.ConfigDict(saved)
-    task = configuration.make_task(config)
+    task = configuration.make_task(config, shared_kept(folder))
     model = make_model(config, task)
     abstract = abstract_state(config, task, model)
 
@@ -114,6 +173,12 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
 
     state = cluster.first_reads(restore, abstract)
     return Run(config, task, model, state.params, int(state.step))
+
+
+def shared_kept(folder: Folder) -> tasks.Kept | None:
+    """Returns `read_kept` of the first process, on all."""
+    kept = cluster.first_does(lambda: read_kept(folder))
+    return None if kept is None else tasks.Kept(*kept)
 
 
 def make_model(
@@ -154,26 +219,67 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     """Returns the resolved config of the run in the folder, or None for a new run.
 
     Raises:
-      ConfigError: If config.json is not what `write_config` writes.
+      ConfigError: If config.json is not what `write_config` writes, is of an older
+        version, or is no config that a run may have.
     """
-    saved = files.read_json(folder.config)
+    saved = _read_whole(folder)
     if saved is None:
         return None
-    if not isinstance(saved.get("config"), dict):
-        raise ConfigError(f"{folder.config} must hold a run's config.")
+    try:
+        configuration.check_fields(ml_collections.ConfigDict(saved["config"]))
+    except ConfigError as error:
+        raise ConfigError(f"{folder.config} cannot be used: {error}") from error
     return saved["config"]
 
 
+def read_kept(folder: Folder) -> tasks.Kept | None:
+    """Returns what the run in the folder kept of its task; None for nothing.
+
+    Raises:
+      ConfigError: If the tokenizer is missing, or is not as it was written.
+    """
+    saved = _read_whole(folder)
+    if saved is None or saved["text"] is None:
+        return None
+    try:
+        tokenizer = folder.tokenizer.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.tokenizer} cannot be read: {error.strerror}."
+        ) from None
+    if hashlib.sha256(tokenizer).hexdigest() != saved["tokenizer_sha256"]:
+        raise ConfigError(f"{folder.tokenizer} is not as it was written.")
+    return tasks.Kept(tokenizer.decode(), saved["text"])
+
+
 def write_config(
-    folder: Folder, config: ml_collections.ConfigDict, used: Sequence[jax.Device]
+    folder: Folder,
+    config: ml_collections.ConfigDict,
+    used: Sequence[jax.Device],
+    task: tasks.Task | None = None,
 ) -> None:
-    """Writes config.json: the resolved config and what it ran with."""
+    """Writes config.json: the resolved config and what it ran with.
+
+    Args:
+      folder: The run's folder.
+      config: The resolved config.
+      used: The devices.
+      task: The task. A tokenizer that it has is written to tokenizer.json.
+    """
     import haiku
     import jaxlib
 
+    kept = None if task is None else task.keep()
+    digest = None
+    if kept is not None:
+        files.write(folder.tokenizer, kept.tokenizer)
+        digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
     contents = {
+        "form": _FORM,
         "config": configuration.to_json(config),
         "seed": config.seed,
+        "text": None if kept is None else kept.text,
+        "tokenizer_sha256": digest,
         "versions": {
             "python": platform.python_version(),
             "jax": jax.__version__,
@@ -183,7 +289,36 @@ def write_config(
         "git_commit": _git_commit(),
         "devices": [f"{device.device_kind} {device.id}" for device in used],
     }
-    files.write_json(folder.config, contents)
+    files.write_json(folder.config, contents | {"sha256": _digest(contents)})
+
+
+def _read_whole(folder) -> dict[str, Any] | None:
+    """Returns what `write_config` wrote, all of it; None where there is no file."""
+    saved = files.read_json(folder.config)
+    if saved is None:
+        return None
+    if "config" in saved and not {"form", "sha256"} & set(saved):
+        raise ConfigError(
+            f"The run in {folder.root} is of mha_haiku 0.1.0.\n"
+            "Only that version can go on with it; take another workdir."
+        )
+    digest = saved.pop("sha256", None)
+    if digest != _digest(saved):
+        raise ConfigError(
+            f"{folder.config} is not as it was written: its sha256 is another.\n"
+            "Put back a copy of it, or take another workdir."
+        )
+    if saved.get("form") != _FORM:
+        raise ConfigError(
+            f"The run in {folder.root} has the form {saved.get('form')!r} of a newer "
+            f"mha_haiku; this one reads {_FORM}."
+        )
+    return saved
+
+
+def _digest(contents) -> str:
+    text = json.dumps(contents, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _git_commit() -> str | None:

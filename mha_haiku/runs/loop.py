@@ -80,7 +80,8 @@ def train(
     Args:
       config: A whole config.
       workdir: The run's folder.
-      override_config: Whether to resume though the config is not the run's.
+      override_config: Whether to resume though the config, or the text that it names,
+        is not the run's.
       observers: Who looks at the parameters; with several processes the same on all.
       devices: The devices that share the work; None means all of all processes.
 
@@ -107,17 +108,27 @@ def train(
         if finished is not None:
             return finished
         with stored:
-            summary = _run(config, folder, stored, placement, observers)
+            summary = _run(
+                config, folder, stored, placement, observers, override_config
+            )
         summary = summary._replace(wall_seconds=time.perf_counter() - started)
         if cluster.is_first():
             files.write_json(folder.summary, summary._asdict())
     return summary
 
 
-def _run(config, folder, stored, placement, observers) -> opening.Summary:
+def _run(
+    config, folder, stored, placement, observers, override_config
+) -> opening.Summary:
     """Takes the steps that are left; `wall_seconds` is still to be filled in."""
     training = config.training
-    task = configuration.make_task(config)
+    kept = None
+    if stored.latest() is not None:
+        kept = folders.shared_kept(folder)
+        if kept is not None and override_config:
+            kept = kept._replace(text=None)  # another text, in the same tokens
+    task = configuration.make_task(config, kept)
+    _ = task.train_data  # read now, so that faults of a text show before it compiles
     configuration.validate_for_task(config, task)
     is_first = cluster.is_first()
     reports = metrics_log.read(folder.metrics) if is_first else []
@@ -133,7 +144,7 @@ def _run(config, folder, stored, placement, observers) -> opening.Summary:
     state, programs = trainers.prepare(config, task, model, stored, placement)
     compile_seconds = time.perf_counter() - before
     if is_first:
-        folders.write_config(folder, config, placement.devices)
+        folders.write_config(folder, config, placement.devices, task)
         start = stored.latest() or 0
         kept = [report for report in reports if report["step"] <= start]
         opened_log = metrics_log.MetricsLog(

@@ -194,7 +194,7 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     state = jax.device_get(stepping.state_of(run.params, transformation))
     with checkpoints.Checkpoints(folder.checkpoints) as stored:
         stored.save(0, jax.tree.map(np.asarray, state))
-    folders.write_config(folder, config, jax.local_devices())
+    folders.write_config(folder, config, jax.local_devices(), run.task)
     return folder.root
 
 

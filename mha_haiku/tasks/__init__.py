@@ -17,9 +17,9 @@ from mha_haiku.tasks import (
     reverse,
     sort,
 )
-from mha_haiku.tasks.base import Example, Task, batch
+from mha_haiku.tasks.base import Example, Kept, Task, batch
 
-__all__ = ["Example", "Task", "batch", "make", "names", "options"]
+__all__ = ["Example", "Kept", "Task", "batch", "make", "names", "options"]
 
 _TASKS = {
     task.name: task
@@ -59,11 +59,12 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     return found
 
 
-def make(name: str, **given: Any) -> Task:
+def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     """Returns the task of that name.
 
     Args:
       name: One of `names()`.
+      kept: What `Task.keep` of the task of a run returned.
       **given: The task's options that are not as they are by default; in a config, what
         `config.task` has beside the name, and all of `config.data`.
 
@@ -80,7 +81,7 @@ def make(name: str, **given: Any) -> Task:
                 f"{checks.nearest(option, known)}"
             )
     with checks.user_mistakes():
-        return task(**given)
+        return task(**given) if kept is None else task(**given, kept=kept)
 
 
 def _task(name: str) -> type[Task]:

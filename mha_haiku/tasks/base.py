@@ -40,6 +40,15 @@ class Example(NamedTuple):
         )
 
 
+class Kept(NamedTuple):
+    """What a run keeps of a task that learns from a text of the user's."""
+
+    tokenizer: str
+    """The tokenizer, as JSON."""
+    text: dict[str, str] | None = None
+    """"name" and "sha256" of the text; None lets any text be read."""
+
+
 class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
@@ -82,6 +91,15 @@ class Task(abc.ABC):
           key: The PRNG key that decides the example.
           data: `train_data` or `held_out_data`, on the device or not.
         """
+
+    @property
+    def data_shapes(self) -> Any:
+        """Stands for `train_data` where only shapes are asked for; may be shorter."""
+        return self.train_data
+
+    def keep(self) -> Kept | None:
+        """Returns what a run keeps, to make the same task again; None for nothing."""
+        return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
         """Returns where the likeliest class is the target, whether it counts or not.

@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import hashlib
 import os
 import pathlib
+import platform
 
+import jax
 import numpy as np
 
 from mha_haiku import checks, fields
@@ -22,6 +25,7 @@ class Corpus:
     """A text as tokens, cut once: the first part to train on, the last one held out."""
 
     tokenizer: tokenization.Tokenizer
+    text: dict[str, str]  # "name" and "sha256"
     train: np.ndarray  # [N] int32
     held_out: np.ndarray  # [M] int32
 
@@ -40,6 +44,8 @@ class TextTask(task_lib.Task):
       tokenizer: "characters" or "bpe", trained on the training part alone.
       vocabulary_size: Most tokens that the tokenizer may have.
       held_out_fraction: The last part of the text, to evaluate on.
+      kept: Of a run that learns from the text: its tokenizer is taken, and the text is
+        read only when examples of it are asked for, and must be the same then.
     """
 
     baseline_name = "unigram"
@@ -71,19 +77,48 @@ class TextTask(task_lib.Task):
         section="data",
     )
 
-    def __post_init__(self):
+    kept: dataclasses.InitVar[task_lib.Kept | None] = None
+
+    def __post_init__(self, kept: task_lib.Kept | None):
         super().__post_init__()
-        self._check_lengths()  # reads the files, so that their faults show now
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:
+            _ = self.corpus  # reads the files, so that their faults show now
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The text of both parts."""
-        return load(
+        """The text of both parts.
+
+        Raises:
+          ConfigError: If it cannot be read, or is not the text that the run keeps.
+        """
+        corpus = load(
             path=self.path,
             tokenizer=self.tokenizer,
             vocabulary_size=self.vocabulary_size,
             held_out_fraction=self.held_out_fraction,
+            kept=self._kept,
         )
+        self._check_lengths(corpus)
+        return corpus
+
+    @functools.cached_property
+    def encoder(self) -> tokenization.Tokenizer:
+        """The tokenizer: the one that the run keeps, or that of the text."""
+        if self._kept is None:
+            return self.corpus.tokenizer
+        return tokenization.from_json(self._kept.tokenizer)
+
+    @property
+    def data_shapes(self) -> jax.ShapeDtypeStruct:
+        """Stands for `train_data` where only shapes are asked for."""
+        return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
+
+    def keep(self) -> task_lib.Kept:
+        """Returns the tokenizer, and what the text is known by."""
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept
+        return task_lib.Kept(self.encoder.to_json(), self.corpus.text)
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +128,7 @@ class TextTask(task_lib.Task):
     @property
     def num_classes(self) -> int:
         """Number of the tokenizer's tokens."""
-        return self.corpus.tokenizer.num_tokens
+        return self.encoder.num_tokens
 
     @property
     def train_data(self) -> np.ndarray:
@@ -126,7 +161,7 @@ class TextTask(task_lib.Task):
 
     def class_label(self, c: int) -> str:
         """Returns the text of the tokenizer's token `c`."""
-        return self.corpus.tokenizer.label(c)
+        return self.encoder.label(c)
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's text.
@@ -152,9 +187,9 @@ class TextTask(task_lib.Task):
             raise checks.ConfigError("text must have at least 1 token, got none.")
         return tokens
 
-    def _check_lengths(self) -> None:
+    def _check_lengths(self, corpus) -> None:
         needed = self.sequence_length + 1
-        parts = {"training": self.corpus.train, "held-out": self.corpus.held_out}
+        parts = {"training": corpus.train, "held-out": corpus.held_out}
         for part, tokens in parts.items():
             if len(tokens) < needed:
                 raise checks.ConfigError(
@@ -164,17 +199,22 @@ class TextTask(task_lib.Task):
                 )
 
     def _tokens(self, text: str) -> np.ndarray:
-        return self.corpus.tokenizer.encode(text)
+        return self.encoder.encode(text)
 
 
 def load(
-    *, path: str, tokenizer: str, vocabulary_size: int, held_out_fraction: float
+    *,
+    path: str,
+    tokenizer: str,
+    vocabulary_size: int,
+    held_out_fraction: float,
+    kept: task_lib.Kept | None = None,
 ) -> Corpus:
     """Returns the text at a path as tokens; see `TextTask` for the arguments.
 
     Raises:
       ConfigError: If an argument is not what it must be, or the text is missing, empty,
-        binary, or not UTF-8.
+        binary, or not UTF-8, or is not the one that was kept.
     """
     checks.choice("tokenizer", tokenizer, _TOKENIZERS)
     checks.fraction("held_out_fraction", held_out_fraction)
@@ -183,8 +223,25 @@ def load(
     text = read(path)
     # At least one character to train the tokenizer on; too short is the task's to say.
     cut = max(1, round(len(text) * (1 - held_out_fraction)))
-    trained = _TOKENIZERS[tokenizer](text[:cut], vocabulary_size)
-    return Corpus(trained, trained.encode(text[:cut]), trained.encode(text[cut:]))
+    sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    name = path or f"pydoc_data.topics of Python {platform.python_version()}"
+    if kept is None:
+        trained = _TOKENIZERS[tokenizer](text[:cut], vocabulary_size)
+    else:
+        trained = tokenization.from_json(kept.tokenizer)
+        if kept.text is not None and kept.text["sha256"] != sha256:
+            raise checks.ConfigError(
+                f"The text is not the one that the run has learnt from: {name} has the "
+                f"sha256 {sha256[:12]}..., and {kept.text['name']} had "
+                f"{kept.text['sha256'][:12]}....\nTraining and held-out examples need "
+                "that text; a text or tokens of your own do not."
+            )
+    return Corpus(
+        trained,
+        {"name": name, "sha256": sha256},
+        trained.encode(text[:cut]),
+        trained.encode(text[cut:]),
+    )
 
 
 def read(path: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections import Counter
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class Tokenizer(Protocol):
     def label(self, token: int) -> str:
         """Returns the text of a token."""
 
+    def to_json(self) -> str:
+        """Returns what `from_json` makes the same tokenizer of."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Characters:
@@ -49,6 +53,10 @@ class Characters:
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
         return cls("".join(sorted(commonest[: vocabulary_size - 1])))
+
+    def to_json(self) -> str:
+        """Returns the alphabet, in an object."""
+        return json.dumps({"characters": self.alphabet}) + "\n"
 
     @property
     def num_tokens(self) -> int:
@@ -94,12 +102,7 @@ class BytePairs:
             pairs to merge.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise checks.ConfigError(
-                "tokenizer 'bpe' needs tokenizers: pip install 'mha_haiku[data]'."
-            ) from error
+        tokenizers = _tokenizers()
         byte_level = tokenizers.pre_tokenizers.ByteLevel
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -110,6 +113,10 @@ class BytePairs:
         )
         tokenizer.train_from_iterator(_lines(text), trainer)
         return cls(tokenizer)
+
+    def to_json(self) -> str:
+        """Returns the JSON of `tokenizers`, which other tools read too."""
+        return self.tokenizer.to_str(pretty=True) + "\n"
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -128,6 +135,28 @@ class BytePairs:
         letters = self.tokenizer.id_to_token(token)
         run = bytes(_byte_of_letter()[letter] for letter in letters)
         return run.decode("utf-8", errors="backslashreplace")
+
+
+def from_json(text: str) -> Tokenizer:
+    """Returns the tokenizer that a `to_json` describes.
+
+    Raises:
+      ValueError: If it describes none.
+    """
+    contents = json.loads(text)
+    if "characters" in contents:
+        return Characters(contents["characters"])
+    return BytePairs(_tokenizers().Tokenizer.from_str(text))
+
+
+def _tokenizers():
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise checks.ConfigError(
+            "tokenizer 'bpe' needs tokenizers: pip install 'mha_haiku[data]'."
+        ) from error
+    return tokenizers
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -61,7 +61,7 @@ def initial_state(
     """Returns the state before the first step (jit it, or see it by `eval_shape`)."""
     key = stream(seed, "init")
     example = jax.eval_shape(
-        lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.train_data
+        lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.data_shapes
     )
     inputs, lengths = jax.tree.map(
         lambda x: jnp.ones(x.shape, x.dtype), (example.inputs, example.lengths)

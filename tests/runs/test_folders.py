@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from mha_haiku import runs
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, configuration, folders
+from mha_haiku.runs import checkpoints, configuration, files, folders
 
 
 def test_folder_is_made(tmp_path):
@@ -83,3 +84,63 @@ def test_missing_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="There is no run in .*nowhere"):
         folders.load_run(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_config):
+    folder = folders.Folder(tmp_path)
+    folders.write_config(folder, make_config(), jax.local_devices()[:1])
+    content = folder.config.read_bytes()
+    for bit in range(0, 8 * len(content), 7):  # 7: each place of a byte in turn
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        folder.config.write_bytes(flipped)
+        with pytest.raises(ConfigError, match=r"config\.json") as refusal:
+            folders.read_config(folder)
+        assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_config_that_is_none_is_refused_though_its_digest_is_right(
+    tmp_path, make_config
+):
+    folder, config = folders.Folder(tmp_path), make_config()
+    config.training.steps = 0
+    folders.write_config(folder, config, jax.local_devices()[:1])
+    message = r"config\.json cannot be used: config\.training\.steps must be"
+    with pytest.raises(ConfigError, match=message):
+        folders.read_config(folder)
+
+
+def test_runs_of_other_versions_are_refused_by_name(tmp_path, make_config):
+    folder, config = folders.Folder(tmp_path), make_config()
+    old = {"config": configuration.to_json(config), "seed": 3, "versions": {}}
+    folder.config.write_text(json.dumps(old))
+    for call in (
+        lambda: folders.load_run(tmp_path),
+        lambda: runs.train(config, tmp_path, devices=jax.local_devices()[:1]),
+    ):
+        with pytest.raises(ConfigError, match=r"is of mha_haiku 0\.1\.0\.\n.*workdir"):
+            call()
+    newer = {"form": 3, "config": {}}
+    files.write_json(folder.config, newer | {"sha256": folders._digest(newer)})
+    with pytest.raises(ConfigError, match="form 3 of a newer"):
+        folders.read_config(folder)
+
+
+def test_notebook_asks_a_run_for_examples_maps_and_importance(tmp_path, make_config):
+    config = make_config(training__steps=2, optimizer__warmup_steps=1)
+    config.model.update(scan_layers=True, num_layers=2)
+    runs.train(config, tmp_path, devices=jax.local_devices()[:1])
+    run = runs.load(tmp_path)
+    examples = run.examples(3)
+    length = run.task.sequence_length
+    assert examples.inputs.shape == (3, length)
+    maps = run.maps(examples)
+    heads = config.model.attention.num_heads
+    assert [x.weights().shape for x in maps] == [(3, heads, length, length)] * 2
+    text = " ".join(map(str, np.asarray(examples.inputs[0])))
+    one = [x.weights()[0] for x in run.maps(text)]
+    np.testing.assert_allclose(one, [x.weights()[0] for x in maps], atol=1e-6)
+    for measure in ("ablation", "gradient"):
+        assert run.importance(measure, examples=5).mean.shape == (2, heads)
+    with pytest.raises(ValueError, match="measure must be one of ablation"):
+        run.importance("ablations")

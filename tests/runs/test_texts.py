@@ -1,0 +1,143 @@
+"""A run keeps its tokenizer and knows its text."""
+
+import json
+import shutil
+import pydoc_data.topics
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import runs
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import configuration, folders
+from mha_haiku.tasks import tokenization
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+CHANGED = TEXT.replace("quick", "quack", 1)
+
+
+def _config(path, tokenizer="characters"):
+    config = runs.default_config("language_model")
+    config.task.sequence_length = 12
+    config.data.update(path=str(path), tokenizer=tokenizer, vocabulary_size=270)
+    config.model.update(family="causal", model_size=8)
+    config.model.attention.update(num_heads=2, key_size=4)
+    config.model.feed_forward.hidden_size = 8
+    config.optimizer.warmup_steps = 1
+    config.training.update(steps=4, batch_size=4, evaluation_examples=8)
+    config.training.update(checkpoint_every=2)
+    return config
+
+
+def _train(config, workdir, **options):
+    return runs.train(config, workdir, devices=jax.local_devices()[:1], **options)
+
+
+@pytest.fixture(scope="module", params=["characters", "bpe"])
+def trained(request, tmp_path_factory):
+    """A run of four steps, and its text."""
+    folder = tmp_path_factory.mktemp(request.param)
+    path = folder / "text.txt"
+    path.write_text(TEXT)
+    _train(_config(path, request.param), folder / "run")
+    return folder / "run", path
+
+
+@pytest.fixture
+def path(trained):
+    """The text, which is put back after the test."""
+    yield trained[1]
+    trained[1].write_text(TEXT)
+
+
+def _unfinished(trained, tmp_path):
+    """Copies a run as a kill after its first checkpoint leaves it."""
+    shutil.copytree(trained[0], tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "checkpoints" / "4")
+    (tmp_path / "copy" / "summary.json").unlink()
+    return tmp_path / "copy"
+
+
+def test_text_of_ones_own_needs_no_other(trained, path):
+    before = runs.load(trained[0])
+    tokens, maps = before.task.encode("a quick dog"), before.maps("a quick dog")
+    path.unlink()
+    run = runs.load(trained[0])
+    np.testing.assert_array_equal(run.task.encode("a quick dog"), tokens)
+    assert [run.task.class_label(int(token)) for token in tokens] == [
+        before.task.class_label(int(token)) for token in tokens
+    ]
+    for one, other in zip(run.maps("a quick dog"), maps, strict=True):
+        np.testing.assert_array_equal(one.weights(), other.weights())
+    with pytest.raises(ConfigError, match="path must be a text file .* does not exist"):
+        run.examples(2)
+
+
+def test_text_that_changed_is_refused_where_it_is_needed(trained, path, tmp_path):
+    path.write_text(CHANGED)
+    run = runs.load(trained[0])
+    run.maps("a quick dog")
+    with pytest.raises(ConfigError, match="not the one that .* has learnt") as refusal:
+        run.examples(2)
+    assert len(str(refusal.value).splitlines()) == 2 and path.name in str(refusal.value)
+
+
+def test_resuming_with_another_text_is_refused_unless_told(trained, path, tmp_path):
+    workdir = _unfinished(trained, tmp_path)
+    folder, config = folders.Folder(workdir), runs.load(workdir).config
+    before = folder.tokenizer.read_bytes()
+    path.write_text("THE " + CHANGED)  # letters that the run does not know
+    with pytest.raises(ConfigError, match="not the one that the run has learnt from"):
+        _train(config, workdir)
+    assert _train(config, workdir, override_config=True).resumed_from == 2
+    assert folder.tokenizer.read_bytes() == before  # in the same tokens
+    assert runs.load(workdir).examples(2).inputs.shape == (2, 12)
+
+
+def test_resumed_run_reads_the_same_text(trained, path):
+    run = runs.load(trained[0])
+    fresh = configuration.make_task(run.config)
+    np.testing.assert_array_equal(run.task.train_data, fresh.train_data)
+    np.testing.assert_array_equal(run.task.held_out_data, fresh.held_out_data)
+    assert run.task.keep() == fresh.keep()
+
+
+def test_topics_of_another_python_are_named(tmp_path, monkeypatch):
+    config = _config("")
+    _train(config, tmp_path)
+    monkeypatch.setitem(pydoc_data.topics.topics, "zzz", "new in this version")
+    run = runs.load(tmp_path)
+    message = "pydoc_data.topics of Python 3.* has the sha256 .* Python 3.* had"
+    with pytest.raises(ConfigError, match=message):
+        run.examples(1)
+
+
+def test_tokenizer_that_changed_is_refused(trained):
+    folder = folders.Folder(trained[0])
+    content = folder.tokenizer.read_bytes()
+    try:
+        folder.tokenizer.write_bytes(content.replace(b"a", b"b", 1))
+        with pytest.raises(
+            ConfigError, match="json is not as it was written"
+        ):
+            runs.load(trained[0])
+        folder.tokenizer.unlink()
+        with pytest.raises(ConfigError, match="tokenizer.json cannot be read: No such"):
+            runs.load(trained[0])
+    finally:
+        folder.tokenizer.write_bytes(content)
+
+
+def test_tokenizer_is_json_that_other_tools_read(trained):
+    import tokenizers
+
+    text = folders.Folder(trained[0]).tokenizer.read_text()
+    task = runs.load(trained[0]).task
+    if "characters" in json.loads(text):
+        assert set(json.loads(text)["characters"]) == set(TEXT)
+    else:
+        other = tokenizers.Tokenizer.from_str(text)
+        assert other.encode("a quick dog").ids == task.encode("a quick dog").tolist()
+    again = tokenization.from_json(text)
+    np.testing.assert_array_equal(again.encode(TEXT), task.encoder.encode(TEXT))
