@@ -1,8 +1,8 @@
 """A run keeps its tokenizer and knows its text."""
 
 import json
-import shutil
 import pydoc_data.topics
+import shutil
 
 import jax
 import numpy as np
@@ -118,9 +118,7 @@ def test_tokenizer_that_changed_is_refused(trained):
     content = folder.tokenizer.read_bytes()
     try:
         folder.tokenizer.write_bytes(content.replace(b"a", b"b", 1))
-        with pytest.raises(
-            ConfigError, match="json is not as it was written"
-        ):
+        with pytest.raises(ConfigError, match="json is not as it was written"):
             runs.load(trained[0])
         folder.tokenizer.unlink()
         with pytest.raises(ConfigError, match="tokenizer.json cannot be read: No such"):
