@@ -3,10 +3,12 @@
 Run: python -m experiments.dump_attention --workdir=runs/reverse --layers=0 --heads=0
 
 Long inputs get pooled maps, unless --weights asks for all. What each head does, in
-numbers over the same examples, is in statistics.npz.
+numbers over the same examples, is in statistics.npz. Maps of a text of your own, of
+--tokens or of --text_file, go into a folder beside those of held-out examples.
 """
 
 import functools
+import pathlib
 import sys
 
 from experiments import command_line, shared_flags
@@ -19,8 +21,9 @@ FLAGS = command_line.flag_values(
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
         "examples": (list, None, "Held-out examples, as 0,2; the first if left out."),
         "text": (str, None, "Text to show in place of samples."),
+        "text_file": (str, None, "File with the text to show."),
         "tokens": (list, None, "Token ids to show in place of samples, as 4,1,2."),
-        "out": (str, None, "Folder to write; <workdir>/attention if left out."),
+        "out": (str, None, "Folder to write; <workdir>/attention, or own_text there."),
         "weights": (bool, False, "Write whole maps also of long inputs."),
         **shared_flags.DISTRIBUTED,
     }
@@ -29,25 +32,55 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku import report
     from mha_haiku.devices import cluster
     from mha_haiku.studies import attention_dump
+    from mha_haiku.studies.workbench import Bench
 
     maps = attention_dump.dump(
-        FLAGS.workdir,
-        step=FLAGS.step,
+        Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,
         heads=FLAGS.heads,
         examples=FLAGS.examples,
-        text=FLAGS.text,
+        text=_text(),
         tokens=FLAGS.tokens,
         out=FLAGS.out,
         weights=FLAGS.weights,
     )
     if not cluster.leave():
         return
-    report.write(maps.parent)
+    attention_dump.write_report(maps.parent)
     print(f"Attention maps: {maps.parent / 'index.html'}")
+
+
+def _text() -> str | None:
+    """Returns the text of --text or --text_file."""
+    from mha_haiku.checks import ConfigError
+
+    if FLAGS.text_file is None:
+        if FLAGS.text is not None and _is_file(FLAGS.text):
+            raise ConfigError(
+                f"--text={FLAGS.text} is a file. Did you mean --text_file={FLAGS.text}?"
+            )
+        return FLAGS.text
+    if FLAGS.text is not None:
+        raise ConfigError("Give --text or --text_file, not both.")
+    try:
+        return pathlib.Path(FLAGS.text_file).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--text_file={FLAGS.text_file} cannot be read: {error.strerror}."
+        ) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"--text_file={FLAGS.text_file} is not UTF-8 text: {error}."
+        ) from None
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return pathlib.Path(text).expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):  # too long for a path, a NUL, no home
+        return False
 
 
 # Takes argv; returns the exit status.

@@ -28,13 +28,12 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku import report
     from mha_haiku.devices import cluster
     from mha_haiku.studies import head_importance
+    from mha_haiku.studies.workbench import Bench
 
     found = head_importance.measure(
-        FLAGS.workdir,
-        step=FLAGS.step,
+        Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
         metric=FLAGS.metric,
         closing=FLAGS.closing,
@@ -42,15 +41,9 @@ def main() -> None:
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
-    numbers = head_importance.write(found, folder)
-    measures = {name: (x.mean, x.standard_error) for name, x in found.measures.items()}
-    picture = report.write_importance(
-        numbers.parent, measures, title=found.title, head_names=found.head_names
-    )
-    print(found.title, head_importance.table(found), sep="\n\n")
-    print(f"\nNumbers: {numbers}")
-    if picture is not None:
-        print(f"Picture: {picture}")
+    written = head_importance.write(found, folder)
+    print(found.title, found.text(), sep="\n\n")
+    print("\nNumbers, and heads by layer:", *written, sep="\n  ")
 
 
 # Takes argv; returns the exit status.

@@ -26,26 +26,25 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku import report
     from mha_haiku.devices import cluster
     from mha_haiku.studies import head_statistics
+    from mha_haiku.studies.workbench import Bench
 
     found = head_statistics.measure(
-        FLAGS.workdir, step=FLAGS.step, examples=FLAGS.examples, layers=FLAGS.layers
+        Bench.load(FLAGS.workdir, FLAGS.step),
+        examples=FLAGS.examples,
+        layers=FLAGS.layers,
     )
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    numbers = head_statistics.write(found, folder)
-    plural = "" if found.num_examples == 1 else "s"
-    title = f"{found.title}: means over {found.num_examples} held-out example{plural}"
-    picture = report.write_heads(
-        numbers.parent, found.means, title=title, layers=found.layers
+    written = head_statistics.write(found, folder)
+    print(found.title, found.text(), sep="\n\n")
+    print(
+        "\nAll statistics with standard errors, and heads by layer:",
+        *written,
+        sep="\n  ",
     )
-    print(title, report.heads.table(found.means, layers=found.layers), sep="\n\n")
-    print(f"\nAll statistics, standard errors: {numbers}")
-    if picture is not None:
-        print(f"Picture, heads by layer:         {picture}")
 
 
 # Takes argv; returns the exit status.

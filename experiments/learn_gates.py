@@ -28,17 +28,18 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.studies import gate_learning
+    from mha_haiku.studies.workbench import Bench
 
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_gates")
     lines = gate_learning.learn(
-        FLAGS.workdir,
+        Bench.load(FLAGS.workdir),
         out,
         penalty=FLAGS.penalty,
         steps=FLAGS.steps,
         tuning_steps=FLAGS.tuning_steps,
         from_scratch=FLAGS.scratch,
     )
-    print(gate_learning.table(lines))
+    print(gate_learning.table(lines).text())
     print(f"\nRuns: {out}")
 
 

@@ -35,20 +35,19 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku import report
     from mha_haiku.studies import pruned_runs, pruning
+    from mha_haiku.studies.workbench import Bench
 
     asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")
     if not FLAGS.sweep:
         pruned_runs.check_free(out)  # before the work
-    found = pruning.prune(FLAGS.workdir, asked, step=FLAGS.step)
-    print(pruning.table(found))
+    pruning.check(asked)
+    found = pruning.prune(Bench.load(FLAGS.workdir, FLAGS.step), asked)
+    print(pruning.text(found))
     if FLAGS.sweep:
-        folder = pathlib.Path(FLAGS.workdir, "heads")
-        print(f"\nNumbers: {pruning.write(found, folder)}")
-        curve = report.Curve(**pruning.curve(found))
-        report.write_pruning(folder, curve, title=found.title)
+        written = pruning.write(found, pathlib.Path(FLAGS.workdir, "heads"))
+        print("\nNumbers, and the curve:", *written, sep="\n  ")
         return
     print(f"\nPruned run: {pruning.save(found, out, steps=FLAGS.steps)}")
 

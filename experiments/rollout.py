@@ -3,8 +3,9 @@
 Run: python -m experiments.rollout --workdir=runs/rollout --train
 
 With --train it first trains configs/papers/rollout.py there, unless that is done. It
-prints the correlations beside those of Abnar and Zuidema (2020), and writes rollout.csv
-and rollout.png. Any run with tokens and an answer at positions will do.
+prints the correlations, and writes rollout.csv and rollout.png; for that run beside
+those of Abnar and Zuidema (2020). Any run with tokens and an answer at positions will
+do.
 """
 
 import functools
@@ -27,28 +28,29 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku.report import rollout as report
     from mha_haiku.runs import loop
     from mha_haiku.studies import rollouts
+    from mha_haiku.studies.workbench import Bench
 
+    paper = config_files.load("configs/papers/rollout.py")
     if FLAGS.train:
-        loop.train(config_files.load("configs/papers/rollout.py"), FLAGS.workdir)
+        loop.train(paper, FLAGS.workdir)
+    bench = Bench.load(FLAGS.workdir, FLAGS.step)
+    is_paper = all(
+        bench.run.config[section].to_dict() == paper[section].to_dict()
+        for section in ("task", "model")
+    )
     study = rollouts.measure(
-        FLAGS.workdir,
-        step=FLAGS.step,
+        bench,
         examples=FLAGS.examples,
         flow_examples=FLAGS.flow_examples,
+        published=rollouts.PUBLISHED if is_paper else None,
     )
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    numbers = rollouts.write(study, folder)
-    changes, drops = map(rollouts.summary, (study.changes, study.drops))
-    published = rollouts.PUBLISHED
-    title = f"{study.title}: means over {study.num_examples} held-out examples"
-    picture = report.write(numbers.parent, changes, published, title=title)
-    print(title, report.table(changes, drops, published), sep="\n\n")
-    print(f"\n{rollouts.verdict(study)}\n\nAll numbers: {numbers}")
-    if picture is not None:
-        print(f"Picture:     {picture}")
+    written = rollouts.write(study, folder)
+    table = rollouts.table(study).text()
+    print(study.title, table, rollouts.verdict(study), sep="\n\n")
+    print("\nNumbers, and their curves:", *written, sep="\n  ")
 
 
 # Takes argv; returns the exit status.

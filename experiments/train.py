@@ -27,10 +27,10 @@ FLAGS = command_line.flag_values(
 
 
 def main(config) -> int:
-    from mha_haiku import report
     from mha_haiku.devices import cluster
     from mha_haiku.runs import loop
-    from mha_haiku.studies import attention_dump, timeline
+    from mha_haiku.studies import attention_dump, learning_curve, timeline
+    from mha_haiku.studies.workbench import Bench
 
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
@@ -46,13 +46,14 @@ def main(config) -> int:
             dump = f"python -m experiments.dump_attention --workdir={workdir}"
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
-    maps = attention_dump.dump(workdir)
+    maps = attention_dump.dump(Bench.load(workdir))
     if not cluster.leave():
         return 0
-    report.write(maps.parent)
-    looks = timeline.of_run(workdir)
-    if looks is not None:
-        print(f"Heads in time:  {report.write_timeline(*looks)}")
+    attention_dump.write_report(maps.parent)
+    learning_curve.draw(workdir)
+    picture = timeline.draw(workdir)
+    if picture is not None:
+        print(f"Heads in time:  {picture}")
     print(f"Summary:        {workdir / 'summary.json'}")
     print(f"Attention maps: {maps.parent / 'index.html'}")
     return 0

@@ -4,7 +4,7 @@ Run: python scripts/score_measures.py
 
 Printed is each measure's AUROC: the probability that a head that does the work is
 ranked above one that does not; 1 is perfect, 0.5 is chance. The models are set by hand
-(mha_haiku/heads/ground_truth.py), over several seeds; and one is trained while half of
+(scripts/known_heads.py), over several seeds; and one is trained while half of
 its heads are closed, and so are dead: their rows of the output map are zero.
 """
 
@@ -19,20 +19,17 @@ import numpy as np
 
 from configs import reverse
 from mha_haiku import devices, heads, models, modules
-from mha_haiku.heads import ground_truth, scoring
 from mha_haiku.runs import configuration, folders
-from mha_haiku.studies import head_importance
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import optimizers, stepping
+from scripts import known_heads
 
 MEASURES = {
-    "ablation": heads.ablation,
+    **{name: entry.measure for name, entry in heads.MEASURES.items()},
     "ablation, mean": lambda of: heads.ablation(
         of, closing=heads.closing.mean(of.model, of.params, of.batches)
     ),
     "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
-    "gradient": heads.gradient,
-    "attribution": heads.attribution,
-    "confidence": heads.statistic,
 }
 _DEAD_STEPS = 300
 
@@ -46,10 +43,10 @@ def main() -> None:
     if seeds < 1:
         parser.error(f"--seeds must be at least 1, got {seeds}")
     print(f"{'':24}" + "".join(f"{name:>20}" for name in MEASURES))
-    for name, make in ground_truth.ALL.items():
-        found = [scoring.scores(make(seed=seed), MEASURES) for seed in range(seeds)]
+    for name, make in known_heads.ALL.items():
+        found = [known_heads.scores(make(seed=seed), MEASURES) for seed in range(seeds)]
         _print(name, {key: np.mean([each[key] for each in found]) for key in MEASURES})
-    _print("trained, dead heads", scoring.scores(_with_dead_heads(), MEASURES))
+    _print("trained, dead heads", known_heads.scores(_with_dead_heads(), MEASURES))
 
 
 def _print(name, scores) -> None:
@@ -58,7 +55,7 @@ def _print(name, scores) -> None:
     )
 
 
-def _with_dead_heads() -> ground_truth.KnownHeads:
+def _with_dead_heads() -> known_heads.KnownHeads:
     """Trains `reverse` with eight heads, every second of which is closed throughout."""
     config = reverse.get_config()
     config.model.attention.num_heads, config.model.num_layers = 8, 2
@@ -89,8 +86,8 @@ def _with_dead_heads() -> ground_truth.KnownHeads:
     run = folders.Run(
         config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
     )
-    of = head_importance.subject(run, 128)
-    return ground_truth.KnownHeads(of, config.model, gates > 0, {})
+    of = Bench(run, folders.Folder(pathlib.Path("dead_heads"))).subject(128)
+    return known_heads.KnownHeads(of, config.model, gates > 0, {})
 
 
 if __name__ == "__main__":

@@ -3,17 +3,18 @@
 Pure functions of parameters, data and a metric that is handed in.
 """
 
-from mha_haiku.heads import closing, ground_truth, hard_concrete, scoring
+from mha_haiku.heads import closing, hard_concrete, means, metrics
 from mha_haiku.heads.closing import Closing
 from mha_haiku.heads.flow import flow
-from mha_haiku.heads.gates import Learned
-from mha_haiku.heads.gates import learn as learn_gates
 from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.importance import (
+    MEASURES,
     Importance,
+    Measure,
     ablation,
     attribution,
     closed,
+    confidence,
     gradient,
     statistic,
     unit_gradient,
@@ -28,34 +29,37 @@ from mha_haiku.heads.ranking import (
     rank_correlation,
     rank_intervals,
 )
-from mha_haiku.heads.roles import MIXED, ROLES, Roles, roles
+from mha_haiku.heads.roles import MIXED, ROLES, SCORES, Roles, roles
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
 from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
 __all__ = [
     "Closing",
     "Importance",
-    "Learned",
+    "MEASURES",
     "MIXED",
     "Matching",
+    "Measure",
     "Metric",
     "ROLES",
     "Roles",
+    "SCORES",
     "Step",
     "Subject",
     "ablation",
     "attribution",
     "closed",
     "closing",
+    "confidence",
     "flow",
     "gradient",
     "gradient_rollout",
     "greedy_order",
-    "ground_truth",
     "hard_concrete",
     "head_outputs",
-    "learn_gates",
     "match",
+    "means",
+    "metrics",
     "open_gates",
     "order",
     "output_gradients",
@@ -68,7 +72,6 @@ __all__ = [
     "rollout",
     "rollout_dense",
     "scaled",
-    "scoring",
     "statistic",
     "unit_gradient",
     "value_rollout",

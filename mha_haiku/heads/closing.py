@@ -3,6 +3,7 @@
 B batch, T positions, L layers, H heads of a layer, V value size per head.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,12 +60,9 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
         ]
         return layers, counted.sum()
 
-    total = None
-    for example in batches:
-        batch = subject.fetched(sums(params, example))
-        total = batch if total is None else jax.tree.map(jnp.add, total, batch)
-    if total is None:
-        raise ValueError("batches must not be empty.")
-    layers, count = total
+    of_batches = subject.over(batches, lambda example: sums(params, example))
+    layers, count = functools.reduce(
+        lambda total, each: jax.tree.map(jnp.add, total, each), of_batches
+    )
     means = [layer / count for layer in layers]
     return lambda clean: means

@@ -1,4 +1,7 @@
-"""How much a trained model needs each of its heads: four measures, one signature.
+"""How much a trained model needs each of its heads: measures of one signature.
+
+A measure is a function below `_offered`, which names its unit; scripts, tables and
+pictures find it in `MEASURES`.
 
 B batch, L layers, H heads of a layer, F hidden units of a layer, N examples, P patterns
 of gates. Each measure takes a `Subject` and gives an `Importance`: a number per example
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.heads import closing as closings
-from mha_haiku.heads import programs, subject
+from mha_haiku.heads import means, programs, subject
 
 Array = jax.Array
 
@@ -33,15 +36,12 @@ class Importance(NamedTuple):
     @property
     def mean(self) -> np.ndarray:
         """`[L, H]`, over the examples."""
-        return self.per_example.mean(axis=0)
+        return means.mean(self.per_example)
 
     @property
     def standard_error(self) -> np.ndarray:
         """`[L, H]`, of the mean, from the spread of the examples; NaN for one."""
-        count = len(self.per_example)
-        if count < 2:
-            return np.full(self.per_example.shape[1:], np.nan)
-        return self.per_example.std(axis=0, ddof=1) / np.sqrt(count)
+        return means.standard_error(self.per_example)
 
     def layer_normalized(self) -> "Importance":
         """Returns it divided by the norm over a layer's heads of the mean.
@@ -53,6 +53,35 @@ class Importance(NamedTuple):
         return Importance(self.per_example / np.where(norm > 0, norm, 1))
 
 
+class Measure(NamedTuple):
+    """A measure of the importance of heads, as scripts and pictures offer it.
+
+    Attributes:
+      measure: From a subject, and what closed heads pass on, to the importance.
+      unit: Of the importance; None: that of the metric, whichever it is. With a unit
+        the metric is the loss.
+      label: What is measured, in a few words; `{metric}` stands for the metric's name.
+    """
+
+    measure: Callable[..., Importance]
+    unit: str | None
+    label: str
+
+
+MEASURES: dict[str, Measure] = {}
+
+
+def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
+    """Puts the function below into `MEASURES`: whoever lists measures has it then."""
+
+    def offer(function):
+        MEASURES[function.__name__] = Measure(function, unit, label)
+        return function
+
+    return offer
+
+
+@_offered(None, "change of the {metric} when the head is closed")
 def ablation(
     of: subject.Subject, *, closing: closings.Closing = closings.zero
 ) -> Importance:
@@ -70,6 +99,7 @@ def ablation(
     return _over_batches(of, programs.changes(of.model, of.metric, closing))
 
 
+@_offered("nats", "slope of the loss by the head's gate")
 def gradient(
     of: subject.Subject, *, closing: closings.Closing = closings.zero
 ) -> Importance:
@@ -101,6 +131,7 @@ def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Import
     return _over_batches(of, program)
 
 
+@_offered("nats", "share of what closing all heads costs")
 def attribution(
     of: subject.Subject, *, closing: closings.Closing = closings.zero, points: int = 16
 ) -> Importance:
@@ -121,6 +152,22 @@ def attribution(
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
     return _over_batches(of, programs.shares(of.model, of.metric, closing, points))
+
+
+@_offered("weight", "largest weight of a query")
+def confidence(
+    of: subject.Subject, *, closing: closings.Closing = closings.zero
+) -> Importance:
+    """Returns how sure each head is: the mean of a query's largest weight.
+
+    Args:
+      of: What is measured; the metric is not used.
+      closing: Not used: no head is closed.
+
+    Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
+    """
+    del closing
+    return statistic(of, name="largest_weight")
 
 
 def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importance:
@@ -151,14 +198,11 @@ def closed(
     """
     program = programs.metrics(of.model, of.metric, closing)
     gates = jnp.asarray(gates, jnp.float32)
-    metric = [subject.fetched(program(of.params, gates, each)) for each in of.batches]
+    metric = subject.over(of.batches, lambda each: program(of.params, gates, each))
     return np.concatenate(metric).astype(np.float64)
 
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
-    """Returns a measure of all batches, from L arrays `[B, H]` for each."""
-    run = functools.partial(measure, of.params)
-    batches = [subject.padded(subject.fetched(run(example))) for example in of.batches]
-    if not batches:
-        raise ValueError("batches must not be empty.")
-    return Importance(np.concatenate(batches))
+    """Returns what a measure of a batch, L arrays `[B, H]`, finds in all of them."""
+    batches = subject.over(of.batches, functools.partial(measure, of.params))
+    return Importance(np.concatenate([subject.padded(layers) for layers in batches]))

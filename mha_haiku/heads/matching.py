@@ -56,11 +56,7 @@ def match(
         ]
         return jnp.concatenate(rows)
 
-    found = [
-        jax.device_get(diverge(first[1], second[1], example)) for example in batches
-    ]
-    if not found:
-        raise ValueError("batches must not be empty.")
+    found = subject.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.mean(found, axis=0, dtype=np.float64)
     rows, columns = scipy.optimize.linear_sum_assignment(divergence)
     example = next(iter(batches))

@@ -93,7 +93,7 @@ def pairs(
     """Returns the mean change of the metric when two heads are closed.
 
     Args:
-      of: What is measured; its batches must be a sequence.
+      of: What is measured.
       closing: What closed heads pass on.
 
     Returns:
@@ -132,7 +132,7 @@ def greedy_order(
     has to stay.
 
     Args:
-      of: What is measured; its batches must be a sequence.
+      of: What is measured.
       closing: What closed heads pass on.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 

@@ -22,27 +22,40 @@ class Role(NamedTuple):
 
     Attributes:
       threshold: The score from which on a head has the role.
-      score: What is scored, in [0, 1], as a mean over queries and examples.
+      label: What is scored, in [0, 1], as a mean over queries and examples.
       limit: The score from which on it is another role.
+      score: The name of the score, where it is not that of the role.
     """
 
     threshold: float
-    score: str
+    label: str
     limit: float = float("inf")
+    score: str | None = None
 
 
 ROLES = {
     "previous_token": Role(0.5, "mass on the position before the query's"),
     "next_token": Role(0.5, "mass on the position after the query's"),
-    "same_token": Role(0.5, "mass on the query's own position: near the identity"),
+    "own_position": Role(0.5, "mass on the query's own position: near the identity"),
     "first_token": Role(0.5, "mass on position 0, a sink"),
     "separator": Role(0.5, "mass on the separators that are given, a sink"),
-    "induction": Role(0.5, "mass on what followed earlier occurrences of the token"),
+    # Queries whose token is new count 0 in `Statistics.induction`, and not at all here.
+    "induction": Role(
+        0.5,
+        "mass on what followed the token before, of queries whose token has occurred",
+        score="induction_of_repeated",
+    ),
     "positional": Role(0.9, "share of queries with the largest weight at one offset"),
-    "uniform": Role(0.95, "entropy, of that of equal weights"),
-    "broad": Role(0.75, "entropy, of that of equal weights", limit=0.95),
+    "uniform": Role(
+        0.95, "entropy, of that of equal weights", score="relative_entropy"
+    ),
+    "broad": Role(
+        0.75, "entropy, of that of equal weights", limit=0.95, score="relative_entropy"
+    ),
 }
 MIXED = "mixed"
+# The scores that roles are given by: name and label.
+SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 
 
 class Roles(NamedTuple):
@@ -52,8 +65,8 @@ class Roles(NamedTuple):
       names: `[L, H]` of text: the role whose score is furthest above its threshold,
         relative to what is left above that; "mixed" where none reaches it, and "" where
         there is no head.
-      scores: By the names of `ROLES`, `[L, H]` in [0, 1], NaN where there is no head;
-        without "separator" and "induction" where these cannot be told.
+      scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head;
+        without those of separators and induction where there are no tokens for them.
       offsets: `[L, H]` integers, t - s: where the largest weight is most often.
     """
 
@@ -83,13 +96,9 @@ def roles(
     https://arxiv.org/abs/2209.11895.
     """
     observe = _observer(model, tuple(separators))
-    total = None
-    for example in batches:
-        found = jax.device_get(observe(params, example))
-        found = jax.tree.map(np.float64, found)
-        total = found if total is None else jax.tree.map(np.add, total, found)
-    if total is None:
-        raise ValueError("batches must not be empty.")
+    found = subject.over(batches, lambda example: observe(params, example))
+    found = jax.tree.map(np.float64, found)
+    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
     scores, offsets = zip(*total, strict=True)
     means = [
         {name: x / max(count, 1e-9) for name, (x, count) in layer.items()}
@@ -135,16 +144,15 @@ def _observed(attention_map, example, separators):
     scores = {
         "previous_token": found.previous_position,
         "next_token": found.next_position,
-        "same_token": found.own_position,
+        "own_position": found.own_position,
         "first_token": found.first_position,
         "separator": found.chosen_positions,
-        "induction": found.induction,
-        "uniform": entropy,
-        "broad": entropy,
+        "induction_of_repeated": found.induction,
+        "relative_entropy": entropy,
     }
     shares = dict.fromkeys(scores, jnp.ones(len(example.inputs)))
     if is_tokens:
-        shares["induction"] = _repeated(tokens, seen.any(1))
+        shares["induction_of_repeated"] = _repeated(tokens, seen.any(1))
     sums = {
         name: (x.sum(0), shares[name].sum())
         for name, x in scores.items()
@@ -184,7 +192,7 @@ def _named(scores, counts) -> Roles:
     shape = (len(counts), widest)
     names = np.full(shape, "", dtype=object)
     offsets = np.zeros(shape, int)
-    found = {name: np.full(shape, np.nan) for name in ROLES}
+    found = {name: np.full(shape, np.nan) for name in SCORES}
     for i, (layer, of_heads) in enumerate(zip(scores, counts, strict=True)):
         for h, of_head in enumerate(of_heads):
             own = {name: float(x[h]) for name, x in layer.items()}
@@ -199,9 +207,9 @@ def _named(scores, counts) -> Roles:
 
 
 def _role(scores: dict[str, float]) -> str:
-    margins = {
-        name: (scores[name] - role.threshold) / (1 - role.threshold)
-        for name, role in ROLES.items()
-        if name in scores and role.threshold <= scores[name] < role.limit
-    }
+    margins = {}
+    for name, role in ROLES.items():
+        score = scores.get(role.score or name, -1.0)
+        if role.threshold <= score < role.limit:
+            margins[name] = (score - role.threshold) / (1 - role.threshold)
     return max(margins, key=margins.get, default=MIXED)

@@ -26,14 +26,36 @@ class Subject(NamedTuple):
         same arguments serve as well.
       metric: How badly the model does on each example of a batch.
       params: The model's parameters.
-      batches: Batches of examples, all of one size. A `tqdm` around them shows
-        progress. They are gone through once, so a generator will do.
+      batches: Batches of examples, all of one size, that can be gone through again and
+        again: a list, say, but no generator. A `tqdm` around a list shows progress.
     """
 
     model: models.Model
     metric: Metric
     params: Any
     batches: Iterable[tasks.Example]
+
+
+def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
+    """Returns what a function gives for each batch, as host arrays.
+
+    Args:
+      batches: As a `Subject` has them.
+      function: Of a batch.
+
+    Raises:
+      TypeError: If the batches can be gone through only once, like a generator.
+      ValueError: If there are none.
+    """
+    if iter(batches) is batches:
+        raise TypeError(
+            "batches must be a list, or something else that can be gone through again, "
+            f"got {type(batches).__name__}; list(batches) makes one."
+        )
+    found = [fetched(function(example)) for example in batches]
+    if not found:
+        raise ValueError("batches must not be empty.")
+    return found
 
 
 def run(model: models.Model, params: Any, example: tasks.Example, **options) -> Any:

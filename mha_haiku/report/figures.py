@@ -5,17 +5,14 @@ legible, and one below it for the mean over many examples where the run saved th
 pictures of a run share one colour scale, so that layers can be compared.
 """
 
-import functools
-import io
 import math
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mha_haiku.report import labels
+from mha_haiku.report import drawing, labels
 from mha_haiku.report.maps import Maps
 
 if TYPE_CHECKING:
@@ -24,44 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _EXAMPLE = 0
-_DOTS_PER_INCH = 120
 _BAR_INCHES = 1.0  # the colour bar, its numbers and its name
 # Up to this many positions tokens stand on the axes; above it, position numbers.
 _MOST_TOKENS = 64
 _LONGEST_TOKEN = 12
 # With more keys than this most weights are small, and a square-root scale shows them.
 _MOST_LINEAR = 32
-_WIDER_FONTS = (
-    "Noto Sans CJK JP",
-    "Noto Sans CJK SC",
-    "Noto Sans",
-    "WenQuanYi Zen Hei",
-    "Arial Unicode MS",
-    "Hiragino Sans",
-    "Yu Gothic",
-    "Microsoft YaHei",
-    "Malgun Gothic",
-    "Segoe UI Symbol",
-)
 
 
-def pictures(saved: Maps) -> Iterator[bytes]:
-    """Yields each layer's picture as the bytes of a PNG file."""
-    import matplotlib
-
-    families, _ = _fonts()
+def pictures(saved: Maps) -> Iterator[tuple[str, bytes]]:
+    """Yields each layer's picture: the name of its file, and the bytes of the PNG."""
     scale = _shared_scale(saved)
-    style = {"font.family": list(families), "text.usetex": False}
-    for layer in range(saved.num_layers):
-        with matplotlib.rc_context(style), warnings.catch_warnings():
-            # What no font has is spelt as a code point; shaping may still ask for more.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            picture = io.BytesIO()
-            # Without the version of matplotlib, the same maps give the same file.
-            layer_figure(saved, layer, scale).savefig(
-                picture, format="png", metadata={"Software": None}
-            )
-        yield picture.getvalue()
+    for place, layer in enumerate(saved.layers):
+        yield (
+            f"layer_{layer:02d}.png",
+            drawing.picture(layer_figure)(saved, place, scale),
+        )
 
 
 def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
@@ -69,7 +44,7 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
 
     Args:
       saved: The run's maps.
-      layer: Which layer.
+      layer: The place of the layer among those of the maps.
       scale: What the colours mean, from 0 to the largest weight of the run.
 
     Returns:
@@ -86,7 +61,7 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     heading = _heading(saved, layer, width)
     top = 0.25 + 0.21 * len(heading)
     height = top + rows * bands * step_down
-    sheet = figure.Figure((width, height), dpi=_DOTS_PER_INCH, facecolor="white")
+    sheet = figure.Figure((width, height), dpi=drawing.DOTS_PER_INCH, facecolor="white")
 
     def panel(row: int, column: int, title: str) -> "Axes":
         left = column * step_across + margin
@@ -129,9 +104,9 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
 
 def _heading(saved: Maps, layer: int, width: float) -> list[str]:
     """Returns the lines above the panels, wrapped to a figure `width` inches wide."""
-    which = saved.layer_names[layer]
+    which = f"{saved.layer_names[layer]}, {saved.example_names[_EXAMPLE]}"
     if saved.num_examples > 1:
-        which += f", example {_EXAMPLE + 1} of {saved.num_examples}"
+        which += f" (the first of {saved.num_examples} in index.html)"
     lines = [saved.title, which, "One colour scale for all layers."]
     if saved.pooled:
         queries = int(np.diff(saved.query_edges).max())
@@ -186,12 +161,12 @@ def _number_axes(panel: "Axes", saved: Maps, rows: int, columns: int) -> None:
 
 def _literal(text: str) -> str:
     """Returns a title or a name as it can be drawn."""
-    return labels.drawable(labels.one_line(text), _fonts()[1], longest=200)
+    return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest=200)
 
 
 def _tokens(saved: Maps) -> list[str]:
     return [
-        labels.drawable(labels.visible(token), _fonts()[1], _LONGEST_TOKEN)
+        labels.drawable(labels.visible(token), drawing.fonts()[1], _LONGEST_TOKEN)
         for token in saved.tokens[_EXAMPLE].tolist()
     ]
 
@@ -234,22 +209,5 @@ def _shared_scale(saved: Maps) -> "Normalize":
     )
     linear = len(saved.key_edges) - 1 <= _MOST_LINEAR
     # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
-    unit = 10 ** math.floor(math.log10(largest or 1) - 1)
-    top = math.ceil(largest / unit) * unit or 1.0
+    top = drawing.rounded_up(largest)
     return colors.PowerNorm(1.0 if linear else 0.5, vmin=0.0, vmax=top)
-
-
-@functools.cache
-def _fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
-    """Returns the font families in use, and whether one of them has a character."""
-    from matplotlib import font_manager
-
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    families = ("DejaVu Sans", *(name for name in _WIDER_FONTS if name in installed))
-    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in families]
-
-    @functools.cache
-    def has_glyph(character: str) -> bool:
-        return any(font.get_char_index(ord(character)) for font in fonts)
-
-    return families, has_glyph

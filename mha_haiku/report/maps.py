@@ -7,8 +7,10 @@ input, `T'` and `S'` query and key bins, which are single positions in a whole m
 import dataclasses
 import os
 import pathlib
+import re
 import zipfile
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,13 @@ class Maps:
 
     Attributes:
       title: Which run and step.
+      layers: The number of each layer in the model, `[L]`.
       layer_names: `[L]`.
       head_names: For each layer, `[H]`.
       weights: For each layer, `[N, H, T', S']` attention weights.
       means: For each layer, `[H, T', S']`, over `mean_examples` examples; or None.
       mean_examples: How many examples `means` is over; 0 where there is none.
+      example_names: `[N]`: "held-out example 3", "own text".
       tokens: `[N, T]` text of each position.
       query_edges: `[T' + 1]`: query bin `i` covers positions `edges[i]:edges[i + 1]`.
       key_edges: `[S' + 1]`, the same of the keys.
@@ -36,11 +40,13 @@ class Maps:
     """
 
     title: str
+    layers: tuple[int, ...]
     layer_names: tuple[str, ...]
     head_names: tuple[tuple[str, ...], ...]
     weights: tuple[np.ndarray, ...]
     means: tuple[np.ndarray, ...] | None
     mean_examples: int
+    example_names: tuple[str, ...]
     tokens: np.ndarray
     query_edges: np.ndarray
     key_edges: np.ndarray
@@ -105,13 +111,26 @@ def load(path: str | os.PathLike[str]) -> Maps:
         raise checks.ConfigError(
             f"{path} is not a readable .npz archive of plain arrays: {error}"
         ) from None
+    return checked(arrays, path)
+
+
+def checked(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> Maps:
+    """Returns the maps in arrays that are, or are to be, a `maps.npz`.
+
+    Args:
+      arrays: By their names.
+      path: Where they are from, or go to; for messages.
+
+    Raises:
+      ConfigError: As `load`.
+    """
     return _Reader(path, arrays).maps()
 
 
 class _Reader:
     """Takes arrays out of the archive, each checked for its type and shape."""
 
-    def __init__(self, path: pathlib.Path, arrays: dict[str, np.ndarray]):
+    def __init__(self, path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]):
         self._path = path
         self._arrays = arrays
 
@@ -127,20 +146,31 @@ class _Reader:
         key_edges = self._edges("key_edges", num_positions)
         cells = len(query_edges) - 1, len(key_edges) - 1
         layers = range(len(layer_names))
-        if f"layer_{len(layers):02d}" in self._arrays:
-            wanted = f"name every layer; layer_{len(layers):02d} has no name"
+        if "layers" in self._arrays:  # not in files of version 0.1
+            layers = self._integers("layers", layer_names.shape).tolist()
+        unnamed = sorted(
+            name
+            for name in self._arrays
+            if re.fullmatch(r"layer_\d+", name) and int(name[6:]) not in layers
+        )
+        if unnamed:
+            wanted = f"name every layer; {unnamed[0]} has no name"
             self._fail("layer_names", wanted, layer_names.shape)
         heads = [self._text(f"heads_{i:02d}", (None,)) for i in layers]
         weights = [
-            self._weights(f"layer_{i:02d}", (num_examples, len(heads[i]), *cells))
-            for i in layers
+            self._weights(f"layer_{i:02d}", (num_examples, len(names), *cells))
+            for i, names in zip(layers, heads, strict=True)
         ]
         means, mean_examples = None, 0
-        if "mean_examples" in self._arrays or "mean_00" in self._arrays:
+        if any(name.startswith("mean_") for name in self._arrays):
             mean_examples = int(self._integers("mean_examples", ()))
             means = tuple(
-                self._weights(f"mean_{i:02d}", (len(heads[i]), *cells)) for i in layers
+                self._weights(f"mean_{i:02d}", (len(names), *cells))
+                for i, names in zip(layers, heads, strict=True)
             )
+        example_names = [f"example {i + 1}" for i in range(num_examples)]
+        if "example_names" in self._arrays:  # not in files of version 0.1
+            example_names = self._text("example_names", (num_examples,)).tolist()
         lengths = self._integers("lengths", (num_examples,))
         if lengths.min() < 0 or lengths.max() > num_positions:
             self._fail("lengths", f"be from 0 to {num_positions}", lengths.tolist())
@@ -150,11 +180,13 @@ class _Reader:
             self._fail("predictions", wanted, predictions.shape)
         return Maps(
             title=str(self._text("title", ())),
+            layers=tuple(layers),
             layer_names=tuple(layer_names.tolist()),
             head_names=tuple(tuple(names.tolist()) for names in heads),
             weights=tuple(weights),
             means=means,
             mean_examples=mean_examples,
+            example_names=tuple(example_names),
             tokens=tokens,
             query_edges=query_edges,
             key_edges=key_edges,

@@ -134,7 +134,7 @@ def _example(saved: Maps, example: int, levels: int) -> dict[str, Any]:
     length = max(1, int(saved.lengths[example]))
     tokens = list(map(labels.visible, saved.tokens[example, :length].tolist()))
     return {
-        "name": f"example {example + 1}",
+        "name": labels.one_line(saved.example_names[example]),
         "note": ""
         if length == saved.tokens.shape[1]
         else f"its last {saved.tokens.shape[1] - length} positions are padding",

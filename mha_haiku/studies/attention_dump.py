@@ -1,30 +1,34 @@
-"""Attention maps of a run, and what its heads do, as two files of plain arrays.
+"""Attention maps of a run, and what its heads do, as arrays, pictures and a page.
 
 Dimensions: N examples shown, L layers, H heads, T query positions, S key positions;
 T' and S' are T and S, or the bins of a pooled map.
 """
 
+import logging
 import operator
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from mha_haiku import attention, checks, models, tasks
+from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.runs import files, folders
-from mha_haiku.studies import head_statistics, workbench
+from mha_haiku.runs import files, progress
+from mha_haiku.studies import head_statistics
+from mha_haiku.studies.workbench import Bench
 
+_logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
+_PICTURE = re.compile(r"layer_\d{2,}\.png")
 
 
 def dump(
-    workdir: str | os.PathLike,
+    bench: Bench,
     *,
-    step: int | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     examples: int | Sequence[int] | None = None,
@@ -39,39 +43,37 @@ def dump(
     pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
 
     Args:
-      workdir: The run's folder.
-      step: Which checkpoint; None means the newest.
+      bench: The run.
       layers: Which layers; None means all.
       heads: Which heads of every layer; None means all.
       examples: How many held-out examples, or their indices; None means
         `config.attention.examples`.
       text: A text to run on instead, as the task encodes it.
       tokens: Token ids to run on instead.
-      out: The folder to write to; None means `attention` in the run's folder.
+      out: The folder to write to; None means `attention` in the run's folder, and
+        `attention/own_text` there for a text or tokens.
       weights: Whether to write whole maps at any length.
 
     Returns:
-      The path of maps.npz: `layer_00`... `[N, H, T', S']`, `layer_names [L]`,
-      `heads_00`... `[H]`, `tokens [N, T]`, `query_edges`, `key_edges`, `lengths [N]`,
-      `predictions` and `targets` `[N, T]` (`[N, 1]` for sets), `title`, and for whole
-      maps of held-out examples `mean_00`... `[H, T, S]` over `mean_examples` of them.
+      The path of maps.npz. Of each of the `layers [L]`, here of layer 1, it has
+      `layer_01` `[N, H, T', S']` and `heads_01` `[H]`, and for whole maps of held-out
+      examples `mean_01` `[H, T, S]` over `mean_examples` of them; and `layer_names
+      [L]`, `example_names [N]`, `tokens [N, T]`, `query_edges`, `key_edges`, `lengths
+      [N]`, `predictions` and `targets` `[N, T]` (`[N, 1]` for sets), and `title`.
       Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
       per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
-      where a layer has fewer heads); and `title`, `layer_names`, `head_names [H]` and
-      `num_examples`.
+      where a layer has fewer heads); `names`, `units` and `labels` of these; and
+      `title`, `layer_names`, `head_names [H]` and `num_examples`.
 
     Raises:
-      ConfigError: If there is no such run, step, layer, head, example or token.
+      ConfigError: If there is no such layer, head, example or token.
     """
-    if text is not None and tokens is not None:
-        raise ConfigError("Give text or tokens, not both.")
-    run = folders.load_run(workdir, step)
+    run = bench.run
     own = _own_example(run, text, tokens)
-    indices = _indices(run, examples)
+    indices = [] if own is not None else _indices(run, examples)
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
-    run = workbench.placed(run, length=length)
     is_whole = weights or length <= run.config.attention.full_length
-    size = length if is_whole else min(run.config.attention.pooled_size, length)
+    num_bins = length if is_whole else min(run.config.attention.pooled_size, length)
     of_layers = models.heads_of_layers(run.config.model)
     layers = head_statistics.chosen("layers", layers, len(of_layers))
     wanted = head_statistics.chosen(
@@ -84,55 +86,110 @@ def dump(
         for i, names in zip(layers, chosen, strict=True)
     ]
 
-    observe = _observer(run, layers, places, None if is_whole else (size, size))
-
-    def held_out(indices):
-        return _observed(run, observe, examples_at(indices), len(indices))
-
+    bench = bench.placed(length=length)
+    pooled = None if is_whole else (num_bins, num_bins)
+    observe = _observer(bench, layers, places, pooled)
     if own is None:
-        examples_at = _in_whole_batches(run)
-        example, logits, maps, numbers = held_out(indices)
+        batch_size = bench.whole_batch(len(indices))
+        options = {"batch_size": batch_size, "name": "attention maps"}
+        (seen,) = bench.observations(observe, indices, **options)
     else:
-        batch_size = workbench.whole_batch(run, 1)
-        copies = jax.tree.map(lambda x: np.repeat(x, batch_size, axis=0), own)
-        example, logits, maps, numbers = _observed(run, observe, copies, 1)
-    edges = attention.bin_edges(length, size)
+        copies = bench.whole_batch(1)
+        example = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), own)
+        seen = jax.device_get(observe(bench.run.params, example))
+        seen = jax.tree.map(lambda x: x[:1], seen)
+    example, logits, maps, numbers = seen
+
+    edges = attention.bin_edges(length, num_bins)
     names = {
-        "title": np.array(f"{run.task.name}, step {run.step}"),
+        "title": np.array(bench.title),
+        "layers": np.array(layers),
         "layer_names": np.array([f"layer {i}" for i in layers]),
     }
+    example_names = ["own text"] if text is not None else ["own tokens"]
+    if own is None:
+        example_names = [f"held-out example {i}" for i in indices]
     arrays = {
         **names,
+        "example_names": np.array(example_names),
         "query_edges": edges,
         "key_edges": edges,
         **_texts(run.task, example, logits, is_own=own is not None),
     }
-    for i, layer in enumerate(maps):
+    for i, layer, of_layer in zip(layers, maps, chosen, strict=True):
         arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
-        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in chosen[i]])
+        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in of_layer], np.str_)
     if is_whole and own is None:
         # In batches of the size that is compiled already.
-        starts = range(0, _MEAN_EXAMPLES, len(indices))
-        batches = [np.arange(start, start + len(indices)) for start in starts]
-        means = [[x.mean(axis=0) for x in held_out(batch)[2]] for batch in batches]
-        for i, of_batches in enumerate(zip(*means, strict=True)):
+        count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
+        batches = bench.observations(observe, range(count), **options)
+        means = [[x.mean(axis=0) for x in batch[2]] for batch in batches]
+        for i, of_batches in zip(layers, zip(*means, strict=True), strict=True):
             arrays[f"mean_{i:02d}"] = np.mean(of_batches, axis=0, dtype=np.float32)
-        arrays["mean_examples"] = np.array(len(batches) * len(indices))
+        arrays["mean_examples"] = np.array(count)
     shown = [j for j in wanted if any(j in names for names in chosen)]
     columns = [[shown.index(j) for j in names] for names in chosen]
+    numbers = head_statistics.summary(numbers, columns)
     statistics = {
         **names,
         "head_names": np.array([f"head {j}" for j in shown]),
         "num_examples": np.array(len(example.inputs)),
-        **head_statistics.summary(numbers, columns)[0],
+        "names": np.array(list(numbers)),
+        "units": np.array([each.unit for each in numbers.values()]),
+        "labels": np.array([each.label for each in numbers.values()]),
+        **{name: each.mean for name, each in numbers.items()},
     }
-    folder = folders.Folder(Path(workdir).expanduser()).attention
+
+    folder = bench.folder.attention
+    folder = folder if own is None else folder / "own_text"
     folder = folder if out is None else Path(out).expanduser()
-    _write(folder / "statistics.npz", statistics)
-    return _write(folder / "maps.npz", arrays)
+    report.maps.checked(arrays, folder / "maps.npz")  # before a file is touched
+    if cluster.is_first():
+        files.write_arrays(folder / "statistics.npz", statistics)
+        files.write_arrays(folder / "maps.npz", arrays)
+    return folder / "maps.npz"
 
 
-def _observer(run, layers, heads_of_layers, pooled):
+def write_report(folder: str | os.PathLike) -> list[Path]:
+    """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
+
+    Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
+    holds are removed, so that the folder never mixes two runs. Where matplotlib is not
+    installed a warning is logged and the page alone is written.
+
+    Args:
+      folder: Where `maps.npz` is, and where the report goes.
+
+    Returns:
+      The written files: `layer_00.png`, `layer_01.png`, ..., then `index.html`.
+
+    Raises:
+      ConfigError: If `maps.npz` is missing or is not what a run writes, or a file
+        cannot be written.
+    """
+    folder = Path(folder).expanduser()
+    saved = report.maps.load(folder / "maps.npz")
+    page = report.page.render(saved)
+    written = []
+    if report.drawing.is_possible():
+        pictures = report.figures.pictures(saved)
+        for name, picture in _drawn(pictures, saved.num_layers):
+            written.append(files.write(folder / name, picture))
+    for path in folder.iterdir():
+        if _PICTURE.fullmatch(path.name) and path not in written:
+            path.unlink()
+    return [*written, files.write(folder / "index.html", page)]
+
+
+def _drawn(pictures, count):
+    """Yields the pictures, and shows which of them is drawn."""
+    with progress.Bar(count, unit="layer", name="attention", doing="drawing") as bar:
+        for picture in pictures:
+            yield picture
+            bar.advance()
+
+
+def _observer(bench, layers, heads_of_layers, pooled):
     """Returns a function of parameters and a batch of examples.
 
     It returns the batch, its logits, and of each layer the maps, pooled or whole, and
@@ -140,11 +197,9 @@ def _observer(run, layers, heads_of_layers, pooled):
     """
 
     def observe(params, example):
-        example = workbench.spread(run, example)
-        output = run.model.apply(
-            params, None, example.inputs, lengths=example.lengths, is_training=False
-        )
-        tokens = head_statistics.tokens_of(run.task, example)
+        example = bench.spread(example)
+        output = bench.output(params, example)
+        tokens = head_statistics.tokens_of(bench.run.task, example)
         maps, numbers = [], []
         for i, heads in zip(layers, heads_of_layers, strict=True):
             found = output.maps[i].statistics(pooled=pooled, tokens=tokens)
@@ -155,35 +210,19 @@ def _observer(run, layers, heads_of_layers, pooled):
             numbers.append({name: x[:, heads] for name, x in of_heads.items()})
         return example, output.logits, maps, numbers
 
-    return workbench.program(run, observe)
+    return bench.program(observe)
 
 
-def _in_whole_batches(run):
-    """Returns a function from indices to examples: these, and more to fill a batch."""
-    held_out = workbench.held_out(run)
-
-    def at(indices):
-        size = workbench.whole_batch(run, len(indices))
-        return held_out([*indices, *[indices[-1]] * (size - len(indices))])
-
-    return at
-
-
-def _observed(run, observe, example, count):
-    """Returns what is seen in the first `count` examples of a batch, on the host."""
-    found = jax.device_get(observe(run.params, example))
-    return jax.tree.map(lambda x: x[:count], found)
-
-
-@checks.user_mistakes()
 def _indices(run, examples) -> list[int]:
     """Returns the indices of the held-out examples to show."""
-    if examples is None or isinstance(examples, int):
-        count = run.config.attention.examples if examples is None else examples
-        return list(range(checks.positive_integer("examples", count)))
-    indices = [checks.integer_in("examples", i, 0, 2**31 - 1) for i in examples]
-    if not indices:
-        raise ConfigError("examples must not be empty.")
+    most = 2**31 - 1
+    with checks.user_mistakes():
+        if examples is None or isinstance(examples, int):
+            count = run.config.attention.examples if examples is None else examples
+            return list(range(checks.integer_in("examples", count, 1, 2**16)))
+        indices = [checks.integer_in("examples", i, 0, most) for i in examples]
+        if not indices:
+            raise ValueError("examples must not be empty.")
     return indices
 
 
@@ -191,6 +230,8 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
     """Returns a batch of the user's text or tokens, or None where there are none."""
     if text is None and tokens is None:
         return None
+    if text is not None and tokens is not None:
+        raise ConfigError("Give text or tokens, not both.")
     if run.task.num_tokens is None:
         raise ConfigError(
             f"The task {run.task.name!r} takes features, not text or tokens."
@@ -203,11 +244,17 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
     inputs = np.asarray(tokens, np.int32)[None]
     if not inputs.size:
         raise ConfigError("tokens must not be empty.")
+    length, trained = inputs.shape[1], run.task.sequence_length
     embedding = run.config.model.embedding
-    if embedding.positions == "learned" and inputs.shape[1] > embedding.max_length:
+    if embedding.positions == "learned" and length > embedding.max_length:
         raise ConfigError(
             f"tokens must be at most config.model.embedding.max_length "
-            f"{embedding.max_length} with learned positions, got {inputs.shape[1]}."
+            f"{embedding.max_length} with learned positions, got {length}."
+        )
+    if length > trained:
+        _logger.warning(
+            f"{length} tokens are more than the {trained} of the model's training: "
+            f"what it does past these it has not learnt."
         )
     return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
 
@@ -238,7 +285,3 @@ def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
         "predictions": labels(predicted, counts | is_own),
         "targets": labels(targets, counts),
     }
-
-
-def _write(path, arrays) -> Path:
-    return files.write_arrays(path, arrays) if cluster.is_first() else path

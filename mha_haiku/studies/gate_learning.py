@@ -1,9 +1,9 @@
 """Gates learned on top of a run: heads close by themselves, at a price per open head.
 
-L layers, H heads of a layer.
+The gates are parameters beside those of the model, and the training step is that of any
+training. L layers, H heads of a layer.
 """
 
-import functools
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +13,40 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mha_haiku import checks, heads, models, tasks
+from mha_haiku import checks, devices, heads, models, modules
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders, loop, progress
-from mha_haiku.studies import head_importance, pruned_runs
+from mha_haiku.heads import hard_concrete
+from mha_haiku.report.tables import Column, Table
+from mha_haiku.runs import folders, loop
+from mha_haiku.studies import pruned_runs
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import stepping
+
+_STEPS_PER_DISPATCH = 100
+
+
+class Learned(NamedTuple):
+    """What learning gates led to.
+
+    Attributes:
+      params: The model's parameters, trained with the gates.
+      log_alpha: L arrays `[H]`, the logits of the gates.
+      loss: `[steps]`, the mean loss of each step's batch, without the penalty.
+    """
+
+    params: Any
+    log_alpha: list[np.ndarray]
+    loss: np.ndarray
+
+    @property
+    def gates(self) -> list[np.ndarray]:
+        """L arrays `[H]` in [0, 1]: the gates without chance, 0 where closed."""
+        return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
+
+    @property
+    def keep(self) -> list[np.ndarray]:
+        """L arrays `[H]` of booleans: the heads whose gates are open."""
+        return [gate > 0 for gate in self.gates]
 
 
 class Line(NamedTuple):
@@ -36,8 +65,101 @@ class Line(NamedTuple):
     loss: float
 
 
+def learn_gates(
+    bench: Bench,
+    *,
+    penalty: float,
+    steps: int,
+    gate_learning_rate: float = 0.1,
+    initial: float = 2.0,
+) -> Learned:
+    """Trains a run on with hard-concrete gates on its heads, and a price on open ones.
+
+    The loss of a step is the model's plus `penalty` times the expected number of open
+    heads. Sweeping the penalty sweeps the number of heads that stay. Batches follow on
+    those that the run has seen, without dropout; the parameters learn by Adam at a
+    tenth of the run's learning rate, as it has converged.
+
+    Args:
+      bench: The run, of looped layers and converged, as in the source.
+      penalty: Nats per open head.
+      steps: How many are taken.
+      gate_learning_rate: Of Adam on the logits of the gates, which have far to go.
+      initial: Logits of the gates at the start; 2 is open with probability 0.97.
+
+    Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
+    """
+    run = bench.run
+
+    def apply(params, rng, inputs, *, lengths=None, is_training):
+        keys = jax.random.split(rng, len(params["log_alpha"]))
+        gates = [
+            hard_concrete.sample(logits, key)
+            for logits, key in zip(params["log_alpha"], keys, strict=True)
+        ]
+        del is_training  # gates are the only chance
+        return run.model.apply(
+            params["model"],
+            None,
+            inputs,
+            lengths=lengths,
+            interventions=modules.Interventions(heads=gates),
+            is_training=False,
+        )
+
+    def price(log_alpha):
+        return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
+
+    def add_price(gradients, params):
+        slopes = jax.grad(price)(params["log_alpha"])
+        priced = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
+        return {**gradients, "log_alpha": priced}
+
+    config = run.config.optimizer
+    adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
+    optimizer = optax.chain(
+        # The price depends on the gates alone: its gradient needs no model.
+        optax.stateless(add_price),
+        optax.partition(
+            {
+                "model": optax.chain(
+                    optax.clip_by_global_norm(config.clip_norm or 1.0), adam
+                ),
+                "log_alpha": optax.adam(gate_learning_rate),
+            },
+            {"model": "model", "log_alpha": "log_alpha"},
+        ),
+    )
+    placement = devices.Replicas(jax.local_devices()[:1])
+    dispatch = stepping.make_dispatch(
+        models.Model(None, apply),
+        run.task,
+        optimizer,
+        batch_size=run.config.training.batch_size,
+        placement=placement,
+        max_steps=_STEPS_PER_DISPATCH,
+    )
+    counts = [len(layer.names) for layer in models.heads_of_layers(run.config.model)]
+    log_alpha = [jnp.full(count, initial) for count in counts]
+    params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
+    state = stepping.state_of(params, optimizer)
+    state = state._replace(step=jnp.asarray(run.step, jnp.int32))
+    state, data = placement.put((state, run.task.train_data))
+    losses = []
+    firsts = range(0, steps, _STEPS_PER_DISPATCH)
+    for first in bench.progress(firsts, name="gates", unit="dispatch"):
+        stop = min(first + _STEPS_PER_DISPATCH, steps)
+        state, seen = dispatch(
+            state, data, np.uint32(run.config.seed), np.int32(run.step + stop)
+        )
+        sums = placement.fetch(seen).sums
+        losses.append((sums.loss / np.maximum(sums.weight, 1))[: stop - first])
+    params = placement.fetch(state.params)
+    return Learned(params["model"], params["log_alpha"], np.concatenate(losses))
+
+
 def learn(
-    workdir: str | os.PathLike,
+    bench: Bench,
     out: str | os.PathLike,
     *,
     penalty: float,
@@ -52,7 +174,7 @@ def learn(
     runs of their own in `out`: `pruned` and `scratch`.
 
     Args:
-      workdir: The run's folder; a converged run.
+      bench: The run; a converged one.
       out: The folder of the new runs, which must not hold any.
       penalty: Nats per open head.
       steps: Training steps with gates.
@@ -63,7 +185,7 @@ def learn(
       The run, the pruned model before and after tuning, and the one from scratch.
 
     Raises:
-      ConfigError: If there is no run, or every head closes.
+      ConfigError: If every head closes, or `out` holds a run.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -71,21 +193,13 @@ def learn(
         checks.non_negative_number("penalty", penalty)
         checks.positive_integer("steps", steps)
         checks.positive_integer("tuning_steps", tuning_steps)
-    run = head_importance.looped(folders.load_run(workdir))
+    bench = bench.looped()
+    run = bench.run
     for name in ("pruned", "scratch"):
         if (Path(out) / name).exists():
             raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
 
-    learned = heads.learn_gates(
-        run.model,
-        head_importance.loss_of_examples,
-        run.params,
-        _sampler(run),
-        penalty=penalty,
-        steps=steps,
-        optimizer=_optimizer(run.config.optimizer),
-        progress=functools.partial(progress.over, name="gates", unit="chunk"),
-    )
+    learned = learn_gates(bench, penalty=penalty, steps=steps)
     keep = learned.keep
     kept = int(sum(row.sum() for row in keep))
     if not kept:
@@ -110,32 +224,26 @@ def learn(
     return lines
 
 
-def table(lines: list[Line]) -> str:
-    """Returns a line of text per model."""
-    rows = [f"{'':34}{'heads':>6}{'accuracy':>10}{'loss':>10}"]
-    for line in lines:
-        numbers = f"{line.kept:>6}{line.accuracy:>10.4f}{line.loss:>10.4f}"
-        rows.append(f"{line.name:34}{numbers}")
-    return "\n".join(rows)
-
-
-def _sampler(run):
-    """Returns the batch of a step; it follows on those that the run has seen."""
-    data = jax.device_put(run.task.train_data)
-    indices = jnp.arange(run.config.training.batch_size)
-
-    def sample(step):
-        key = stepping.stream(run.config.seed, "data")
-        key = jax.random.fold_in(key, run.step + step)
-        return tasks.batch(run.task, key, data, indices)
-
-    return sample
-
-
-def _optimizer(config) -> optax.GradientTransformation:
-    """Returns Adam at a tenth of the run's learning rate, as it has converged."""
-    adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm or 1.0), adam)
+def table(lines: list[Line]) -> Table:
+    """Returns a row per model."""
+    columns = [
+        Column("model"),
+        Column("heads"),
+        Column("accuracy", shown="{:.4f}"),
+        Column("loss", "nats", "{:.4f}"),
+    ]
+    return Table(
+        columns,
+        [
+            {
+                "model": line.name,
+                "heads": line.kept,
+                "accuracy": line.accuracy,
+                "loss": line.loss,
+            }
+            for line in lines
+        ],
+    )
 
 
 def _names(run, keep) -> list[list[int]]:

@@ -3,10 +3,8 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
-import csv
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,90 +12,108 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, models, tasks
+from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import files, folders, progress
-from mha_haiku.studies import workbench
+from mha_haiku.heads import means
+from mha_haiku.report.heads import PerHead
+from mha_haiku.runs import files
+from mha_haiku.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-# What is one number per head is a mean of what heads do; these are not.
-_NO_MEANS = ("received", "num_queries", "pooled")
+# Entries that are one number per head, and say nothing of what it does.
+_COUNTS = ("num_queries",)
 
 
 class HeadStatistics(NamedTuple):
     """What the heads of a run do.
 
     Attributes:
-      title: Which task and step.
+      title: Which run and step, and over what.
       layers: The L layers.
-      num_examples: How many held-out examples the means are over.
-      means: By the names of `attention.Statistics`, `[L, H]` float64. Columns are heads
+      numbers: By the names of `attention.STATISTICS`, `[L, H]` each. Columns are heads
         by the names that they had before any were pruned, NaN where a layer lacks one.
-        Without `same_token` and `induction` where inputs are no tokens.
-      standard_errors: The standard errors of `means`; NaN for one example.
+        Without what needs tokens where inputs are none.
     """
 
     title: str
     layers: tuple[int, ...]
-    num_examples: int
-    means: dict[str, np.ndarray]
-    standard_errors: dict[str, np.ndarray]
+    numbers: dict[str, PerHead]
+
+    @property
+    def heads(self) -> list[list[int]]:
+        """For each layer the names of its columns."""
+        return [list(range(self.numbers["entropy"].mean.shape[1]))] * len(self.layers)
+
+    def table(self) -> report.tables.Table:
+        """Returns a row per head; its text has means alone."""
+        return report.heads.table(
+            self.numbers, layers=self.layers, heads=self.heads, shown="{0:.3g}"
+        )
+
+    def text(self) -> str:
+        """Returns the table as text, with the positional heads marked, and a legend."""
+        table = self.table()
+        for row in table.rows:
+            place = self.layers.index(row["layer"]), row["head"]
+            offset = report.heads.positional(self.numbers, *place)
+            row["role"] = "" if offset is None else f"positional ({offset})"
+        keys, others = table.columns[:2], table.columns[2:]
+        columns = [*keys, report.tables.Column("role"), *others]
+        return (
+            f"{table._replace(columns=columns, num_keys=3).text()}\n\n"
+            f"{report.heads.legend(self.numbers)}\n"
+            "positional: at least 0.9 of a head's queries have their largest weight on "
+            "the previous (-1),\n  their own (0) or the next (+1) position (Voita et "
+            "al. 2019)"
+        )
+
+    def picture(self) -> bytes:
+        """Returns a heat map of each statistic, as the bytes of a PNG file."""
+        return report.heads.statistics_picture(
+            self.numbers, title=self.title, layers=self.layers
+        )
 
 
 def measure(
-    workdir: str | os.PathLike,
-    *,
-    step: int | None = None,
-    examples: int = 64,
-    layers: Sequence[int] | None = None,
+    bench: Bench, *, examples: int = 64, layers: Sequence[int] | None = None
 ) -> HeadStatistics:
     """Runs a trained model on held-out examples and returns what its heads do.
 
     No map is held, so inputs may have any length. Padding does not count, and every
-    example counts the same. On a terminal a bar on stderr shows the progress.
+    example counts the same.
 
     Args:
-      workdir: The run's folder.
-      step: Which checkpoint; None means the newest.
+      bench: The run.
       examples: N.
       layers: Which layers; None means all.
 
     Raises:
-      ConfigError: If there is no such run, step or layer, or `examples` is below 1.
+      ConfigError: If there is no such layer, or `examples` is below 1.
     """
-    with checks.user_mistakes():
-        checks.positive_integer("examples", examples)
-    run = workbench.placed(folders.load_run(workdir, step))
+    bench = bench.placed()
+    run = bench.run
     layers = chosen("layers", layers, run.config.model.num_layers)
+    batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
 
     def observe(params, example):
-        output = run.model.apply(
-            params, None, example.inputs, lengths=example.lengths, is_training=False
-        )
+        output = bench.output(params, example)
         tokens = tokens_of(run.task, example)
         return [per_head(output.maps[i].statistics(tokens=tokens)) for i in layers]
 
-    observe = workbench.program(run, observe)
-    batch_size = max(1, min(examples, _BATCH_POSITIONS // run.task.sequence_length))
-    batch_size = workbench.whole_batch(run, batch_size)
-    held_out = workbench.held_out(run)
-    batches = []
-    with progress.Bar(
-        examples, unit="example", name="head statistics", doing="compiling"
-    ) as bar:
-        for start in range(0, examples, batch_size):
-            example = held_out(range(start, start + batch_size))
-            batches.append(jax.device_get(observe(run.params, example)))
-            bar.advance(min(batch_size, examples - start))
-    # The last batch is as large as the others, for one program serves them all.
-    of_layers = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
+    batches = bench.observations(
+        bench.program(observe),
+        range(examples),
+        batch_size=batch_size,
+        name="head statistics",
+    )
+    of_layers = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     names = models.heads_of_layers(run.config.model)
-    columns = [names[i].names for i in layers]
-    means, standard_errors = summary(of_layers, columns)
-    if np.isnan(means["entropy"]).all():
+    numbers = summary(of_layers, [names[i].names for i in layers])
+    if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(f"In {examples} held-out examples no head sees anything.")
-    title = f"{run.task.name}, step {run.step}"
-    return HeadStatistics(title, tuple(layers), examples, means, standard_errors)
+    plural = "" if examples == 1 else "s"
+    title = f"{bench.title}: means over {examples} held-out example{plural}"
+    return HeadStatistics(title, tuple(layers), numbers)
 
 
 def tokens_of(task: tasks.Task, example: tasks.Example) -> jax.Array | None:
@@ -110,20 +126,20 @@ def per_head(found: attention.Statistics) -> dict[str, jax.Array]:
 
     They are NaN for an example in which no query sees anything.
     """
-    numbers = {
-        name: values
-        for name, values in found._asdict().items()
-        if values is not None and name not in _NO_MEANS
-    }
+    numbers = {name: getattr(found, name) for name in attention.STATISTICS}
     is_empty = found.num_queries == 0
-    return jax.tree.map(lambda x: jnp.where(is_empty, np.nan, x), numbers)
+    return {
+        name: jnp.where(is_empty, np.nan, values)
+        for name, values in numbers.items()
+        if values is not None and name not in _COUNTS
+    }
 
 
 def summary(
-    of_layers: Sequence[dict[str, np.ndarray]],
+    of_layers: Sequence[Mapping[str, np.ndarray]],
     columns: Sequence[Sequence[int]] | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns means and standard errors over examples, `[L, H]` by name.
+) -> dict[str, PerHead]:
+    """Returns means and standard errors over examples, `[L, H]`, of each statistic.
 
     Args:
       of_layers: For each layer what `per_head` gives, `[N, H]`, where H may differ.
@@ -134,16 +150,22 @@ def summary(
         columns = [range(layer["entropy"].shape[1]) for layer in of_layers]
     num_heads = 1 + max(max(places, default=0) for places in columns)
 
-    def of_all(function, name):
+    def over_layers(mean, name):
         rows = np.full((len(of_layers), num_heads), np.nan)
         for row, layer, places in zip(rows, of_layers, columns, strict=True):
-            values = np.asarray(layer[name], np.float64).T
-            row[list(places)] = [function(x[~np.isnan(x)]) for x in values]
+            row[list(places)] = mean(layer[name])
         return rows
 
-    names = [name for name in attention.Statistics._fields if name in of_layers[0]]
-    means = {name: of_all(_mean, name) for name in names}
-    return means, {name: of_all(_standard_error, name) for name in names}
+    return {
+        name: PerHead(
+            over_layers(means.mean, name),
+            entry.unit,
+            entry.label,
+            over_layers(means.standard_error, name),
+        )
+        for name, entry in attention.STATISTICS.items()
+        if name in of_layers[0]
+    }
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
@@ -160,41 +182,23 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
         return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
 
 
-def write(found: HeadStatistics, folder: str | os.PathLike) -> Path:
-    """Writes head_statistics.csv: a line per head, each statistic with its error.
+def write(found: HeadStatistics, folder: str | os.PathLike) -> list[Path]:
+    """Writes head_statistics.csv, a line per head, and the picture beside it.
 
     Args:
       found: What to write.
       folder: Where to; made where it is missing.
 
     Returns:
-      The path of the file. Its columns are `layer`, `head`, then of each statistic its
-      mean and `<name>_standard_error`, empty where that is not known.
+      The paths of the table and, where matplotlib is installed, of the picture. The
+      table's columns are `layer`, `head`, then of each statistic its mean and
+      `<name>_standard_error`, empty where that is not known.
 
     Raises:
-      ConfigError: If it cannot be written.
+      ConfigError: If one cannot be written.
     """
-    names = [f"{name}{end}" for name in found.means for end in ("", "_standard_error")]
-    lines = [["layer", "head", *names]]
-    for i, head in np.argwhere(~np.isnan(found.means["entropy"])).tolist():
-        numbers = [
-            x[name][i, head]
-            for name in found.means
-            for x in (found.means, found.standard_errors)
-        ]
-        shown = ["" if np.isnan(x) else f"{x:.9g}" for x in numbers]
-        lines.append([found.layers[i], head, *shown])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return files.write(Path(folder) / "head_statistics.csv", text.getvalue())
-
-
-def _mean(values) -> float:
-    return values.mean() if values.size else np.nan
-
-
-def _standard_error(values) -> float:
-    """Returns that of the mean of independent values, from their own spread."""
-    if values.size < 2:
-        return np.nan
-    return values.std(ddof=1) / np.sqrt(values.size)
+    written = [files.write(Path(folder) / "head_statistics.csv", found.table().csv())]
+    if report.drawing.is_possible():
+        path = Path(folder) / "head_statistics.png"
+        written.append(files.write(path, found.picture()))
+    return written

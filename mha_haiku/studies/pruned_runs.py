@@ -3,7 +3,6 @@
 N examples, L layers, H heads of a layer, S sizes of a sweep.
 """
 
-import functools
 import os
 import time
 from collections.abc import Sequence
@@ -15,16 +14,14 @@ import numpy as np
 
 from mha_haiku import checks, devices, heads, models
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, folders, progress
-from mha_haiku.studies import head_importance
+from mha_haiku.runs import checkpoints, folders
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, optimizers, stepping
 
-ORDERS = (*head_importance.MEASURES, "greedy")
+ORDERS = (*heads.MEASURES, "greedy")
 _TIMED_SECONDS = 1.0
 
 Keep = list[list[int]]
-
-_bar = functools.partial(progress.over, name="heads", unit="model")
 
 
 class Point(NamedTuple):
@@ -53,25 +50,28 @@ class Point(NamedTuple):
 
 
 def order_of(
-    run: folders.Run, *, by: str, closing: str, examples: int
+    bench: Bench, *, by: str, closing: str, examples: int
 ) -> list[tuple[int, int]]:
     """Returns the run's heads as (layer, place), those to go first first.
 
     Args:
-      run: The run, of looped layers.
+      bench: The run, of looped layers.
       by: A name of `ORDERS`.
       closing: What closed heads pass on while the order is found.
       examples: N, held-out examples.
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
-        checks.choice("closing", closing, head_importance.CLOSINGS)
-    close = head_importance.closing_of(run, closing, examples)
-    of = head_importance.subject(run, examples, shown_as="" if by == "greedy" else by)
+    close = bench.closing(closing, examples)
     if by == "greedy":
-        steps = heads.greedy_order(of, closing=close, progress=_bar)
-        return [step.head for step in steps]
-    return heads.order(head_importance.MEASURES[by](of, close).mean)
+
+        def show(steps):
+            return bench.progress(steps, name="greedy order", unit="head")
+
+        of = bench.subject(examples)
+        return [x.head for x in heads.greedy_order(of, closing=close, progress=show)]
+    of = bench.subject(examples, name=by)
+    return heads.order(heads.MEASURES[by].measure(of, closing=close).mean)
 
 
 def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -> Keep:
@@ -89,21 +89,22 @@ def prune(run: folders.Run, keep: Keep) -> folders.Run:
     return _with_model(run, *heads.prune(run.params, run.config.model, keep))
 
 
-def prune_units(run: folders.Run, share: float, *, examples: int) -> folders.Run:
+def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     """Returns the run with a share of the hidden units of each layer.
 
     Those go whose gates the loss has the smallest mean absolute derivatives by; see
     `heads.unit_gradient` and `heads.prune_units`.
 
     Args:
-      run: The run, of looped layers.
+      bench: The run, of looped layers.
       share: Of the units of each layer to keep, in (0, 1]; at least one stays.
       examples: N, held-out examples.
     """
+    run = bench.run
     if share == 1:
         return run
     sizes = models.hidden_sizes(run.config.model)
-    of = head_importance.subject(run, examples, shown_as="hidden units")
+    of = bench.subject(examples, name="hidden units")
     found = heads.unit_gradient(of, hidden_sizes=sizes).mean
     keep = [
         np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
@@ -120,15 +121,16 @@ def _with_model(run, params, model_config) -> folders.Run:
     return run._replace(config=config, model=model, params=params)
 
 
-def points(runs: Sequence[folders.Run]) -> list[Point]:
+def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
     """Returns what runs are worth, one after the other.
 
     Args:
+      bench: Shows the progress.
       runs: The whole run, of looped layers, and pruned ones.
     """
     whole = _Timed(runs[0])
     found = []
-    for pruned in _bar(runs):
+    for pruned in bench.progress(runs, name="pruned models", unit="model"):
         layers = models.heads_of_layers(pruned.config.model)
         keep = [list(layer.names) for layer in layers]
         timed = _Timed(pruned)

@@ -3,16 +3,16 @@
 Hidden units of the feed-forward parts go before them where a share is asked for.
 """
 
-import csv
-import io
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mha_haiku import checks
+from mha_haiku import checks, report
 from mha_haiku.checks import ConfigError
+from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import files, folders, loop
-from mha_haiku.studies import head_importance, pruned_runs
+from mha_haiku.studies import pruned_runs
+from mha_haiku.studies.workbench import CLOSINGS, Bench
 
 _SWEEP_POINTS = 12
 
@@ -54,27 +54,28 @@ class Pruned(NamedTuple):
     points: list[pruned_runs.Point]
 
 
-def prune(
-    workdir: str | os.PathLike, request: Request, *, step: int | None = None
-) -> Pruned:
+def prune(bench: Bench, request: Request) -> Pruned:
     """Prunes a run's heads and units in memory; `save` writes what is left.
 
     Args:
-      workdir: The run's folder.
+      bench: The run.
       request: What is asked for.
-      step: Which checkpoint; None means the newest.
 
     Raises:
-      ConfigError: If there is no such run or step, or the request is not one.
+      ConfigError: If the request is not one.
     """
-    _check(request)
-    whole = head_importance.looped(folders.load_run(workdir, step))
-    run = pruned_runs.prune_units(whole, request.keep_units, examples=request.examples)
+    check(request)
+    bench = bench.looped()
+    whole = bench.run
+    run = pruned_runs.prune_units(bench, request.keep_units, examples=request.examples)
     order = pruned_runs.order_of(
-        run, by=request.order, closing=request.closing, examples=request.examples
+        bench.with_run(run),
+        by=request.order,
+        closing=request.closing,
+        examples=request.examples,
     )
     total = len(order)
-    title = f"{run.task.name}, step {run.step}: {total} heads, order by {request.order}"
+    title = f"{bench.title}: {total} heads, order by {request.order}"
     if request.sweep:
         shares = [i / _SWEEP_POINTS for i in range(_SWEEP_POINTS + 1)]
         counts = sorted({round(total * share) for share in shares}, reverse=True)
@@ -85,7 +86,7 @@ def prune(
     pruned = [_with_heads(run, order, count) for count in counts]
     if run is not whole:
         pruned.insert(0, whole)
-    return Pruned(title, pruned[-1], pruned_runs.points(pruned))
+    return Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
 
 
 def save(found: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
@@ -108,85 +109,76 @@ def save(found: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     return folder
 
 
-def table(found: Pruned) -> str:
-    """Returns a line of text per model, and what the columns are.
+def table(found: Pruned) -> Table:
+    """Returns a row per model.
 
     Args:
       found: What `prune` found.
     """
-    lines = [
-        found.title,
-        "",
-        " heads   units   accuracy       loss  parameters  examples/s   faster"
-        "    ideal  kept",
+    columns = [
+        Column("heads", csv=("kept",)),
+        Column("units"),
+        Column("accuracy", shown="{:.4f}"),
+        Column("loss", "nats", "{:.4f}"),
+        Column("parameters", shown="{:,}"),
+        Column("examples/s", shown="{:,.0f}", csv=("examples_per_second",)),
+        Column("faster", shown="{:.2f}x"),
+        Column("ideal", shown="{:.2f}x"),
+        Column("kept", csv=("keep",)),
     ]
-    for point in found.points:
-        kept = " ".join(",".join(map(str, names)) or "-" for names in point.keep)
-        lines.append(
-            f"{point.kept:>6}{point.units:>8}{point.metrics['accuracy']:>11.4f}"
-            f"{point.metrics['loss']:>11.4f}{point.parameters:>12,}"
-            f"{point.examples_per_second:>12,.0f}{point.speed_up:>8.2f}x"
-            f"{point.ideal_speed_up:>8.2f}x  {kept}"
-        )
-    lines += [
-        "",
-        "faster: the forward pass, measured in turns with the whole model's; ideal: by",
-        "the number of operations. units: the hidden units of all layers. kept: the",
-        "heads of each layer, - for none.",
+    rows = [
+        {
+            "heads": point.kept,
+            "units": point.units,
+            **point.metrics,
+            "parameters": point.parameters,
+            "examples/s": point.examples_per_second,
+            "faster": point.speed_up,
+            "ideal": point.ideal_speed_up,
+            "kept": ";".join(" ".join(map(str, names)) for names in point.keep),
+        }
+        for point in found.points
     ]
-    return "\n".join(lines)
+    return Table(columns, rows)
 
 
-def curve(found: Pruned) -> dict[str, Any]:
-    """Returns the points as the fields of `report.Curve`.
+def text(found: Pruned) -> str:
+    """Returns the table as text, and what its columns are."""
+    return (
+        f"{found.title}\n\n{table(found).text()}\n\n"
+        "faster: the forward pass, measured in turns with the whole model's\n"
+        "ideal: by the number of operations\n"
+        "units: the hidden units of all layers\n"
+        "kept: the heads of each layer, with ; between layers"
+    )
+
+
+def write(found: Pruned, folder: str | os.PathLike) -> list[Path]:
+    """Writes pruning.csv, a line per model, and the curve beside it.
 
     Args:
       found: What `prune` found of a sweep.
-    """
-    return dict(
-        kept=[point.kept for point in found.points],
-        metric=[point.metrics["accuracy"] for point in found.points],
-        metric_name="held-out accuracy",
-        speed_up=[point.speed_up for point in found.points],
-        ideal=[point.ideal_speed_up for point in found.points],
-    )
-
-
-def write(found: Pruned, folder: str | os.PathLike) -> Path:
-    """Writes pruning.csv: a line per model.
-
-    Args:
-      found: What `prune` found.
       folder: Where to; made where it is missing.
 
     Returns:
-      The path of the file.
+      The paths of the table and, where matplotlib is installed, of the picture.
     """
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    names = ["accuracy", "loss"]
-    lines.writerow(
-        ["kept", "units", *names, "parameters", "examples_per_second", "faster"]
-        + ["ideal", "keep"]
-    )
-    for point in found.points:
-        numbers = [f"{point.metrics[name]:.9g}" for name in names]
-        speeds = (point.examples_per_second, point.speed_up, point.ideal_speed_up)
-        keep = ";".join(" ".join(map(str, heads)) for heads in point.keep)
-        lines.writerow(
-            [
-                point.kept,
-                point.units,
-                *numbers,
-                point.parameters,
-                *(f"{x:.6g}" for x in speeds),
-                keep,
-            ]
+    written = [files.write(Path(folder) / "pruning.csv", table(found).csv())]
+    if report.drawing.is_possible():
+        curve = report.curves.Pruning(
+            kept=[point.kept for point in found.points],
+            metric=[point.metrics["accuracy"] for point in found.points],
+            metric_name="held-out accuracy",
+            speed_up=[point.speed_up for point in found.points],
+            ideal=[point.ideal_speed_up for point in found.points],
         )
-    return files.write(Path(folder) / "pruning.csv", text.getvalue())
+        picture = report.curves.pruning(curve, title=found.title)
+        written.append(files.write(Path(folder) / "pruning.png", picture))
+    return written
 
 
-def _check(request: Request) -> None:
+def check(request: Request) -> None:
+    """Raises ConfigError where a request is none."""
     asked = [request.sweep, request.keep is not None, request.metric_drop is not None]
     if sum(asked) != 1:
         raise ConfigError(
@@ -202,7 +194,7 @@ def _check(request: Request) -> None:
     with checks.user_mistakes():
         checks.positive_integer("examples", request.examples)
         checks.choice("order", request.order, pruned_runs.ORDERS)
-        checks.choice("closing", request.closing, head_importance.CLOSINGS)
+        checks.choice("closing", request.closing, CLOSINGS)
 
 
 def _with_heads(run, order, count) -> folders.Run:

@@ -8,29 +8,32 @@ ranks the inputs of an example as these changes do.
 Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
 
-import csv
 import functools
-import io
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from mha_haiku import checks
+from mha_haiku import checks, report
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads.flow import flow
-from mha_haiku.runs import files, folders, progress
+from mha_haiku.heads import flow, means
+from mha_haiku.report.tables import Column, Table
+from mha_haiku.runs import files
 from mha_haiku.studies import blank_out
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
-# Of a transformer of 6 layers that predicts the number of verbs (table 1).
+# Of a transformer of 6 layers that predicts the number of verbs (table 1). They are no
+# measure of any other run than that of configs/papers/rollout.py.
 PUBLISHED = {
     "raw": (0.69, 0.10, -0.11, -0.09, 0.20, 0.29),
     "roll-out": (0.32, 0.38, 0.51, 0.62, 0.70, 0.71),
     "flow": (0.32, 0.44, 0.70, 0.70, 0.71, 0.70),
 }
+_MEASURES = ("raw", "roll-out", "flow", "value-weighted", "gradient-weighted")
 _BATCH_POSITIONS = 2**16  # of all blanked inputs of the examples in a batch
 
 
@@ -38,75 +41,69 @@ class Study(NamedTuple):
     """How well measures rank the inputs, Spearman's rank correlations.
 
     Attributes:
-      title: Which task and step.
+      title: Which run and step, and over what.
       changes: `[N, L]` float64 by the measure's name: with the sizes of the changes,
         for the measure up to each layer. NaN where all inputs are alike. Flow is of
         fewer examples.
       drops: The same, with how much the probability of the right answer falls: an input
         that misleads counts for less than one that does nothing.
+      published: What a paper found for this very model and data, by name; may be empty.
     """
 
     title: str
     changes: dict[str, np.ndarray]
     drops: dict[str, np.ndarray]
-
-    @property
-    def num_examples(self) -> int:
-        """N."""
-        return len(self.changes["raw"])
+    published: Mapping[str, Sequence[float]]
 
 
 def measure(
-    workdir: str | os.PathLike,
+    bench: Bench,
     *,
-    step: int | None = None,
     examples: int = 256,
     flow_examples: int = 32,
     draws: int = 8,
+    published: Mapping[str, Sequence[float]] | None = None,
 ) -> Study:
     """Runs a trained model on held-out examples, whole and with inputs blanked out.
 
     Where the task has a mask token it stands in for blanked inputs, and questions are
     those of masked positions; elsewhere, random other tokens do, in turn. Inputs that
     are masked already, in padding or, in causal models, after the question are left out
-    of the ranks. On a terminal a bar on stderr shows the progress.
+    of the ranks.
 
     Args:
-      workdir: The run's folder.
-      step: Which checkpoint; None means the newest.
+      bench: The run.
       examples: How many are looked at; N of them ask for something.
       flow_examples: For how many of these flow is computed, which is slow.
       draws: How many random tokens the mean change is over.
+      published: What to compare with, where the run is that of a paper; `PUBLISHED`.
 
     Raises:
-      ConfigError: If there is no such run or step, or it does not answer at positions
-        of tokens, or its layers are scanned.
+      ConfigError: If the run does not answer at positions of tokens.
     """
     with checks.user_mistakes():
-        checks.positive_integer("examples", examples)
+        checks.integer_in("examples", examples, 1, 2**31 - 1)
         checks.integer_in("flow_examples", flow_examples, 1, examples)
         checks.positive_integer("draws", draws)
-    run = folders.load_run(workdir, step)
+    bench = bench.looped()
+    run = bench.run
     _check(run)
     look = jax.jit(functools.partial(blank_out.look, run, draws))
     batch_size = _BATCH_POSITIONS // run.task.sequence_length**2
     batch_size = max(1, min(examples, batch_size))
     data = jax.device_put(run.task.held_out_data)
     batches = []
-    with progress.Bar(
-        examples + flow_examples, unit="example", name="roll-out", doing="compiling"
-    ) as bar:
-        for start in range(0, examples, batch_size):
-            indices = np.arange(start, start + batch_size, dtype=np.int32)
-            batches.append(jax.device_get(look(run.params, data, indices)))
-            bar.advance(min(batch_size, examples - start))
-        found = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
-        found["measures"]["flow"] = _flows(run, data, found["row"][:flow_examples], bar)
+    starts = range(0, examples, batch_size)
+    for start in bench.progress(starts, name="blanking inputs out", unit="batch"):
+        indices = np.arange(start, start + batch_size, dtype=np.int32)
+        batches.append(jax.device_get(look(run.params, data, indices)))
+    found = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
+    found["measures"]["flow"] = _flows(bench, data, found["row"][:flow_examples])
     asks = np.flatnonzero(found["asks"])
     if not len(asks):
         raise ConfigError(f"In {examples} held-out examples nothing is asked for.")
     changes, drops = {}, {}
-    for name in (*PUBLISHED, "value-weighted", "gradient-weighted"):
+    for name in _MEASURES:
         scores = found["measures"][name]
         of = asks[asks < len(scores)]
         counted, drop = found["counted"], found["drop"]
@@ -114,12 +111,16 @@ def measure(
             np.array([_correlations(scores[n], to[n], counted[n]) for n in of])
             for to in (np.abs(drop), drop)
         )
-    return Study(f"{run.task.name}, step {run.step}", changes, drops)
+    title = f"{bench.title}: means over {len(asks)} held-out examples"
+    return Study(title, changes, drops, published or {})
 
 
-def summary(correlations: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns means over examples and their standard errors, `[L, 2]` by name."""
-    return {name: np.stack(_mean(x), axis=-1) for name, x in correlations.items()}
+    return {
+        name: np.stack([means.mean(x), means.standard_error(x)], axis=-1)
+        for name, x in correlations.items()
+    }
 
 
 def verdict(study: Study) -> str:
@@ -128,60 +129,89 @@ def verdict(study: Study) -> str:
     Of the last layer, with the sizes of changes and with drops. The standard error is
     that of differences within examples; two of them make a difference.
     """
-    told = []
+    lines = []
+    if study.published:
+        first, last = (study.published[name][-1] for name in ("roll-out", "raw"))
+        lines.append(f"Published: roll-out {first}, raw attention {last}.")
     for what, of in (
         ("the size of the change", study.changes),
         ("the drop", study.drops),
     ):
-        last = {name: of[name][:, -1:] for name in ("roll-out", "raw")}
-        (mean,), (error,) = _mean(last["roll-out"] - last["raw"])
-        means = [_mean(values)[0][0] for values in last.values()]
-        found = "the same order" if mean > 2 * error else "NOT the same order"
-        told.append(
-            f"With {what}: roll-out {means[0]:.2f}, raw attention {means[1]:.2f} in "
-            f"the last layer, difference {mean:.3f} ± {error:.3f}: {found}."
+        rolled, raw = (of[name][:, -1] for name in ("roll-out", "raw"))
+        difference = means.mean(rolled - raw)
+        error = means.standard_error(rolled - raw)
+        line = (
+            f"With {what}: roll-out {means.mean(rolled):.2f}, raw attention "
+            f"{means.mean(raw):.2f} in the last layer, difference {difference:.3f} ± "
+            f"{error:.3f}: "
         )
-    first, last = (PUBLISHED[name][-1] for name in ("roll-out", "raw"))
-    return "\n".join([f"Published: roll-out {first}, raw attention {last}.", *told])
+        if study.published:
+            same = difference > 2 * error
+            line += "the same order." if same else "NOT the same order."
+        elif abs(difference) > 2 * error:
+            line += f"{'roll-out' if difference > 0 else 'raw attention'} ranks better."
+        else:
+            line += "no difference."
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def write(study: Study, folder: str | os.PathLike) -> Path:
-    """Writes rollout.csv: a line per measure and layer.
+def table(study: Study) -> Table:
+    """Returns a row per measure and layer.
+
+    Args:
+      study: What `measure` found.
+    """
+    shown = "{:.2f} ± {:.2f}"
+    columns = [
+        Column("measure"),
+        Column("layer"),
+        Column("with the change", "", shown, ("correlation", "standard_error")),
+        Column("with the drop", "", shown, ("drop_correlation", "drop_standard_error")),
+        Column("examples"),
+        Column("published"),
+    ]
+    changes, drops = summary(study.changes), summary(study.drops)
+    rows = []
+    for name, of_layers in changes.items():
+        published = dict(enumerate(study.published.get(name, ())))
+        for i, numbers in enumerate(of_layers):
+            rows.append(
+                {
+                    "measure": name,
+                    "layer": i + 1,
+                    "with the change": tuple(map(float, numbers)),
+                    "with the drop": tuple(map(float, drops[name][i])),
+                    "examples": len(study.changes[name]),
+                    "published": published.get(i),
+                }
+            )
+    return Table(columns, rows, num_keys=2)
+
+
+def write(study: Study, folder: str | os.PathLike) -> list[Path]:
+    """Writes rollout.csv, a line per measure and layer, and the picture beside it.
 
     Args:
       study: What to write.
       folder: Where to; made where it is missing.
 
     Returns:
-      The path of the file. Its columns are `measure`, `layer` (from 1), `correlation`
-      with the sizes of changes, its `standard_error`, `drop_correlation`,
-      `drop_standard_error`, `examples`, and `published`, empty where it is not.
+      The paths of the table and, where matplotlib is installed, of the picture. The
+      table's columns are `measure`, `layer` (from 1), `correlation` with the sizes of
+      changes, its `standard_error`, `drop_correlation`, `drop_standard_error`,
+      `examples`, and `published`, empty where it is not.
 
     Raises:
-      ConfigError: If it cannot be written.
+      ConfigError: If one cannot be written.
     """
-    lines = [
-        [
-            "measure",
-            "layer",
-            "correlation",
-            "standard_error",
-            "drop_correlation",
-            "drop_standard_error",
-            "examples",
-            "published",
-        ]
-    ]
-    changes, drops = summary(study.changes), summary(study.drops)
-    for name, of_layers in changes.items():
-        published = dict(enumerate(PUBLISHED.get(name, ())))
-        for i, numbers in enumerate(of_layers):
-            numbers = [f"{x:.6g}" for x in (*numbers, *drops[name][i])]
-            examples = len(study.changes[name])
-            lines.append([name, i + 1, *numbers, examples, published.get(i, "")])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return files.write(Path(folder) / "rollout.csv", text.getvalue())
+    written = [files.write(Path(folder) / "rollout.csv", table(study).csv())]
+    if report.drawing.is_possible():
+        picture = report.curves.rollout(
+            summary(study.changes), study.published, title=study.title
+        )
+        written.append(files.write(Path(folder) / "rollout.png", picture))
+    return written
 
 
 def _check(run) -> None:
@@ -190,27 +220,22 @@ def _check(run) -> None:
             "A study of roll-out needs a task with tokens and an answer at positions, "
             f"got {run.task.name}."
         )
-    if run.config.model.scan_layers:
-        raise ConfigError("A study of roll-out needs config.model.scan_layers = False.")
 
 
-def _flows(run, data, rows, bar):
+def _flows(bench, data, rows):
     """Returns the flows of the first examples, `[N, L, T]`."""
+    run = bench.run
 
     @jax.jit
     def maps_of(params, data, indices):
         example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
-        output = run.model.apply(
-            params, None, example.inputs, lengths=example.lengths, is_training=False
-        )
-        return output.maps
+        return bench.output(params, example).maps
 
     flows = []
-    for n, row in enumerate(rows):
+    for n in bench.progress(range(len(rows)), name="flow", unit="example"):
         maps = maps_of(run.params, data, np.array([n], np.int32))
-        up_to = [flow(maps[: i + 1], int(row))[0, 0] for i in range(len(maps))]
-        flows.append(up_to)
-        bar.advance()
+        row = int(rows[n])
+        flows.append([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
     return np.array(flows)
 
 
@@ -225,13 +250,3 @@ def _correlations(scores, importance, counted) -> np.ndarray:
     alike = products == 0
     found = ranks[:-1] @ ranks[-1] / np.where(alike, 1, products)
     return np.where(alike, np.nan, found)
-
-
-def _mean(values):
-    """Returns means over N of `[N, L]`, and their standard errors; NaN is left out."""
-    known = ~np.isnan(values)
-    count = known.sum(0)
-    mean = np.where(known, values, 0).sum(0) / np.where(count, count, np.nan)
-    squares = np.where(known, values - mean, 0) ** 2
-    spread = squares.sum(0) / np.where(count > 1, count - 1, np.nan)
-    return mean, np.sqrt(spread / np.where(count, count, np.nan))

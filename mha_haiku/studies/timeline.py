@@ -1,17 +1,18 @@
 """What heads do and how much they matter, while they learn: a line per point in time.
 
-L layers, H heads of a layer.
+P points, L layers, H heads of a layer.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mha_haiku import heads, tasks
+from mha_haiku import heads, report, tasks
+from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files, folders, loop
-from mha_haiku.studies import head_importance
 from mha_haiku.training import evaluation
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 64
 _POSITIONS = 2**13  # of all examples
+_GRADIENT = heads.MEASURES["gradient"]
 
 
 class Timeline(loop.Observer):
@@ -57,16 +59,15 @@ class Timeline(loop.Observer):
         if step <= self._last:
             return
         found = heads.roles(self._model, params, [self._batch])
-        of = heads.Subject(
-            self._model, head_importance.loss_of_examples, params, [self._batch]
+        of = heads.Subject(self._model, heads.metrics.loss, params, [self._batch])
+        scores = {**found.scores, "gradient": _GRADIENT.measure(of).mean}
+        self._log.append(
+            {
+                "step": step,
+                "roles": found.names.tolist(),
+                "scores": {name: _plain(values) for name, values in scores.items()},
+            }
         )
-        scores = {**found.scores, "gradient": heads.gradient(of).mean}
-        line = {
-            "step": step,
-            "roles": found.names.tolist(),
-            "scores": {name: _plain(values) for name, values in scores.items()},
-        }
-        self._log.append(line)
         self._last = step
 
     def end(self) -> None:
@@ -83,35 +84,40 @@ def read(path: Path) -> list[dict[str, Any]]:
     return files.read_lines(path)
 
 
-def curves(lines: list[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, PerHead]]:
     """Returns steps `[P]`, and of each score `[P, L, H]`, NaN where there is no head.
 
     Args:
       lines: Of `read`, at least one.
     """
     steps = np.array([line["step"] for line in lines])
-    names = lines[0]["scores"]
-    scores = {
-        name: np.array([line["scores"][name] for line in lines], np.float64)
-        for name in names
-    }
+    scores = {}
+    for name in lines[0]["scores"]:
+        values = [line["scores"][name] for line in lines]
+        label, unit = heads.SCORES.get(name, name), ""
+        if name == "gradient":
+            label, unit = _GRADIENT.label, _GRADIENT.unit
+        scores[name] = PerHead(np.array(values, np.float64), unit, label)
     return steps, scores
 
 
-def of_run(
-    workdir: str | os.PathLike,
-) -> tuple[Path, np.ndarray, dict[str, np.ndarray], str] | None:
-    """Returns what `report.write_timeline` draws of a run, or None without a timeline.
+def draw(workdir: str | os.PathLike) -> Path | None:
+    """Writes `timeline.png` into a run's folder of heads.
 
     Args:
       workdir: The run's folder.
+
+    Returns:
+      The picture; None without a timeline or without matplotlib.
     """
     folder = folders.Folder(Path(workdir).expanduser())
     lines = read(folder.timeline)
-    if not lines:
+    if not lines or not report.drawing.is_possible():
         return None
     steps, scores = curves(lines)
-    return folder.heads, steps, scores, f"Heads of {folder.root.name} while they learn"
+    title = f"Heads of {folder.root.resolve().name} while they learn"
+    picture = report.curves.timeline(steps, scores, title=title)
+    return files.write(folder.heads / "timeline.png", picture)
 
 
 def _plain(values: np.ndarray) -> list:

@@ -1,85 +1,280 @@
-"""A trained run on the devices that are here: one, or those of a mesh that share it."""
+"""The bench on which every study is done: a run, its devices, its data and its metrics.
 
-from collections.abc import Callable, Sequence
+B batch, N examples, T positions.
+"""
+
+import dataclasses
+import functools
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku import devices, tasks
+from mha_haiku import checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders, sharing
+from mha_haiku.runs import folders, progress, sharing
 from mha_haiku.training import evaluation
 
+METRICS = ("loss", "accuracy")
+CLOSINGS = ("zero", "mean", "resample")
 
-def placed(
-    run: folders.Run,
-    available: Sequence[jax.Device] | None = None,
-    *,
-    length: int | None = None,
-) -> folders.Run:
-    """Returns the run with its model and parameters on the devices that share them.
+_BATCH_POSITIONS = 2**12  # of all examples in a batch
+_MOST_EXAMPLES = 2**31 - 1  # an index is an int32
 
-    They share heads and positions as the config says, if that fits them; else each has
-    all of the model, and a part of the examples.
 
-    Args:
-      run: The run.
-      available: The devices; None: all of all processes.
-      length: T, positions of an example; None: as the task has them.
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A trained run, and what studies need of it.
+
+    Attributes:
+      run: The run; `placed` shares it among devices.
+      folder: Where it is.
+      progress: Wraps what a study goes through, as `runs.progress.over` does.
     """
-    length = run.task.sequence_length if length is None else length
-    available = list(available or jax.devices())
-    if len(available) == 1:
-        return run
-    wanted = run.config.copy_and_resolve_references()
-    with wanted.ignore_type():
-        wanted.devices.data = None
-    try:
-        sizes = sharing.shape(wanted, len(available))
-        sharing.check_sequence(wanted, length)
-    except ConfigError:
-        sizes = sharing.Shape(len(available), 1, 1)
-    mesh = devices.make_mesh(available, **sizes._asdict())
-    shared = devices.Sharded(mesh)
-    model = folders.make_model(run.config, run.task, shared)
-    return run._replace(
-        model=model, params=shared.put_state(run.params), placement=shared
-    )
+
+    run: folders.Run
+    folder: folders.Folder
+    progress: Callable[..., Iterator] = progress.over
+
+    @classmethod
+    def load(cls, workdir: str | os.PathLike, step: int | None = None) -> "Bench":
+        """Returns the bench of a run.
+
+        Args:
+          workdir: The run's folder.
+          step: Which checkpoint; None means the newest.
+
+        Raises:
+          ConfigError: If there is no such run or step.
+        """
+        run = folders.load_run(workdir, step)
+        return cls(run, folders.Folder(Path(workdir).expanduser()))
+
+    @property
+    def title(self) -> str:
+        """Which run, task and step: "two_heads (reverse), step 300"."""
+        name, task = self.folder.root.resolve().name, self.run.task.name
+        of_task = "" if name == task else f" ({task})"
+        return f"{name}{of_task}, step {self.run.step}"
+
+    def with_run(self, run: folders.Run) -> "Bench":
+        """Returns the bench with another run on it, such as a pruned one."""
+        return dataclasses.replace(self, run=run)
+
+    def looped(self) -> "Bench":
+        """Returns the bench with layers that are looped over, to reach each of them."""
+        run = self.run
+        if not run.config.model.scan_layers:
+            return self
+        config = run.config.copy_and_resolve_references()
+        config.model.scan_layers = False
+        model = folders.make_model(config, run.task)
+        params = models.unstacked(run.params)
+        return self.with_run(run._replace(config=config, model=model, params=params))
+
+    def placed(
+        self,
+        available: Sequence[jax.Device] | None = None,
+        *,
+        length: int | None = None,
+    ) -> "Bench":
+        """Returns the bench with model and parameters on the devices that share them.
+
+        They share heads and positions as the config says, if that fits them; else each
+        has all of the model, and a part of the examples.
+
+        Args:
+          available: The devices; None: all of all processes.
+          length: T, positions of an example; None: as the task has them.
+        """
+        run = self.run
+        length = run.task.sequence_length if length is None else length
+        available = list(available or jax.devices())
+        if len(available) == 1:
+            return self
+        wanted = run.config.copy_and_resolve_references()
+        with wanted.ignore_type():
+            wanted.devices.data = None
+        try:
+            sizes = sharing.shape(wanted, len(available))
+            sharing.check_sequence(wanted, length)
+        except ConfigError:
+            sizes = sharing.Shape(len(available), 1, 1)
+        mesh = devices.make_mesh(available, **sizes._asdict())
+        shared = devices.Sharded(mesh)
+        model = folders.make_model(run.config, run.task, shared)
+        params = shared.put_state(run.params)
+        return self.with_run(run._replace(model=model, params=params, placement=shared))
+
+    def program(self, function: Callable) -> Callable:
+        """Returns the function, compiled; its results are on all devices."""
+        placement = self.run.placement
+        if placement is None:
+            return jax.jit(function)
+        return placement.program(function, num_scalars=0, returns_state=False)
+
+    def whole_batch(self, count: int) -> int:
+        """Returns the fewest examples, of at least `count`, that devices can share."""
+        placement = self.run.placement
+        parts = 1 if placement is None else placement.batch_parts
+        return -(-count // parts) * parts
+
+    def spread(self, example: tasks.Example) -> tasks.Example:
+        """Returns a batch, `whole_batch` large, as devices share it; in a program."""
+        placement = self.run.placement
+        return example if placement is None else placement.spread(example)
+
+    def output(self, params: Any, example: tasks.Example) -> models.Output:
+        """Returns what the model makes of a batch, without dropout; in a program."""
+        return self.run.model.apply(
+            params, None, example.inputs, lengths=example.lengths, is_training=False
+        )
+
+    def held_out(self, indices: Sequence[int]) -> tasks.Example:
+        """Returns the held-out examples of these indices, as devices share them."""
+        data, make = self._held_out
+        indices = np.asarray(indices, np.int32)
+        if self.run.placement is not None:
+            indices = self.run.placement.put(indices)
+        return make(data, indices)
+
+    @functools.cached_property
+    def _held_out(self):
+        run = self.run
+        data = run.task.held_out_data
+
+        def make(data, indices):
+            example = evaluation.held_out_batch(
+                run.task, run.config.seed, data, indices
+            )
+            return self.spread(example)
+
+        return (data if run.placement is None else run.placement.put(data)), jax.jit(
+            make
+        )
+
+    def batch_size(self, examples: int, positions: int = _BATCH_POSITIONS) -> int:
+        """Returns how many of some examples a batch of that many positions has.
+
+        Raises:
+          ConfigError: If `examples` is not a number of examples.
+        """
+        with checks.user_mistakes():
+            checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
+        most = max(1, positions // self.run.task.sequence_length)
+        return self.whole_batch(min(examples, most))
+
+    def batches(self, examples: int, *, name: str = "") -> "Batches":
+        """Returns held-out examples, rounded up to whole batches.
+
+        Args:
+          examples: N.
+          name: What the bar shows the progress of; "" for none.
+        """
+        return Batches(self, examples, self.batch_size(examples), name)
+
+    def subject(
+        self, examples: int, *, metric: str = "loss", name: str = ""
+    ) -> heads.Subject:
+        """Returns the run as what head measures look at.
+
+        Args:
+          examples: How many held-out examples, rounded up to whole batches.
+          metric: A name of `METRICS`.
+          name: What the bar shows the progress of; "" for none.
+        """
+        run, batches = self.run, self.batches(examples, name=name)
+        return heads.Subject(run.model, self.metric(metric), run.params, batches)
+
+    def metric(self, name: str) -> heads.Metric:
+        """Returns a metric of examples: "loss", or of "accuracy" the share missing."""
+        if name == "loss":
+            return heads.metrics.loss
+        return heads.metrics.mistakes(self.run.task.correct)
+
+    def closing(self, name: str, examples: int) -> heads.Closing:
+        """Returns what closed heads pass on.
+
+        Args:
+          name: A name of `CLOSINGS`.
+          examples: How many held-out examples a mean is over.
+
+        Raises:
+          ConfigError: If there is no such closing.
+        """
+        with checks.user_mistakes():
+            checks.choice("closing", name, CLOSINGS)
+        if name == "mean":
+            batches = self.batches(examples, name="means of heads")
+            return heads.closing.mean(self.run.model, self.run.params, batches)
+        return getattr(heads.closing, name)
+
+    def observations(
+        self,
+        observe: Callable[[Any, tasks.Example], Any],
+        indices: Sequence[int],
+        *,
+        batch_size: int,
+        name: str,
+    ) -> Iterator[Any]:
+        """Yields what a program sees in held-out examples, batch by batch, on the host.
+
+        Args:
+          observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
+          indices: Of the examples.
+          batch_size: Of all batches; the last is filled up, and what fills it dropped.
+          name: What the bar shows the progress of.
+        """
+        starts = range(0, len(indices), batch_size)
+        for start in self.progress(starts, name=name, unit="batch"):
+            batch = list(indices[start : start + batch_size])
+            filled = batch + batch[-1:] * (batch_size - len(batch))
+            seen = jax.device_get(observe(self.run.params, self.held_out(filled)))
+            yield jax.tree.map(operator.itemgetter(slice(len(batch))), seen)
+
+    # What a notebook asks for most.
+
+    def examples(self, count: int) -> tasks.Example:
+        """Returns the first held-out examples, `[count, ...]`."""
+        return self.held_out(range(count))
+
+    def maps(self, text: str | None = None) -> Sequence[Any]:
+        """Returns the `AttentionMap` of each layer, on a text or the first example.
+
+        Args:
+          text: As the task encodes it; None: the first held-out example.
+        """
+        if text is None:
+            example = self.examples(1)
+        else:
+            inputs = self.run.task.encode(text)[None]
+            example = tasks.Example(inputs, inputs, np.ones(inputs.shape), None)
+        return self.output(self.run.params, example).maps
+
+    def importance(self, **options: Any) -> Any:
+        """Returns how much each head matters; see `head_importance.measure`."""
+        from mha_haiku.studies import head_importance
+
+        return head_importance.measure(self, **options)
 
 
-def program(run: folders.Run, function: Callable) -> Callable:
-    """Returns the function, compiled; its results are on all devices."""
-    if run.placement is None:
-        return jax.jit(function)
-    return run.placement.program(function, num_scalars=0, returns_state=False)
+class Batches:
+    """Batches of held-out examples, which can be gone through again and again."""
 
+    def __init__(self, bench: Bench, examples: int, size: int, name: str):
+        self._bench, self._name = bench, name
+        self._size, self._count = size, -(-examples // size)
 
-def whole_batch(run: folders.Run, count: int) -> int:
-    """Returns the fewest examples, of at least `count`, that the devices can share."""
-    parts = 1 if run.placement is None else run.placement.batch_parts
-    return -(-count // parts) * parts
+    def __len__(self) -> int:
+        return self._count
 
-
-def spread(run: folders.Run, example: tasks.Example) -> tasks.Example:
-    """Returns a batch, `whole_batch` large, as the devices share it; in a program."""
-    return example if run.placement is None else run.placement.spread(example)
-
-
-def held_out(run: folders.Run) -> Callable[[Sequence[int]], tasks.Example]:
-    """Returns a function from indices `[B]` to these held-out examples, shared."""
-    data = run.task.held_out_data
-
-    def make(data: Any, indices: jax.Array) -> tasks.Example:
-        example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
-        return spread(run, example)
-
-    compiled = jax.jit(make)
-    if run.placement is not None:
-        data = run.placement.put(data)
-    return lambda indices: compiled(data, _placed_indices(run, indices))
-
-
-def _placed_indices(run, indices):
-    indices = np.asarray(indices, np.int32)
-    return indices if run.placement is None else run.placement.put(indices)
+    def __iter__(self) -> Iterator[tasks.Example]:
+        places = range(self._count)
+        if self._name:
+            places = self._bench.progress(places, name=self._name, unit="batch")
+        for i in places:
+            yield self._bench.held_out(range(i * self._size, (i + 1) * self._size))

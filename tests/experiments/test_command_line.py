@@ -25,9 +25,8 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
-    from mha_haiku import report
     from mha_haiku.runs import loop
-    from mha_haiku.studies import attention_dump
+    from mha_haiku.studies import attention_dump, learning_curve, workbench
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
 
@@ -37,13 +36,19 @@ def trained(monkeypatch, tmp_path):
             raise calls.error
         return types.SimpleNamespace(interrupted=calls.interrupted)
 
+    def load(workdir, step=None):
+        calls.workdir, calls.step = workdir, step
+        return workdir
+
     def dump(workdir, **options):
-        calls.workdir, calls.dump_options = workdir, options
+        calls.dump_options = options
         return pathlib.Path(workdir, "attention", "maps.npz")
 
     monkeypatch.setattr(loop, "train", stand_in)
     monkeypatch.setattr(attention_dump, "dump", dump)
-    monkeypatch.setattr(report, "write", lambda folder: [folder / "index.html"])
+    monkeypatch.setattr(workbench.Bench, "load", load)
+    monkeypatch.setattr(attention_dump, "write_report", lambda folder: None)
+    monkeypatch.setattr(learning_curve, "draw", lambda workdir: None)
     return calls
 
 
@@ -323,7 +328,34 @@ def test_dump_attention_hands_its_flags_on(trained):
     )
     assert status == 0
     chosen = {name: x for name, x in trained.dump_options.items() if x is not None}
-    assert chosen == {"layers": [0, 2], "step": 7, "tokens": [4, 1], "weights": False}
+    assert trained.step == 7
+    assert chosen == {"layers": [0, 2], "tokens": [4, 1], "weights": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--text=book.txt"], "Did you mean --text_file=book.txt?"),
+        (["--text_file=none.txt"], "--text_file=none.txt cannot be read: No such file"),
+        (["--text_file=latin.txt"], "--text_file=latin.txt is not UTF-8 text"),
+        (["--text_file=book.txt", "--text=a"], "Give --text or --text_file, not both"),
+    ],
+)
+def test_a_text_that_is_a_file_is_asked_about(trained, capsys, arguments, part):
+    pathlib.Path("book.txt").write_text("of the user")
+    pathlib.Path("latin.txt").write_bytes(b"caf\xe9")
+    status = dump_attention.run(["dump_attention", "--workdir=w", *arguments])
+    assert part in _mistake(capsys, status)
+    right = ["--workdir=w", "--text_file=book.txt"]
+    assert dump_attention.run(["dump_attention", *right]) == 0
+    assert trained.dump_options["text"] == "of the user"
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "no\tfile", "~nobody/x"])
+def test_a_text_that_is_no_file_is_a_text(trained, text):
+    flags = ["--workdir=w", f"--text={text}"]
+    assert dump_attention.run(["dump_attention", *flags]) == 0
+    assert trained.dump_options["text"] == text
 
 
 def _flat(config):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import config_files, head_statistics
+from mha_haiku import attention
 from mha_haiku.runs import checkpoints, configuration, folders
 
 
@@ -43,16 +44,20 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
     pytest.importorskip("matplotlib")
     assert _run(f"--workdir={untrained}", "--examples=5") == 0
     out, told = capsys.readouterr()
-    assert told == ""
-    title, table, legend, paths = out.split("\n\n")
-    assert title == "reverse, step 3: means over 5 held-out examples"
-    assert [line.split()[:2] for line in table.splitlines()[2:]] == [
-        ["0", "0"],
-        ["0", "1"],
-        ["1", "0"],
-        ["1", "1"],
-    ]
-    assert "in nats" in legend
+    assert "head statistics: compiling" in told
+    title, *tables, legend, paths = out.split("\n\n")
+    assert title == "run (reverse), step 3: means over 5 held-out examples"
+    for table in tables:
+        assert [line.split()[:2] for line in table.splitlines()[2:]] == [
+            ["0", "0"],
+            ["0", "1"],
+            ["1", "0"],
+            ["1", "1"],
+        ]
+    for name, entry in attention.STATISTICS.items():
+        if name not in ("chosen_positions", "num_queries"):
+            assert sum(name in table.split() for table in tables) == 1
+            assert f"{entry.label}, {entry.unit}" in legend
     folder = untrained / "attention"
     assert sorted(x.name for x in folder.iterdir()) == [
         "head_statistics.csv",
@@ -76,7 +81,7 @@ def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
     assert status == 0
     out = capsys.readouterr().out
     assert "means over 1 held-out example\n" in out
-    assert "\n    1    0 " in out and "\n    0    0 " not in out
+    assert "\n      1     0 " in out and "\n      0     0 " not in out
     assert (tmp_path / "here" / "head_statistics.csv").exists()
     assert not (untrained / "attention").exists()
 

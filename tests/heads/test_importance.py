@@ -405,6 +405,26 @@ def test_layers_without_importance_stay_so_and_absent_heads_do_not_count():
 def test_no_batches_are_refused(subject):
     with pytest.raises(ValueError, match="batches must not be empty"):
         heads.gradient(subject._replace(batches=[]))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        *(entry.measure for entry in heads.MEASURES.values()),
+        heads.pairs,
+        heads.greedy_order,
+        lambda of: heads.roles(of.model, of.params, of.batches),
+        lambda of: heads.match(*[(of.model, of.params)] * 2, of.batches),
+        lambda of: heads.closing.mean(of.model, of.params, of.batches),
+    ],
+)
+def test_batches_that_can_be_gone_through_once_are_refused(subject, measure):
+    batches = (batch for batch in subject.batches)
+    with pytest.raises(TypeError, match=r"got generator; list\(batches\) makes one"):
+        measure(subject._replace(batches=batches))
+
+
+def test_no_batches_of_a_closing_are_refused(subject):
     with pytest.raises(ValueError, match="batches must not be empty"):
         heads.closing.mean(subject.model, subject.params, [])
     with pytest.raises(ValueError, match="points must be at least 1, got 0"):

@@ -5,6 +5,7 @@ import pytest
 import scipy.stats
 
 from mha_haiku import heads
+from scripts import known_heads
 from tests.heads.conftest import H, L, build, config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -107,7 +108,7 @@ def test_each_greedy_step_is_the_best_one(subject):
 
 
 def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
-    known = heads.ground_truth.reverse(num_heads=4, examples=8)
+    known = known_heads.reverse(num_heads=4, examples=8)
     subject, ((layer, real),) = known.subject, known.roles
     scope = f"encoder/layer_{layer}/attention"
     params = {name: dict(leaves) for name, leaves in subject.params.items()}

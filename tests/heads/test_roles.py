@@ -5,7 +5,7 @@ import pytest
 import scipy.optimize
 
 from mha_haiku import heads, models
-from mha_haiku.heads import ground_truth
+from scripts import known_heads
 from tests.heads.conftest import H, L, build, config, example, random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def _one_head(score_of, length=8, num_tokens=9, family="encoder"):
     """A model whose heads attend as [T, S] scores over positions say."""
     count = len(score_of)
-    known = ground_truth.reverse(
+    known = known_heads.reverse(
         num_heads=count, num_tokens=num_tokens, length=length, examples=6
     )
     params = known.subject.params
@@ -35,7 +35,7 @@ def test_positions_tell_roles():
     scores = {
         "previous_token": np.roll(sharp, -1, axis=1),
         "next_token": np.roll(sharp, 1, axis=1),
-        "same_token": sharp,
+        "own_position": sharp,
         "first_token": 20 * (np.arange(length) == 0) + 0 * sharp,
         "positional": 3 * np.eye(length, k=-3) + 0 * sharp,
         "uniform": 0 * sharp,
@@ -52,7 +52,7 @@ def test_positions_tell_roles():
     assert found.offsets[0, 4] == 3
     share = found.scores["positional"][0, 4]
     assert share == pytest.approx(5 / 8)
-    assert found.scores["uniform"][0, 5] == pytest.approx(1, abs=1e-5)
+    assert found.scores["relative_entropy"][0, 5] == pytest.approx(1, abs=1e-5)
     assert found.scores["first_token"][0, 3] == pytest.approx(1, abs=1e-4)
     assert "separator" not in found.scores
 
@@ -84,7 +84,7 @@ def test_roles_are_told_by_their_thresholds():
     assert share == pytest.approx(11 / 12)
     wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
     assert found.scores["broad"][0, 4] == wanted
-    assert 0.95 < found.scores["uniform"][0, 5] < 0.999
+    assert 0.95 < found.scores["relative_entropy"][0, 5] < 0.999
 
 
 def test_roles_are_means_over_examples_and_queries_that_count():
@@ -96,9 +96,9 @@ def test_roles_are_means_over_examples_and_queries_that_count():
         batch._replace(lengths=np.full(count, each, np.int32)) for each in (8, 4)
     ]
     found = heads.roles(subject.model, subject.params, batches)
-    assert found.names[0].tolist() == ["same_token", "uniform"]
+    assert found.names[0].tolist() == ["own_position", "uniform"]
     assert found.scores["positional"][0, 0] == 1
-    assert found.scores["uniform"][0, 1] == pytest.approx(1, abs=1e-6)
+    assert found.scores["relative_entropy"][0, 1] == pytest.approx(1, abs=1e-6)
     sink = (1 / 8 + 1 / 4) / 2
     assert found.scores["first_token"][0, 1] == pytest.approx(sink, abs=1e-6)
     # Of induction the queries count whose token has occurred before.
@@ -110,11 +110,13 @@ def test_roles_are_means_over_examples_and_queries_that_count():
         mass += output.maps[0].statistics(tokens=each.inputs).induction.sum(0)
         for row in each.inputs[:, :size].tolist():
             shares += np.mean([x in row[:i] for i, x in enumerate(row)])
-    np.testing.assert_allclose(found.scores["induction"][0], mass / shares, rtol=1e-5)
+    np.testing.assert_allclose(
+        found.scores["induction_of_repeated"][0], mass / shares, rtol=1e-5
+    )
 
 
 def test_separators_are_those_that_are_given():
-    known = ground_truth.reverse(num_heads=2, num_tokens=5, length=6, examples=6)
+    known = known_heads.reverse(num_heads=2, num_tokens=5, length=6, examples=6)
     subject, (batch,) = known.subject, known.subject.batches
     tokens = batch.inputs.copy()
     tokens[:, 2], tokens[:, [0, 1, 3, 4, 5]] = 4, tokens[:, [0, 1, 3, 4, 5]] % 4
@@ -131,11 +133,11 @@ def test_separators_are_those_that_are_given():
 
 
 def test_induction_is_judged_where_a_token_occurs_again():
-    known = ground_truth.induction(num_heads=2, length=12, num_tokens=8, examples=4)
+    known = known_heads.induction(num_heads=2, length=12, num_tokens=8, examples=4)
     subject = known.subject
     ((layer, head),) = [x for x, role in known.roles.items() if role == "induction"]
     found = heads.roles(subject.model, subject.params, subject.batches)
-    assert found.scores["induction"][layer, head] > 0.9
+    assert found.scores["induction_of_repeated"][layer, head] > 0.9
     assert found.names[layer, head] == "induction"
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.report import figures
+from tests.report.conftest import archive
 
 image = pytest.importorskip("PIL.Image")
 pytest.importorskip("matplotlib")
@@ -18,7 +19,7 @@ def _panels(sheet):
 
 
 def _sizes(saved):
-    return [image.open(io.BytesIO(p)).size for p in figures.pictures(saved)]
+    return [image.open(io.BytesIO(p)).size for _, p in figures.pictures(saved)]
 
 
 def test_a_picture_per_layer_wider_with_more_heads(load):
@@ -32,8 +33,22 @@ def test_the_same_maps_give_the_same_bytes(load):
     assert list(figures.pictures(saved)) == list(figures.pictures(saved))
 
 
+def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load):
+    renamed = {"layer_07": "layer_01", "heads_07": "heads_01", "mean_07": "mean_01"}
+    arrays = archive()
+    arrays |= {new: arrays.pop(old) for new, old in renamed.items()}
+    names = np.array(["held-out example 3", "held-out example 0"])
+    saved = load(arrays | {"layers": np.array([0, 7]), "example_names": names})
+    assert [name for name, _ in figures.pictures(saved)] == [
+        "layer_00.png",
+        "layer_07.png",
+    ]
+    heading = _figure(saved, 1).texts[0].get_text()
+    assert "layer 1, held-out example 3 (the first of 2 in index.html)" in heading
+
+
 def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile):
-    (picture,) = figures.pictures(hostile)
+    ((_, picture),) = figures.pictures(hostile)
     assert image.open(io.BytesIO(picture)).size[0] > 1000
     (panel, *_) = _panels(_figure(hostile, 0))
     shown = [label.get_text() for label in panel.get_xticklabels()]

@@ -1,176 +1,139 @@
-"""Numbers per head as text and as a picture."""
+"""Numbers per head: whatever is handed in is shown, with its unit and what it is."""
 
 import io
-import logging
 
 import numpy as np
 import pytest
 
-from mha_haiku import report
 from mha_haiku.report import heads
+from mha_haiku.report.heads import PerHead
 
-NAMES = (
-    *("entropy", "perplexity", "squared_weights", "largest_weight"),
-    *("distance", "rms_distance", "first_position", "received_gini"),
-    *("previous_position", "own_position", "next_position"),
-    *("largest_at_previous", "largest_at_own", "largest_at_next"),
-)
-OF_TOKENS = ("same_token", "induction")
+NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
+NAMES += ("largest_at_next",)
+L, H = 2, 3
 
 
-def _means(layers=2, num_heads=3, names=NAMES + OF_TOKENS):
-    """Returns a different number below 0.9 in every place."""
-    numbers = np.random.default_rng(0).permutation(len(names) * layers * num_heads)
-    numbers = 0.9 * numbers.reshape(len(names), layers, num_heads) / numbers.size
-    return dict(zip(names, numbers, strict=True))
+def _numbers(layers=L, num_heads=H, names=NAMES):
+    """A different number below 0.9 in every place."""
+    values = np.random.default_rng(0).permutation(len(names) * layers * num_heads)
+    values = 0.9 * values.reshape(len(names), layers, num_heads) / values.size
+    return {
+        name: PerHead(mean, f"unit {i}", f"what {name} is", mean / 10)
+        for i, (name, mean) in enumerate(zip(names, values, strict=True))
+    }
 
 
-def _lines(means, **options):
-    return heads.table(means, **options).split("\n\n")[0].splitlines()
+def _table(numbers, layers=(0, 4)):
+    names = [range(H)] * L
+    return heads.table(numbers, layers=layers, heads=names)
 
 
-def test_a_line_per_head_has_the_numbers_below_their_headings():
-    means = _means()
-    means["perplexity"][1, 2], means["distance"][1, 2] = 12.34, 1234.5
-    _, heading, *lines = _lines(means, layers=(0, 4))
-    assert (
-        heading.split()
-        == (
-            "layer head entropy keys largest distance -1 0 +1 first induction -1 0 +1"
-        ).split()
-    )
-    assert len(lines) == 6
-    found = lines[5].split()
-    assert found[:2] == ["4", "2"]
-    assert found[3], found[5] == ("12.3", "1234")
-    names = ["entropy", "perplexity", "largest_weight", "distance"]
-    names += ["previous_position", "own_position", "next_position"]
-    names += ["first_position", "induction"]
-    names += ["largest_at_previous", "largest_at_own", "largest_at_next"]
-    shown = [float(x) for x in found[2:]]
-    wanted = [means[name][1, 2] for name in names]
-    np.testing.assert_allclose(shown, wanted, rtol=5e-3, atol=0.0051)
-    ends = [i for i, c in enumerate(heading + " ") if c == " " and heading[i - 1] > " "]
-    for line in lines:
-        assert all(line[end - 1] != " " for end in ends)
+def test_a_row_per_head_has_every_number_with_its_unit():
+    numbers = _numbers()
+    table = _table(numbers)
+    rows = [(row["layer"], row["head"]) for row in table.rows]
+    assert rows == [(i, h) for i in (0, 4) for h in range(H)]
+    for name, each in numbers.items():
+        assert table.rows[5][name] == (each.mean[1, 2], each.standard_error[1, 2])
+    units = {column.name: column.unit for column in table.columns}
+    assert units["a_new_one"] == "unit 1"
+    header = table.csv().splitlines()[0].split(",")
+    assert header[:4] == ["layer", "head", "entropy", "entropy_standard_error"]
+    assert "what a_new_one is, unit 1" in heads.legend(numbers)
+
+
+def test_ranks_are_shown_where_they_are_known():
+    ranks = np.arange(L * H * 2).reshape(L, H, 2)
+    numbers = {"ablation": _numbers()["entropy"]._replace(ranks=ranks)}
+    table = _table(numbers)
+    assert table.rows[4]["ablation rank"] == (8.0, 9.0)
+    assert table.csv().splitlines()[0].endswith("ablation_rank_low,ablation_rank_high")
 
 
 @pytest.mark.parametrize(
     ("name", "share", "mark"),
     [
-        ("largest_at_previous", 0.9, "positional (-1)"),
-        ("largest_at_own", 0.95, "positional (0)"),
-        ("largest_at_next", 1.0, "positional (+1)"),
+        ("largest_at_previous", 0.9, "-1"),
+        ("largest_at_own", 0.95, "0"),
+        ("largest_at_next", 1.0, "+1"),
         ("largest_at_next", 0.899, None),
     ],
 )
 def test_a_head_with_most_queries_at_one_offset_is_positional(name, share, mark):
-    means = _means()
-    means[name][1, 0] = share
-    marked = [line for line in _lines(means, layers=(0, 1)) if "positional" in line]
-    if mark is None:
-        assert not marked
-    else:
-        (line,) = marked
-        assert line.split()[:2] == ["1", "0"]
-        assert line.endswith(mark)
+    numbers = _numbers()
+    numbers[name].mean[1, 0] = share
+    assert heads.positional(numbers, 1, 0) == mark
 
 
-def test_heads_that_a_layer_lacks_have_no_line():
-    means = _means()
-    for values in means.values():
-        values[0, 1:] = np.nan
-    assert len(_lines(means, layers=(0, 1))) == 2 + 1 + 3
+def test_heads_that_a_layer_lacks_have_no_row():
+    numbers = _numbers()
+    for each in numbers.values():
+        each.mean[0, 1:] = np.nan
+    assert len(_table(numbers).rows) == 1 + H
 
 
-def test_without_tokens_nothing_is_said_about_them():
-    text = heads.table(_means(names=NAMES), layers=(0, 1))
-    assert "induction" not in text
-    assert "induction" in heads.table(_means(), layers=(0, 1))
+def _sheet(numbers, **options):
+    return heads.statistics_picture.__wrapped__(numbers, **options)
 
 
-def test_each_statistic_has_a_panel_with_its_numbers_title_and_unit():
-    pytest.importorskip("matplotlib")
-    means = _means()
-    sheet = heads._figure(means, "$title_", (0, 4))
-    panels = [axes for axes in sheet.axes if axes.get_title("left")]
-    bars = [axes for axes in sheet.axes if not axes.get_title("left")]
-    assert len(panels) == len(bars) == len(means)
-    assert all(axes.get_ylabel() for axes in bars)
-    shown = [axes.get_images()[0].get_array() for axes in panels]
-    for values in means.values():
-        assert sum(np.array_equal(values, x) for x in shown) == 1
-    for axes in panels:
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
+def test_each_number_has_a_panel_with_its_title_and_unit():
+    numbers = _numbers()
+    sheet = _sheet(numbers, title="$title_", layers=(0, 4))
+    panels = [axes for axes in sheet.axes if axes.get_images()]
+    assert len(panels) == len(numbers)
+    for axes, each in zip(panels, numbers.values(), strict=True):
+        assert np.array_equal(axes.get_images()[0].get_array(), each.mean)
+        assert axes.get_title("left") == each.label
         assert [x.get_text() for x in axes.get_yticklabels()] == ["0", "4"]
         written = [float(text.get_text()) for text in axes.texts]
-        values = axes.get_images()[0].get_array().ravel()
-        np.testing.assert_allclose(written, values, atol=0.0051)
-    assert sheet.texts[0].get_text() == "$title_"
+        np.testing.assert_allclose(written, each.mean.ravel(), atol=0.0051)
+    bars = {axes.get_ylabel() for axes in sheet.axes}
+    assert {each.unit for each in numbers.values()} <= bars
+    assert sheet.get_suptitle().startswith("$title_\n")
+    assert "Grey" not in sheet.get_suptitle()
+    numbers["entropy"].mean[0, 0] = np.nan
+    assert "Grey" in _sheet(numbers, title="", layers=(0, 4)).get_suptitle()
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 5), (12, 12), (40, 2), (2, 40)])
-def test_nothing_overlaps(shape):
-    pytest.importorskip("matplotlib")
-    sheet = heads._figure(_means(*shape), "title", range(shape[0]))
+@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (12, 12), (40, 2), (2, 40)])
+def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
+    sheet = _sheet(_numbers(*shape), title="title", layers=range(shape[0]))
     width, height = sheet.get_size_inches() * sheet.dpi
     assert max(width, height) < 6000
     sheet.canvas.draw()
-    boxes = [axes.get_tightbbox() for axes in sheet.axes]
-    panels = [axes for axes in sheet.axes if axes.get_title("left")]
-    # A title may reach over its own colour bar.
+    panels = [axes for axes in sheet.axes if axes.get_images()]
     bodies = [axes.get_window_extent() for axes in panels]
-    for box in boxes:
+    for axes in panels:
+        box = axes.get_tightbbox()
         assert box.x0 >= 0 and box.y0 >= 0
         assert box.x1 <= width and box.y1 <= height
         assert sum(box.overlaps(body) for body in bodies) <= 1
-    for axes in panels:
-        sizes = [text.get_window_extent() for text in axes.texts]
         across = axes.get_window_extent().width / shape[1]
-        assert all(size.width < across for size in sizes)
+        assert all(text.get_window_extent().width < across for text in axes.texts)
 
 
-def test_numbers_are_written_only_where_they_fit():
-    pytest.importorskip("matplotlib")
-    sheet = heads._figure(_means(2, 9), "title", (0, 1))
-    assert not any(axes.texts for axes in sheet.axes)
+def test_importance_has_heads_by_layer_and_in_order():
+    numbers = {"ablation": _numbers()["entropy"]}
+    names = [[0, 1, 5], [2, 3, 4]]
+    sheet = heads.importance_picture.__wrapped__(numbers, title="t", heads=names)
+    cells, bars = sheet.axes[:2]
+    assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
+    order = [text.get_text() for text in bars.get_xticklabels()]
+    mean = numbers["ablation"].mean
+    places = sorted(np.ndindex(mean.shape), key=lambda place: -mean[place])
+    assert order == [f"{i}.{names[i][h]}" for i, h in places]
 
 
-def test_missing_heads_are_explained():
-    pytest.importorskip("matplotlib")
-    means = _means()
-    said = heads._figure(means, "title", (0, 1)).texts[1].get_text()
-    assert "Grey" not in said
-    for values in means.values():
-        values[0, 2] = np.nan
-    said = heads._figure(means, "title", (0, 1)).texts[1].get_text()
-    assert "Grey" in said
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_numbers_that_are_all_alike_can_be_drawn(value):
+    numbers = {"x": PerHead(np.full((1, 2), value), "nats", "what x is")}
+    assert heads.statistics_picture(numbers, title="title", layers=(0,))
+    assert heads.importance_picture(numbers, title="title", heads=[[0, 1]])
 
 
-def test_numbers_that_are_all_zero_can_be_drawn():
-    pytest.importorskip("matplotlib")
-    zeros = {name: np.zeros((1, 2)) for name in NAMES}
-    assert heads.picture(zeros, title="title", layers=(0,))
-
-
-def test_the_same_numbers_give_the_same_file(tmp_path):
+def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
-    pytest.importorskip("matplotlib")
     options = {"title": "title", "layers": (0, 1)}
-    path = report.write_heads(tmp_path, _means(), **options)
-    assert path == tmp_path / "head_statistics.png"
-    picture = path.read_bytes()
-    assert picture == heads.picture(_means(), **options)
-    assert min(image.open(io.BytesIO(picture)).size) > 500
-    assert [x.name for x in tmp_path.iterdir()] == ["head_statistics.png"]
-
-
-def test_without_matplotlib_a_warning_takes_the_place_of_the_picture(
-    tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
-    with caplog.at_level(logging.WARNING):
-        found = report.write_heads(tmp_path, _means(), title="title", layers=(0, 1))
-    assert found is None
-    assert "pip install" in caplog.text
-    assert not list(tmp_path.iterdir())
+    picture = heads.statistics_picture(_numbers(), **options)
+    assert picture == heads.statistics_picture(_numbers(), **options)
+    assert min(image.open(io.BytesIO(picture)).size) > 400

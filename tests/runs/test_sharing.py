@@ -9,13 +9,14 @@ import pytest
 from mha_haiku import devices
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.runs import configuration, folders, loop, sharing
+from mha_haiku.runs import configuration, loop, sharing
 from mha_haiku.studies import (
     attention_dump,
     head_importance,
     head_statistics,
     workbench,
 )
+from mha_haiku.studies.workbench import Bench
 
 _FIELDS = {
     "model__dropout_rate": 0.0,
@@ -150,31 +151,31 @@ def run(losses, run_folders):
 
 
 def test_analysis_takes_the_mesh_of_the_run_or_shares_examples(run):
-    loaded = folders.load_run(run)
-    assert dict(workbench.placed(loaded).placement.mesh.shape) == {
+    bench = Bench.load(run)
+    assert dict(bench.placed().run.placement.mesh.shape) == {
         "data": 1,
         "heads": 2,
         "sequence": 2,
     }
-    two = workbench.placed(loaded, jax.devices()[:2])
-    assert two.placement.mesh.shape["data"] == 2
-    assert workbench.whole_batch(two, 3) == 4
-    assert workbench.placed(loaded, jax.devices()[:1]) is loaded
+    two = bench.placed(jax.devices()[:2])
+    assert two.run.placement.mesh.shape["data"] == 2
+    assert two.whole_batch(3) == 4
+    assert bench.placed(jax.devices()[:1]) is bench
     # Three tokens of one's own are no two equal parts.
-    assert workbench.placed(loaded, length=3).placement.mesh.shape["data"] == 4
+    assert bench.placed(length=3).run.placement.mesh.shape["data"] == 4
 
 
 @pytest.mark.slow
 def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp_path):
     def looked(name):
-        maps = attention_dump.dump(run, examples=3, out=tmp_path / name)
-        statistics = head_statistics.measure(run, examples=5)
+        maps = attention_dump.dump(Bench.load(run), examples=3, out=tmp_path / name)
+        statistics = head_statistics.measure(Bench.load(run), examples=5)
         importance = head_importance.measure(
-            run, examples=8, measures=["ablation", "gradient"]
+            Bench.load(run), examples=8, measures=["ablation", "gradient"]
         )
         return (
             np.load(maps)["layer_00"],
-            statistics.means,
+            {name: each.mean for name, each in statistics.numbers.items()},
             [each.per_example for each in importance.measures.values()],
         )
 

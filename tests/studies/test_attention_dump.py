@@ -1,5 +1,7 @@
 """The maps of a run as arrays: which, of what, and how pooled."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from mha_haiku import attention, report, runs
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
 from tests import jaxprs, oracles
 
@@ -42,7 +45,7 @@ def _maps(trained, inputs):
 
 
 def test_whole_maps_of_held_out_examples(trained):
-    path = attention_dump.dump(trained)
+    path = attention_dump.dump(Bench.load(trained))
     assert path == trained / "attention" / "maps.npz"
     arrays = _load(path)
     loaded = folders.load_run(trained)
@@ -57,7 +60,7 @@ def test_whole_maps_of_held_out_examples(trained):
     assert arrays["layer_names"].tolist() == ["layer 0", "layer 1"]
     assert arrays["query_edges"].tolist() == arrays["key_edges"].tolist() == [*range(7)]
     assert arrays["lengths"].tolist() == [T, T]
-    assert arrays["title"] == "reverse, step 30"
+    assert arrays["title"] == "run (reverse), step 30"
     assert arrays["tokens"].tolist() == np.asarray(example.inputs).astype(str).tolist()
     assert (
         arrays["targets"].tolist() == np.asarray(example.targets).astype(str).tolist()
@@ -67,7 +70,7 @@ def test_whole_maps_of_held_out_examples(trained):
 
 
 def test_mean_is_over_many_held_out_examples(trained, tmp_path):
-    arrays = _load(attention_dump.dump(trained, out=tmp_path, examples=1))
+    arrays = _load(attention_dump.dump(Bench.load(trained), out=tmp_path, examples=1))
     count = int(arrays["mean_examples"])
     assert count > 8
     loaded = folders.load_run(trained)
@@ -80,20 +83,32 @@ def test_mean_is_over_many_held_out_examples(trained, tmp_path):
 
 
 def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
-    whole = _load(attention_dump.dump(trained, out=tmp_path / "a", step=20, examples=4))
-    assert whole["title"] == "reverse, step 20"
+    whole = _load(
+        attention_dump.dump(Bench.load(trained, 20), out=tmp_path / "a", examples=4)
+    )
+    assert whole["title"] == "run (reverse), step 20"
     some = _load(
         attention_dump.dump(
-            trained, out=tmp_path / "b", step=20, layers=[1], heads=[1], examples=[3, 0]
+            Bench.load(trained),
+            out=tmp_path / "b",
+            step=20,
+            layers=[1],
+            heads=[1],
+            examples=[3, 0],
         )
     )
     assert some["layer_names"].tolist() == ["layer 1"]
-    assert some["heads_00"].tolist() == ["head 1"]
-    assert "layer_01" not in some
+    assert some["layers"].tolist() == [1]
+    assert some["heads_01"].tolist() == ["head 1"]
+    assert some["example_names"].tolist() == [
+        "held-out example 3",
+        "held-out example 0",
+    ]
+    assert "layer_00" not in some
     np.testing.assert_allclose(
-        some["layer_00"], whole["layer_01"][[3, 0]][:, [1]], atol=1e-3
+        some["layer_01"], whole["layer_01"][[3, 0]][:, [1]], atol=1e-3
     )
-    np.testing.assert_allclose(some["mean_00"], whole["mean_01"][[1]], atol=1e-6)
+    np.testing.assert_allclose(some["mean_01"], whole["mean_01"][[1]], atol=1e-6)
     assert some["tokens"].tolist() == whole["tokens"][[3, 0]].tolist()
 
 
@@ -103,12 +118,14 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     config = make_config(attention__full_length=5, attention__pooled_size=4)
     loaded = folders.load_run(trained)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    pooled = _load(attention_dump.dump(trained, out=tmp_path / "a"))
+    pooled = _load(attention_dump.dump(Bench.load(trained), out=tmp_path / "a"))
     assert pooled["query_edges"].tolist() == [0, 2, 4, 6]
     assert pooled["query_edges"].tolist() == attention.bin_edges(6, 4).tolist()
     assert pooled["layer_01"].shape == (N, H, 3, 3)
     assert "mean_00" not in pooled and "mean_examples" not in pooled
-    whole = _load(attention_dump.dump(trained, out=tmp_path / "b", weights=True))
+    whole = _load(
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "b", weights=True)
+    )
     assert whole["layer_01"].shape == (N, H, T, T)
     by_hand = whole["layer_01"].astype(np.float32).reshape(N, H, 3, 2, 3, 2)
     by_hand = by_hand.sum(-1).mean(-2)
@@ -117,10 +134,10 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
 
 def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_path):
     options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
-    path = attention_dump.dump(trained, out=tmp_path, **options)
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path, **options)
     numbers, maps = _load(path.with_name("statistics.npz")), _load(path)
     for i in range(2):
-        weights = maps[f"layer_{i:02d}"].astype(np.float64)
+        weights = maps[f"layer_{[1, 0][i]:02d}"].astype(np.float64)
         tokens = maps["tokens"].astype(int)
         expected = oracles.map_statistics(weights, tokens=tokens)
         for name in _names(numbers):
@@ -131,26 +148,32 @@ def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_pat
             )
     assert numbers["layer_names"].tolist() == ["layer 1", "layer 0"]
     assert numbers["head_names"].tolist() == ["head 1"]
-    assert numbers["title"] == "reverse, step 30"
+    assert numbers["title"] == "run (reverse), step 30"
     assert numbers["num_examples"] == 3
 
 
 def _names(numbers):
-    about = {"layer_names", "head_names", "title", "num_examples"}
-    names = set(numbers) - about
+    names = set(numbers["names"].tolist())
+    assert names <= set(numbers)
+    assert len(numbers["units"]) == len(numbers["labels"]) == len(names)
+    assert all(numbers["units"]) and all(numbers["labels"])
     assert {"entropy", "same_token", "induction", "received_gini"} <= names
     return names
 
 
 def test_pooling_changes_no_statistic(trained, make_config, tmp_path, monkeypatch):
-    whole = attention_dump.dump(trained, out=tmp_path / "a")
+    whole = attention_dump.dump(Bench.load(trained), out=tmp_path / "a")
     config = make_config(attention__full_length=5, attention__pooled_size=4)
     loaded = folders.load_run(trained)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    pooled = attention_dump.dump(trained, out=tmp_path / "b")
+    pooled = attention_dump.dump(Bench.load(trained), out=tmp_path / "b")
     whole, pooled = (_load(x.with_name("statistics.npz")) for x in (whole, pooled))
     for name in _names(whole):
         np.testing.assert_allclose(pooled[name], whole[name], 1e-4, 1e-6)
+
+
+def _bench(run):
+    return Bench(run, folders.Folder(pathlib.Path("anywhere")))
 
 
 def long_run(make_config, length):
@@ -169,7 +192,7 @@ def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
     length = 2048
     loaded = long_run(make_config, length)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
-    path = attention_dump.dump("anywhere", out=tmp_path, examples=1)
+    path = attention_dump.dump(Bench.load("anywhere"), out=tmp_path, examples=1)
     cells = _load(path)["layer_01"].astype(np.float32)
     assert cells.shape == (1, 1, 128, 128)
     np.testing.assert_allclose(cells.sum(-1), np.ones((1, 1, 128)), atol=5e-3)
@@ -184,7 +207,7 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
 
     def observed(pooled):
-        observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], pooled)
+        observe = attention_dump._observer(_bench(loaded), [0, 1], [[0], [0]], pooled)
         return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
@@ -205,15 +228,19 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
 
         monkeypatch.setattr(attention.AttentionMap, name, counted)
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
-    observe = attention_dump._observer(loaded, [0, 1], [[0], [0]], (16, 16))
+    observe = attention_dump._observer(_bench(loaded), [0, 1], [[0], [0]], (16, 16))
     jax.eval_shape(observe, loaded.params, example)
     assert asked == ["statistics", "statistics"]
 
 
 def test_text_and_tokens_of_a_user(trained, tmp_path):
-    text = _load(attention_dump.dump(trained, out=tmp_path / "a", text="4 0 1 1 2 3"))
+    text = _load(
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "a", text="4 0 1 1 2 3")
+    )
     tokens = [4, 0, 1, 1, 2, 3]
-    ids = _load(attention_dump.dump(trained, out=tmp_path / "b", tokens=tokens))
+    ids = _load(
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "b", tokens=tokens)
+    )
     for arrays in (text, ids):
         assert arrays["tokens"].tolist() == [[str(token) for token in tokens]]
         assert arrays["targets"].tolist() == [[""] * T]
@@ -233,8 +260,8 @@ def test_a_page_is_made_of_what_a_user_gives(
     loaded = folders.load_run(trained)
     config = make_config(attention__full_length=full_length, attention__pooled_size=3)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    path = attention_dump.dump(trained, out=tmp_path, **own)
-    written = {each.name for each in report.write(path.parent)}
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path, **own)
+    written = {each.name for each in attention_dump.write_report(path.parent)}
     assert written == {"layer_00.png", "layer_01.png", "index.html"}
 
 
@@ -245,7 +272,6 @@ def test_a_page_is_made_of_what_a_user_gives(
         ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
         ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
         ({"examples": [-1]}, "examples must be .*got -1"),
-        ({"step": 7}, "no checkpoint of step 7 .*: .*20, 30"),
         ({"tokens": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
         ({"tokens": []}, "tokens must not be empty"),
         ({"tokens": [1] * 7}, "at most config.model.embedding.max_length 6 .*got 7"),
@@ -255,13 +281,68 @@ def test_a_page_is_made_of_what_a_user_gives(
 )
 def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        attention_dump.dump(trained, out=tmp_path / "out", **options)
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match="There is no run in"):
-        attention_dump.dump(tmp_path)
+        Bench.load(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        attention_dump.dump(trained, out=tmp_path / "file")
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "file")
+
+
+def test_own_text_has_a_folder_of_its_own(trained):
+    path = attention_dump.dump(Bench.load(trained))
+    before = path.read_bytes()
+    own = attention_dump.dump(Bench.load(trained), text="4 0 1")
+    assert own == trained / "attention" / "own_text" / "maps.npz"
+    assert _load(own)["example_names"].tolist() == ["own text"]
+    assert path.read_bytes() == before
+
+
+def test_own_text_may_be_longer_than_the_training_with_a_warning(
+    make_config, tmp_path, monkeypatch, caplog
+):
+    loaded = long_run(make_config, 12)
+    bench = _bench(loaded)
+    path = attention_dump.dump(bench, tokens=[1] * 12, out=tmp_path)
+    assert not caplog.text
+    path = attention_dump.dump(bench, tokens=[1] * 15, out=tmp_path)
+    assert "15 tokens are more than the 12 of the model's training" in caplog.text
+    assert _load(path)["layer_01"].shape == (1, 1, 15, 15)
+
+
+def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
+    for layers, names in (([0, 1], {"layer_00.png", "layer_01.png"}), ([1], None)):
+        path = attention_dump.dump(Bench.load(trained), layers=layers, out=tmp_path)
+        (tmp_path / "layer_notes.png").touch()
+        written = {each.name for each in attention_dump.write_report(path.parent)}
+        assert written == (names or {"layer_01.png"}) | {"index.html"}
+        kept = {"maps.npz", "statistics.npz", "layer_notes.png"}
+        assert {each.name for each in tmp_path.iterdir()} == written | kept
+
+
+def test_a_picture_that_is_a_folder_is_a_mistake(trained, tmp_path):
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path)
+    (tmp_path / "layer_01.png").mkdir()
+    with pytest.raises(ConfigError, match=r"layer_01\.png cannot be written"):
+        attention_dump.write_report(path.parent)
+
+
+def test_bad_maps_leave_the_page_as_it_was(trained, tmp_path):
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path)
+    (tmp_path / "index.html").write_text("before")
+    arrays = _load(path)
+    del arrays["tokens"]
+    np.savez(path, **arrays)
+    with pytest.raises(ConfigError, match="no array 'tokens'"):
+        attention_dump.write_report(tmp_path)
+    assert (tmp_path / "index.html").read_text() == "before"
+
+
+def test_without_matplotlib_the_page_alone_is_written(trained, tmp_path, monkeypatch):
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path)
+    monkeypatch.setattr(report.drawing, "is_possible", lambda: False)
+    assert [x.name for x in attention_dump.write_report(path.parent)] == ["index.html"]

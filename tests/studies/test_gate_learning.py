@@ -1,14 +1,21 @@
 """Gates close heads of a run, and what is left is trained on."""
 
+import dataclasses
 import functools
+import pathlib
+from typing import ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import heads, models, modules
+from mha_haiku import models, modules, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import gate_learning, pruned_runs
+from mha_haiku.studies.workbench import Bench
+from scripts import known_heads
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -22,16 +29,15 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     folder = pruned_runs.save(
         pruned_runs.prune(first, [[1], [0, 1]]), tmp_path / "run", steps=1
     )
-    asked, log_alpha = {}, [np.zeros(1), np.float32([-9, 1])]
+    log_alpha = [np.zeros(1), np.float32([-9, 1])]
 
-    def learned(model, metric, params, sample, **options):
-        asked.update(options, sample=sample)
-        return heads.Learned(params, log_alpha, None, None)
+    def learned(bench, **options):
+        return gate_learning.Learned(bench.run.params, log_alpha, None)
 
-    monkeypatch.setattr(heads, "learn_gates", learned)
+    monkeypatch.setattr(gate_learning, "learn_gates", learned)
     monkeypatch.setattr(loop, "train", lambda config, folder: None)
     lines = gate_learning.learn(
-        folder,
+        Bench.load(folder),
         tmp_path / "gates",
         penalty=0.1,
         steps=1,
@@ -42,26 +48,77 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     pruned = folders.load_run(tmp_path / "gates" / "pruned")
     names = [list(x.names) for x in models.heads_of_layers(pruned.config.model)]
     assert names == [[1], [1]]
-    gates = heads.Learned(None, log_alpha, None, None).gates
+    gates = gate_learning.Learned(None, log_alpha, None).gates
     apply = functools.partial(
         run.model.apply, interventions=modules.Interventions(heads=gates)
     )
     gated = run._replace(model=run.model._replace(apply=apply))
     for name, wanted in pruned_runs.held_out(gated).items():
         assert getattr(lines[1], name) == pytest.approx(wanted, rel=1e-5)
-    # Batches go on after those of the run, at a tenth of its learning rate.
-    later = gate_learning._sampler(run._replace(step=2))(1)
-    np.testing.assert_array_equal(asked["sample"](3).inputs, later.inputs)
-    optimizer, slope = asked["optimizer"], {"x": np.float32(0.5)}
-    moved, _ = optimizer.update(slope, optimizer.init(slope), slope)
-    assert moved["x"] == pytest.approx(-run.config.optimizer.learning_rate / 10)
+
+
+def _known_bench(known, make_config, **fields):
+    """A run of a hand-built model; its task draws examples of the model's data."""
+    (example,) = known.subject.batches
+    config = make_config(training__batch_size=len(example.inputs), **fields)
+    config.model = known.config
+    run = folders.Run(config, Repeated(), known.subject.model, known.subject.params, 5)
+    return Bench(run, folders.Folder(pathlib.Path("anywhere")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated(tasks.Task):
+    """Sequences to reverse, as those of `known_heads.reverse`."""
+
+    name: ClassVar[str] = "repeated"
+    sequence_length: int = 10
+    num_tokens: int = 12
+    num_classes: int = 12
+
+    def example(self, key, data):
+        inputs = jax.random.randint(key, (10,), 0, 12)
+        return tasks.Example(inputs, inputs[::-1], jnp.ones(10), None)
+
+
+@pytest.mark.slow
+def test_learning_closes_the_heads_that_are_not_needed(make_config):
+    known = known_heads.reverse(num_heads=4, examples=8)
+    bench = _known_bench(known, make_config, optimizer__learning_rate=1e-9)
+
+    def learned(penalty):
+        return gate_learning.learn_gates(
+            bench, penalty=penalty, steps=130, gate_learning_rate=0.3
+        )
+
+    found = learned(0.05)
+    np.testing.assert_array_equal(found.keep[0], known.real[0])
+    assert found.loss.shape == (130,)
+    # At no price all stay as good as open, at a high one even the real head goes.
+    assert learned(0.0).keep[0].sum() >= 3
+    assert not learned(100.0).keep[0].any()
+
+
+@pytest.mark.slow
+def test_parameters_learn_together_with_gates(make_config):
+    known = known_heads.reverse(num_heads=3, examples=8)
+    known.subject.params["logits"]["w"] *= 0.1
+    bench = _known_bench(known, make_config, optimizer__learning_rate=0.5)
+    options = {"penalty": 0.0, "steps": 40, "initial": 8.0}
+    found = gate_learning.learn_gates(bench, **options)
+    assert found.loss[-5:].mean() < 0.5 * found.loss[0]
+
+
+def test_heads_whose_gates_are_open_a_crack_are_kept():
+    learned = gate_learning.Learned({}, [np.float32([-9, -1, 0, 9])], None)
+    np.testing.assert_array_equal(learned.keep, [[False, True, True, True]])
+    assert 0 < learned.gates[0][1] < 0.5
 
 
 @pytest.mark.slow
 def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
     folder = trained(make_config)
     lines = gate_learning.learn(
-        folder, tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=4
+        Bench.load(folder), tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=4
     )
     whole, before, tuned, scratch = lines
     assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
@@ -71,12 +128,12 @@ def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
     warmups = [each.config.optimizer.warmup_steps for each in (pruned, other)]
     assert warmups == [4, 5]
     assert pruned.config.model == other.config.model
-    assert "pruned and tuned" in gate_learning.table(lines)
+    assert "pruned and tuned" in gate_learning.table(lines).text()
     with pytest.raises(ConfigError, match="give a folder without it"):
         gate_learning.learn(
-            folder, tmp_path / "gates", penalty=0.3, steps=1, tuning_steps=1
+            Bench.load(folder), tmp_path / "gates", penalty=0.3, steps=1, tuning_steps=1
         )
     with pytest.raises(ConfigError, match="closes every head; give a smaller one"):
         gate_learning.learn(
-            folder, tmp_path / "none", penalty=1e3, steps=40, tuning_steps=1
+            Bench.load(folder), tmp_path / "none", penalty=1e3, steps=40, tuning_steps=1
         )

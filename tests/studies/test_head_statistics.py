@@ -12,8 +12,9 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, folders
+from mha_haiku.runs import checkpoints, configuration, folders
 from mha_haiku.studies import head_statistics
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
 from tests import oracles
 
@@ -58,7 +59,7 @@ def untrained(make_config, tmp_path):
     config = make_config()
     folder = folders.open_folder(tmp_path / "run")
     folders.write_config(folder, config, jax.local_devices()[:1])
-    task = folders.run_config.make_task(config)
+    task = configuration.make_task(config)
     abstract = folders.abstract_state(config, task, folders.make_model(config, task))
     numbers = np.random.default_rng(0)
     state = jax.tree.map(
@@ -115,8 +116,9 @@ def _oracle(loaded, count):
 
 
 def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
-    table = head_statistics.measure(untrained, examples=N)
-    path = head_statistics.write(table, tmp_path / "new" / "folder")
+    table = head_statistics.measure(Bench.load(untrained), examples=N)
+    path, picture = head_statistics.write(table, tmp_path / "new" / "folder")
+    assert picture.name == "head_statistics.png"
     assert path == tmp_path / "new" / "folder" / "head_statistics.csv"
     expected, _ = _oracle(folders.load_run(untrained), N)
     names = [name for name in expected[0] if name not in NO_MEANS]
@@ -133,46 +135,48 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
             np.testing.assert_allclose(float(line[name]), values.mean(), 1e-4, 1e-5)
             found = float(line[f"{name}_standard_error"])
             np.testing.assert_allclose(found, error, 1e-3, 1e-5)
-    assert table.title == "reverse, step 0"
-    assert (table.layers, table.num_examples) == ((0, 1), N)
+    title = "run (reverse), step 0: means over 7 held-out examples"
+    assert (table.title, table.layers) == (title, (0, 1))
+    for name, each in table.numbers.items():
+        assert each.unit and each.label, name
 
 
 def test_padding_and_empty_examples_do_not_count(of_task):
     loaded = of_task(Padded())
-    table = head_statistics.measure("anywhere", examples=40)
+    table = head_statistics.measure(Bench.load("anywhere"), examples=40)
     expected, example = _oracle(loaded, 40)
     lengths = np.asarray(example.lengths)
     assert {0, T} <= set(lengths.tolist())
-    for name, means in table.means.items():
+    for name, each in table.numbers.items():
         for i in range(L):
             values = expected[i][name][lengths > 0]
             error = values.std(0, ddof=1) / np.sqrt(len(values))
-            np.testing.assert_allclose(means[i], values.mean(0), 1e-4, 1e-5)
-            found = table.standard_errors[name][i]
+            np.testing.assert_allclose(each.mean[i], values.mean(0), 1e-4, 1e-5)
+            found = each.standard_error[i]
             np.testing.assert_allclose(found, error, 1e-3, 1e-5, err_msg=name)
 
 
 def test_batches_change_nothing(of_task, monkeypatch):
     of_task(Padded())
-    whole = head_statistics.measure("anywhere", examples=N)
+    whole = head_statistics.measure(Bench.load("anywhere"), examples=N)
     monkeypatch.setattr(head_statistics, "_BATCH_POSITIONS", 3 * T + 1)
-    in_parts = head_statistics.measure("anywhere", examples=N)
-    for name, means in whole.means.items():
-        np.testing.assert_allclose(in_parts.means[name], means, 1e-5, 1e-6)
+    in_parts = head_statistics.measure(Bench.load("anywhere"), examples=N)
+    for name, each in whole.numbers.items():
+        np.testing.assert_allclose(in_parts.numbers[name].mean, each.mean, 1e-5, 1e-6)
 
 
 def test_features_have_no_tokens_to_compare(of_task):
     of_task(Features())
-    table = head_statistics.measure("anywhere", examples=N)
-    assert not {"same_token", "induction"} & set(table.means)
-    assert np.isfinite(table.means["entropy"]).all()
+    table = head_statistics.measure(Bench.load("anywhere"), examples=N)
+    assert not {"same_token", "induction"} & set(table.numbers)
+    assert np.isfinite(table.numbers["entropy"].mean).all()
 
 
 def test_one_example_has_no_standard_error(of_task, tmp_path):
     of_task(Features())
-    table = head_statistics.measure("anywhere", examples=1, layers=[1])
-    assert all(np.isnan(x).all() for x in table.standard_errors.values())
-    path = head_statistics.write(table, tmp_path)
+    table = head_statistics.measure(Bench.load("anywhere"), examples=1, layers=[1])
+    assert all(np.isnan(x.standard_error).all() for x in table.numbers.values())
+    path, _ = head_statistics.write(table, tmp_path)
     with path.open(newline="") as file:
         first = next(csv.DictReader(file))
     assert first["layer"] == "1"
@@ -181,28 +185,28 @@ def test_one_example_has_no_standard_error(of_task, tmp_path):
 
 def test_chosen_layers_are_those_of_the_whole(of_task):
     of_task(Padded())
-    whole = head_statistics.measure("anywhere", examples=N)
-    one = head_statistics.measure("anywhere", examples=N, layers=[1])
+    whole = head_statistics.measure(Bench.load("anywhere"), examples=N)
+    one = head_statistics.measure(Bench.load("anywhere"), examples=N, layers=[1])
     assert one.layers == (1,)
-    for name, means in whole.means.items():
-        np.testing.assert_allclose(one.means[name], means[1:], 1e-5, 1e-6)
+    for name, each in whole.numbers.items():
+        np.testing.assert_allclose(one.numbers[name].mean, each.mean[1:], 1e-5, 1e-6)
 
 
-def test_layers_may_have_different_numbers_of_heads(tmp_path):
+def test_layers_may_have_different_numbers_of_heads():
     of_layers = [
         {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
         {"entropy": np.array([[5.0], [6.0]])},
     ]
-    means, errors = head_statistics.summary(of_layers)
-    nothing = np.nan
-    np.testing.assert_array_equal(
-        means["entropy"], [[2, 2, 3], [5.5, nothing, nothing]]
+    numbers = head_statistics.summary(of_layers)
+    mean, error, nothing = (
+        numbers["entropy"].mean,
+        numbers["entropy"].standard_error,
+        np.nan,
     )
-    np.testing.assert_allclose(
-        errors["entropy"], [[1, 0, nothing], [0.5, nothing, nothing]]
-    )
-    table = head_statistics.HeadStatistics("title", (0, 4), 2, means, errors)
-    lines = head_statistics.write(table, tmp_path).read_text().splitlines()
+    np.testing.assert_array_equal(mean, [[2, 2, 3], [5.5, nothing, nothing]])
+    np.testing.assert_allclose(error, [[1, 0, nothing], [0.5, nothing, nothing]])
+    table = head_statistics.HeadStatistics("title", (0, 4), numbers)
+    lines = table.table().csv().splitlines()
     assert lines == [
         "layer,head,entropy,entropy_standard_error",
         "0,0,2,1",
@@ -215,16 +219,16 @@ def test_layers_may_have_different_numbers_of_heads(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
-        ({"examples": 2.5}, "examples must be an integer of at least 1, got 2.5"),
+        ({"examples": 0}, "examples must be an integer from 1 to .*, got 0"),
+        ({"examples": 2.5}, "examples must be an integer from 1 to .*, got 2.5"),
+        ({"examples": 10**20}, "examples must be an integer from 1 to .*, got 1000"),
         ({"layers": [0, 2]}, "layers must be an integer from 0 to 1, got 2"),
         ({"layers": []}, "layers must not be empty"),
-        ({"step": 7}, "no checkpoint of step 7 .*: 0"),
     ],
 )
 def test_what_is_not_there_is_refused(untrained, options, message):
     with pytest.raises(ConfigError, match=message):
-        head_statistics.measure(untrained, **options)
+        head_statistics.measure(Bench.load(untrained), **options)
 
 
 def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
@@ -233,14 +237,14 @@ def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
     loaded = loaded._replace(params=params)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
     with pytest.raises(ConfigError, match="In 2 held-out examples no head sees"):
-        head_statistics.measure("anywhere", examples=2)
+        head_statistics.measure(Bench.load("anywhere"), examples=2)
 
 
 def test_missing_run_and_unusable_folder_are_refused(of_task, tmp_path):
     with pytest.raises(ConfigError, match="There is no run in"):
-        head_statistics.measure(tmp_path)
+        Bench.load(tmp_path)
     of_task(Features())
-    table = head_statistics.measure("anywhere", examples=1)
+    table = head_statistics.measure(Bench.load("anywhere"), examples=1)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         head_statistics.write(table, tmp_path / "file")

@@ -9,7 +9,8 @@ import pytest
 from mha_haiku import heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import files, folders, loop
-from mha_haiku.studies import head_importance, timeline
+from mha_haiku.studies import head_importance, timeline, workbench
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -17,11 +18,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path):
     folder = trained(make_config)
-    found = head_importance.measure(folder, examples=9, metric="accuracy")
-    assert list(found.measures) == list(head_importance.MEASURES)
+    found = head_importance.measure(Bench.load(folder), examples=9, metric="accuracy")
+    assert list(found.measures) == list(heads.MEASURES)
     assert found.agreement.shape == (4, 4)
     np.testing.assert_allclose(np.diag(found.agreement), 1)
-    path = head_importance.write(found, tmp_path / "heads")
+    path, picture = head_importance.write(found, tmp_path / "heads")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(x["layer"], x["head"]) for x in lines] == [
@@ -34,23 +36,49 @@ def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path)
     assert float(lines[2]["ablation"]) == pytest.approx(mean[1, 0], abs=1e-7)
     for line in lines:
         assert float(line["gradient_rank_low"]) <= float(line["gradient_rank_high"])
-    assert "9 held-out examples, ablation of the accuracy" in found.title
-    assert head_importance.table(found).count("±") == 16
+    assert found.title.endswith("9 held-out examples, closed heads pass on their mean")
+    assert found.numbers["ablation"].unit == "share of right answers"
+    assert found.numbers["ablation"].label.startswith("change of the accuracy")
+    assert found.numbers["gradient"].unit == "nats"
+    assert found.text().count("±") == 16
+
+
+def test_a_measure_is_one_function_that_everything_finds(
+    trained, make_config, tmp_path, monkeypatch
+):
+    def nothing(of, *, closing=None):
+        """Returns that no head matters."""
+        return heads.Importance(np.zeros((3, 2, 2)))
+
+    monkeypatch.setattr(heads.importance, "MEASURES", measures := dict(heads.MEASURES))
+    monkeypatch.setattr(heads, "MEASURES", measures)
+    heads.importance._offered("furlongs", "how far it is")(nothing)
+    bench = Bench.load(trained(make_config))
+    found = head_importance.measure(bench, examples=2, measures=["nothing"])
+    text, csv_file, picture = found.text(), *head_importance.write(found, tmp_path)
+    assert "nothing" in text and "furlongs" in text and "how far it is" in text
+    assert csv_file.read_text().startswith("layer,head,nothing,nothing_standard_error")
+    assert (
+        picture.read_bytes()
+        != head_importance.measure(bench, examples=2, measures=["confidence"]).picture()
+    )
 
 
 @pytest.mark.slow
 def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config):
     folder = trained(make_config, model__scan_layers=True)
-    found = head_importance.measure(folder, examples=4, measures=["ablation"])
+    found = head_importance.measure(
+        Bench.load(folder), examples=4, measures=["ablation"]
+    )
     run = folders.load_run(folder)
     params = models.unstacked(run.params)
-    looped = head_importance.looped(run)
-    jax.tree.map(np.testing.assert_array_equal, looped.params, params)
+    looped = Bench.load(folder).looped()
+    jax.tree.map(np.testing.assert_array_equal, looped.run.params, params)
     assert found.measures["ablation"].mean.shape == (2, 2)
 
 
 def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
-    run = folders.load_run(trained(make_config))
+    bench = Bench.load(trained(make_config))
     logits = np.log(np.float32([[[1, 3], [1, 1], [4, 1]], [[1, 1]] * 3]))
     targets, weights = (
         np.int32([[1, 0, 1], [0, 1, 1]]),
@@ -58,9 +86,9 @@ def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
     )
     example = tasks.Example(np.zeros((2, 3), int), targets, weights, None)
     wanted = [(2 * np.log(4 / 3) + np.log(2)) / 3, 0]
-    found = head_importance.subject(run, 1).metric(logits, example)
+    found = bench.subject(1).metric(logits, example)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    mistakes = head_importance.subject(run, 1, metric="accuracy").metric
+    mistakes = bench.subject(1, metric="accuracy").metric
     example = example._replace(targets=np.int32([[0, 0, 1], [0, 1, 1]]))
     np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
 
@@ -68,9 +96,12 @@ def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
 def test_batches_are_the_held_out_examples_in_turn(
     trained, make_config, task, monkeypatch
 ):
-    monkeypatch.setattr(head_importance, "_BATCH_POSITIONS", 13)
-    run = folders.load_run(trained(make_config))._replace(task=task)
-    found = list(head_importance.subject(run, 5).batches)
+    bench = Bench.load(trained(make_config))
+    bench = bench.with_run(bench.run._replace(task=task))
+    size = bench.batch_size(5, 13)
+    batches, run = workbench.Batches(bench, 5, size, ""), bench.run
+    found = list(batches)
+    assert len(batches) == len(list(batches)) == 3
     assert [len(each.inputs) for each in found] == [2, 2, 2]
     data = run.task.held_out_data
     wanted = evaluation.held_out_batch(run.task, run.config.seed, data, np.arange(6))
@@ -81,14 +112,14 @@ def test_batches_are_the_held_out_examples_in_turn(
 
 def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
     folder = trained(make_config)
-    run = folders.load_run(folder)
-    of = head_importance.subject(run, 4)
+    bench = Bench.load(folder)
+    run, of = bench.run, bench.subject(4)
     mean = heads.closing.mean(run.model, run.params, of.batches)
     wanted = heads.ablation(of, closing=mean).mean
     options = {"examples": 4, "measures": ["ablation"]}
-    found = head_importance.measure(folder, closing="mean", **options)
+    found = head_importance.measure(Bench.load(folder), closing="mean", **options)
     np.testing.assert_allclose(found.measures["ablation"].mean, wanted, atol=1e-6)
-    assert head_importance.closing_of(run, "resample", 4) is heads.closing.resample
+    assert bench.closing("resample", 4) is heads.closing.resample
 
 
 @pytest.mark.parametrize(
@@ -97,12 +128,12 @@ def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
         ({"metric": "los"}, "metric must be one of loss, accuracy.*Did you mean"),
         ({"closing": "nothing"}, "closing must be one of zero, mean, resample"),
         ({"measures": ["gradients"]}, "measures .* Did you mean 'gradient'"),
-        ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
+        ({"examples": 0}, "examples must be an integer from 1 to .*, got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(trained, make_config, options, message):
     with pytest.raises(ConfigError, match=message):
-        head_importance.measure(trained(make_config), **options)
+        head_importance.measure(Bench.load(trained(make_config)), **options)
 
 
 @pytest.mark.slow
@@ -126,8 +157,11 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     lines = timeline.read(path)
     assert [line["step"] for line in lines] == [0, 10, 20, 30]
     assert lines[:3] == first
-    folder, steps, scores, title = timeline.of_run(tmp_path)
-    assert scores["gradient"].shape == (4, 2, 2)
-    assert scores["previous_token"].max() <= 1
-    assert np.isfinite(scores["uniform"]).all() and folder.name == "heads"
-    assert timeline.of_run(tmp_path / "nowhere") is None
+    steps, scores = timeline.curves(lines)
+    assert steps.tolist() == [0, 10, 20, 30]
+    assert set(scores) == set(heads.SCORES) - {"separator"} | {"gradient"}
+    assert scores["gradient"].mean.shape == (4, 2, 2)
+    assert scores["own_position"].mean.max() <= 1
+    assert np.isfinite(scores["relative_entropy"].mean).all()
+    assert timeline.draw(tmp_path) == tmp_path / "heads" / "timeline.png"
+    assert timeline.draw(tmp_path / "nowhere") is None

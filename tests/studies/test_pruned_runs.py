@@ -12,11 +12,11 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders
 from mha_haiku.studies import (
     attention_dump,
-    head_importance,
     head_statistics,
     pruned_runs,
     pruning,
 )
+from mha_haiku.studies.workbench import Bench
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -30,7 +30,7 @@ def _speed_is_measured_briefly(monkeypatch):
 def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
     folder = trained(make_config)
     request = pruning.Request(keep=0.5, keep_units=0.3, order="confidence", examples=4)
-    found = pruning.prune(folder, request)
+    found = pruning.prune(Bench.load(folder), request)
     whole, narrow, half = found.points
     assert (whole.kept, narrow.kept, half.kept) == (4, 4, 2)
     assert (whole.units, narrow.units, half.units) == (24, 8, 8)
@@ -43,13 +43,13 @@ def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
     names = [layer.names for layer in models.heads_of_layers(run.config.model)]
     assert [list(x) for x in names] == half.keep
     # It is looked at like any other, and its heads keep their names.
-    statistics = head_statistics.measure(out, examples=3)
-    there = ~np.isnan(statistics.means["entropy"])
+    statistics = head_statistics.measure(Bench.load(out), examples=3)
+    there = ~np.isnan(statistics.numbers["entropy"].mean)
     wanted = np.zeros_like(there)
     for layer, names in enumerate(half.keep):
         wanted[layer, names] = True
     np.testing.assert_array_equal(there, wanted)
-    with np.load(attention_dump.dump(out)) as maps:
+    with np.load(attention_dump.dump(Bench.load(out))) as maps:
         for layer, names in enumerate(half.keep):
             shown = maps[f"heads_{layer:02d}"].tolist()
             assert shown == [f"head {h}" for h in names]
@@ -59,35 +59,36 @@ def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
 
 
 def test_units_go_whose_gates_matter_least(trained, make_config):
-    run = folders.load_run(trained(make_config))
-    of = head_importance.subject(run, 4)
+    bench = Bench.load(trained(make_config))
+    run, of = bench.run, bench.subject(4)
     sizes = models.hidden_sizes(run.config.model)
     importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
-    pruned = pruned_runs.prune_units(run, 0.3, examples=4)
+    pruned = pruned_runs.prune_units(bench, 0.3, examples=4)
     for i, row in enumerate(importance):
         name = f"encoder/layer_{i}/feed_forward/hidden"
         stay = np.sort(np.argsort(row)[-4:])
         wanted = np.asarray(run.params[name]["w"])[:, stay]
         np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
     assert models.hidden_sizes(pruned.config.model) == (4, 4)
-    least = pruned_runs.prune_units(run, 0.01, examples=4)
+    least = pruned_runs.prune_units(bench, 0.01, examples=4)
     assert models.hidden_sizes(least.config.model) == (1, 1)
 
 
 def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
     trained, make_config, tmp_path
 ):
-    run = folders.load_run(trained(make_config))
-    run = pruned_runs.prune(run, [[1], [0, 1]])
+    bench = Bench.load(trained(make_config))
+    run = pruned_runs.prune(bench.run, [[1], [0, 1]])
+    bench = bench.with_run(run)
     order = [(0, 0), (1, 1), (1, 0)]
     assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
     assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
-    of = head_importance.subject(run, 4)
+    of = bench.subject(4)
     least_first = heads.order(heads.statistic(of).mean)
     options = {"closing": "zero", "examples": 4}
-    assert pruned_runs.order_of(run, by="confidence", **options) == least_first
+    assert pruned_runs.order_of(bench, by="confidence", **options) == least_first
     steps = heads.greedy_order(of)
-    greedy = pruned_runs.order_of(run, by="greedy", **options)
+    greedy = pruned_runs.order_of(bench, by="greedy", **options)
     assert greedy == [each.head for each in steps]
     folder = pruned_runs.save(run, tmp_path, steps=1)
     again = folders.load_run(folder)
@@ -116,7 +117,7 @@ def test_points_are_the_models_that_they_name(
 ):
     monkeypatch.setattr(pruned_runs, "_alternating", lambda *timed: (2.0, 0.5))
     folder = trained(make_config)
-    found = pruning.prune(folder, pruning.Request(sweep=True, examples=4))
+    found = pruning.prune(Bench.load(folder), pruning.Request(sweep=True, examples=4))
     assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
     for before, after in zip(found.points, found.points[1:], strict=False):
         for kept, left in zip(before.keep, after.keep, strict=True):
@@ -126,11 +127,10 @@ def test_points_are_the_models_that_they_name(
     assert found.points[2].metrics == wanted
     assert found.points[3].speed_up == 4
     assert found.points[3].examples_per_second == 8 / 0.5
-    path = pruning.write(found, tmp_path)
+    path, _ = pruning.write(found, tmp_path)
     with path.open(newline="") as file:
         assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
-    assert pruning.table(found).count("\n") > 6
-    assert pruning.curve(found)["kept"] == [4, 3, 2, 1, 0]
+    assert pruning.text(found).startswith(f"{found.title}\n\n")
 
 
 @pytest.fixture
@@ -147,18 +147,20 @@ def ordered(monkeypatch):
         units = sum(models.hidden_sizes(run.config.model))
         return {"accuracy": found[sum(len(x.names) for x in layers)] * units / 24}
 
-    def order_of(run, **options):
-        ordered.append(models.hidden_sizes(run.config.model))
+    def order_of(bench, **options):
+        ordered.append(models.hidden_sizes(bench.run.config.model))
         return [(0, 1), (1, 0), (1, 1), (0, 0)]
 
     monkeypatch.setattr(pruned_runs, "held_out", held_out)
     monkeypatch.setattr(pruned_runs, "order_of", order_of)
-    monkeypatch.setattr(pruned_runs, "points", lambda runs: [*map(held_out, runs)])
+    monkeypatch.setattr(
+        pruned_runs, "points", lambda bench, runs: [*map(held_out, runs)]
+    )
     return ordered
 
 
 def _kept(request, folder):
-    found = pruning.prune(folder, pruning.Request(**request))
+    found = pruning.prune(Bench.load(folder), pruning.Request(**request))
     layers = models.heads_of_layers(found.run.config.model)
     return [list(layer.names) for layer in layers]
 
@@ -169,7 +171,8 @@ def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
         assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
     with pytest.raises(ConfigError, match="hidden units the accuracy is 0.375.*0.650"):
         pruning.prune(
-            folder, pruning.Request(metric_drop=0.1, keep_units=0.5, examples=2)
+            Bench.load(folder),
+            pruning.Request(metric_drop=0.1, keep_units=0.5, examples=2),
         )
     # Heads are put in order in the model without the units.
     assert ordered == [(12, 12)] * 5 + [(6, 6)]
@@ -199,4 +202,4 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
 )
 def test_what_is_no_request_is_refused(trained, make_config, fields, message):
     with pytest.raises(ConfigError, match=message):
-        pruning.prune(trained(make_config), pruning.Request(**fields))
+        pruning.prune(Bench.load(trained(make_config)), pruning.Request(**fields))

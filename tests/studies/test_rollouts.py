@@ -18,6 +18,7 @@ from mha_haiku.heads.flow import flow
 from mha_haiku.heads.rollout import rollout_dense
 from mha_haiku.runs import folders
 from mha_haiku.studies import blank_out, rollouts
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -213,10 +214,14 @@ def test_correlations_are_those_of_scipy_over_examples_that_ask(of_task, monkeyp
     found = _looked(loaded)
     monkeypatch.setattr(rollouts, "_BATCH_POSITIONS", N * T * T)
     # In two batches; the first has the examples that are found here.
-    study = rollouts.measure("anywhere", examples=N + 2, flow_examples=2)
+    study = rollouts.measure(Bench.load("anywhere"), examples=N + 2, flow_examples=2)
     asks = np.flatnonzero(found["asks"])
-    assert study.title == "masked, step 4"
-    assert len(asks) <= study.num_examples <= len(asks) + 2
+    count = len(study.changes["raw"])
+    assert (
+        study.title
+        == f"anywhere (masked), step 4: means over {count} held-out examples"
+    )
+    assert len(asks) <= count <= len(asks) + 2
     apply = jax.jit(functools.partial(loaded.model.apply, is_training=False))
     maps = apply(loaded.params, None, _held_out(loaded).inputs).maps
     rows = found["row"][:, None]
@@ -245,9 +250,10 @@ def test_ties_share_ranks_and_equal_inputs_have_none():
     assert np.isnan(found[1])
 
 
-def _study(raw, rolled):
+def _study(raw, rolled, published=rollouts.PUBLISHED):
     changes = {"raw": np.array(raw), "roll-out": np.array(rolled)}
-    return rollouts.Study("title", changes, {k: -x for k, x in changes.items()})
+    drops = {k: -x for k, x in changes.items()}
+    return rollouts.Study("title", changes, drops, published)
 
 
 def test_means_leave_out_examples_without_a_rank():
@@ -266,9 +272,18 @@ def test_the_verdict_is_of_differences_within_examples():
     assert drops.endswith("difference -0.267 ± 0.033: NOT the same order.")
 
 
+def test_no_run_but_the_papers_is_judged_by_the_papers_numbers():
+    raw, rolled = [[0, -0.9], [0, 0.0], [0, 0.6]], [[0, -0.7], [0, 0.3], [0, 0.9]]
+    study = _study(raw, rolled, {})
+    changes, drops = rollouts.verdict(study).split("\n")
+    assert changes.endswith("difference 0.267 ± 0.033: roll-out ranks better.")
+    assert drops.endswith("difference -0.267 ± 0.033: raw attention ranks better.")
+    assert all(row["published"] is None for row in rollouts.table(study).rows)
+
+
 def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
     study = _study([[0.25, 0.5], [0.75, 0.5]], [[1, 0], [0, 0]])
-    path = rollouts.write(study, tmp_path / "new")
+    path, _ = rollouts.write(study, tmp_path / "new")
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(x["measure"], x["layer"], x["published"]) for x in lines] == [
@@ -292,7 +307,6 @@ def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
         (Padded(), {}, {"examples": 2, "flow_examples": 3}, "flow_examples .* 1 to 2"),
         (Padded(), {}, {"draws": 0}, "draws must be"),
         (Features(), {}, {}, "needs a task with tokens .*, got padded"),
-        (Padded(), {"model__scan_layers": True}, {}, "scan_layers = False"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -301,4 +315,4 @@ def test_what_does_not_fit_is_refused(
     loaded = folders.Run(make_config(**fields), task, None, None, 4)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
     with pytest.raises(ConfigError, match=message):
-        rollouts.measure("anywhere", **options)
+        rollouts.measure(Bench.load("anywhere"), **options)

@@ -1,4 +1,4 @@
-"""Models whose important heads are known, to score the measures of importance by.
+"""Models whose important heads are known, to score measures of importance by.
 
 B batch, T positions, L layers, H heads of a layer, C tokens, D width. Parameters are
 set by hand: the residual stream is made of slots, each the one-hot code of something,
@@ -7,20 +7,16 @@ one as sure of itself as real heads are, and write a little everywhere. Norms ar
 identity to 1e-8, as their epsilon dwarfs what it is added to.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import models, tasks
-from mha_haiku.heads import subject
+from mha_haiku import heads, models, tasks
 
 if TYPE_CHECKING:
     import ml_collections
-
-Array = jax.Array
 
 _SHARPNESS = 30.0  # the score of the key that a real head looks for
 _LOGIT = 6.0  # of the right answer
@@ -37,7 +33,7 @@ class KnownHeads(NamedTuple):
       roles: What the real heads are, by (layer, head).
     """
 
-    subject: subject.Subject
+    subject: heads.Subject
     config: "ml_collections.ConfigDict"
     real: np.ndarray
     roles: dict[tuple[int, int], str]
@@ -46,8 +42,8 @@ class KnownHeads(NamedTuple):
 class _Head(NamedTuple):
     """A head that attends where two slots agree and copies a slot to another."""
 
-    query: Array  # [D, K]
-    key: Array  # [D, K]
+    query: np.ndarray  # [D, K]
+    key: np.ndarray  # [D, K]
     source: slice
     target: slice
 
@@ -125,11 +121,42 @@ ALL: dict[str, Callable[..., KnownHeads]] = {
 }
 
 
-def loss(logits: Array, example: tasks.Example) -> Array:
-    """Returns the weighted mean cross-entropy of each example, `[B]` nats."""
-    log_shares = jax.nn.log_softmax(logits)
-    chosen = jnp.take_along_axis(log_shares, example.targets[..., None], -1)[..., 0]
-    return -(chosen * example.weights).sum(-1) / example.weights.sum(-1)
+def auroc(found: np.ndarray, real: np.ndarray) -> float:
+    """Returns the probability that a real head is ranked above another.
+
+    Args:
+      found: `[L, H]`, the larger the more important; NaN where there is no head.
+      real: `[L, H]` booleans.
+
+    Returns:
+      1 where all real heads are above all others, 0.5 for chance; ties count half.
+
+    Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
+    """
+    import scipy.stats
+
+    there = ~np.isnan(found)
+    positive, negative = found[there & real], found[there & ~real]
+    if not positive.size or not negative.size:
+        raise ValueError("there must be real heads and others.")
+    wins = scipy.stats.mannwhitneyu(positive, negative).statistic
+    return float(wins / (positive.size * negative.size))
+
+
+def scores(
+    known: KnownHeads,
+    measures: Mapping[str, Callable[[heads.Subject], heads.Importance]],
+) -> dict[str, float]:
+    """Returns the AUROC of each measure at finding the real heads.
+
+    Args:
+      known: The model.
+      measures: By their names.
+    """
+    return {
+        name: auroc(measure(known.subject).mean, known.real)
+        for name, measure in measures.items()
+    }
 
 
 class _Slots:
@@ -217,7 +244,10 @@ def _built(
     is_real = np.zeros((len(real), num_heads), bool)
     is_real[tuple(np.array(list(places)).T)] = True
     return KnownHeads(
-        subject.Subject(model, loss, params, [example]), config, is_real, places
+        heads.Subject(model, heads.metrics.loss, params, [example]),
+        config,
+        is_real,
+        places,
     )
 
 

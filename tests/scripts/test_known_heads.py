@@ -5,23 +5,18 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, modules
-from mha_haiku.heads import ground_truth, scoring
+from scripts import known_heads
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-MEASURES = {
-    "ablation": heads.ablation,
-    "gradient": heads.gradient,
-    "attribution": heads.attribution,
-    "confidence": heads.statistic,
-}
+MEASURES = {name: entry.measure for name, entry in heads.MEASURES.items()}
 
 
 def _made(name, **sizes):
-    return ground_truth.ALL[name](num_heads=5, examples=12, **sizes)
+    return known_heads.ALL[name](num_heads=5, examples=12, **sizes)
 
 
-@pytest.mark.parametrize("name", ground_truth.ALL)
+@pytest.mark.parametrize("name", known_heads.ALL)
 def test_models_do_their_task_by_their_real_heads_alone(name):
     known = _made(name, seed=3)
     subject, (example,) = known.subject, known.subject.batches
@@ -41,18 +36,18 @@ def test_models_do_their_task_by_their_real_heads_alone(name):
     assert alone < 0.05 and without > 2 and whole < 0.5
 
 
-@pytest.mark.parametrize("name", ground_truth.ALL)
+@pytest.mark.parametrize("name", known_heads.ALL)
 def test_ablation_and_attribution_find_all_real_heads(name):
     for seed in (0, 1):
         known = _made(name, seed=seed)
-        found = scoring.scores(known, MEASURES)
+        found = known_heads.scores(known, MEASURES)
         assert found["ablation"] == found["attribution"] == 1
 
 
 def test_confidence_takes_heads_that_are_sure_of_nothing_for_real_ones():
     found = [
-        scoring.scores(_made(name), {"confidence": heads.statistic})
-        for name in ground_truth.ALL
+        known_heads.scores(_made(name), {"confidence": heads.statistic})
+        for name in known_heads.ALL
     ]
     assert min(each["confidence"] for each in found) < 0.9
 
@@ -77,7 +72,7 @@ def test_auroc_is_the_share_of_pairs_in_order():
     real = np.array([[True, False, False], [False, True, False]])
     found = np.array([[3.0, 2.0, np.nan], [2.0, 2.0, 1.0]])
     # Of 2 x 3 pairs five are in order or tied: 3 > 2, 2, 1; 2 = 2, 2 and 2 > 1.
-    assert scoring.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
-    assert scoring.auroc(-found, real) == pytest.approx(1 / 6)
+    assert known_heads.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
+    assert known_heads.auroc(-found, real) == pytest.approx(1 / 6)
     with pytest.raises(ValueError, match="real heads and others"):
-        scoring.auroc(found, np.zeros_like(real))
+        known_heads.auroc(found, np.zeros_like(real))

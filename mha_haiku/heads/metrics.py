@@ -1,0 +1,72 @@
+"""Metrics of a batch, a number per example: the lower the better.
+
+B batch, T positions, C classes. `logits` are `[B, T, C]` with an answer per position,
+or `[B, C]` with one per example.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import tasks
+
+if TYPE_CHECKING:
+    from mha_haiku.heads.subject import Metric
+
+Array = jax.Array
+
+
+def loss(logits: Array, example: tasks.Example) -> Array:
+    """Returns the mean cross-entropy of each example's targets, `[B]` nats.
+
+    Args:
+      logits: `[B, T, C]` or `[B, C]`.
+      example: The batch; targets of weight 0 do not count.
+    """
+    targets = example.targets
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    log_shares = jax.nn.log_softmax(logits)
+    # By comparison and not by indexing, whose gradient is a slow scatter.
+    classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    is_target = classes == targets[..., None]
+    each = -jnp.where(is_target, log_shares, 0).sum(-1)
+    return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
+
+
+def accuracy(logits: Array, example: tasks.Example) -> Array:
+    """Returns the share of right answers of each example, `[B]`: the higher the better.
+
+    Where a head measure asks for a metric, give `mistakes()`.
+    """
+    return 1 - mistakes()(logits, example)
+
+
+def mistakes(
+    correct: Callable[[Array, tasks.Example], Array] | None = None,
+) -> "Metric":
+    """Returns the metric that is the share of wrong answers of each example.
+
+    Args:
+      correct: From logits and batch to booleans like the targets, such as a task's
+        `correct`; None: whether the likeliest class is the target.
+    """
+    return _mistakes(correct or _likeliest)
+
+
+def _likeliest(logits, example):
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
+
+
+def _mistakes(correct):
+    def share_wrong(logits, example):
+        wrong = jnp.where(correct(logits, example), 0.0, 1.0)
+        return _mean(wrong, example.weights)
+
+    return share_wrong
+
+
+def _mean(values, weights):
+    axes = tuple(range(1, weights.ndim))
+    return (values * weights).sum(axes) / jnp.maximum(weights.sum(axes), 1)

@@ -1,0 +1,196 @@
+"""Pictures of numbers along an axis: learning, heads in time, pruning, roll-out.
+
+P points, L layers, H heads.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mha_haiku.report import drawing
+from mha_haiku.report.heads import PerHead
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Pruning(NamedTuple):
+    """What pruned models are worth, a point per model.
+
+    Attributes:
+      kept: How many heads each has left.
+      metric: The metric of each.
+      metric_name: What the metric is.
+      speed_up: How many times faster than the whole model each was, measured.
+      ideal: The same by operation counts.
+    """
+
+    kept: Sequence[int]
+    metric: Sequence[float]
+    metric_name: str
+    speed_up: Sequence[float]
+    ideal: Sequence[float]
+
+
+@drawing.picture
+def learning(
+    reports: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    baseline: Mapping[str, float] | None = None,
+    baseline_name: str = "",
+) -> "Figure":
+    """Returns a PNG: loss and accuracy over the steps of a training.
+
+    Args:
+      reports: The lines of metrics.jsonl: `step`, and with it `loss`, `accuracy`,
+        `held_out_loss` and `held_out_accuracy` where a line has them.
+      title: Of which run.
+      baseline: "loss" and "accuracy" of the best answer that ignores the input.
+      baseline_name: What that is called.
+    """
+    units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
+
+    sheet = drawing.sheet(9.0, 3.6, title=title)
+    for axes, (name, label) in zip(sheet.subplots(1, 2), units.items(), strict=True):
+        _axes(axes, "training step", label)
+        for key, text, style in (
+            (name, "training, mean since the last report", {"color": "0.6"}),
+            (f"held_out_{name}", "held-out", {"color": "C0", "marker": "."}),
+        ):
+            points = [(line["step"], line[key]) for line in reports if key in line]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=text, **style)
+        if baseline and name in baseline:
+            text = f"{baseline_name}: the best without looking at the input"
+            style = {"color": "C3", "ls": ":", "lw": 1}
+            axes.axhline(baseline[name], label=text, **style)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0, top=1.02 if name == "accuracy" else None)
+        axes.legend(fontsize=7)
+    return sheet
+
+
+@drawing.picture
+def timeline(
+    steps: np.ndarray, scores: Mapping[str, PerHead], *, title: str
+) -> "Figure":
+    """Returns a PNG: a panel per score, in it a line per head, coloured by layer.
+
+    Args:
+      steps: `[P]`.
+      scores: By their names, each with a mean `[P, L, H]`, NaN where there is no head.
+        A score without a unit is a share, from 0 to 1.
+      title: Of which run.
+    """
+    import matplotlib
+    from matplotlib import lines
+
+    rows = -(-len(scores) // 4)
+    _, num_layers, num_heads = next(iter(scores.values())).mean.shape
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers))
+
+    sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
+    grid = sheet.subplots(rows, 4, squeeze=False)
+    for axes, each in zip(grid.flat, scores.values(), strict=False):
+        for i in range(num_layers):
+            for h in range(num_heads):
+                values = each.mean[:, i, h]
+                if not np.isnan(values).all():
+                    axes.plot(steps, values, color=colours[i], lw=1.2, alpha=0.8)
+        _axes(axes, "training step", each.unit)
+        label = textwrap.fill(each.label, 48)
+        axes.set_title(label, fontsize=8, loc="left", parse_math=False)
+        if each.unit:
+            axes.set_ylim(bottom=min(0.0, np.nanmin(each.mean)))
+        else:
+            axes.set_ylim(-0.02, 1.02)
+    for axes in list(grid.flat)[len(scores) :]:
+        axes.set_axis_off()
+    legend = [
+        lines.Line2D([], [], color=colour, label=f"layer {i}")
+        for i, colour in enumerate(colours)
+    ]
+    sheet.legend(
+        handles=legend,
+        loc="outside upper right",
+        ncols=min(num_layers, 8),
+        fontsize=8,
+    )
+    return sheet
+
+
+@drawing.picture
+def pruning(curve: Pruning, *, title: str) -> "Figure":
+    """Returns a PNG of the metric, and of speed, against how many heads are kept.
+
+    Args:
+      curve: A point per pruned model.
+      title: Of which run.
+    """
+    sheet = drawing.sheet(8.5, 3.6, title=title)
+    left, right = sheet.subplots(1, 2)
+    left.plot(curve.kept, curve.metric, marker="o", color="C0")
+    right.plot(curve.kept, curve.speed_up, marker="o", label="measured")
+    right.plot(curve.kept, curve.ideal, ls="--", color="0.5", label="by operations")
+    right.legend(fontsize=7)
+    for axes, label in (
+        (left, curve.metric_name),
+        (right, "forward pass, times faster than the whole model's"),
+    ):
+        _axes(axes, "heads kept", label)
+        axes.set_ylim(bottom=0)
+        axes.invert_xaxis()
+    return sheet
+
+
+@drawing.picture
+def rollout(
+    correlations: Mapping[str, np.ndarray],
+    published: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+) -> "Figure":
+    """Returns a PNG of the correlations of each measure, by layer.
+
+    Args:
+      correlations: By the name of the measure, its mean and standard error `[L, 2]`.
+      published: What a paper found for the same model and data, by name; may be empty.
+      title: Of which run, and over what.
+    """
+    sheet = drawing.sheet(
+        8.0,
+        4.4,
+        title=title,
+        note="How well attention ranks inputs by what blanking them out changes.",
+    )
+    axes = sheet.subplots()
+    for i, (name, numbers) in enumerate(correlations.items()):
+        layers = np.arange(1, len(numbers) + 1)
+        style = {"color": f"C{i}", "capsize": 2, "marker": "o", "markersize": 3}
+        axes.errorbar(layers, *numbers.T, label=name, **style)
+        if name in published:
+            layers = range(1, len(published[name]) + 1)
+            label = f"{name}, published"
+            axes.plot(layers, published[name], "--", color=f"C{i}", label=label)
+    axes.axhline(0, color="0.8", linewidth=1, zorder=0)
+    _axes(
+        axes,
+        "up to layer (raw: of layer)",
+        "Spearman correlation with the size of the change",
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=7)
+    return sheet
+
+
+def _axes(axes: "Axes", across: str, up: str) -> None:
+    from matplotlib import ticker
+
+    axes.set_xlabel(across, fontsize=8)
+    axes.set_ylabel(up, fontsize=8, parse_math=False)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=7))
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.3)

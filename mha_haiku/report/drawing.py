@@ -1,0 +1,222 @@
+"""What all pictures share: a sheet, its bytes, scales of colour, and ink one can read.
+
+Pictures are drawn without a window and without `pyplot`. The same numbers give the same
+file, whatever the version of matplotlib.
+"""
+
+import functools
+import importlib.util
+import io
+import logging
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_logger = logging.getLogger(__name__)
+
+DOTS_PER_INCH = 120
+_MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
+# Units of numbers that may be large or small; all others are shares, from 0 to 1.
+_OPEN_UNITS = ("nats", "keys", "positions", "bits")
+_WIDER_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Noto Sans",
+    "WenQuanYi Zen Hei",
+    "Arial Unicode MS",
+    "Hiragino Sans",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Segoe UI Symbol",
+)
+
+
+class Scale(NamedTuple):
+    """Which colours numbers have: from `low` to `high` on a colour map.
+
+    0 is always on the scale, so that what is small looks small beside what is large;
+    where signs differ 0 is white and in the middle.
+    """
+
+    low: float
+    high: float
+    colours: str
+
+    @classmethod
+    def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
+        """Returns the scale of some numbers; NaN are none.
+
+        Args:
+          values: Any shape.
+          unit: Of the numbers. One that is no nats, keys or positions is that of
+            shares, whose scale goes to 1 even where all are small.
+        """
+        known = values[np.isfinite(values)]
+        top = rounded_up(np.abs(known).max(initial=0.0))
+        if (known < 0).any() and (known > 0).any():
+            return cls(-top, top, "RdBu_r")
+        if (known < 0).any():
+            return cls(-top, 0.0, "viridis_r")
+        if unit not in _OPEN_UNITS:
+            top = max(1.0, top)
+        return cls(0.0, top, "viridis")
+
+    def ink(self, value: float) -> str:
+        """Returns "black" or "white": what is read better on the colour of a number."""
+        import matplotlib
+
+        share = (value - self.low) / (self.high - self.low)
+        colour = np.array(matplotlib.colormaps[self.colours](share)[:3])
+        # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
+        linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
+        linear = np.where(colour <= 0.04045, linear, linear**2.4)
+        luminance = linear @ [0.2126, 0.7152, 0.0722]
+        return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+
+
+def is_possible() -> bool:
+    """Returns whether pictures can be drawn; logs a warning where they cannot."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    _logger.warning(
+        "No pictures: matplotlib is missing (pip install 'mha_haiku[plots]')."
+    )
+    return False
+
+
+def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
+    """Makes a function that draws one that returns the bytes of a PNG file.
+
+    What draws is its `__wrapped__`.
+    """
+
+    @functools.wraps(draw)
+    def drawn(*args: object, **options: object) -> bytes:
+        import matplotlib
+
+        style = {"font.family": list(fonts()[0]), "text.usetex": False}
+        with matplotlib.rc_context(style), warnings.catch_warnings():
+            # What no font has is spelt as a code point; shaping may ask for more.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            content = io.BytesIO()
+            # Without the version of matplotlib, the same numbers give the same file.
+            draw(*args, **options).savefig(
+                content, format="png", metadata={"Software": None}
+            )
+        return content.getvalue()
+
+    return drawn
+
+
+def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
+    """Returns an empty figure of that many inches, its axes laid out by themselves.
+
+    Args:
+      width: Inches.
+      height: Inches.
+      title: Of which run; above all axes, on the left.
+      note: How to read the picture; a line below the title.
+    """
+    from matplotlib import figure
+
+    result = figure.Figure(
+        (width, height), dpi=DOTS_PER_INCH, facecolor="white", layout="constrained"
+    )
+    text = "\n".join(line for line in (title, note) if line)
+    if text:
+        result.suptitle(text, fontsize=10, ha="left", x=0.01, parse_math=False)
+    return result
+
+
+def heat_map(
+    axes: "Axes",
+    values: np.ndarray,
+    *,
+    unit: str,
+    title: str,
+    layers: Sequence[int],
+    heads: Sequence[Sequence[str]] | None = None,
+) -> None:
+    """Draws a number of each head, heads by layer, with its colour bar.
+
+    Args:
+      axes: Where to.
+      values: `[L, H]`; NaN, drawn grey, where a layer has fewer heads.
+      unit: Beside the colour bar.
+      title: Above the axes.
+      layers: The number of each layer.
+      heads: For each layer the names of its heads, which are not their places; they
+        stand in the cells. None: cells have numbers, and heads are named below.
+    """
+    scale = Scale.of(values, unit)
+    axes.set_facecolor("0.9")
+    image = axes.imshow(
+        np.ma.masked_invalid(values),
+        vmin=scale.low,
+        vmax=scale.high,
+        cmap=scale.colours,
+        aspect="auto",
+    )
+    title = textwrap.fill(title, 44)
+    axes.set_title(title, fontsize=8.5, loc="left", parse_math=False)
+    bar = axes.figure.colorbar(image, ax=axes)
+    bar.set_label(unit, fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
+    for set_ticks, names in (
+        (axes.set_xticks, [] if heads else range(values.shape[1])),
+        (axes.set_yticks, layers),
+    ):
+        every = max(1, math.ceil(len(names) / 16))
+        set_ticks(range(0, len(names), every), names[::every], fontsize=7)
+    axes.tick_params(length=2, pad=2)
+    axes.set_xlabel("head, by its name" if heads else "head", fontsize=8, labelpad=1)
+    axes.set_ylabel("layer", fontsize=8, labelpad=2)
+    if any(size > most for size, most in zip(values.shape, _MOST_NUMBERS, strict=True)):
+        return
+    for (i, h), value in np.ndenumerate(values):
+        if not np.isnan(value):
+            text = number(value) if heads is None else str(heads[i][h])
+            where = {"ha": "center", "va": "center", "color": scale.ink(value)}
+            axes.text(h, i, text, fontsize=7, **where)
+
+
+def rounded_up(value: float) -> float:
+    """Returns a number of two digits at which a scale may end; 1 for 0."""
+    if not value > 0:
+        return 1.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit - 1e-6) * unit
+
+
+def number(value: float) -> str:
+    """Returns two decimals below 10 and fewer above, or two digits of what is small."""
+    size = abs(value)
+    if 0 < size < 0.005:
+        return f"{value:.1g}"
+    return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+
+
+@functools.cache
+def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
+    """Returns the font families in use, and whether one of them has a character."""
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    families = ("DejaVu Sans", *(name for name in _WIDER_FONTS if name in installed))
+    found = [font_manager.get_font(font_manager.findfont(name)) for name in families]
+
+    @functools.cache
+    def has_glyph(character: str) -> bool:
+        return any(font.get_char_index(ord(character)) for font in found)
+
+    return families, has_glyph

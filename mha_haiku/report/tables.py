@@ -1,0 +1,116 @@
+"""Tables: rows of named columns with units, as aligned text and as a CSV file."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+# How the text shows a mean with its standard error, and the ends of an interval.
+WITH_ERROR = "{:.4g} ± {:.2g}"
+RANGE = "{:.0f}-{:.0f}"
+
+
+class Column(NamedTuple):
+    """A column.
+
+    Attributes:
+      name: Of its cells in a row, and its heading.
+      unit: Below the heading.
+      shown: How the text shows a cell, for `str.format`.
+      csv: The names of its columns in a CSV file: one for each part of its cells, which
+        are tuples where there are more. None: one, of the column's own name.
+    """
+
+    name: str
+    unit: str = ""
+    shown: str = "{}"
+    csv: tuple[str, ...] | None = None
+
+
+class Table(NamedTuple):
+    """Rows of named columns.
+
+    Attributes:
+      columns: In their order.
+      rows: Cells by the names of columns; what is missing, None or NaN stays empty.
+      num_keys: How many of the first columns say which row it is.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    num_keys: int = 1
+
+    def text(self, width: int = 100) -> str:
+        """Returns lines of text, the columns aligned.
+
+        Where they do not fit beside each other they stand in blocks, one below the
+        other, each of which begins with the columns that say which row it is.
+
+        Args:
+          width: Characters of a line, but for a column that is wider by itself.
+        """
+        keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
+        keys = [self._aligned(column) for column in keys]
+        taken = sum(len(lines[0]) for lines in keys)
+        blocks, room = [[*keys]], width - taken
+        for lines in map(self._aligned, others):
+            size = len(lines[0])
+            if size > room and len(blocks[-1]) > len(keys):
+                blocks.append([*keys])
+                room = width - taken
+            blocks[-1].append(lines)
+            room -= size
+        return "\n\n".join(
+            "\n".join("".join(cells).rstrip() for cells in zip(*block, strict=True))
+            for block in blocks
+        )
+
+    def csv(self) -> str:
+        """Returns the text of a CSV file: a line of names, and a line per row."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        names = [column.csv or (column.name,) for column in self.columns]
+        writer.writerow([name for parts in names for name in parts])
+        for row in self.rows:
+            cells = []
+            for column, parts in zip(self.columns, names, strict=True):
+                cell = row.get(column.name)
+                cells += cell if isinstance(cell, tuple) else [cell] * len(parts)
+            writer.writerow(map(_plain, cells))
+        return text.getvalue()
+
+    def _aligned(self, column: Column) -> list[str]:
+        """Returns a column's lines, all of one width."""
+        cells = [row.get(column.name) for row in self.rows]
+        lines = [column.name, *([column.unit] if self._has_units else [])]
+        lines += [_shown(column, cell) for cell in cells]
+        size = 2 + max(map(len, lines))
+        is_text = any(isinstance(cell, str) for cell in cells)
+        if is_text:
+            return ["  " + line.ljust(size - 2) for line in lines]
+        return [line.rjust(size) for line in lines]
+
+    @property
+    def _has_units(self) -> bool:
+        return any(column.unit for column in self.columns)
+
+
+def _shown(column: Column, cell: Any) -> str:
+    parts = cell if isinstance(cell, tuple) else (cell,)
+    if _is_nothing(parts[0]):
+        return ""
+    if _is_nothing(parts[-1]):  # the error of one example's mean
+        first = column.shown[: column.shown.index("}") + 1]
+        return first.format(parts[0])
+    return column.shown.format(*parts)
+
+
+def _plain(cell: Any) -> Any:
+    if _is_nothing(cell):
+        return ""
+    return f"{cell:.9g}" if isinstance(cell, float) else cell
+
+
+def _is_nothing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
