@@ -61,10 +61,7 @@ class Table(NamedTuple):
                 room = width - taken
             blocks[-1].append(lines)
             room -= size
-        return "\n\n".join(
-            "\n".join("".join(cells).rstrip() for cells in zip(*block, strict=True))
-            for block in blocks
-        )
+        return "\n\n".join(map(_joined, blocks))
 
     def csv(self) -> str:
         """Returns the text of a CSV file: a line of names, and a line per row."""
@@ -83,17 +80,20 @@ class Table(NamedTuple):
     def _aligned(self, column: Column) -> list[str]:
         """Returns a column's lines, all of one width."""
         cells = [row.get(column.name) for row in self.rows]
-        lines = [column.name, *([column.unit] if self._has_units else [])]
-        lines += [_shown(column, cell) for cell in cells]
+        lines = [column.name, column.unit, *(_shown(column, cell) for cell in cells)]
         size = 2 + max(map(len, lines))
         is_text = any(isinstance(cell, str) for cell in cells)
         if is_text:
             return ["  " + line.ljust(size - 2) for line in lines]
         return [line.rjust(size) for line in lines]
 
-    @property
-    def _has_units(self) -> bool:
-        return any(column.unit for column in self.columns)
+
+def _joined(block: Sequence[Sequence[str]]) -> str:
+    """Returns columns beside each other; without a line for units where none has one."""
+    names, units, *rows = (
+        "".join(cells).rstrip() for cells in zip(*block, strict=True)
+    )
+    return "\n".join([names, *([units] if units else []), *rows])
 
 
 def _shown(column: Column, cell: Any) -> str:
