@@ -89,7 +89,7 @@ class Table(NamedTuple):
 
 
 def _joined(block: Sequence[Sequence[str]]) -> str:
-    """Returns columns beside each other; without a line for units where none has one."""
+    """Returns columns beside each other, with a line of units where one has any."""
     names, units, *rows = (
         "".join(cells).rstrip() for cells in zip(*block, strict=True)
     )

@@ -89,9 +89,8 @@ def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
     assert whole["title"] == "run (reverse), step 20"
     some = _load(
         attention_dump.dump(
-            Bench.load(trained),
+            Bench.load(trained, 20),
             out=tmp_path / "b",
-            step=20,
             layers=[1],
             heads=[1],
             examples=[3, 0],
@@ -280,8 +279,9 @@ def test_a_page_is_made_of_what_a_user_gives(
     ],
 )
 def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
+    bench = Bench.load(trained)
     with pytest.raises(ConfigError, match=message):
-        attention_dump.dump(Bench.load(trained), out=tmp_path / "out", **options)
+        attention_dump.dump(bench, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
