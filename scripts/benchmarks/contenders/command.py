@@ -35,6 +35,10 @@ def prepare(case: str, steps: int | None = None) -> worker.Program:
 
 
 def _train(case, steps) -> worker.Program:
+    shorter = []
+    if steps is not None:
+        names = "training.steps", "optimizer.warmup_steps"
+        shorter = [f"--config.{name}={steps}" for name in names]
     cache = tempfile.TemporaryDirectory() if case == "train_warm" else None
     summary = {}
 
@@ -49,7 +53,7 @@ def _train(case, steps) -> worker.Program:
                 "--config=configs/reverse.py",
                 f"--workdir={path.parent}",
                 f"--compilation_cache={cache.name if cache else folder + '/cache'}",
-                *([] if steps is None else [f"--config.training.steps={steps}"]),
+                *shorter,
             )
             summary = json.loads(path.read_text())
             return path.stat().st_mtime - started
