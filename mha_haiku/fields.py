@@ -110,6 +110,34 @@ def option(default: Any, meaning: str, check: Check, section: str = "task") -> A
     )
 
 
+def of_dataclass(field: dataclasses.Field) -> Field:
+    """Returns what a field of a dataclass says of itself where `option` declares none.
+
+    Its type alone is checked; where it has no default, a config must give it.
+    """
+    default, kind, is_needed = None, field.type, True
+    if field.default is not dataclasses.MISSING:
+        default, is_needed = field.default, False
+    elif field.default_factory is not dataclasses.MISSING:
+        default, is_needed = field.default_factory(), False
+    if default is not None:
+        kind = type(default)
+    wanted = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
+    if kind not in wanted:
+        kind = object
+
+    def check(name, value):
+        if value is None and is_needed:
+            raise ValueError(f"{name} must be given.")
+        accepted = (int, float) if kind is float else kind
+        is_bool = isinstance(value, bool) and kind in (int, float)
+        if value is not None and (not isinstance(value, accepted) or is_bool):
+            raise ValueError(f"{name} must be {wanted[kind]}, got {value!r}.")
+        return value
+
+    return Field(default, "must be given" if is_needed else "", check, kind)
+
+
 def defaults(section: Section) -> "ml_collections.ConfigDict":
     """Returns the default of every field of a section."""
     import ml_collections

@@ -4,6 +4,7 @@ Every mistake found here is a `ConfigError` that names the field by its whole pa
 before anything compiles.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -100,6 +101,27 @@ def default_config(task: str = "reverse") -> ml_collections.ConfigDict:
     return fields.defaults(declared(task))
 
 
+def with_task(
+    config: ml_collections.ConfigDict, task: tasks.Task
+) -> ml_collections.ConfigDict:
+    """Returns a copy of a config that describes the given task.
+
+    The task's class becomes known by name in this process; see `tasks.register`.
+    """
+    if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
+        raise TypeError(
+            f"task must be a mha_haiku.tasks.Task and a dataclass, got {task!r}."
+        )
+    config = ml_collections.ConfigDict(config.to_dict())
+    values = tasks.values(task)
+    config.task = {"name": tasks.register(type(task)), **values["task"]}
+    if "data" in config:
+        del config["data"]
+    if values["data"]:
+        config.data = values["data"]
+    return config
+
+
 def set_task(config: ml_collections.ConfigDict, name: str) -> None:
     """Gives a config another task, in place.
 
@@ -184,8 +206,7 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             f"length {task.sequence_length} with learned positions, got "
             f"{embedding.max_length}."
         )
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    example = jax.eval_shape(task.example, key, task.data_shapes)
+    example = _example(config.task.name, task)
     is_set, wants_set = model.family == "set_classifier", example.targets.ndim == 0
     if is_set != wants_set:
         wanted = "'set_classifier'" if wants_set else "'encoder' or 'causal'"
@@ -216,6 +237,37 @@ def make_task(
         sections = {"config.task": options, "config.data": data}
         paths = [path for path, fields in sections.items() if field in fields]
         raise ConfigError("".join(f"{path}." for path in paths) + str(error)) from None
+
+
+def _example(name: str, task: tasks.Task) -> tasks.Example:
+    """Returns the shapes of one example, and checks them."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        example = jax.eval_shape(task.example, key, task.data_shapes)
+    except Exception as error:
+        if name in tasks.names():
+            raise
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"example() of {name} raised {type(error).__name__}: {said}"
+        ) from error
+    if not isinstance(example, tasks.Example):
+        raise ConfigError(
+            f"example() of {name} must return a tasks.Example, got {type(example)!r}."
+        )
+    shape = () if example.targets.ndim == 0 else (task.sequence_length,)
+    features = () if task.num_tokens is not None else (task.feature_size,)
+    for part, wanted in (
+        ("inputs", (task.sequence_length, *features)),
+        ("targets", shape),
+        ("weights", shape),
+    ):
+        if getattr(example, part).shape != wanted:
+            raise ConfigError(
+                f"example() of {name} must return {part} of shape {wanted}, got "
+                f"{getattr(example, part).shape}."
+            )
+    return example
 
 
 def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -171,6 +171,11 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     config = ml_collections.ConfigDict(saved)
+    if changed := changed_task(folder):
+        raise ConfigError(
+            f"{changed}, and the run in {folder.root} was of the old one.\n"
+            "Give that back, or train on with --override_config."
+        )
     task = configuration.make_task(config, shared_kept(folder))
     model = make_model(config, task)
     abstract = abstract_state(config, task, model)
@@ -260,6 +265,21 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
     return tasks.Kept(tokenizer.decode(), saved["text"])
 
 
+def changed_task(folder: Folder) -> str | None:
+    """Returns a line where the file of the run's task is not as it was, else None.
+
+    Raises:
+      ConfigError: If the file is gone.
+    """
+    saved = _read_whole(folder) or {}
+    before = saved.get("task_sha256")
+    if before is None:
+        return None
+    name = saved["config"]["task"]["name"]
+    is_same = tasks.digest(name) == before
+    return None if is_same else f"The file of config.task.name {name!r} has changed"
+
+
 def write_config(
     folder: Folder,
     config: ml_collections.ConfigDict,
@@ -288,6 +308,7 @@ def write_config(
         "seed": config.seed,
         "text": None if kept is None else kept.text,
         "tokenizer_sha256": digest,
+        "task_sha256": tasks.digest(config.task.name),
         "versions": {
             "python": platform.python_version(),
             "jax": jax.__version__,

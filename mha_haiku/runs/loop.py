@@ -67,6 +67,7 @@ def train(
     config: ml_collections.ConfigDict,
     workdir: str | os.PathLike,
     *,
+    task: tasks.Task | None = None,
     override_config: bool = False,
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,
@@ -80,6 +81,7 @@ def train(
     Args:
       config: A whole config.
       workdir: The run's folder.
+      task: What is learned, in place of what `config.task` and `config.data` describe.
       override_config: Whether to resume though the config, or the text that it names,
         is not the run's.
       observers: Who looks at the parameters; with several processes the same on all.
@@ -96,6 +98,8 @@ def train(
     """
     started = time.perf_counter()
     devices = list(devices or jax.devices())
+    if task is not None:
+        config = configuration.with_task(config, task)
     opening.check_same(config)
     configuration.validate(config, num_devices=len(devices))
     placement = sharing.make(config, devices)

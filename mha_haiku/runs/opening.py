@@ -103,6 +103,8 @@ def _check_unchanged(folder, config, override) -> bool:
     lines = configuration.difference(saved, configuration.to_json(config))
     # How devices share the work changes none of it.
     lines = [line for line in lines if not line.startswith("config.devices")]
+    if config.task.name == saved["task"]["name"]:
+        lines += filter(None, [folders.changed_task(folder)])
     if lines and not override:
         more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
         raise ConfigError(

@@ -16,10 +16,23 @@ from mha_haiku.tasks import (
     parity,
     reverse,
     sort,
+    task_files,
 )
 from mha_haiku.tasks.base import Example, Kept, Task, batch
+from mha_haiku.tasks.task_files import digest
 
-__all__ = ["Example", "Kept", "Task", "batch", "make", "names", "options"]
+__all__ = [
+    "Example",
+    "Kept",
+    "Task",
+    "batch",
+    "digest",
+    "make",
+    "names",
+    "options",
+    "register",
+    "values",
+]
 
 _TASKS = {
     task.name: task
@@ -48,22 +61,26 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     """Returns the fields that a task has in `config.task` and in `config.data`.
 
     Args:
-      name: One of `names()`.
+      name: One of `names()`, or the file and the class of your own, "mine.py:MyTask".
 
     Raises:
       ConfigError: If there is no such task.
     """
-    found: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
+    declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
     for field in dataclasses.fields(_task(name)):
-        found[field.metadata["section"]][field.name] = field.metadata["declared"]
-    return found
+        if field.init:
+            section = field.metadata.get("section", "task")
+            declared[section][field.name] = field.metadata.get(
+                "declared"
+            ) or fields.of_dataclass(field)
+    return declared
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     """Returns the task of that name.
 
     Args:
-      name: One of `names()`.
+      name: See `options`.
       kept: What `Task.keep` of the task of a run returned.
       **given: The task's options that are not as they are by default; in a config, what
         `config.task` has beside the name, and all of `config.data`.
@@ -73,17 +90,53 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
         the task refuses.
     """
     task = _task(name)
-    known = [field.name for field in dataclasses.fields(task)]
+    known = [field.name for field in dataclasses.fields(task) if field.init]
     for option in given:
         if option not in known:
             raise checks.ConfigError(
                 f"{name} has no option {option!r}; it has {', '.join(known)}."
                 f"{checks.nearest(option, known)}"
             )
-    with checks.user_mistakes():
-        return task(**given) if kept is None else task(**given, kept=kept)
+    if kept is not None:
+        given["kept"] = kept
+    if not task_files.is_name(name):
+        with checks.user_mistakes():
+            return task(**given)
+    try:
+        return task(**given)
+    except checks.ConfigError:
+        raise
+    except Exception as error:
+        raise checks.ConfigError(task_files.raised(name, error)) from error
+
+
+def register(task: type[Task]) -> str:
+    """Makes a class of tasks known by name in this process, and returns the name.
+
+    Configs then take it as `config.task.name`. Of a class in a file the name is the
+    file's and the class's, and needs no registration.
+    """
+    if _TASKS.get(getattr(task, "name", None)) is task:
+        return task.name
+    return task_files.register(task)
+
+
+def values(task: Task) -> dict[str, dict[str, Any]]:
+    """Returns the values of a task's options; see `options`."""
+    given: dict[str, dict[str, Any]] = {"task": {}, "data": {}}
+    for field in dataclasses.fields(task):
+        if field.init:
+            section = field.metadata.get("section", "task")
+            given[section][field.name] = getattr(task, field.name)
+    return given
 
 
 def _task(name: str) -> type[Task]:
-    with checks.user_mistakes():
+    if task_files.is_name(name):
+        return task_files.load(name)
+    try:
         return _TASKS[checks.choice("config.task.name", name, _TASKS)]
+    except ValueError as error:
+        raise checks.ConfigError(
+            f"{error}\nOne of your own is named by its file and class, mine.py:MyTask."
+        ) from error

@@ -58,7 +58,7 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
-    """The task's name in the registry."""
+    """The task's name in the registry and in titles; the class's if left out."""
     sequence_length: int
     """T, positions of an example."""
     num_tokens: int | None
@@ -76,6 +76,12 @@ class Task(abc.ABC):
     sees no input, only the position, and so answers the same for every example."""
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance" or "unigram"."""
+
+    def __init_subclass__(cls, **options: Any):
+        """Names a class that does not say its name."""
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     def __post_init__(self):
         """Checks each field that was declared."""
