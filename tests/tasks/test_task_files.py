@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -137,6 +138,7 @@ def test_a_file_that_holds_no_such_task_costs_two_lines(capsys, arguments, messa
     assert re.search(message, " ".join(lines)), told
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_is_read_with_the_same_file(capsys):
     assert _train("mine.py:Step", "--config.task.step=2") == 0
     run = runs.load_run("run")
@@ -168,9 +170,12 @@ class Same(tasks.Task):
         return tasks.Example(inputs, inputs, jnp.ones(6))
 
 
-def test_a_task_may_be_given_in_python(make_config, tmp_path):
+def test_a_task_may_be_given_in_python(make_config, quick_compilation):
     runs.train(
-        make_config(training__steps=2, optimizer__warmup_steps=1), "run", task=Same()
+        make_config(training__steps=2, optimizer__warmup_steps=1),
+        "run",
+        task=Same(),
+        devices=jax.local_devices()[:1],
     )
     run = runs.load_run("run")
     assert run.task == Same()
