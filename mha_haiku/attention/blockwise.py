@@ -81,12 +81,12 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     if not over_queries:
         room = jnp.zeros((*room.shape[:-1], value_size), inputs.value.dtype)
 
-    def of_head(example, head, totals):
+    def attend_head(example, head, totals):
         unread = inputs._replace(query=totals[0]) if over_queries else inputs
         view, value = _view(unread, example, head, nonfinite=jnp.nan)
         dropout = _dropout(inputs, options, example, head)
 
-        def of_tile(rows, columns, seen_from, sums):
+        def add_tile(rows, columns, seen_from, sums):
             mixed, total, largest = sums
             tile = view.scores(rows, columns, seen_from)
             new = jnp.maximum(largest, tile.max(-1))
@@ -96,7 +96,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             part = products.mix(weights[None], tiles.take(value, columns, 0)[:, None])
             return mixed * shrunk[:, None] + part[:, 0], total, new
 
-        def of_rows(rows, fresh_from, outputs):
+        def attend_rows(rows, fresh_from, outputs):
             del fresh_from  # rows that a block before had come out the same again
             sums = (
                 jnp.zeros((rows.size, value_size), dtype),
@@ -104,7 +104,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
                 jnp.full(rows.size, HIDDEN, dtype),
             )
             mixed, total, largest = sweep.over_keys(
-                functools.partial(of_tile, rows),
+                functools.partial(add_tile, rows),
                 sums,
                 view.mask,
                 rows,
@@ -126,11 +126,11 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             jnp.zeros((num_queries, value_size), inputs.value.dtype),
             jnp.zeros(num_queries, dtype),
         )
-        return sweep.over_rows(of_rows, outputs, num_queries, sizes.rows)
+        return sweep.over_rows(attend_rows, outputs, num_queries, sizes.rows)
 
     totals = room, jnp.zeros(inputs.map_shape[:-1], dtype)
     values, logsumexp = sweep.summed_over_heads(
-        of_head, totals, (1, 0), batch_shape, num_heads, sizes.heads
+        attend_head, totals, (1, 0), batch_shape, num_heads, sizes.heads
     )
     return values, logsumexp, ()
 
@@ -138,7 +138,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
 def backward(
     inputs: Inputs,
     saved: tuple,
-    of_rows: gradients.RowGradients,
+    rows_grad: gradients.RowGradients,
     wants_bias: bool,
     options: Options,
 ) -> tuple:
@@ -148,16 +148,16 @@ def backward(
     sizes = options.sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
-    def of_head(example, head, totals):
+    def head_gradients(example, head, totals):
         del totals
         view, value = _view(inputs, example, head, nonfinite=0)
         dropout = _dropout(inputs, options, example, head)
-        of_values = tiles.at_batch(of_rows.values, example)[:, head]
-        shift, logsumexp = (tiles.at_batch(x, example)[head] for x in of_rows[1:])
+        values_grad = tiles.at_batch(rows_grad.values, example)[:, head]
+        shift, logsumexp = (tiles.at_batch(x, example)[head] for x in rows_grad[1:])
 
-        def of_tile(rows, row_gradients, columns, seen_from, sums):
+        def add_tile(rows, row_gradients, columns, seen_from, sums):
             tile = view.scores(rows, columns, seen_from)[None]
-            part = gradients.of_tile(
+            part = gradients.tile_gradients(
                 tiles.take(view.query, rows, 0)[:, None],
                 tiles.take(view.key, columns, 0)[:, None],
                 tiles.take(value, columns, 0)[:, None],
@@ -166,25 +166,25 @@ def backward(
                 None if dropout is None else dropout(rows, columns)[None],
                 row_gradients,
             )
-            of_query, of_key, of_value, of_bias, of_score = sums
+            query_grad, key_grad, value_grad, bias_grad, score_grad = sums
             if wants_bias:
-                of_bias = view.bias.add_gradient(
-                    of_bias,
+                bias_grad = view.bias.add_gradient(
+                    bias_grad,
                     part.tile,
                     view.origin.rows(rows),
                     view.origin.columns(columns),
                 )
             return (
-                of_query + part.query[:, 0],
-                tiles.add(of_key, part.key[:, 0].T, columns.start, 1),
-                tiles.add(of_value, part.value[:, 0].T, columns.start, 1),
-                of_bias,
-                jax.tree.map(jnp.add, of_score, part.score),
+                query_grad + part.query[:, 0],
+                tiles.add(key_grad, part.key[:, 0].T, columns.start, 1),
+                tiles.add(value_grad, part.value[:, 0].T, columns.start, 1),
+                bias_grad,
+                jax.tree.map(jnp.add, score_grad, part.score),
             )
 
-        def of_block(rows, fresh_from, sums):
+        def add_block(rows, fresh_from, sums):
             row_gradients = gradients.RowGradients(
-                tiles.take(of_values, rows, 0)[:, None],
+                tiles.take(values_grad, rows, 0)[:, None],
                 tiles.take(shift, rows, 0)[None],
                 tiles.take(logsumexp, rows, 0)[None],
             )
@@ -193,9 +193,9 @@ def backward(
                 row_gradients = row_gradients._replace(
                     logsumexp=jnp.where(fresh, row_gradients.logsumexp, jnp.inf)
                 )
-            of_query, *sums = sums
+            query_grad, *sums = sums
             part, *sums = sweep.over_keys(
-                functools.partial(of_tile, rows, row_gradients),
+                functools.partial(add_tile, rows, row_gradients),
                 (jnp.zeros((rows.size, view.query.shape[-1]), dtype), *sums),
                 view.mask,
                 rows,
@@ -203,7 +203,7 @@ def backward(
                 sizes.columns,
                 origin=view.origin,
             )
-            return tiles.add(of_query, part, rows.start, 0), *sums
+            return tiles.add(query_grad, part, rows.start, 0), *sums
 
         sums = (
             jnp.zeros(view.query.shape, dtype),
@@ -212,10 +212,10 @@ def backward(
             jax.tree.map(jnp.zeros_like, view.bias) if wants_bias else None,
             jax.tree.map(jnp.zeros_like, view.score),
         )
-        sums = sweep.over_rows(of_block, sums, num_queries, sizes.rows)
-        of_query, of_key, of_value, *of_one_head = sums
-        of_one_head = jax.tree.map(lambda x: x.squeeze(0), of_one_head)
-        return of_query, of_key.T, of_value.T, *of_one_head
+        sums = sweep.over_rows(add_block, sums, num_queries, sizes.rows)
+        query_grad, key_grad, value_grad, *head_grads = sums
+        head_grads = jax.tree.map(lambda x: x.squeeze(0), head_grads)
+        return query_grad, key_grad.T, value_grad.T, *head_grads
 
     totals = (
         *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
@@ -224,7 +224,7 @@ def backward(
     )
     axes = (1, 1, 1, 0, 0)
     return sweep.summed_over_heads(
-        of_head, totals, axes, batch_shape, num_heads, sizes.heads
+        head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
     )
 
 

@@ -59,7 +59,7 @@ def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
 def _backward(inputs, saved, rows, wants_bias, dropout_rate):
     query, key, value, bias, score, *_ = inputs.zeroed()
     (tile,) = saved
-    tile = gradients.of_tile(
+    tile = gradients.tile_gradients(
         query, key, value, score, tile, _dropout(inputs, dropout_rate), rows
     )
     if wants_bias:

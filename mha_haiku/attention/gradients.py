@@ -28,7 +28,7 @@ class RowGradients(NamedTuple):
 
     Attributes:
       values: `[B..., T, H, V]`, the cotangent of the values.
-      shift: `[B..., H, T]`, what the gradient of each weight is less by.
+      shift: `[B..., H, T]`, what is subtracted from the gradient of each weight.
       logsumexp: `[B..., H, T]`, inf where the query has no gradient.
     """
 
@@ -38,7 +38,7 @@ class RowGradients(NamedTuple):
 
 
 class TileGradients(NamedTuple):
-    """What a tile contributes to the gradients; see `of_tile`."""
+    """What a tile contributes to the gradients; see `tile_gradients`."""
 
     query: Array
     key: Array
@@ -47,7 +47,7 @@ class TileGradients(NamedTuple):
     tile: Array
 
 
-def of_tile(
+def tile_gradients(
     query: Array,
     key: Array,
     value: Array,
@@ -68,14 +68,14 @@ def of_tile(
       rows: Of R queries.
     """
     weights = jnp.exp(tile - rows.logsumexp[..., None])
-    of_weights = products.pair(rows.values, value)
+    weights_grad = products.pair(rows.values, value)
     used = weights
     if kept is not None:
-        used, of_weights = weights * kept, of_weights * kept
-    of_scores = weights * (of_weights - rows.shift[..., None])
-    of_query, of_key, of_score = score.gradients(query, key, of_scores)
-    of_value = products.gather(used, rows.values, value.shape[-2])
-    return TileGradients(of_query, of_key, of_value, of_score, of_scores)
+        used, weights_grad = weights * kept, weights_grad * kept
+    scores_grad = weights * (weights_grad - rows.shift[..., None])
+    query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
+    value_grad = products.gather(used, rows.values, value.shape[-2])
+    return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:
@@ -116,19 +116,21 @@ def _forward(forward, options, primals):
 
 def _backward(backward, options, residuals, cotangents):
     inputs, values, logsumexp, saved, wants_bias = residuals
-    of_values, of_logsumexp = (
+    values_grad, logsumexp_grad = (
         jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x
         for x in cotangents
     )
     has_gradient = jnp.isfinite(logsumexp)
     if inputs.nonfinite is None:  # then NaN is passed on
         has_gradient |= jnp.isnan(logsumexp)
-    of_values = jnp.where(jnp.moveaxis(has_gradient, -2, -1)[..., None], of_values, 0)
+    values_grad = jnp.where(
+        jnp.moveaxis(has_gradient, -2, -1)[..., None], values_grad, 0
+    )
     dtype = logsumexp.dtype
-    shift = (of_values.astype(dtype) * values.astype(dtype)).sum(-1)
-    shift = jnp.moveaxis(shift, -1, -2) - of_logsumexp
+    shift = (values_grad.astype(dtype) * values.astype(dtype)).sum(-1)
+    shift = jnp.moveaxis(shift, -1, -2) - logsumexp_grad
     rows = RowGradients(
-        of_values,
+        values_grad,
         jnp.where(has_gradient, shift, 0),
         jnp.where(has_gradient, logsumexp, jnp.inf),
     )

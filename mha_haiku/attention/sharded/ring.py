@@ -50,7 +50,7 @@ class Ring(NamedTuple):
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
         return cls(size, 2 if size > 1 and can_halve and mask.is_lopsided() else 1)
 
-    def spread(self, x: Array, axis: int) -> Array:
+    def to_chunks(self, x: Array, axis: int) -> Array:
         """Returns the chunks `[C, ...]` of the device from its part of the sequence.
 
         Args:
@@ -65,8 +65,8 @@ class Ring(NamedTuple):
         low = jnp.where(is_even, even, odd)
         return jnp.stack([low, jnp.where(is_even, odd, even)])
 
-    def home(self, chunks: Array, axis: int) -> Array:
-        """Returns the part of the sequence from the chunks: undoes `spread`."""
+    def from_chunks(self, chunks: Array, axis: int) -> Array:
+        """Returns the part of the sequence from the chunks: undoes `to_chunks`."""
         if self.chunks == 1:
             return chunks[0]
         low, high = chunks

@@ -52,12 +52,12 @@ class _Keys(NamedTuple):
 
 
 def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
-    circle, specs = _circle(inputs, options), layout.of_inputs(inputs)
+    device_ring, specs = _ring_of(inputs, options), layout.of_inputs(inputs)
     num_keys = inputs.map_shape[-1]
 
     def local(inputs):
         inputs = layout.with_own_key(inputs, options.mesh)
-        rows, keys = _spread(inputs, circle)
+        rows, keys = _spread(inputs, device_ring)
         dtype = products.accumulation_dtype(inputs.query.dtype)
         shape = rows.query.shape[:-1]
         nothing = (
@@ -65,14 +65,16 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype),
         )
 
-        def meet(at, row, key, sums, of_key, of_all):
+        def meet(at, row, key, sums, key_grad, of_all):
             part = _part(inputs, num_keys, at, row, key)
             values, logsumexp, _ = blockwise.forward(part, _blockwise(part, options))
-            return _merged(sums, (values, logsumexp)), of_key, of_all
+            return _merged(sums, (values, logsumexp)), key_grad, of_all
 
-        (values, logsumexp), _, _ = circle.around(meet, rows, keys, nothing, (), ())
-        values = circle.home(values.astype(inputs.value.dtype), -3)
-        return values, circle.home(logsumexp, -1)
+        (values, logsumexp), _, _ = device_ring.around(
+            meet, rows, keys, nothing, (), ()
+        )
+        values = device_ring.from_chunks(values.astype(inputs.value.dtype), -3)
+        return values, device_ring.from_chunks(logsumexp, -1)
 
     batch_ndim = inputs.query.ndim - 3
     values, logsumexp = jax.shard_map(
@@ -88,21 +90,21 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
 def _backward(
     inputs: Inputs,
     saved: tuple,
-    of_rows: gradients.RowGradients,
+    rows_grad: gradients.RowGradients,
     wants_bias: bool,
     options: Options,
 ) -> tuple:
     del saved
-    circle, specs = _circle(inputs, options), layout.of_inputs(inputs)
+    device_ring, specs = _ring_of(inputs, options), layout.of_inputs(inputs)
     num_keys = inputs.map_shape[-1]
 
-    def local(inputs, of_rows):
+    def local(inputs, rows_grad):
         inputs = layout.with_own_key(inputs, options.mesh)
-        rows, keys = _spread(inputs, circle)
-        of_rows = gradients.RowGradients(
+        rows, keys = _spread(inputs, device_ring)
+        rows_grad = gradients.RowGradients(
             *(
-                circle.spread(x, axis)
-                for x, axis in zip(of_rows, (-3, -1, -1), strict=True)
+                device_ring.to_chunks(x, axis)
+                for x, axis in zip(rows_grad, (-3, -1, -1), strict=True)
             )
         )
         dtype = products.accumulation_dtype(inputs.query.dtype)
@@ -114,7 +116,7 @@ def _backward(
             ),
         )
 
-        def meet(at, row, key, of_query, of_key, of_all):
+        def meet(at, row, key, query_grad, key_grad, of_all):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
             query, key, value, bias, score = blockwise.backward(
@@ -122,15 +124,17 @@ def _backward(
             )
             return jax.tree.map(
                 jnp.add,
-                (of_query, of_key, of_all),
+                (query_grad, key_grad, of_all),
                 (query, (key, value), (bias, score)),
             )
 
-        of_query, of_keys, of_all = circle.around(meet, (rows, of_rows), keys, *nothing)
+        query_grad, of_keys, of_all = device_ring.around(
+            meet, (rows, rows_grad), keys, *nothing
+        )
         of_all = jax.tree.map(
             lambda x, spec: lax.psum(x, layout.unshared(spec)), of_all, of_shared
         )
-        of_arrays = (circle.home(x, -3) for x in (of_query, *of_keys))
+        of_arrays = (device_ring.from_chunks(x, -3) for x in (query_grad, *of_keys))
         return *of_arrays, *of_all
 
     of_shared = (specs.bias if wants_bias else None, specs.score)
@@ -142,7 +146,7 @@ def _backward(
         in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
         out_specs=(rows, rows, rows, *of_shared),
         check_vma=False,
-    )(inputs, of_rows)
+    )(inputs, rows_grad)
 
 
 attend = gradients.differentiable(_forward, _backward)
@@ -153,17 +157,17 @@ def moved(origin: tiles.Origin, first: tiles.Origin) -> tiles.Origin:
     return tiles.Origin(origin.query + first.query, origin.key + first.key)
 
 
-def _circle(inputs, options) -> ring.Ring:
+def _ring_of(inputs, options) -> ring.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
     size = options.mesh.shape[ring.AXIS]
     return ring.Ring.of(inputs.mask, num_queries, num_keys, size)
 
 
-def _spread(inputs, circle) -> tuple[_Rows, _Keys]:
-    query, key, value = (circle.spread(x, -3) for x in inputs[:3])
+def _spread(inputs, device_ring) -> tuple[_Rows, _Keys]:
+    query, key, value = (device_ring.to_chunks(x, -3) for x in inputs[:3])
     of_queries = of_keys = None
     if inputs.nonfinite is not None:
-        of_queries, of_keys = (circle.spread(x, -2) for x in inputs.nonfinite)
+        of_queries, of_keys = (device_ring.to_chunks(x, -2) for x in inputs.nonfinite)
     return _Rows(query, of_queries), _Keys(key, value, of_keys)
 
 

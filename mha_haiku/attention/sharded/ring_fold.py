@@ -42,11 +42,11 @@ def forward(
     mesh: jax.sharding.Mesh,
 ) -> fold.Sums:
     """Returns the sums of a map on its mesh; see `fold.fold`."""
-    circle = _circle(maps, mesh)
+    device_ring = _ring_of(maps, mesh)
     at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
 
     def local(maps, given):
-        stay, go_round = _spread(maps, given, circle)
+        stay, go_round = _spread(maps, given, device_ring)
 
         def meet(at, row, key, of_row, of_key, of_head):
             parts, own, first = _part(maps, at, row, key)
@@ -58,10 +58,11 @@ def forward(
             )
 
         nothing = _nothing(observation, stay, go_round)
-        of_rows, of_keys, of_head = circle.around(meet, stay, go_round, *nothing)
+        of_rows, of_keys, of_head = device_ring.around(meet, stay, go_round, *nothing)
         # Chunks, B... and H stand before the positions.
         of_rows, of_keys = jax.tree.map(
-            lambda x: circle.home(x, at_heads + 1 - x.ndim), (of_rows, of_keys)
+            lambda x: device_ring.from_chunks(x, at_heads + 1 - x.ndim),
+            (of_rows, of_keys),
         )
         of_head = jax.tree.map(lambda x: lax.psum(x, ring.AXIS), of_head)
         return fold.Sums(of_rows, of_keys, of_head)
@@ -76,22 +77,24 @@ def forward(
     )(maps, given)
 
 
-def _circle(maps, mesh) -> ring.Ring:
+def _ring_of(maps, mesh) -> ring.Ring:
     num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
     size = mesh.shape[ring.AXIS]
     return ring.Ring.of(maps[0].mask, num_queries, num_keys, size)
 
 
-def _spread(maps, given, circle) -> tuple[_Stay, _GoRound]:
+def _spread(maps, given, device_ring) -> tuple[_Stay, _GoRound]:
     at_positions = maps[0].query.ndim - 3
 
     def chunks(tree):
-        return jax.tree.map(lambda x: circle.spread(x, at_positions - x.ndim), tree)
+        return jax.tree.map(
+            lambda x: device_ring.to_chunks(x, at_positions - x.ndim), tree
+        )
 
     return (
         _Stay(
             chunks(tuple(each.query for each in maps)),
-            tuple(circle.spread(each.logsumexp, -1) for each in maps),
+            tuple(device_ring.to_chunks(each.logsumexp, -1) for each in maps),
             chunks(given.queries),
         ),
         _GoRound(chunks(tuple(each.key for each in maps)), chunks(given.keys)),

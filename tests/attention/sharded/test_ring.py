@@ -268,23 +268,27 @@ def test_memory_of_a_device_falls_with_the_ring():
 def test_chunks_meet_once_and_come_home(size):
     """Each pair of positions meets once; under a causal mask work is even."""
     length = 8 * size
-    circle = ring.Ring.of(masks.causal(), length, length, size)
-    assert circle.chunks == (2 if size > 1 else 1)
+    device_ring = ring.Ring.of(masks.causal(), length, length, size)
+    assert device_ring.chunks == (2 if size > 1 else 1)
     seen = np.zeros((length, length), int)
     work = {}
 
     def local(at):
-        rows, keys = circle.spread(at, -1), circle.spread(at, -1)
+        rows, keys = device_ring.to_chunks(at, -1), device_ring.to_chunks(at, -1)
 
         def meet(chunks, row, key, of_row, of_key, met):
             device = jax.lax.axis_index(ring.AXIS)
             jax.debug.callback(note, device, row, key, ordered=False)
             return of_row + key.sum(), of_key + row.sum(), met
 
-        of_rows, of_keys, _ = circle.around(
+        of_rows, of_keys, _ = device_ring.around(
             meet, rows, keys, jnp.zeros_like(rows), jnp.zeros_like(keys), ()
         )
-        return circle.home(rows, -1), circle.home(of_rows, -1), circle.home(of_keys, -1)
+        return (
+            device_ring.from_chunks(rows, -1),
+            device_ring.from_chunks(of_rows, -1),
+            device_ring.from_chunks(of_keys, -1),
+        )
 
     def note(device, row, key):
         seen[np.ix_(row, key)] += 1
