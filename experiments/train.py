@@ -28,7 +28,7 @@ FLAGS = command_line.flag_values(
 
 def main(config) -> int:
     from mha_haiku.devices import cluster
-    from mha_haiku.runs import loop
+    from mha_haiku.runs import loop, progress
     from mha_haiku.studies import attention_dump, learning_curve, timeline
     from mha_haiku.studies.workbench import Bench
 
@@ -46,9 +46,12 @@ def main(config) -> int:
             dump = f"python -m experiments.dump_attention --workdir={workdir}"
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
+    if cluster.is_first():
+        progress.say("attention maps: compiling")
     maps = attention_dump.dump(Bench.load(workdir))
     if not cluster.leave():
         return 0
+    progress.say("drawing")
     attention_dump.write_report(maps.parent)
     learning_curve.draw(workdir)
     picture = timeline.draw(workdir)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -18,7 +17,7 @@ from mha_haiku import attention, checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files
-from mha_haiku.training import evaluation, losses, optimizers, stepping
+from mha_haiku.training import evaluation, optimizers, stepping
 
 _FORM = 2  # of a run's folder; version 0.1.0 wrote none
 
@@ -110,7 +109,9 @@ class Run(NamedTuple):
         """
         checks.choice("measure", measure, ("ablation", "gradient", "attribution"))
         run = self.looped()
-        of = heads.Subject(run.model, _loss, run.params, [self.examples(examples)])
+        of = heads.Subject(
+            run.model, heads.metrics.loss, run.params, [self.examples(examples)]
+        )
         return getattr(heads, measure)(of)
 
     def looped(self) -> "Run":
@@ -122,15 +123,6 @@ class Run(NamedTuple):
         model = make_model(config, self.task)
         params = models.unstacked(self.params)
         return self._replace(config=config, model=model, params=params)
-
-
-def _loss(logits: jax.Array, example: tasks.Example) -> jax.Array:
-    """Returns the mean cross-entropy of each example's targets, `[B]` nats."""
-    counts = example.weights > 0
-    each = jnp.where(counts, losses.cross_entropy(logits, example.targets), 0)
-    axes = tuple(range(1, counts.ndim))
-    weight = jnp.maximum(example.weights.sum(axes), 1)
-    return (each * example.weights).sum(axes) / weight
 
 
 def open_folder(workdir: str | os.PathLike) -> Folder:

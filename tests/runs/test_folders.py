@@ -133,8 +133,9 @@ def test_runs_of_other_versions_are_refused_by_name(tmp_path, make_config):
 def test_notebook_asks_a_run_for_examples_maps_and_importance(tmp_path, make_config):
     config = make_config(training__steps=2, optimizer__warmup_steps=1)
     config.model.update(scan_layers=True, num_layers=2)
-    runs.train(config, tmp_path, devices=jax.local_devices()[:1])
-    run = runs.load(tmp_path)
+    workdir = tmp_path / "[0]"  # no pattern, but a name
+    runs.train(config, workdir, devices=jax.local_devices()[:1])
+    run = runs.load(workdir)
     examples = run.examples(3)
     length = run.task.sequence_length
     assert examples.inputs.shape == (3, length)
