@@ -28,6 +28,10 @@ _EXTRAS = {
 }
 
 
+_MOST = 2**31 - 1  # of any integer
+_MOST_EXAMPLES = 2**20  # what is measured over more would not end
+
+
 def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
     """Returns a script's flags, and `--debug` and `--help`.
 
@@ -48,6 +52,11 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
     for name, (kind, default, text) in {**table, **own}.items():
         if kind is list:
             flags.DEFINE(_Integers(), name, default, text, flag_values=values)
+        elif kind is int:
+            most = _MOST_EXAMPLES if name.endswith("examples") else _MOST
+            flags.DEFINE_integer(
+                name, default, text, upper_bound=most, flag_values=values
+            )
         else:
             _DEFINE[kind](name, default, text, flag_values=values)
     return values
@@ -104,15 +113,17 @@ class _Integers(flags.ArgumentParser):
         if not isinstance(argument, str):
             return argument
         try:
-            return [int(word) for word in argument.split(",")]
+            numbers = [int(word) for word in argument.split(",")]
         except ValueError as error:
             raise ValueError("must be integers, as 0,2") from error
+        if max(map(abs, numbers)) > _MOST:
+            raise ValueError(f"must be integers of at most {_MOST}")
+        return numbers
 
 
 _DEFINE = {
     bool: flags.DEFINE_boolean,
     float: flags.DEFINE_float,
-    int: flags.DEFINE_integer,
     str: flags.DEFINE_string,
 }
 
@@ -219,13 +230,15 @@ def _tell(error: Exception) -> int:
     """Writes what went wrong on stderr; returns the exit status."""
     from mha_haiku import checks
 
+    # Bytes of a name that are no text are surrogates, which no stream takes.
+    told = str(error).encode("utf-8", "backslashreplace").decode()
     if isinstance(error, checks.ConfigError):
-        first, *others = str(error).splitlines() or [""]
+        first, *others = told.splitlines() or [""]
         print(f"error: {first}", file=sys.stderr)
         if others:
             print(" ".join(line.strip() for line in others), file=sys.stderr)
         return 2
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    message = f"{type(error).__name__}: {' '.join(told.split())}"
     extra = _EXTRAS.get(error.name) if isinstance(error, ImportError) else None
     hint = "--debug shows the traceback"
     if extra:

@@ -172,6 +172,21 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
         ("--config.model.attention.num_heads=none", "config.model.attention.num_heads"),
         ("--config.model.attention.num_heads=3", "config.model.attention.num_heads"),
         ("--config.task.name=revers", "'reverse'?"),
+        # Hostile values: each kind was a fault once, or could be.
+        (f"--config.model.hidden_size={10**20}", "feed_forward.hidden_size must be"),
+        (f"--config.training.steps={10**20}", "from 1 to 2147483647"),
+        (f"--config.devices.data={10**20}", "config.devices.data must be"),
+        (f"--config.task.sequence_length={10**20}", "config.task.sequence_length"),
+        (f"--config.attention.examples={10**20}", "config.attention.examples"),
+        ("--config.optimizer.learning_rate=1e400", "learning_rate must be a finite"),
+        ("--config.model.attention.window=-1", "attention.window must be an integer"),
+        ("--config.model.kept_heads=[0]", "kept_heads[0] must be a list"),
+        ("--config.model.kept_heads=[", "kept_heads must be a Python literal"),
+        ("--config.model.hidden_sizes=()", "must have an entry for each of the 1"),
+        (f"--config.task.name={'x' * 300}", "config.task.name must be one of"),
+        ("--config.task.name=\udcff", "config.task.name must be one of"),
+        (f"--config.{'x' * 300}=1", "no such field"),
+        ("--config.model.\udcff=1", "no such field"),
     ],
 )
 def test_a_value_that_no_run_can_have_ends_before_a_folder_is_made(
@@ -200,6 +215,11 @@ def test_a_workdir_that_cannot_be_made_is_refused(capsys):
         (["--workdir=absent"], ["absent"]),
         (["--workdir=absent", "--layers=first"], ["--layers=first", "integers"]),
         (["--workdir=absent", "--step=last"], ["--step=last"]),
+        (["--workdir=absent", f"--step={10**20}"], ["--step=1000", "<= 2147483647"]),
+        (["--workdir=absent", f"--layers={10**20}"], ["at most 2147483647"]),
+        ([f"--workdir={'x' * 300}"], ["too long"]),
+        (["--workdir=[0]"], ["There is no run in [0]"]),
+        (["--workdir=a\0b"], ["null"]),
         (
             ["--workdir=absent", "--config.model.attention.num_heads=2"],
             ["There is no flag"],
