@@ -112,7 +112,7 @@ class Run(NamedTuple):
         of = heads.Subject(
             run.model, heads.metrics.loss, run.params, [self.examples(examples)]
         )
-        return getattr(heads, measure)(of)
+        return heads.MEASURES[measure].measure(of)
 
     def looped(self) -> "Run":
         """Returns the run with layers that are looped over, so that each is reached."""

@@ -91,8 +91,9 @@ def dump(
     observe = _observer(bench, layers, places, pooled)
     if own is None:
         batch_size = bench.whole_batch(len(indices))
-        options = {"batch_size": batch_size, "name": "attention maps"}
-        (seen,) = bench.observations(observe, indices, **options)
+        (seen,) = bench.observations(
+            observe, indices, batch_size=batch_size, name="attention maps"
+        )
     else:
         copies = bench.whole_batch(1)
         example = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), own)
@@ -122,7 +123,9 @@ def dump(
     if is_whole and own is None:
         # In batches of the size that is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
-        batches = bench.observations(observe, range(count), **options)
+        batches = bench.observations(
+            observe, range(count), batch_size=batch_size, name="means of maps"
+        )
         means = [[x.mean(axis=0) for x in batch[2]] for batch in batches]
         for i, of_batches in zip(layers, zip(*means, strict=True), strict=True):
             arrays[f"mean_{i:02d}"] = np.mean(of_batches, axis=0, dtype=np.float32)

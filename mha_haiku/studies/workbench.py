@@ -67,14 +67,7 @@ class Bench:
 
     def looped(self) -> "Bench":
         """Returns the bench with layers that are looped over, to reach each of them."""
-        run = self.run
-        if not run.config.model.scan_layers:
-            return self
-        config = run.config.copy_and_resolve_references()
-        config.model.scan_layers = False
-        model = folders.make_model(config, run.task)
-        params = models.unstacked(run.params)
-        return self.with_run(run._replace(config=config, model=model, params=params))
+        return self.with_run(self.run.looped())
 
     def placed(
         self,
@@ -235,31 +228,6 @@ class Bench:
             filled = batch + batch[-1:] * (batch_size - len(batch))
             seen = jax.device_get(observe(self.run.params, self.held_out(filled)))
             yield jax.tree.map(operator.itemgetter(slice(len(batch))), seen)
-
-    # What a notebook asks for most.
-
-    def examples(self, count: int) -> tasks.Example:
-        """Returns the first held-out examples, `[count, ...]`."""
-        return self.held_out(range(count))
-
-    def maps(self, text: str | None = None) -> Sequence[Any]:
-        """Returns the `AttentionMap` of each layer, on a text or the first example.
-
-        Args:
-          text: As the task encodes it; None: the first held-out example.
-        """
-        if text is None:
-            example = self.examples(1)
-        else:
-            inputs = self.run.task.encode(text)[None]
-            example = tasks.Example(inputs, inputs, np.ones(inputs.shape), None)
-        return self.output(self.run.params, example).maps
-
-    def importance(self, **options: Any) -> Any:
-        """Returns how much each head matters; see `head_importance.measure`."""
-        from mha_haiku.studies import head_importance
-
-        return head_importance.measure(self, **options)
 
 
 class Batches:
