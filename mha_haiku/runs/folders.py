@@ -104,10 +104,10 @@ class Run(NamedTuple):
         """Returns how much each head matters to the loss of held-out examples.
 
         Args:
-          measure: "ablation", "gradient" or "attribution"; see `heads`.
+          measure: A name of `heads.MEASURES`.
           examples: N.
         """
-        checks.choice("measure", measure, ("ablation", "gradient", "attribution"))
+        checks.choice("measure", measure, heads.MEASURES)
         run = self.looped()
         of = heads.Subject(
             run.model, heads.metrics.loss, run.params, [self.examples(examples)]
