@@ -156,7 +156,9 @@ def test_family_must_answer_what_the_task_asks(make_config, task):
     class OneOfSet(type(task)):
         def example(self, key, data):
             example = super().example(key, data)
-            return example._replace(targets=example.targets[0])
+            return example._replace(
+                targets=example.targets[0], weights=example.weights[0]
+            )
 
     configuration.validate_for_task(config, OneOfSet())
     with pytest.raises(ConfigError, match="family must be 'set_classifier'"):
