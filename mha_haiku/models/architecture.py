@@ -46,13 +46,13 @@ _SIZE = fields.integer(1, 2**20)
 _SIZE_OR_NONE = fields.integer(0, 2**20)
 
 FIELDS = {
-    "family": Field("encoder", "which model", OneOf(FAMILIES)),
+    "family": Field("encoder", "what it answers, and from what", OneOf(FAMILIES)),
     "num_layers": Field(
         1, "each of attention and a feed-forward part", fields.integer(1, 10_000)
     ),
     "model_size": Field(32, "width of the residual stream", _SIZE),
-    "dropout_rate": Field(0.0, "in [0, 1)", checks.fraction),
-    "precision": Field("float32", "computed in", OneOf(PRECISIONS)),
+    "dropout_rate": Field(0.0, "what dropout sets to 0, in [0, 1)", checks.fraction),
+    "precision": Field("float32", "what it computes in", OneOf(PRECISIONS)),
     "rematerialize": Field(
         False,
         "whether layers are computed again for the gradient, to save memory",
@@ -66,7 +66,7 @@ FIELDS = {
     "embedding": {
         "positions": Field(
             "learned",
-            "how told",
+            "how the model knows them",
             OneOf(POSITIONS),
             formerly="config.model.positions",
         ),

@@ -22,13 +22,13 @@ _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 
 _TRAINING = {
-    "steps": Field(400, "in all", _STEPS),
+    "steps": Field(400, "training steps in all", _STEPS),
     "batch_size": Field(128, "examples in a step, over all devices", _COUNT),
     "steps_per_dispatch": Field(50, "steps in one compiled call", _COUNT),
-    "report_every": Field(50, "steps", _STEPS),
-    "evaluate_every": Field(200, "steps", _STEPS),
+    "report_every": Field(50, "steps between reports", _STEPS),
+    "evaluate_every": Field(200, "steps between evaluations", _STEPS),
     "evaluation_examples": Field(1024, "held-out examples", _COUNT),
-    "checkpoint_every": Field(200, "steps", _STEPS),
+    "checkpoint_every": Field(200, "steps between checkpoints", _STEPS),
     "timeline_every": Field(
         0,
         "steps between looks at what heads do, for heads/timeline.png; 0: none",
