@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import models, tasks
@@ -92,9 +93,11 @@ def head_outputs(attention_map: Any) -> Array:
     value = attention_map.value
     if value is None:
         raise ValueError("the map has no value, which its heads' outputs are made of.")
-    heads = attention_map.shape[-3]
-    if heads:
-        value = value.repeat(heads // value.shape[-2], axis=-2)
+    *batch_shape, heads, length, _ = attention_map.shape
+    if not heads:
+        shape = (*batch_shape, length, 0, value.shape[-1])
+        return jnp.zeros(shape, value.dtype)
+    value = value.repeat(heads // value.shape[-2], axis=-2)
     return attention_map.apply(value).astype(value.dtype)
 
 
