@@ -155,7 +155,7 @@ def pooled(
     factors: views.Factors, *, grid: Grid, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
     """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
-    sums = fold.fold(_Pooled(grid), (factors,), fold.Given(), sizes, mesh)
+    sums = fold.fold(_Pooled(grid), (factors,), fold.NOTHING_GIVEN, sizes, mesh)
     return grid.rows.mean(sums.head, factors.logsumexp > -jnp.inf)
 
 
@@ -198,10 +198,50 @@ class _Top(fold.Observation):
 @functools.partial(jax.jit, static_argnames=("k", "sizes", "mesh"))
 def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> Top:
     """Returns the k largest weights of each row; see `AttentionMap.top`."""
-    sums = fold.fold(_Top(k), (factors,), fold.Given(), sizes, mesh)
+    frozen = lax.stop_gradient(factors)
+    sums = fold.fold(_Top(k), (frozen,), fold.NOTHING_GIVEN, sizes, mesh)
     log_weights, keys = sums.queries
     keys = jnp.where(log_weights > views.HIDDEN / 2, keys, -1)
-    return Top(jnp.exp(log_weights), keys)
+    at_keys = fold.Given(jnp.swapaxes(keys, -2, -3))
+    weights = fold.Sums(jnp.exp(log_weights))
+    weights = fold.known(weights, _AtKeys(), (factors,), at_keys, sizes).queries
+    return Top(weights, keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AtKeys(fold.Observation):
+    """The weights at the keys that are given of each query, `[T, k]`; 0 for -1."""
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        return fold.Sums(jnp.zeros(given.queries.shape, dtype))
+
+    def add(self, tile, sums):
+        at = tile.given.queries - tile.columns.start
+        is_here = (at >= 0) & (at < tile.columns.size)
+        at = jnp.clip(at, 0, tile.columns.size - 1)
+        here = jnp.where(is_here, jnp.take_along_axis(tile.weights, at, 1), 0)
+        return sums._replace(queries=sums.queries + here)
+
+
+def largest(
+    weights: Array, factors: views.Factors, *, sizes: sweep.Sizes, mesh: Mesh
+) -> Array:
+    """Returns the largest weights `[B..., H, T]`, known already, with their gradient.
+
+    Args:
+      weights: The largest weight of each query.
+      factors: Of the map.
+      sizes: Of the tiles.
+      mesh: The devices that share the map, or None.
+    """
+
+    def positions(maps):
+        sums = fold.fold(_Top(1), maps, fold.NOTHING_GIVEN, sizes, mesh)
+        return fold.Given(jnp.swapaxes(sums.queries[1], -2, -3))
+
+    sums = fold.Sums(weights[..., None])
+    sums = fold.known(sums, _AtKeys(), (factors,), positions, sizes)
+    return sums.queries[..., 0]
 
 
 @dataclasses.dataclass(frozen=True)

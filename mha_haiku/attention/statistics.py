@@ -464,6 +464,9 @@ def statistics(
     # Before anything else is made of them: what does not count may be NaN.
     rows = jax.tree.map(lambda x: jnp.where(counts, x, 0), sums.queries)
     row_sums = dict(zip(wanted, rows, strict=True))
+    row_sums[LARGEST] = observations.largest(
+        row_sums[LARGEST], factors, sizes=sizes, mesh=mesh
+    )
 
     def finished(entry):
         of_query = entry.of_query(*(row_sums[each] for each in entry.sums))

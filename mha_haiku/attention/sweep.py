@@ -121,7 +121,7 @@ def summed_over_heads(
         stacked = over_heads(lambda *at: function(*at, totals), *sizes)
         return tuple(
             jax.tree.map(
-                lambda x, y, axis=axis: _placed(y, x.shape, axis, len(batch_shape)),
+                lambda x, y, axis=axis: placed(y, x.shape, axis, len(batch_shape)),
                 *pair,
             )
             for axis, *pair in zip(axes, totals, stacked, strict=True)
@@ -150,8 +150,16 @@ def summed_over_heads(
     return lax.scan(step, totals, jnp.arange(math.prod(shape)))[0]
 
 
-def _placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
-    """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B...."""
+def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
+    """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B....
+
+    Args:
+      stacked: The array.
+      shape: Of the sum; an axis of B... may have size 1, and that of the heads any
+        divisor of H.
+      axis: Where the heads stand in it.
+      batch_ndim: How many axes B... are.
+    """
     size = shape[batch_ndim + axis]
     *batch_shape, heads = stacked.shape[: batch_ndim + 1]
     rest = stacked.shape[batch_ndim + 1 :]

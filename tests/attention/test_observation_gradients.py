@@ -1,0 +1,283 @@
+"""Gradients of observations: those of the same numbers from whole float64 matrices.
+
+B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks, positions
+from mha_haiku.attention import (
+    STATISTICS,
+    AttentionMap,
+    additive,
+    attend,
+    bin_edges,
+    dot_product,
+    sweep,
+)
+
+B, T, S, H, G, K, V = 2, 13, 17, 4, 2, 3, 5
+rng = np.random.default_rng(8)
+TOKENS, KEY_TOKENS = rng.integers(0, 3, (B, T)), rng.integers(0, 3, (B, S))
+CHOSEN, COUNTED = rng.random((B, S)) < 0.3, rng.random((B, T)) < 0.8
+LENGTHS = np.asarray([14, 0])
+MASKS = {
+    "full": masks.full,
+    "causal padding": lambda: masks.causal() & masks.padding(LENGTHS),
+    "window": lambda: masks.window(3, 1).shifted(S - T),
+    "own array": lambda: masks.dense(rng.random((B, H, T, S)) < 0.4),
+    "segments": lambda: masks.segments(np.sort(TOKENS), np.sort(KEY_TOKENS)),
+}
+# Mask, bias, score.
+CASES = [
+    ("full", "array", "dot product"),
+    ("causal padding", "table", "dot product"),
+    ("window", "alibi", "capped"),
+    ("own array", None, "additive"),
+    ("segments", "array", "additive"),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Makes tiles that do not divide the map."""
+    monkeypatch.setattr(sweep, "_MULTIPLE", 4)
+    monkeypatch.setattr(AttentionMap, "_sizes", lambda self: sweep.Sizes(8, 8, 1))
+
+
+def numbers(bias_kind, score_kind):
+    """Returns what is differentiated, float64 by name."""
+    shapes = {
+        "query": (B, T, H, K),
+        "key": (B, S, G, K),
+        "value": (B, S, G, V),
+        "x": (B, S, 1, 2),
+        "y": (B, T, H, 2),
+    }
+    if bias_kind:
+        shapes["bias"] = {"array": (1, H, T, S), "table": (8, H), "alibi": (H,)}[
+            bias_kind
+        ]
+    if score_kind == "additive":
+        shapes["weight"] = (H, K)
+    draw = np.random.default_rng(1)
+    return {name: draw.normal(size=shape) for name, shape in shapes.items()}
+
+
+def map_of(numbers, mask, bias_kind, score_kind, implementation):
+    """Returns the map of one case."""
+    bias = numbers.get("bias")
+    if bias_kind == "table":
+        bias = positions.relative_bias(bias, bidirectional=True, max_distance=9)
+    if bias_kind == "alibi":
+        slopes = positions.alibi(H)
+        bias = type(slopes)(bias, 0)
+    score = {
+        "dot product": dot_product,
+        "capped": lambda: dot_product(scale=0.8, soft_cap=1.5),
+        "additive": lambda: additive(numbers["weight"]),
+    }[score_kind]()
+    arrays = (numbers[name] for name in ("query", "key", "value"))
+    return attend(
+        *arrays, mask=mask, bias=bias, score=score, implementation=implementation
+    )[1]
+
+
+def observed(found, numbers):
+    """Returns what the fold makes of a map."""
+    statistics = found.statistics(
+        pooled=(3, 4),
+        query_offset=1,
+        tokens=TOKENS,
+        key_tokens=KEY_TOKENS,
+        positions=CHOSEN,
+        counted=COUNTED,
+    )._asdict()
+    rows = found.statistics(per_query=True)
+    return statistics | {
+        "rms_per_query": rows.rms_distance,
+        "largest_per_query": rows.largest_weight,
+        "part": found.pooled(2, 3, queries=slice(2, 9), keys=slice(1, 12)),
+        "top": found.top(3).weights,
+        "apply": found.apply(numbers["x"]),
+        "apply_transposed": found.apply_transposed(numbers["y"]),
+        "divergence": found.divergence(),
+    }
+
+
+@jax.numpy_rank_promotion("allow")
+def stated(found, numbers):
+    """Returns the same from the whole matrix."""
+    all_weights = found.weights()
+    sees = all_weights.sum(-1) > 0
+    counts = sees & COUNTED[:, None]
+    weights = jnp.where(counts[..., None], all_weights, 0)
+    count = jnp.maximum(counts.sum(-1), 1)
+    t, s = 1 + np.arange(T)[:, None], np.arange(S)[None]
+
+    def entropy(p):
+        return -(p * jnp.log(jnp.where(p > 0, p, 1))).sum(-1)
+
+    def mean(rows):
+        return jnp.where(counts, rows, 0).sum(-1) / count
+
+    def mass(where):
+        return (weights * where).sum(-1)
+
+    def root(x):
+        return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
+
+    def cells(weights, seen, bins):
+        rows, columns = (
+            bin_edges(*pair) for pair in zip(weights.shape[-2:], bins, strict=True)
+        )
+        blocks = [
+            [
+                weights[..., a:b, c:d].sum((-1, -2))
+                / jnp.maximum(seen[..., a:b].sum(-1), 1)
+                for c, d in zip(columns, columns[1:], strict=False)
+            ]
+            for a, b in zip(rows, rows[1:], strict=False)
+        ]
+        return jnp.stack([jnp.stack(row, -1) for row in blocks], -2)
+
+    before = np.roll(KEY_TOKENS, 1, -1)[:, None, None]
+    own = TOKENS[:, None, :, None]
+    received = weights.sum(-2)
+    unseen = found.mask.aligned_unseen_keys(T, S, 1)
+    unseen = np.zeros((1, 1, S), bool) if unseen is None else unseen
+    among = ~np.broadcast_to(unseen, received.shape)
+    apart = jnp.abs(received[..., :, None] - received[..., None, :])
+    apart = (apart * (among[..., None] & among[..., None, :])).sum((-1, -2))
+    total = (received * among).sum(-1)
+    size = 2 * among.sum(-1) * jnp.where(total > 0, total, 1)
+    result = {
+        "entropy": mean(entropy(weights)),
+        "perplexity": mean(jnp.exp(entropy(weights))),
+        "squared_weights": mean((weights**2).sum(-1)),
+        "largest_weight": mean(weights.max(-1)),
+        "distance": mean(mass(np.abs(t - s))),
+        "rms_distance": root(mean(mass((t - s) ** 2))),
+        "previous_position": mean(mass(s == t - 1)),
+        "own_position": mean(mass(s == t)),
+        "next_position": mean(mass(s == t + 1)),
+        "first_position": mean(mass(s == 0)),
+        "chosen_positions": mean(mass(CHOSEN[:, None, None])),
+        "same_token": mean(mass(KEY_TOKENS[:, None, None] == own)),
+        "induction": mean(mass((before == own) & (s > 0) & (s <= t))),
+        "received": received,
+        "received_gini": jnp.where(total > 0, apart / jnp.where(size > 0, size, 1), 0),
+        "pooled": cells(weights, counts, (3, 4)),
+    }
+    squared = (np.arange(T)[:, None] - s) ** 2
+    heads, others = all_weights[:, :, None], all_weights[:, None]
+    both = sees[:, :, None] & sees[:, None]
+    divergences = entropy((heads + others) / 2)
+    divergences -= (entropy(heads) + entropy(others)) / 2
+    return result | {
+        "rms_per_query": root((all_weights * squared).sum(-1)),
+        "largest_per_query": all_weights.max(-1),
+        "part": cells(all_weights[..., 2:9, 1:12], sees[..., 2:9], (2, 3)),
+        "top": -jnp.sort(-all_weights, -1)[..., :3],
+        "apply": jnp.einsum("bhts,bsv->bthv", all_weights, numbers["x"][:, :, 0]),
+        "apply_transposed": jnp.einsum("bhts,bthv->bshv", all_weights, numbers["y"]),
+        "divergence": jnp.where(both, divergences, 0).sum(-1)
+        / jnp.maximum(both.sum(-1), 1),
+    }
+
+
+def total(results, names):
+    """Returns the sum of all results, each weighted by numbers of its own."""
+    draw = np.random.default_rng(2)
+    weighted = [
+        (results[name] * draw.normal(size=results[name].shape)).sum() for name in names
+    ]
+    return sum(weighted)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_equal_those_of_the_whole_matrix(case):
+    mask_kind, *kinds = case
+    mask = MASKS[mask_kind]()
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(jnp.asarray, numbers(*kinds))
+
+        def gradients(observe, implementation):
+            def run(arrays):
+                found = map_of(arrays, mask, *kinds, implementation)
+                results = observe(found, arrays)
+                return total(results, names), results
+
+            return jax.jit(jax.grad(run, has_aux=True))(arrays)
+
+        names = sorted(stated(map_of(arrays, mask, *kinds, "dense"), arrays))
+        expected, expected_results = gradients(stated, "formula")
+        result, results = gradients(observed, "blockwise")
+    constant = {"num_queries", "largest_at_previous", "largest_at_own"}
+    assert {*STATISTICS} <= {*names} | constant | {"largest_at_next"}
+    for name in names:
+        np.testing.assert_allclose(
+            results[name], expected_results[name], 1e-9, 1e-9, err_msg=name
+        )
+    for name, values in expected.items():
+        np.testing.assert_allclose(result[name], values, 1e-7, 1e-9, err_msg=name)
+        assert name == "value" or np.abs(values).max() > 1e-3
+
+
+def test_queries_that_see_nothing_have_no_gradient_and_spread_none():
+    """In float32, with an example that is all padding, and a NaN that is masked."""
+    arrays = {
+        name: jnp.asarray(x, jnp.float32) for name, x in numbers(None, "").items()
+    }
+    arrays["key"] = arrays["key"].at[:, 15:].set(jnp.nan)
+    mask = masks.causal() & masks.padding(LENGTHS)
+
+    @jax.jit
+    @jax.grad
+    def gradients(arrays):
+        found = map_of(arrays, mask, None, "dot product", "blockwise")
+        results = observed(found, arrays)
+        return sum((x.astype(jnp.float32) ** 2).sum() for x in results.values())
+
+    for name, gradient in gradients(arrays).items():
+        assert np.isfinite(gradient).all(), name
+        if name in ("query", "key"):
+            np.testing.assert_array_equal(gradient[1], 0)
+            assert np.abs(gradient[0]).max() > 0.01
+
+
+def test_second_derivative_is_refused_with_the_way_out():
+    arrays = {
+        name: jnp.asarray(x, jnp.float32) for name, x in numbers(None, "").items()
+    }
+
+    def entropy(query):
+        found = attend(query, arrays["key"], arrays["value"])[1]
+        return found.statistics().entropy.sum()
+
+    with pytest.raises(
+        ValueError, match=r"weights\(\), of attention by implementation"
+    ):
+        jax.grad(lambda q: (jax.grad(entropy)(q) ** 2).sum())(arrays["query"])
+
+
+@pytest.mark.slow
+def test_gradients_of_long_maps_hold_no_matrix():
+    """At 32,768 tokens gradients of all observations take less than 200 MiB."""
+    length = 32_768
+    shape = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
+
+    def loss(query, key):
+        found = attend(query, key, key, mask=masks.causal())[1]
+        statistics = found.statistics(pooled=(32, 32))
+        results = [x for x in statistics if x is not None]
+        results += [found.top(4).weights, found.pooled(), found.apply(key)]
+        results += [found.apply_transposed(query)]
+        return sum((x.astype(jnp.float32) ** 2).sum() for x in results)
+
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(shape, shape).compile()
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 200 * 2**20
