@@ -273,6 +273,8 @@ def _differentiable(run: Callable, pull_back: Callable) -> Callable:
         cotangents = jax.tree.map(
             lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
         )
+        if not jax.tree.leaves(cotangents):
+            return None, None
         return _once(
             functools.partial(pull_back, wanted=wanted), maps, given, cotangents
         )
@@ -386,6 +388,7 @@ def backward(
             bias,
             score,
             logsumexp,
+            None,
         )
         if wanted.maps
         else None
@@ -615,7 +618,10 @@ class _Walk:
             )
             if bias is not None:
                 bias = head.bias.add_gradient(
-                    bias, of_scores[None], block.rows, columns
+                    bias,
+                    of_scores[None],
+                    head.origin.rows(block.rows),
+                    head.origin.columns(columns),
                 )
             return (
                 tiles.add(query, of_query[:, 0], block.rows.start, 0),

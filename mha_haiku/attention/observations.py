@@ -185,7 +185,7 @@ class _Top(fold.Observation):
     def add(self, tile, sums):
         k = min(self.k, tile.columns.size)
         largest, keys = lax.top_k(tile.log_weights, k)
-        here = largest, keys + tile.columns.start
+        here = largest, (keys + tile.columns.start).astype(jnp.int32)
         return sums._replace(queries=self.merge(sums.queries, here))
 
     def merge(self, first, second):
