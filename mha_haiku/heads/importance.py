@@ -72,7 +72,10 @@ MEASURES: dict[str, Measure] = {}
 
 
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
-    """Puts the function below into `MEASURES`: whoever lists measures has it then."""
+    """Puts the function below into `MEASURES`, from which all lists of measures come.
+
+    It takes a `Subject` and, by keyword, `closing`, also where it closes no head.
+    """
 
     def offer(function):
         MEASURES[function.__name__] = Measure(function, unit, label)
