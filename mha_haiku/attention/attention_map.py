@@ -14,6 +14,7 @@ import numpy as np
 from mha_haiku import checks, masks, positions, tiles
 from mha_haiku.attention import (
     fold,
+    fold_gradient,
     observations,
     scores,
     statistics,
@@ -253,7 +254,7 @@ class AttentionMap:
         Returns:
           Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
         """
-        return fold.fold(observation, (self._factors(),), given, **self._how())
+        return fold_gradient.fold(observation, (self._factors(),), given, **self._how())
 
     def _factors(self) -> views.Factors:
         return views.Factors(

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from mha_haiku import checks, tiles
-from mha_haiku.attention import fold, products, sweep, views
+from mha_haiku.attention import fold, fold_gradient, products, sweep, views
 
 Array = jax.Array
 Mesh = jax.sharding.Mesh | None
@@ -155,7 +155,9 @@ def pooled(
     factors: views.Factors, *, grid: Grid, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
     """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
-    sums = fold.fold(_Pooled(grid), (factors,), fold.NOTHING_GIVEN, sizes, mesh)
+    sums = fold_gradient.fold(
+        _Pooled(grid), (factors,), fold.NOTHING_GIVEN, sizes, mesh
+    )
     return grid.rows.mean(sums.head, factors.logsumexp > -jnp.inf)
 
 
@@ -199,12 +201,14 @@ class _Top(fold.Observation):
 def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> Top:
     """Returns the k largest weights of each row; see `AttentionMap.top`."""
     frozen = lax.stop_gradient(factors)
-    sums = fold.fold(_Top(k), (frozen,), fold.NOTHING_GIVEN, sizes, mesh)
+    sums = fold_gradient.fold(_Top(k), (frozen,), fold.NOTHING_GIVEN, sizes, mesh)
     log_weights, keys = sums.queries
     keys = jnp.where(log_weights > views.HIDDEN / 2, keys, -1)
     at_keys = fold.Given(jnp.swapaxes(keys, -2, -3))
     weights = fold.Sums(jnp.exp(log_weights))
-    weights = fold.known(weights, _AtKeys(), (factors,), at_keys, sizes).queries
+    weights = fold_gradient.known(
+        weights, _AtKeys(), (factors,), at_keys, sizes
+    ).queries
     return Top(weights, keys)
 
 
@@ -236,11 +240,11 @@ def largest(
     """
 
     def positions(maps):
-        sums = fold.fold(_Top(1), maps, fold.NOTHING_GIVEN, sizes, mesh)
+        sums = fold_gradient.fold(_Top(1), maps, fold.NOTHING_GIVEN, sizes, mesh)
         return fold.Given(jnp.swapaxes(sums.queries[1], -2, -3))
 
     sums = fold.Sums(weights[..., None])
-    sums = fold.known(sums, _AtKeys(), (factors,), positions, sizes)
+    sums = fold_gradient.known(sums, _AtKeys(), (factors,), positions, sizes)
     return sums.queries[..., 0]
 
 
@@ -273,7 +277,7 @@ class _TransposedProduct(fold.Observation):
 def apply(factors: views.Factors, x: Array, *, sizes: sweep.Sizes, mesh: Mesh) -> Array:
     """Returns the map times `x`; see `AttentionMap.apply`."""
     given = fold.Given(keys=x.astype(factors.logsumexp.dtype))
-    sums = fold.fold(_Product(), (factors,), given, sizes, mesh)
+    sums = fold_gradient.fold(_Product(), (factors,), given, sizes, mesh)
     return jnp.moveaxis(sums.queries, -3, -2)
 
 
@@ -283,7 +287,7 @@ def apply_transposed(
 ) -> Array:
     """Returns the transposed map times `y`; see `AttentionMap.apply_transposed`."""
     given = fold.Given(queries=y.astype(factors.logsumexp.dtype))
-    sums = fold.fold(_TransposedProduct(), (factors,), given, sizes, mesh)
+    sums = fold_gradient.fold(_TransposedProduct(), (factors,), given, sizes, mesh)
     return jnp.moveaxis(sums.keys, -3, -2)
 
 
@@ -360,7 +364,9 @@ def divergence(
     sees = [(each.logsumexp > -jnp.inf).astype(dtype) for each in maps]
     # [B..., T, 1, H]: of all heads
     of_queries = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in sees]
-    sums = fold.fold(_Divergence(), maps, fold.Given(tuple(of_queries)), sizes, mesh)
+    sums = fold_gradient.fold(
+        _Divergence(), maps, fold.Given(tuple(of_queries)), sizes, mesh
+    )
     counts = jnp.einsum("...ht,...gt->...hg", sees[0], sees[-1])
     return jnp.maximum(sums.head, 0) / jnp.maximum(counts, 1)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.attention import fold, observations, sweep, views
+from mha_haiku.attention import fold, fold_gradient, observations, sweep, views
 
 Array = jax.Array
 
@@ -458,7 +458,7 @@ def statistics(
         and (entry.needs is None or entry.needs in given.keys)
     ]
     wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
-    sums = fold.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
+    sums = fold_gradient.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
     counts = factors.logsumexp > -jnp.inf
     count = jnp.maximum(counts.sum(-1), 1)
     # Before anything else is made of them: what does not count may be NaN.
