@@ -15,8 +15,8 @@ from mha_haiku.heads import subject
 
 Array = jax.Array
 
-# From the clean `Output` on a batch to what closed heads pass on: for each layer
-# `[H, V]` or `[B, T, H, V]`, or None for zeros.
+# A function of the `Output` with all heads open: what closed heads pass on instead of
+# their outputs, per layer `[H, V]` or `[B, T, H, V]`, or None for zeros.
 Closing = Callable[[models.Output], list[Array] | None]
 
 
@@ -29,7 +29,7 @@ def zero(clean: models.Output) -> None:
 
 
 def resample(clean: models.Output) -> list[Array]:
-    """Closed heads pass on what they do for the next example of the batch.
+    """Closed heads pass on their output for the next example of the batch.
 
     Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
     """
@@ -37,12 +37,12 @@ def resample(clean: models.Output) -> list[Array]:
 
 
 def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
-    """Returns the closing whose heads pass on their mean over data and positions.
+    """Returns the closing where heads pass on their mean over data and positions.
 
     Args:
       model: The model.
       params: Its parameters.
-      batches: The data; positions in padding do not count.
+      batches: The data; padding positions are left out of the mean.
 
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """
@@ -60,9 +60,9 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
         ]
         return layers, counted.sum()
 
-    of_batches = subject.over(batches, lambda example: sums(params, example))
+    batch_sums = subject.over(batches, lambda example: sums(params, example))
     layers, count = functools.reduce(
-        lambda total, each: jax.tree.map(jnp.add, total, each), of_batches
+        lambda total, each: jax.tree.map(jnp.add, total, each), batch_sums
     )
     means = [layer / count for layer in layers]
     return lambda clean: means

@@ -1,7 +1,8 @@
-"""Attention flow: how much of each input can reach a position at once.
+"""Attention flow: how much of each input can reach a position, as a maximum flow.
 
-`B...` batch axes, T positions, R chosen rows, L layers. Layers are pipes: position t
-above layer l takes from position s below it at most what the layer's matrix has there.
+`B...` batch axes, T positions, R chosen rows, L layers. The graph has T nodes below
+each layer and T above the last. Entry (t, s) of a layer's matrix is the capacity of the
+edge from position s below the layer to position t above it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from mha_haiku import attention, checks
 from mha_haiku.heads import layer_chain
 
-# Capacities are whole numbers; one is this much.
+# scipy's maximum flow takes integer capacities; this is a capacity of 1.
 _UNIT = 2**30
 
 
@@ -24,8 +25,8 @@ def flow(
 ) -> np.ndarray:
     """Returns attention flow: the largest flows from positions to single inputs.
 
-    The capacities are those that `rollout` multiplies. It runs on the host, once per
-    row and input, on graphs of L T^2 pipes that are made as arrays: for short inputs.
+    The capacities are the matrices that `rollout` multiplies. SciPy computes each flow
+    on the host, one per row and input, in a graph of L T^2 edges: for short inputs.
 
     Args:
       maps: One per layer, of shape (B..., H, T, T); H may differ.
@@ -49,18 +50,18 @@ def flow(
     matrices = [matrix(layer, residual=residual) for layer in maps]
     matrices = np.stack(jax.device_get(matrices)).astype(np.float64)
     num_layers, size = matrices.shape[0], matrices.shape[-1]
-    found = np.zeros((*positions.shape, size))
+    flows = np.zeros((*positions.shape, size))
     for example in np.ndindex(positions.shape[:-1]):
-        pipes = _pipes(matrices[:, *example])
-        for r, s in np.ndindex(found.shape[-2:]):
+        edges = _capacities(matrices[:, *example])
+        for r, s in np.ndindex(flows.shape[-2:]):
             source = num_layers * size + positions[*example, r]
-            flow_value = csgraph.maximum_flow(pipes, source, s).flow_value
-            found[*example, r, s] = flow_value / _UNIT
-    return found
+            flow_value = csgraph.maximum_flow(edges, source, s).flow_value
+            flows[*example, r, s] = flow_value / _UNIT
+    return flows
 
 
-def _pipes(matrices):
-    """Returns the capacities between nodes `l T + t`, T positions below layer l."""
+def _capacities(matrices):
+    """Returns the capacities as a sparse matrix; node `l T + t` is t below layer l."""
     from scipy import sparse
 
     num_layers, size, _ = matrices.shape

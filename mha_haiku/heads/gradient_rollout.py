@@ -1,9 +1,10 @@
-"""Roll-out of attention weighted by what an answer depends on.
+"""Roll-out of attention weighted by the gradient of an answer.
 
 `B...` batch axes, T query positions, S = T key positions, H heads, V value size per
-head, R chosen rows, L layers. The derivative of an answer with respect to a weight is
-the product of that with respect to the head's output at the query and of the value at
-the key. So it is kept factored, as the weights themselves are, and made tile by tile.
+head, R chosen rows, L layers. The gradient of an answer with respect to the attention
+weight `a[t, s]` is the dot product of the gradient of the head's output at query t with
+the value at key s. So `[T, V]` and `[S, V]` are kept, and the `[T, S]` gradient is made
+tile by tile, as the weights are.
 """
 
 import dataclasses
@@ -28,16 +29,17 @@ Answer = Callable[[Array, tasks.Example], Array]
 def output_gradients(
     model: models.Model, params: Any, example: tasks.Example, answer: Answer
 ) -> tuple[models.Output, tuple[Array, ...]]:
-    """Returns the model's output and the answer's derivatives by the heads' outputs.
+    """Returns the model's output and the answer's gradients of the heads' outputs.
 
-    What runs above the outputs of layer l runs once more for it, L (L + 1) / 2 layers
-    in all. Under jit.
+    For each layer l the layers from l on run once more, L (L + 1) / 2 in all. Meant to
+    be called under jit.
 
     Args:
       model: The model; its layers must not be scanned.
       params: Its parameters.
       example: The batch.
-      answer: What is differentiated; of each example by its own outputs alone.
+      answer: What is differentiated; the number of an example may depend on the
+        logits of that example only.
 
     Returns:
       The output on the batch, and for each layer `[B, T, H, V]`, for
@@ -49,10 +51,10 @@ def output_gradients(
     output = subject.run(model, params, example)
     num_layers = len(output.maps)
 
-    def of_layer(i):
+    def output_gradient(i):
         def score(outputs):
-            # All heads of the layer are closed, and pass on what they would have said:
-            # so it is an argument, and nothing changes.
+            # All heads of the layer are closed, with their own outputs as the
+            # replacement: the same numbers, but now an argument to differentiate by.
             gates = jnp.zeros(outputs.shape[-2], outputs.dtype)
             interventions = modules.Interventions(
                 heads=_at(i, gates, num_layers),
@@ -71,7 +73,7 @@ def output_gradients(
             return jnp.zeros((*output.hidden[i].shape[:-1], 0, 0))
         return jax.grad(score)(subject.head_outputs(output.maps[i]))
 
-    return output, tuple(map(of_layer, range(num_layers)))
+    return output, tuple(map(output_gradient, range(num_layers)))
 
 
 def gradient_rollout(
@@ -81,22 +83,22 @@ def gradient_rollout(
     *,
     per_layer: bool = False,
 ) -> Array:
-    """Returns the roll-out of attention weighted by what an answer depends on.
+    """Returns the roll-out of attention weighted by the gradient of an answer.
 
     A layer's matrix is `I + A`, with A the mean over heads of `max(a g, 0)`, where g is
-    the derivative of the answer with respect to the weight a. Rows do not sum to 1. It
-    takes `O(H R T)` memory beside a tile's.
+    the gradient of the answer with respect to the weight a. Rows do not sum to 1. Needs
+    `O(H R T)` memory and one tile.
 
     Args:
       maps: One per layer, of shape (B..., H, T, T), with values.
-      gradients: Per layer `[B..., T, H, V]`, from `output_gradients`; whatever for a
+      gradients: Per layer `[B..., T, H, V]`, from `output_gradients`; not read for a
         layer without heads.
       rows: Which of the T positions of the last layer; see `layer_chain.positions_of`.
       per_layer: Whether to return the roll-outs up to each layer too; one pass in all.
 
     Returns:
-      `[B..., R, T]`, what each row has of each input; with `per_layer` `[L, B..., R,
-      T]`, at place l with layer l as the last.
+      `[B..., R, T]`, the share of each input in each row; with `per_layer` `[L, B...,
+      R, T]`, entry l being the roll-out through layers 0 to l.
 
     Raises:
       ValueError: If maps are not of self-attention, have no values, or rows or
@@ -107,14 +109,14 @@ def gradient_rollout(
     start = layer_chain.start_of(maps, rows)
     layer_chain.check_per_layer("gradients", gradients, maps)
     layers = [
-        functools.partial(_depended_on, layer, _checked(gradient, layer))
+        functools.partial(_gradient_weighted, layer, _checked(gradient, layer))
         for layer, gradient in zip(maps, gradients, strict=True)
     ]
     return layer_chain.chained(layers, start, per_layer=per_layer)
 
 
 def _at(i, x, num_layers):
-    """Returns a list of L entries, None but for `x` at i."""
+    """Returns a list of L entries: `x` at index i, None elsewhere."""
     return [x if j == i else None for j in range(num_layers)]
 
 
@@ -131,11 +133,11 @@ def _checked(gradient, attention_map):
 
 
 @dataclasses.dataclass(frozen=True)
-class _DependedOn(fold.Observation):
+class _GradientWeighted(fold.Observation):
     """The transposed map, with `max(a g, 0)` for the weight a, times columns `[T, R]`.
 
-    Given are of queries the slopes `[T, V]` and the columns, of keys the values
-    `[S, V]`; the derivative g is the product of slope and value.
+    Queries bring the gradients of the head's output `[T, V]` and the columns, keys the
+    values `[S, V]`; gradients times values are g.
     """
 
     def nothing(self, num_queries, num_keys, given, dtype):
@@ -143,12 +145,13 @@ class _DependedOn(fold.Observation):
         return fold.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
 
     def add(self, tile, sums):
-        slopes, columns = tile.given.queries
-        weights = tile.weights * jnp.maximum(slopes @ tile.given.keys.T, 0)
+        output_gradients, columns = tile.given.queries
+        gradients = output_gradients @ tile.given.keys.T
+        weights = tile.weights * jnp.maximum(gradients, 0)
         return sums._replace(keys=sums.keys + weights.T @ columns)
 
 
-def _depended_on(attention_map, gradient, columns):
+def _gradient_weighted(attention_map, gradient, columns):
     """Returns `(I + A)^T` times columns `[B..., T, R]`; see `gradient_rollout`."""
     num_heads = attention_map.shape[-3]
     if not num_heads:
@@ -156,5 +159,5 @@ def _depended_on(attention_map, gradient, columns):
     given = fold.Given(
         (gradient, columns[..., None, :]), layer_chain.values_of(attention_map)
     )
-    received = attention_map.observe(_DependedOn(), given).keys
+    received = attention_map.observe(_GradientWeighted(), given).keys
     return columns + received.sum(-3) / num_heads

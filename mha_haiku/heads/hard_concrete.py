@@ -1,8 +1,8 @@
-"""Learned gates: zero or one with a probability that gradients can change.
+"""Gates that gradients can learn although most of them are exactly 0 or 1.
 
-A gate is drawn by stretching a concrete (relaxed Bernoulli) variable over [LOW, HIGH]
-and cutting it to [0, 1], so that it is exactly 0 or 1 with a probability above zero,
-while its logits `log_alpha` have gradients.
+A concrete (relaxed Bernoulli) variable is stretched over [LOW, HIGH] and clipped to
+[0, 1]: so a gate is exactly 0 or 1 with a probability above zero, and its logit
+`log_alpha` still has a gradient.
 
 Source: Louizos et al. 2018, section 2.2, https://arxiv.org/abs/1712.01312; for heads:
 Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
@@ -19,12 +19,13 @@ TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1
 
 
 def sample(log_alpha: Array, rng: Array) -> Array:
-    """Returns gates in [0, 1], drawn at random; eq. 10 to 12.
+    """Returns random gates in [0, 1], eq. 10 to 12.
 
     Args:
-      log_alpha: Any shape, the logits of the gates.
+      log_alpha: The logits of the gates, of any shape.
       rng: A PRNG key.
     """
+    # Drawn above 0, so that its logarithm is finite.
     tiny = jnp.finfo(log_alpha.dtype).tiny
     uniform = jax.random.uniform(rng, log_alpha.shape, log_alpha.dtype, tiny, 1.0)
     logits = jnp.log(uniform) - jnp.log1p(-uniform) + log_alpha
@@ -41,7 +42,7 @@ def open_probability(log_alpha: Array) -> Array:
 
 
 def settled(log_alpha: Array) -> Array:
-    """Returns the gates without chance, for use after training; eq. 13.
+    """Returns the gates without noise, for use after training; eq. 13.
 
     Args:
       log_alpha: Any shape.

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.heads import closing as closings
 from mha_haiku.heads import means, programs, subject
+from mha_haiku.heads.closing import Closing, zero
 
 Array = jax.Array
 
 
 class Importance(NamedTuple):
-    """How much each head matters; of `unit_gradient`, each hidden unit, F for H.
+    """How much each head matters; from `unit_gradient`, each hidden unit (F for H).
 
     Attributes:
       per_example: `[N, L, H]` float64, in units of the metric; NaN where a layer has
@@ -44,10 +44,12 @@ class Importance(NamedTuple):
         return means.standard_error(self.per_example)
 
     def layer_normalized(self) -> "Importance":
-        """Returns it divided by the norm over a layer's heads of the mean.
+        """Returns the importance divided by its norm within each layer.
 
-        Source: Molchanov et al. 2017, https://arxiv.org/abs/1611.06440, as Michel et
-        al. 2019, section 4.1, do.
+        The norm is the Euclidean one, over the means of the layer's heads.
+
+        Source: Molchanov et al. 2017, https://arxiv.org/abs/1611.06440; Michel et
+        al. 2019, section 4.1.
         """
         norm = np.sqrt(np.nansum(self.mean**2, axis=-1, keepdims=True))
         return Importance(self.per_example / np.where(norm > 0, norm, 1))
@@ -57,9 +59,9 @@ class Measure(NamedTuple):
     """A measure of the importance of heads, as scripts and pictures offer it.
 
     Attributes:
-      measure: From a subject, and what closed heads pass on, to the importance.
-      unit: Of the importance; None: that of the metric, whichever it is. With a unit
-        the metric is the loss.
+      measure: `measure(subject, closing=...) -> Importance`.
+      unit: The unit of the importance; None: the unit of the metric. A measure with a
+        unit of its own is taken of the loss.
       label: What is measured, in a few words; `{metric}` stands for the metric's name.
     """
 
@@ -72,9 +74,9 @@ MEASURES: dict[str, Measure] = {}
 
 
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
-    """Puts the function below into `MEASURES`, from which all lists of measures come.
+    """Enters the decorated function in `MEASURES`, from which all lists of measures come.
 
-    It takes a `Subject` and, by keyword, `closing`, also where it closes no head.
+    It takes a `Subject` and, by keyword, `closing`, even if it closes no head.
     """
 
     def offer(function):
@@ -85,13 +87,11 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 
 
 @_offered(None, "change of the {metric} when the head is closed")
-def ablation(
-    of: subject.Subject, *, closing: closings.Closing = closings.zero
-) -> Importance:
+def ablation(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     """Returns the change of the metric when one head is closed, for each head.
 
-    One compiled program per shape of batch runs all gates. Layers below the closed
-    head's run once, and its own layer's attention once for all its heads.
+    One compiled program per batch shape runs all gates. The layers below the closed
+    head run once for all heads, and so does the attention of the head's own layer.
 
     Args:
       of: What is measured.
@@ -103,9 +103,7 @@ def ablation(
 
 
 @_offered("nats", "slope of the loss by the head's gate")
-def gradient(
-    of: subject.Subject, *, closing: closings.Closing = closings.zero
-) -> Importance:
+def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     """Returns the absolute derivative of the metric with respect to each head's gate.
 
     Args:
@@ -122,13 +120,13 @@ def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Import
 
     Args:
       of: What is measured; the metric must be differentiable, a loss.
-      hidden_sizes: F of each layer; of a config, `models.hidden_sizes`.
+      hidden_sizes: F of each layer; `models.hidden_sizes(config)` gives it.
 
     Returns:
       `[N, L, F]`; a gate multiplies a unit at all positions of an example.
 
-    Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, there of heads;
-    of units Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440.
+    Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, for heads;
+    Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
     program = programs.unit_slopes(of.model, of.metric, tuple(hidden_sizes))
     return _over_batches(of, program)
@@ -136,21 +134,21 @@ def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Import
 
 @_offered("nats", "share of what closing all heads costs")
 def attribution(
-    of: subject.Subject, *, closing: closings.Closing = closings.zero, points: int = 16
+    of: subject.Subject, *, closing: Closing = zero, points: int = 16
 ) -> Importance:
-    """Returns integrated gradients of the gates: shares of what closing all costs.
+    """Returns integrated gradients: each head's share of the cost of closing all.
 
-    The derivatives are integrated along the straight way from all gates open to all
-    closed, so that the heads' shares of an example add up to the change of its metric
-    when every head is closed, as far as the quadrature is exact.
+    The gradients of the gates are integrated along the straight line from all gates
+    open to all closed. So for each example the heads' shares add up to the change of
+    the metric when every head is closed, as far as the quadrature is exact.
 
     Args:
       of: What is measured; the metric must be differentiable, a loss.
       closing: What a closed head passes on.
-      points: Of the Gauss-Legendre quadrature.
+      points: The number of points of the Gauss-Legendre quadrature.
 
-    Source: Sundararajan et al. 2017, eq. 1, https://arxiv.org/abs/1703.01365; of gates:
-    Dhamdhere et al. 2018, https://arxiv.org/abs/1805.12233.
+    Source: Sundararajan et al. 2017, eq. 1, https://arxiv.org/abs/1703.01365;
+    Dhamdhere et al. 2018, https://arxiv.org/abs/1805.12233, for units inside a model.
     """
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
@@ -158,10 +156,8 @@ def attribution(
 
 
 @_offered("weight", "largest weight of a query")
-def confidence(
-    of: subject.Subject, *, closing: closings.Closing = closings.zero
-) -> Importance:
-    """Returns how sure each head is: the mean of a query's largest weight.
+def confidence(of: subject.Subject, *, closing: Closing = zero) -> Importance:
+    """Returns the confidence of each head: the mean largest weight of a query.
 
     Args:
       of: What is measured; the metric is not used.
@@ -190,13 +186,13 @@ def closed(
     of: subject.Subject,
     gates: np.ndarray,
     *,
-    closing: closings.Closing = closings.zero,
+    closing: Closing = zero,
 ) -> np.ndarray:
-    """Returns the metric under each of some patterns of gates, `[N, P]`.
+    """Returns the metric of each example under each pattern of gates, `[N, P]`.
 
     Args:
       of: What is measured.
-      gates: `[P, L, H]`; what stands beyond a layer's own heads is not looked at.
+      gates: `[P, L, H]`; entries beyond the heads of a layer are ignored.
       closing: What a closed head passes on.
     """
     program = programs.metrics(of.model, of.metric, closing)
@@ -206,6 +202,6 @@ def closed(
 
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
-    """Returns what a measure of a batch, L arrays `[B, H]`, finds in all of them."""
+    """Returns the importance from a program of a batch to L arrays `[B, H]`."""
     batches = subject.over(of.batches, functools.partial(measure, of.params))
     return Importance(np.concatenate([subject.padded(layers) for layers in batches]))

@@ -1,10 +1,10 @@
-"""Chosen rows of a product of layers' matrices, found without making a matrix.
+"""Chosen rows of the product of the layers' matrices, without making a matrix.
 
 `B...` batch axes, T positions, H heads, V value size, R chosen rows, L layers. A
 layer's matrix `[B..., T, T]` says how much of what enters at each position reaches each
 position above. Row t of the product over layers is `((e_t^T A_L) ... A_2) A_1`: a
-vector goes down through the layers, and a layer need only say what its transposed
-matrix makes of vectors.
+vector goes down through the layers, and a layer is a function that multiplies vectors
+by its transposed matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from mha_haiku import attention, tiles
 Array = jax.Array
 Rows = int | tiles.Index
 
-# From columns [B..., T, R] to the transposed matrix of the layer times these.
+# Multiplies columns [B..., T, R] by the transposed matrix of a layer.
 Layer = Callable[[Array], Array]
 
 
@@ -27,13 +27,16 @@ def chained(layers: Sequence[Layer], start: Array, *, per_layer: bool) -> Array:
 
     Args:
       layers: From the first layer to the last.
-      start: `[B..., T, R]`, what the rows of the product are weighted by: a 1 in each
-        column for a row of its own.
-      per_layer: Whether to return the products up to each layer too, from one pass.
+      start: `[B..., T, R]`, the weights of the rows of the product: a column with a
+        single 1 chooses one row.
+      per_layer: Whether to return the products up to each layer too; in one pass.
 
     Returns:
-      `[B..., R, T]`; with `per_layer` `[L, B..., R, T]`, up to layer l at place l.
+      `[B..., R, T]`; with `per_layer` `[L, B..., R, T]`, entry l being the product of
+      layers 0 to l.
     """
+    # Going down, each layer adds its own start columns: those that began at layer l end
+    # as the product of layers 0 to l.
     columns = start[..., :0]
     for i, layer in enumerate(reversed(layers)):
         if per_layer or i == 0:
@@ -55,13 +58,13 @@ def mixed(
 ) -> Array:
     """Returns a layer's transposed matrix times columns `[B..., T, R]`.
 
-    Its matrix is `residual I + (1 - residual) A`, where a row of A is the sum of the
-    heads' weights, times the sizes of what these weigh, divided to sum to 1. Where that
-    sum is 0, and in a layer without heads, the row is that of I.
+    The matrix is `residual I + (1 - residual) A`. A row of A is the sum over heads of
+    weights times sizes, normalized to sum to 1. Where that sum is 0, and in a layer
+    without heads, the row is that of I.
 
     Args:
       attention_map: The map of the layer.
-      sizes: `[B..., S, H]`, what weights are multiplied by; None: by 1.
+      sizes: `[B..., S, H]`, by which weights are multiplied; None: by 1.
       residual: Share of the residual connection.
       columns: The columns.
     """
@@ -93,7 +96,7 @@ def values_of(attention_map: attention.AttentionMap) -> Array:
 
 
 def matrix(attention_map: attention.AttentionMap, residual: float) -> Array:
-    """Returns the matrix `[B..., T, T]` of a layer, `mixed`'s for sizes of 1."""
+    """Returns the matrix `[B..., T, T]` of a layer that `mixed` uses for sizes of 1."""
     eye = jnp.eye(attention_map.shape[-1], dtype=attention_map.dtype)
     eye = jnp.broadcast_to(eye, (*attention_map.shape[:-3], *eye.shape))
     total = attention_map.weights().sum(-3)
@@ -103,7 +106,7 @@ def matrix(attention_map: attention.AttentionMap, residual: float) -> Array:
 
 
 def start_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
-    """Returns `[B..., T, R]` with a 1 in each column, at the row that it is for.
+    """Returns `[B..., T, R]`, a single 1 in each column at the position of the row.
 
     Args:
       maps: One per layer.
@@ -119,8 +122,8 @@ def positions_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
     Args:
       maps: One per layer, of self-attention.
       rows: A position; or R of them as a slice, a range or integers `[R]`; or integers
-        `[B..., R]`, other ones for each example. Negative ones count from the end where
-        they are known.
+        `[B..., R]`, different for each example. Negative ones count from the end if
+        they are known when tracing.
 
     Raises:
       ValueError: If maps or rows do not fit.
@@ -156,7 +159,7 @@ def check_maps(maps: Sequence[attention.AttentionMap]) -> None:
 
 
 def check_per_layer(name, given, maps) -> None:
-    """Raises ValueError unless what is given, or None, has an entry per layer."""
+    """Raises ValueError unless `given` is None or has an entry per layer."""
     if given is not None and len(given) != len(maps):
         raise ValueError(
             f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
@@ -164,8 +167,8 @@ def check_per_layer(name, given, maps) -> None:
 
 
 def _row_totals(attention_map, sizes):
-    """Returns the sums over keys and heads of what a row has, `[B..., T]`."""
-    if sizes is None:  # known without a pass: a row of a head sums to 1 or to 0
+    """Returns the sum over keys and heads of each row of `mixed`, `[B..., T]`."""
+    if sizes is None:  # known without a pass: a head's row sums to 1, or 0 if masked
         sees = attention_map.logsumexp != -jnp.inf
         return sees.sum(-2, dtype=attention_map.dtype)
     return attention_map.apply(sizes[..., None]).sum((-1, -2))

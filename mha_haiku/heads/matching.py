@@ -1,4 +1,4 @@
-"""Which head of one model is which of another.
+"""Which head of one model corresponds to which head of another.
 
 L layers, H heads of a layer, P pairs of heads.
 """
@@ -19,8 +19,9 @@ class Matching(NamedTuple):
 
     Attributes:
       first: `[P, 2]`, (layer, head) in the first model.
-      second: `[P, 2]`, the head of the second model that stands for it.
-      divergence: `[P]` nats, how differently the two attend, 0 to log 2.
+      second: `[P, 2]`, (layer, head) of its counterpart in the second model.
+      divergence: `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of the
+        weights of the two.
     """
 
     first: np.ndarray
@@ -33,13 +34,13 @@ def match(
     second: tuple[models.Model, Any],
     batches: Iterable[tasks.Example],
 ) -> Matching:
-    """Returns which head of one model is which of another, such as of another seed.
+    """Returns the pairs of heads of two models, such as two seeds, that attend alike.
 
-    Heads of any layers may match; all together diverge least.
+    Any layers may be paired; the pairs are those of the least total divergence.
 
     Args:
       first: A model and its parameters.
-      second: Another, that reads the same inputs.
+      second: Another model that reads the same inputs, and its parameters.
       batches: The data.
 
     Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
@@ -56,8 +57,8 @@ def match(
         ]
         return jnp.concatenate(rows)
 
-    found = subject.over(batches, lambda x: diverge(first[1], second[1], x))
-    divergence = np.mean(found, axis=0, dtype=np.float64)
+    divergences = subject.over(batches, lambda x: diverge(first[1], second[1], x))
+    divergence = np.mean(divergences, axis=0, dtype=np.float64)
     rows, columns = scipy.optimize.linear_sum_assignment(divergence)
     example = next(iter(batches))
     places = [

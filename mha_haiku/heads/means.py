@@ -1,4 +1,4 @@
-"""The one mean over examples, with its standard error."""
+"""The mean over examples and its standard error, as all of the package takes them."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def mean(values: np.ndarray) -> np.ndarray:
       values: `[N, ...]`.
 
     Returns:
-      `[...]`; NaN where there is no number.
+      `[...]`; NaN where all values are NaN.
     """
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)
@@ -25,7 +25,7 @@ def standard_error(values: np.ndarray) -> np.ndarray:
       values: `[N, ...]`; NaN are left out.
 
     Returns:
-      `[...]`; NaN where there are fewer than two numbers.
+      `[...]`; NaN where fewer than two values are not NaN.
     """
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)

@@ -1,4 +1,4 @@
-"""Metrics of a batch, a number per example: the lower the better.
+"""Metrics of a batch: a number per example, mostly the lower the better.
 
 B batch, T positions, C classes. `logits` are `[B, T, C]` with an answer per position,
 or `[B, C]` with one per example.
@@ -28,7 +28,7 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     targets = example.targets
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_shares = jax.nn.log_softmax(logits)
-    # By comparison and not by indexing, whose gradient is a slow scatter.
+    # By comparison, not by indexing: the gradient of indexing is a slow scatter.
     classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     is_target = classes == targets[..., None]
     each = -jnp.where(is_target, log_shares, 0).sum(-1)
@@ -38,7 +38,7 @@ def loss(logits: Array, example: tasks.Example) -> Array:
 def accuracy(logits: Array, example: tasks.Example) -> Array:
     """Returns the share of right answers of each example, `[B]`: the higher the better.
 
-    Where a head measure asks for a metric, give `mistakes()`.
+    Measures of heads want a metric that is low where the model is good: `mistakes()`.
     """
     return 1 - mistakes()(logits, example)
 

@@ -1,7 +1,9 @@
-"""The compiled programs of the measures of importance, each of parameters and a batch.
+"""The compiled programs of the measures of importance.
 
-B batch, L layers, H heads and F hidden units of a layer, P patterns of gates. Programs
-are kept, so that measuring again, as on the way of a training, compiles nothing.
+Each maps parameters and a batch to numbers. Programs are cached by model and metric, so
+that measuring again, for instance at each evaluation of a training, compiles nothing.
+
+B batch, L layers, H heads and F hidden units of a layer, P patterns of gates.
 """
 
 import functools
@@ -18,8 +20,8 @@ from mha_haiku.heads import subject
 Array = jax.Array
 Program = Callable[[Any, tasks.Example], list[Array]]
 
-# Of all examples that run at once, each under its own gates. On the CPU more of them
-# leave the caches, and cost half as much again.
+# How many positions, over all examples and patterns of gates, run at once. On the CPU
+# more of them overflow the caches and take 1.5 times as long.
 _POSITIONS_AT_ONCE = {"cpu": 2**10}
 _POSITIONS_ON_ACCELERATORS = 2**16
 
@@ -35,7 +37,7 @@ def changes(model, metric, closing) -> Program:
         before = metric(clean.logits, example)
         layers = []
         for i, each in enumerate(clean.maps):
-
+            # Layers below i do not depend on its gates: start from their output.
             def closed(gates, i=i):
                 interventions = _at_layer(i, len(clean.maps), gates, replacement)
                 start = (i, clean.hidden[i])
@@ -141,26 +143,26 @@ def metrics(model, metric, closing) -> Callable:
         replacement = closing(clean)
         counts = [each.shape[-3] for each in clean.maps]
 
-        def under(pattern):
+        def gated(pattern):
             own = [pattern[i, :count] for i, count in enumerate(counts)]
             interventions = modules.Interventions(own, replacement)
             output = subject.run(model, params, example, interventions=interventions)
             return metric(output.logits, example)
 
-        return _over(under, gates, example).T
+        return _over(gated, gates, example).T
 
     return program
 
 
 def _at_layer(i, num_layers, gates, replacement) -> modules.Interventions:
-    """Returns interventions at the heads of layer i alone."""
+    """Returns interventions on the heads of layer i only."""
 
-    def alone(x):
+    def only(x):
         return [x if j == i else None for j in range(num_layers)]
 
     return modules.Interventions(
-        heads=alone(gates),
-        replacement=None if replacement is None else alone(replacement[i]),
+        heads=only(gates),
+        replacement=None if replacement is None else only(replacement[i]),
     )
 
 
@@ -181,7 +183,7 @@ def _open(clean) -> list[Array]:
 
 
 def _over(function: Callable, gates: Array, example: tasks.Example) -> Array:
-    """Returns the function of each row of the gates, as many at once as is quick."""
+    """Returns the function of each row of gates; runs as many at once as is fastest."""
     positions = example.inputs.shape[0] * example.inputs.shape[1]
     most = _POSITIONS_AT_ONCE.get(jax.default_backend(), _POSITIONS_ON_ACCELERATORS)
     at_once = max(1, min(len(gates), most // positions))

@@ -1,7 +1,7 @@
 """Pruning: a smaller model without some heads or hidden units, for good.
 
-L layers, H heads of a layer, G key/value heads, D width, F hidden units. Heads go by
-the names that they had in the unpruned model: its indices.
+L layers, H heads of a layer, G key/value heads, D width, F hidden units. A
+head is named by its index in the unpruned layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +21,21 @@ Params = Mapping[str, Mapping[str, Any]]
 def prune(
     params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
 ) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
-    """Removes heads: columns of query, key and value, and rows of the output map.
+    """Removes heads: columns of query, key and value, rows of the output projection.
 
-    The pruned model computes what the model does with gates of 0 at these heads. A
-    key/value head goes with the last query head that reads it; of a layer without heads
-    the bias of its output map stays. What layers share, T5's table of biases, stays
-    whole.
+    The pruned model computes the same as the model with gates of 0 at these heads. A
+    key/value head is removed with the last query head that reads it. A layer without
+    heads keeps the bias of its output projection. Parameters that layers share (the
+    table of T5's position biases) stay whole.
 
     Args:
-      params: The parameters, pruned before or not; of scanned layers too.
+      params: The parameters, pruned before or not; stacked (scanned) layers too.
       config: `config.model`, which describes them.
       keep: The heads that each of the L layers keeps, by their names; or `[L, H]`
         booleans, True for these.
 
     Returns:
-      The parameters of looped layers, and their config: its `attention.kept_heads` is
+      The parameters, unstacked, and their config, whose `attention.kept_heads` is
       `keep`.
 
     Raises:
@@ -52,7 +52,7 @@ def prune(
     after = models.heads_of_layers(config)
 
     def kept(i, axis):
-        """Returns how many heads an axis holds, and which of them stay."""
+        """Returns the number of heads along an axis, and the indices of the kept."""
         if axis.holds == anatomy.HEADS:
             names = before[i].names
             return len(names), [names.index(name) for name in after[i].names]
@@ -61,7 +61,7 @@ def prune(
 
     def without_heads(i, axis, leaf):
         if not after[i].names:
-            return None  # with the last head all goes that has no place without heads
+            return None  # nothing of the heads is left in a layer without any
         if axis.holds == anatomy.HEAD_FEATURES:
             return leaf
         return anatomy.taken(leaf, axis, *kept(i, axis))
@@ -77,13 +77,13 @@ def prune_units(
     """Removes hidden units of the feed-forward parts.
 
     Args:
-      params: The parameters, of scanned layers too.
+      params: The parameters; stacked (scanned) layers too.
       config: `config.model`, which describes them.
       keep: The indices of the hidden units that each of the L layers keeps, at least
         one; or `[L, F]` booleans.
 
     Returns:
-      The parameters of looped layers, and their config with its
+      The parameters, unstacked, and their config, with the sizes in its
       `feed_forward.hidden_sizes`.
 
     Raises:
@@ -112,7 +112,7 @@ def prune_units(
 def open_gates(
     config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Returns gates that close what `prune` removes: L arrays `[H]` of 0 and 1.
+    """Returns gates that close the heads `prune` removes: L arrays `[H]` of 0 and 1.
 
     Args:
       config: `config.model`.
@@ -134,7 +134,8 @@ def scaled(
     Args:
       params: The parameters.
       config: `config.model`, which describes them.
-      gates: L arrays `[H]`: rows of the output map of head h are multiplied by gate h.
+      gates: L arrays `[H]`; gate h multiplies the rows of the output projection that
+        belong to head h.
 
     Raises:
       ValueError: If the parameters of a layer have no heads by the names that
@@ -153,14 +154,14 @@ def scaled(
 def _changed(
     params: Params, holders: Sequence[str], counts: Sequence[int], change: Callable
 ) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with those of heads or units changed.
+    """Returns the parameters with those that belong to heads or units changed.
 
     Args:
       params: The parameters.
-      holders: What an axis must hold for its parameter to be changed.
+      holders: A parameter is changed if one of its axes holds one of these.
       counts: How many heads or units each layer has.
-      change: From a layer (None: all, stacked), an axis and an array to the array in
-        its place, or None if there is none.
+      change: `change(layer, axis, array)` returns the new array, or None to remove it;
+        layer None means all layers, stacked.
 
     Raises:
       ValueError: If a layer with heads or units has no such parameter.
@@ -189,7 +190,7 @@ def _changed(
 
 
 def _looped(params, config):
-    """Returns parameters of looped layers, and a config of its own for them."""
+    """Returns the parameters unstacked, and a copy of the config that says so."""
     from ml_collections import ConfigDict
 
     config = ConfigDict(config.to_dict())

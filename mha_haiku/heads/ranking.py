@@ -1,4 +1,4 @@
-"""Orders of heads: how sure they are, how far measures agree, and which go first.
+"""Ranks of heads: how certain they are, how far measures agree, which head goes first.
 
 L layers, H heads of a layer, N examples, P pairs of heads.
 """
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha_haiku.heads import closing as closings
 from mha_haiku.heads import importance, subject
+from mha_haiku.heads.closing import Closing, zero
 
 
 def rank_intervals(
@@ -22,10 +22,10 @@ def rank_intervals(
     """Returns bootstrap intervals of the ranks of heads by their importance.
 
     Args:
-      found: What a measure found; its examples are drawn with replacement.
+      found: The importance; its examples are drawn with replacement.
       level: The share of resamples that an interval holds, in (0, 1).
       resamples: How many are drawn.
-      seed: Of the draws.
+      seed: The seed of the draws.
 
     Returns:
       `[L, H, 2]`: lowest and highest rank, 1 for the most important head; NaN where
@@ -39,14 +39,14 @@ def rank_intervals(
         raise ValueError(f"level must be in (0, 1), got {level}.")
     generator = np.random.default_rng(seed)
     values = found.per_example
-    there = ~np.isnan(values[0])
-    values = values[:, there]
+    exists = ~np.isnan(values[0])
+    values = values[:, exists]
     count = len(values)
     draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
     ranks = scipy.stats.rankdata(-(draws / count) @ values, axis=-1)
     ends = np.quantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    result = np.full((*there.shape, 2), np.nan)
-    result[there] = ends.T
+    result = np.full((*exists.shape, 2), np.nan)
+    result[exists] = ends.T
     return result
 
 
@@ -56,11 +56,12 @@ def rank_correlation(
     """Returns Spearman's correlation of two measures' means, or of one in two models.
 
     Args:
-      first: What a measure found.
-      second: What another found of the same heads, or the same of other parameters.
+      first: The importance by one measure.
+      second: That of the same heads by another measure, or of a model with other
+        parameters by the same measure.
 
     Returns:
-      In [-1, 1]; NaN where one of them is the same for all heads.
+      In [-1, 1]; NaN where one of them is constant over the heads.
 
     Raises:
       ValueError: If they are not of the same heads.
@@ -77,19 +78,17 @@ def rank_correlation(
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (layer, place) of heads, the least important first.
+    """Returns (layer, index in the layer) of heads, the least important first.
 
     Args:
       values: `[L, H]`, NaN where there is no head.
     """
-    there = np.argwhere(~np.isnan(values))
-    ranks = np.argsort(values[tuple(there.T)], kind="stable")
-    return [tuple(place) for place in there[ranks].tolist()]
+    heads = np.argwhere(~np.isnan(values))
+    ranks = np.argsort(values[tuple(heads.T)], kind="stable")
+    return [tuple(head) for head in heads[ranks].tolist()]
 
 
-def pairs(
-    of: subject.Subject, *, closing: closings.Closing = closings.zero
-) -> np.ndarray:
+def pairs(of: subject.Subject, *, closing: Closing = zero) -> np.ndarray:
     """Returns the mean change of the metric when two heads are closed.
 
     Args:
@@ -99,37 +98,36 @@ def pairs(
     Returns:
       `[L, H, L, H]` float64, symmetric; on the diagonal one head is closed.
     """
-    there = _there(of)
-    heads = np.argwhere(there)
+    exists = _existing(of)
+    heads = np.argwhere(exists)
     firsts, seconds = np.triu_indices(len(heads))
-    gates = np.ones((1 + len(firsts), *there.shape), np.float32)
+    gates = np.ones((1 + len(firsts), *exists.shape), np.float32)
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    found = importance.closed(of, gates, closing=closing).mean(0)
-    change = np.full((*there.shape, *there.shape), np.nan)
+    metric = importance.closed(of, gates, closing=closing).mean(0)
+    change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
-        change[(*heads[one].T, *heads[other].T)] = found[1:] - found[0]
+        change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
     return change
 
 
 class Step(NamedTuple):
     """A step of a greedy order: the head that is closed next, and the metric then."""
 
-    head: tuple[int, int]  # (layer, place)
+    head: tuple[int, int]  # (layer, index in the layer)
     metric: float  # mean over the examples, with it and all before it closed
 
 
 def greedy_order(
     of: subject.Subject,
     *,
-    closing: closings.Closing = closings.zero,
+    closing: Closing = zero,
     progress: Callable = iter,
 ) -> list[Step]:
     """Closes head after head, each time the one that harms the metric least.
 
-    Unlike an order by single ablations it sees that of two heads which do the same one
-    has to stay.
+    Unlike an order by single ablations, it keeps one of two heads that do the same.
 
     Args:
       of: What is measured.
@@ -139,23 +137,24 @@ def greedy_order(
     Returns:
       A step per head, in the order of closing.
     """
-    there = _there(of)
-    gates = there.astype(np.float32)
+    exists = _existing(of)
+    gates = exists.astype(np.float32)
     steps = []
-    for _ in progress(range(int(there.sum()))):
-        # As many patterns each time, so that one program serves all steps.
-        heads = np.argwhere(there)
+    for _ in progress(range(int(exists.sum()))):
+        # All heads each time, closed ones too: with the same number of patterns in
+        # each step, one compiled program serves all steps.
+        heads = np.argwhere(exists)
         patterns = np.repeat(gates[None], len(heads), axis=0)
         patterns[(np.arange(len(heads)), *heads.T)] = 0
-        found = importance.closed(of, patterns, closing=closing).mean(0)
-        found[gates[tuple(heads.T)] == 0] = np.inf
-        best = int(np.argmin(found))
+        metric = importance.closed(of, patterns, closing=closing).mean(0)
+        metric[gates[tuple(heads.T)] == 0] = np.inf
+        best = int(np.argmin(metric))
         gates[tuple(heads[best])] = 0
-        steps.append(Step(tuple(heads[best].tolist()), float(found[best])))
+        steps.append(Step(tuple(heads[best].tolist()), float(metric[best])))
     return steps
 
 
-def _there(of) -> np.ndarray:
-    """Returns `[L, H]`, which heads there are."""
+def _existing(of) -> np.ndarray:
+    """Returns `[L, H]` booleans, True where the layer has that head."""
     counts = subject.num_heads(of.model, of.params, next(iter(of.batches)))
     return np.arange(max(counts))[None] < np.array(counts)[:, None]

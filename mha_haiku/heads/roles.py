@@ -1,4 +1,4 @@
-"""What heads do: names for the patterns that are known.
+"""What heads do: names for the attention patterns that are known.
 
 B batch, T positions, L layers, H heads of a layer.
 """
@@ -21,10 +21,10 @@ class Role(NamedTuple):
     """What a head can be.
 
     Attributes:
-      threshold: The score from which on a head has the role.
+      threshold: The lowest score of the role.
       label: What is scored, in [0, 1], as a mean over queries and examples.
-      limit: The score from which on it is another role.
-      score: The name of the score, where it is not that of the role.
+      limit: Scores must be below this.
+      score: The name of the score; None: the name of the role.
     """
 
     threshold: float
@@ -39,7 +39,8 @@ ROLES = {
     "own_position": Role(0.5, "mass on the query's own position: near the identity"),
     "first_token": Role(0.5, "mass on position 0, a sink"),
     "separator": Role(0.5, "mass on the separators that are given, a sink"),
-    # Queries whose token is new count 0 in `Statistics.induction`, and not at all here.
+    # `Statistics.induction` is a mean over all queries, here over those whose token has
+    # occurred before.
     "induction": Role(
         0.5,
         "mass on what followed the token before, of queries whose token has occurred",
@@ -47,14 +48,17 @@ ROLES = {
     ),
     "positional": Role(0.9, "share of queries with the largest weight at one offset"),
     "uniform": Role(
-        0.95, "entropy, of that of equal weights", score="relative_entropy"
+        0.95, "entropy, as a share of that of equal weights", score="relative_entropy"
     ),
     "broad": Role(
-        0.75, "entropy, of that of equal weights", limit=0.95, score="relative_entropy"
+        0.75,
+        "entropy, as a share of that of equal weights",
+        limit=0.95,
+        score="relative_entropy",
     ),
 }
 MIXED = "mixed"
-# The scores that roles are given by: name and label.
+# The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 
 
@@ -62,12 +66,13 @@ class Roles(NamedTuple):
     """The roles of heads.
 
     Attributes:
-      names: `[L, H]` of text: the role whose score is furthest above its threshold,
-        relative to what is left above that; "mixed" where none reaches it, and "" where
-        there is no head.
+      names: `[L, H]` strings: the role whose score goes furthest from its threshold (0)
+        to 1; "mixed" where no score reaches its threshold, "" where there is no head.
       scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head;
-        without those of separators and induction where there are no tokens for them.
-      offsets: `[L, H]` integers, t - s: where the largest weight is most often.
+        without "separator" if none are given, and without scores of tokens if inputs
+        are features.
+      offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
+        with its largest weight.
     """
 
     names: np.ndarray
@@ -82,7 +87,7 @@ def roles(
     *,
     separators: Sequence[int] = (),
 ) -> Roles:
-    """Returns what each head does on some data.
+    """Returns the role of each head on some data.
 
     Args:
       model: The model.
@@ -96,9 +101,9 @@ def roles(
     https://arxiv.org/abs/2209.11895.
     """
     observe = _observer(model, tuple(separators))
-    found = subject.over(batches, lambda example: observe(params, example))
-    found = jax.tree.map(np.float64, found)
-    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
+    sums = subject.over(batches, lambda example: observe(params, example))
+    sums = jax.tree.map(np.float64, sums)
+    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
     scores, offsets = zip(*total, strict=True)
     means = [
         {name: x / max(count, 1e-9) for name, (x, count) in layer.items()}
@@ -109,7 +114,7 @@ def roles(
 
 @functools.lru_cache(maxsize=8)
 def _observer(model, separators):
-    """Returns what observes a batch; kept, so that observing again is quick."""
+    """Returns the compiled observation of a batch; cached, so it compiles once."""
 
     @jax.jit
     def observe(params, example):
@@ -121,33 +126,35 @@ def _observer(model, separators):
 
 
 def _observed(attention_map, example, separators):
-    """Returns sums over a batch: of scores by name, and counts of offsets.
+    """Returns sums of scores over a batch, by name, and counts of offsets.
 
-    Of a score it is the sum `[H]`, and of what there is a sum: all examples, or of
-    induction the shares of queries whose token has occurred before.
+    Each score is a pair: its sum `[H]`, and the number to divide by. That is the number
+    of examples, or for induction the sum of the shares of queries that count.
     """
     is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
     tokens = example.inputs if is_tokens else None
     positions = jnp.isin(tokens, separators) if is_tokens and separators.size else None
-    found = attention_map.statistics(tokens=tokens, positions=positions)
+    statistics = attention_map.statistics(tokens=tokens, positions=positions)
     *_, num_queries, num_keys = attention_map.shape
     weights, places = attention_map.top(1)
-    seen = weights[..., 0] > 0
+    seen = weights[..., 0] > 0  # not fully masked
     rows = jnp.arange(num_queries).reshape(*(1,) * (seen.ndim - 1), -1)
     offset = rows - places[..., 0] + num_keys - 1
     num_heads, num_offsets = attention_map.shape[-3], num_queries + num_keys - 1
     heads = jnp.arange(num_heads)[None, :, None]
+    # One histogram for all heads: a bin per head and offset. Fully masked queries go to
+    # a bin past the end, which bincount drops.
     slot = jnp.where(seen, heads * num_offsets + offset, num_heads * num_offsets)
     counts = jnp.bincount(slot.reshape(-1), length=num_heads * num_offsets)
     most = _entropy_of_equal_weights(attention_map)
-    entropy = found.entropy / jnp.maximum(most, 1e-9)
+    entropy = statistics.entropy / jnp.maximum(most, 1e-9)
     scores = {
-        "previous_token": found.previous_position,
-        "next_token": found.next_position,
-        "own_position": found.own_position,
-        "first_token": found.first_position,
-        "separator": found.chosen_positions,
-        "induction_of_repeated": found.induction,
+        "previous_token": statistics.previous_position,
+        "next_token": statistics.next_position,
+        "own_position": statistics.own_position,
+        "first_token": statistics.first_position,
+        "separator": statistics.chosen_positions,
+        "induction_of_repeated": statistics.induction,
         "relative_entropy": entropy,
     }
     shares = dict.fromkeys(scores, jnp.ones(len(example.inputs)))
@@ -162,7 +169,7 @@ def _observed(attention_map, example, separators):
 
 
 def _repeated(tokens, counted) -> Array:
-    """Returns the share of the queries that count whose token has occurred before.
+    """Returns the share of the counted queries whose token has occurred before.
 
     Args:
       tokens: `[B, T]`.
@@ -171,6 +178,8 @@ def _repeated(tokens, counted) -> Array:
     Returns:
       `[B]` in [0, 1].
     """
+    # A stable sort puts equal tokens side by side, in the order of their positions: all
+    # but the first of each group have occurred before.
     order = jnp.argsort(tokens, axis=-1, stable=True)
     in_order = jnp.take_along_axis(tokens, order, -1)
     same = jnp.pad(in_order[:, 1:] == in_order[:, :-1], ((0, 0), (1, 0)))
@@ -179,7 +188,7 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _entropy_of_equal_weights(attention_map) -> Array:
-    """Returns the mean entropy `[B, 1]` of rows that attend to all they see alike."""
+    """Returns the mean entropy `[B, 1]` of equal weights on all unmasked keys."""
     zeros = jnp.zeros((*attention_map.query.shape[:-2], 1, 1))
     keys = jnp.zeros((*attention_map.key.shape[:-2], 1, 1))
     _, equal = attention.attend(zeros, keys, keys, mask=attention_map.mask)
@@ -192,21 +201,22 @@ def _named(scores, counts) -> Roles:
     shape = (len(counts), widest)
     names = np.full(shape, "", dtype=object)
     offsets = np.zeros(shape, int)
-    found = {name: np.full(shape, np.nan) for name in SCORES}
-    for i, (layer, of_heads) in enumerate(zip(scores, counts, strict=True)):
-        for h, of_head in enumerate(of_heads):
+    values = {name: np.full(shape, np.nan) for name in SCORES}
+    for i, (layer, head_counts) in enumerate(zip(scores, counts, strict=True)):
+        for h, count in enumerate(head_counts):
             own = {name: float(x[h]) for name, x in layer.items()}
-            own["positional"] = float(of_head.max() / max(of_head.sum(), 1))
-            # T + S - 1 offsets, of which S - 1 stand before the query's own position.
-            offsets[i, h] = int(of_head.argmax()) - (len(of_head) - 1) // 2
+            own["positional"] = float(count.max() / max(count.sum(), 1))
+            # Bin S - 1 of the T + S - 1 is offset 0; T = S in self-attention.
+            offsets[i, h] = int(count.argmax()) - (len(count) - 1) // 2
             names[i, h] = _role(own)
             for name, value in own.items():
-                found[name][i, h] = value
-    known = {name: x for name, x in found.items() if not np.isnan(x).all()}
+                values[name][i, h] = value
+    known = {name: x for name, x in values.items() if not np.isnan(x).all()}
     return Roles(names, known, offsets)
 
 
 def _role(scores: dict[str, float]) -> str:
+    """Returns the role whose score goes furthest from its threshold to 1."""
     margins = {}
     for name, role in ROLES.items():
         score = scores.get(role.score or name, -1.0)

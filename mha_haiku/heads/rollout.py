@@ -1,8 +1,8 @@
 """Roll-out: how much of each input reaches a position through all layers.
 
 `B...` batch axes, T positions, H heads, V value size, D model width, R chosen rows, L
-layers. A roll-out goes down through the layers as R vectors, tile by tile, and makes no
-`[T, T]` array: it takes `O(H R T)` memory, at any length.
+layers. R vectors go down through the layers, tile by tile, and no `[T, T]` array is
+made: memory is `O(H R T)` at any length.
 """
 
 import functools
@@ -28,10 +28,10 @@ def rollout(
     """Returns attention roll-out: rows of the product of the layers' mean attention.
 
     A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads. A
-    position is passed on whole where no head sees anything (padding), and by a layer
-    without heads (all pruned); where some heads see nothing A is the mean of the rest.
-    So rows sum to 1. `rollout(maps[i : i + 1], rows, residual=0)` is the raw attention
-    of layer i, but for those positions.
+    row is that of I where the query is fully masked in all heads (padding), and in a
+    layer without heads (all pruned); a head where the query is fully masked is left out
+    of the mean. So rows sum to 1. `rollout(maps[i : i + 1], rows, residual=0)` is the
+    mean attention of layer i, except for such rows.
 
     Args:
       maps: One per layer, of shape (B..., H, T, T); H may differ.
@@ -40,8 +40,8 @@ def rollout(
       per_layer: Whether to return the roll-outs up to each layer too; one pass in all.
 
     Returns:
-      `[B..., R, T]`, what each row has of each input; with `per_layer` `[L, B..., R,
-      T]`, at place l with layer l as the last.
+      `[B..., R, T]`, the share of each input in each row; with `per_layer` `[L, B...,
+      R, T]`, entry l being the roll-out through layers 0 to l.
 
     Raises:
       ValueError: If maps are not of self-attention, or a row is outside of them.
@@ -83,17 +83,17 @@ def value_rollout(
     residual: float = 0.5,
     per_layer: bool = False,
 ) -> Array:
-    """Returns the roll-out of attention weighted by the sizes of what it moves.
+    """Returns the roll-out of attention weighted by the norms of the values.
 
-    In place of head h's weight `a[t, s]` stands `a[t, s] |v_s W_h|`, the size of what
-    the head writes at t from s; the sum over heads is divided by its sum over s. Sizes
-    are added up head by head, so that heads which undo each other count in full.
+    Head h's weight `a[t, s]` is replaced by `a[t, s] |v_s W_h|`, the norm of what the
+    head adds to t from s; the sum over heads is divided by its sum over s. Norms are
+    added per head, so that heads which cancel each other count in full.
 
     Args:
       maps: One per layer, of shape (B..., H, T, T), with values.
       rows: Which of the T positions of the last layer; see `layer_chain.positions_of`.
-      output_weights: Per layer `[H, V, D]`, what projects the outputs of each head;
-        None: sizes are those of the values themselves.
+      output_weights: Per layer `[H, V, D]`, the output projection W of each head; None:
+        the norms are those of the values themselves.
       residual: Share of the residual connection, in [0, 1).
       per_layer: Whether to return the roll-outs up to each layer too; one pass in all.
 
@@ -118,7 +118,7 @@ def value_rollout(
 
 
 def _sizes(attention_map, weights):
-    """Returns the sizes `[B..., S, H]` of the values, as they are projected."""
+    """Returns the norms `[B..., S, H]` of the projected values."""
     if not attention_map.shape[-3]:
         return None
     values = layer_chain.values_of(attention_map)
@@ -129,7 +129,8 @@ def _sizes(attention_map, weights):
                 "output_weights must be [H, V, D] of each layer, with H and V = "
                 f"{wanted}, got shape {shape}."
             )
-        # W^T = Q U, and Q keeps sizes: |v W| = |U v|, of V numbers in place of D.
+        # W^T = Q U with orthonormal columns in Q, so |v W| = |U v|: a norm of V numbers
+        # in place of D.
         weights = jnp.asarray(weights, values.dtype)
         upper = jnp.linalg.qr(jnp.swapaxes(weights, -1, -2), mode="r")
         values = jnp.einsum("...shv,huv->...shu", values, upper)

@@ -15,7 +15,7 @@ from mha_haiku import models, tasks
 Array = jax.Array
 
 # From the logits of a batch and the batch itself to a number per example, `[B]`, the
-# lower the better; give an accuracy with its sign turned.
+# lower the better; negate an accuracy.
 Metric = Callable[[Array, tasks.Example], Array]
 
 
@@ -27,8 +27,8 @@ class Subject(NamedTuple):
         same arguments serve as well.
       metric: How badly the model does on each example of a batch.
       params: The model's parameters.
-      batches: Batches of examples, all of one size, that can be gone through again and
-        again: a list, say, but no generator. A `tqdm` around a list shows progress.
+      batches: Batches of examples, all of one size, that can be iterated over more
+        than once: a list, say, but no generator. A `tqdm` around a list shows progress.
     """
 
     model: models.Model
@@ -38,11 +38,11 @@ class Subject(NamedTuple):
 
 
 def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
-    """Returns what a function gives for each batch, as host arrays.
+    """Returns the results of a function on each batch, as host arrays.
 
     Args:
       batches: As a `Subject` has them.
-      function: Of a batch.
+      function: From a batch to a tree of arrays.
 
     Raises:
       TypeError: If the batches can be gone through only once, like a generator.
@@ -53,10 +53,10 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
             "batches must be a list, or something else that can be gone through again, "
             f"got {type(batches).__name__}; list(batches) makes one."
         )
-    found = [fetched(function(example)) for example in batches]
-    if not found:
+    results = [fetched(function(example)) for example in batches]
+    if not results:
         raise ValueError("batches must not be empty.")
-    return found
+    return results
 
 
 def run(model: models.Model, params: Any, example: tasks.Example, **options) -> Any:
@@ -92,7 +92,9 @@ def head_outputs(attention_map: Any) -> Array:
     """
     value = attention_map.value
     if value is None:
-        raise ValueError("the map has no value, which its heads' outputs are made of.")
+        raise ValueError(
+            "the map has no value, and a head's output is weights times values."
+        )
     *batch_shape, heads, length, _ = attention_map.shape
     if not heads:
         shape = (*batch_shape, length, 0, value.shape[-1])
@@ -110,10 +112,10 @@ def fetched(tree: Any) -> Any:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def padded(of_layers: Sequence[np.ndarray]) -> np.ndarray:
+def padded(layers: Sequence[np.ndarray]) -> np.ndarray:
     """Returns `[N, L, H]` float64 from L arrays `[N, H]`, NaN where heads are fewer."""
-    widest = max(layer.shape[-1] for layer in of_layers)
-    result = np.full((len(of_layers[0]), len(of_layers), widest), np.nan)
-    for i, layer in enumerate(of_layers):
+    widest = max(layer.shape[-1] for layer in layers)
+    result = np.full((len(layers[0]), len(layers), widest), np.nan)
+    for i, layer in enumerate(layers):
         result[:, i, : layer.shape[-1]] = layer
     return result

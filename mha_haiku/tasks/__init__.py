@@ -61,7 +61,8 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     """Returns the fields that a task has in `config.task` and in `config.data`.
 
     Args:
-      name: One of `names()`, or the file and the class of your own, "mine.py:MyTask".
+      name: One of `names()`, or the file and class of a task of your own,
+        "mine.py:MyTask".
 
     Raises:
       ConfigError: If there is no such task.
@@ -81,9 +82,9 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 
     Args:
       name: See `options`.
-      kept: What `Task.keep` of the task of a run returned.
-      **given: The task's options that are not as they are by default; in a config, what
-        `config.task` has beside the name, and all of `config.data`.
+      kept: What `Task.keep` returned when a run with this task began.
+      **given: Options of the task that differ from their defaults: the fields of
+        `config.task` except the name, and those of `config.data`.
 
     Raises:
       ConfigError: If there is no such task, an option is unknown, or has a value that
@@ -111,10 +112,10 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 
 
 def register(task: type[Task]) -> str:
-    """Makes a class of tasks known by name in this process, and returns the name.
+    """Registers a task class in this process and returns its name.
 
-    Configs then take it as `config.task.name`. Of a class in a file the name is the
-    file's and the class's, and needs no registration.
+    The name serves as `config.task.name`. A class in a file is named "mine.py:MyTask"
+    and needs no registration.
     """
     if _TASKS.get(getattr(task, "name", None)) is task:
         return task.name

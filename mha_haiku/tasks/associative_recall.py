@@ -9,28 +9,26 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling
+from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AssociativeRecall(task_lib.Task):
-    """First key-value pairs with keys that are all different, then keys alone.
+class AssociativeRecall(base.Task):
+    """First key-value pairs with keys that are all different, then queries: keys alone.
 
-    The target of a query is the value that stood behind its key. Keys and values of the
-    pairs, and which of the keys are asked for, are uniform; a key may be asked for more
-    than once. Example, T = 8 with 3 pairs:
+    The target of a query is the value that followed its key. Keys, values and queries
+    are uniform; a key may be queried more than once. Example, T = 8 with 3 pairs:
 
         inputs   k4 v1 k0 v5 k7 v1 k0 k7
         targets  . . . . . . v5 v1
         weights  0 0 0 0 0 0 1 1
 
-    Metric: accuracy over the queries. Chance: a guess among all values, one in
-    `num_values` and its logarithm in nats. A model that sees which values were given,
-    but not to which key, gets to about one in `num_pairs`: that is no recall yet.
+    Metric: accuracy over the queries. Chance: a uniform guess among all
+    values, accuracy 1 / num_values and loss log(num_values) nats. A model that knows
+    which values occurred, but not with which key, reaches about 1 / num_pairs.
 
     Attributes:
-      sequence_length: T; all that the pairs leave are queries, T - 2 num_pairs.
+      sequence_length: T; the last T - 2 num_pairs positions are queries.
       num_pairs: Number of pairs.
       num_keys: Tokens 0 to num_keys - 1 are keys, at least as many as pairs.
       num_values: The tokens after them are values; class c is the value c.
@@ -43,7 +41,9 @@ class AssociativeRecall(task_lib.Task):
         16, "tokens in an example", fields.integer(3, sampling.LARGEST)
     )
     num_pairs: int = fields.option(
-        6, "the rest of the tokens are queries", fields.integer(1, sampling.LARGEST)
+        6,
+        "key-value pairs; the remaining tokens are queries",
+        fields.integer(1, sampling.LARGEST),
     )
     num_keys: int = fields.option(
         16, "tokens that can be keys", fields.integer(1, sampling.LARGEST)
@@ -83,7 +83,7 @@ class AssociativeRecall(task_lib.Task):
         """Returns "v0", "v1", ..."""
         return f"v{c}"
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+    def example(self, key: jax.Array, data: Any) -> base.Example:
         """Returns one example; `data` is unused."""
         del data
         num_queries = self.sequence_length - 2 * self.num_pairs
@@ -93,13 +93,13 @@ class AssociativeRecall(task_lib.Task):
         )
         keys = sampling.distinct(for_keys, self.num_pairs)
         values = sampling.integers(for_values, self.num_values)
-        asked = sampling.integers(for_queries, self.num_pairs)
+        queried = sampling.integers(for_queries, self.num_pairs)
         pairs = jnp.stack([keys, values + self.num_keys], axis=1).reshape(-1)
         unasked = jnp.zeros_like(pairs)
-        return task_lib.Example(
-            inputs=jnp.concatenate([pairs, keys[asked]]),
-            targets=jnp.concatenate([unasked, values[asked]]),
+        return base.Example(
+            inputs=jnp.concatenate([pairs, keys[queried]]),
+            targets=jnp.concatenate([unasked, values[queried]]),
             weights=jnp.concatenate(
-                [unasked.astype(jnp.float32), task_lib.all_count(asked)]
+                [unasked.astype(jnp.float32), base.all_count(queried)]
             ),
         )

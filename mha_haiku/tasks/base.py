@@ -1,4 +1,4 @@
-"""What a task is: examples from keys, a metric, its chance level, and text to read.
+"""What a task is: examples from PRNG keys, a metric, its chance level, and labels.
 
 Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes.
 """
@@ -20,16 +20,16 @@ class Example(NamedTuple):
     inputs: jax.Array
     """`[T]` int32 tokens, or `[T, D]` float32 features."""
     targets: jax.Array
-    """`[T]` int32 class of each position; a set task: `[]` int32 place in the set."""
+    """`[T]` int32 class of each position; a set task: `[]` int32 index in the set."""
     weights: jax.Array
     """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
     lengths: jax.Array | None = None
-    """`[]` int32 valid positions; None where every position of every example is."""
+    """`[]` int32 number of valid positions; None: all are valid in every example."""
 
     def axes(self) -> "Example":
-        """Returns the letters of the axes of a batch's arrays, in their place.
+        """Returns, in place of each array of a batch, the letters of its axes.
 
-        "B" (batch) and "T" (positions) are what devices may share.
+        Axes "B" (batch) and "T" (positions) may be split over devices.
         """
         letters = ("BTD", "BT", "BT", "B")
         return Example(
@@ -41,7 +41,7 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a run keeps of a task that learns from a text of the user's."""
+    """What a run stores of a task that learns from the user's text."""
 
     tokenizer: str
     """The tokenizer, as JSON."""
@@ -58,7 +58,7 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
-    """The task's name in the registry and in titles; the class's if left out."""
+    """The task's name in configs and titles; that of the class if left out."""
     sequence_length: int
     """T, positions of an example."""
     num_tokens: int | None
@@ -68,17 +68,17 @@ class Task(abc.ABC):
     num_classes: int
     """C, classes of the logits of a position; 1 for a set task, a logit per element."""
     train_data: Any = ()
-    """Host arrays that `example` draws training examples from; () if it needs none."""
+    """Host arrays from which `example` draws training examples; () if it needs none."""
     held_out_data: Any = ()
-    """The same for evaluation: shares nothing with `train_data`."""
+    """The same for evaluation: has nothing in common with `train_data`."""
     baseline: dict[str, float]
     """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
-    sees no input, only the position, and so answers the same for every example."""
+    sees the position but no input, so that its answer is the same for every example."""
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance" or "unigram"."""
 
     def __init_subclass__(cls, **options: Any):
-        """Names a class that does not say its name."""
+        """Gives a class without a name its own."""
         super().__init_subclass__(**options)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
@@ -100,15 +100,15 @@ class Task(abc.ABC):
 
     @property
     def data_shapes(self) -> Any:
-        """Stands for `train_data` where only shapes are asked for; may be shorter."""
+        """`train_data` or its shapes, for tracing; axes may be shorter."""
         return self.train_data
 
     def keep(self) -> Kept | None:
-        """Returns what a run keeps, to make the same task again; None for nothing."""
+        """Returns what a run stores to make the same task again; None: nothing."""
         return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
-        """Returns where the likeliest class is the target, whether it counts or not.
+        """Returns where the likeliest class is the target, at any weight.
 
         Args:
           logits: `[..., T, C]`; a set task: `[..., T]`.
@@ -137,11 +137,11 @@ class Task(abc.ABC):
         """Returns the tokens of a user's text.
 
         Args:
-          text: Token ids or token labels, separated by spaces: "3 1 4"; as many as the
-            caller likes, T or not.
+          text: Token ids or token labels, separated by spaces: "3 1 4"; any
+            number of them, not T only.
 
         Returns:
-          `[t]` int32, as many as the text has.
+          `[t]` int32, t being the number of tokens of the text.
 
         Raises:
           ConfigError: If there are none, or one is not a token.

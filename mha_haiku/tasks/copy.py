@@ -1,4 +1,4 @@
-"""Give the sequence back as it came."""
+"""Repeat the sequence unchanged."""
 
 import dataclasses
 from typing import ClassVar
@@ -18,8 +18,8 @@ class Copy(uniform_tokens.UniformTokensTask):
         targets  3 1 4 1 5
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: one token in `num_tokens`, and its
-    logarithm in nats. A head that solves it attends along the diagonal; a residual
+    Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
+    log(num_tokens) nats. A head that solves it attends along the diagonal; a residual
     connection alone solves it too.
 
     Attributes:

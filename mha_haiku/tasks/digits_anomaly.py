@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling
+from mha_haiku.tasks import base, sampling
 
 _NUM_DIGITS = 10
 _NUM_PIXELS = 64
 _LARGEST_PIXEL = 16
 _LARGEST_SET = 64
-_MOST_IMAGES = 183  # of one digit, in both parts together
+_MOST_IMAGES = 183  # of any one digit, in both parts together
 
 
 class Images(NamedTuple):
@@ -29,24 +28,25 @@ class Images(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DigitsAnomaly(task_lib.Task):
+class DigitsAnomaly(base.Task):
     """T images, all different; T - 1 are of one digit and one is of another: which?
 
-    A set task: the target is the position of the odd one, and the order says nothing.
-    The digits, the images and the position are uniform. Images are scikit-learn's 1,797
-    of 8 x 8 pixels, scaled to [0, 1]. Example, T = 10, by the digit of each image:
+    A set task: the target is the position of the odd one, and the order of the images
+    is random. The digits, the images and the position are uniform. Images are
+    scikit-learn's 1,797 of 8 x 8 pixels, scaled to [0, 1]. Example, T = 10, by the
+    digit of each image:
 
         inputs   7 7 7 3 7 7 7 7 7 7
         target   3
 
-    Of each digit the last images are held out: no set has images of both parts.
+    The last images of each digit are held out: no set mixes images of both parts.
 
-    Metric: accuracy, the part of the sets whose odd image has the largest logit.
-    Chance: one in T, log T nats.
+    Metric: accuracy, the share of sets whose odd image has the largest logit.
+    Chance: accuracy 1 / T, loss log T nats.
 
     Attributes:
       sequence_length: T, images in a set, 3 to 64.
-      held_out_fraction: The part of the images of each digit to evaluate on.
+      held_out_fraction: The share of the images of each digit to evaluate on.
     """
 
     name: ClassVar[str] = "digits_anomaly"
@@ -57,7 +57,7 @@ class DigitsAnomaly(task_lib.Task):
         10, "images in a set", fields.integer(3, _LARGEST_SET)
     )
     held_out_fraction: float = fields.option(
-        0.2, "images of each digit to evaluate on", checks.fraction
+        0.2, "share of the images of each digit to evaluate on", checks.fraction
     )
 
     def __post_init__(self):
@@ -88,7 +88,7 @@ class DigitsAnomaly(task_lib.Task):
             "loss": math.log(self.sequence_length),
         }
 
-    def example(self, key: jax.Array, data: Images) -> task_lib.Example:
+    def example(self, key: jax.Array, data: Images) -> base.Example:
         """Returns one set from the images of `data`."""
         pixels, starts, counts = jax.tree.map(jnp.asarray, data)
         random = sampling.words(key, 4 + _MOST_IMAGES)
@@ -101,14 +101,14 @@ class DigitsAnomaly(task_lib.Task):
             random[4:], self.sequence_length, counts[usual]
         )
         is_odd = jnp.arange(self.sequence_length) == position
-        return task_lib.Example(
+        return base.Example(
             inputs=pixels[jnp.where(is_odd, odd_image, images)],
             targets=position,
-            weights=task_lib.all_count(position),
+            weights=base.all_count(position),
         )
 
-    def labels(self, example: task_lib.Example) -> list[str]:
-        """Returns the digit of each image; "?" where it is none of the task's."""
+    def labels(self, example: base.Example) -> list[str]:
+        """Returns the digit of each image; "?" for any other image."""
         inputs = np.asarray(example.inputs, np.float32)
         return [self._digits.get(image.tobytes(), "?") for image in inputs]
 
@@ -117,7 +117,7 @@ class DigitsAnomaly(task_lib.Task):
         return f"image {c}"
 
     def encode(self, text: str) -> np.ndarray:
-        """Refuses: a text has no images.
+        """Raises an error: images cannot be given as text.
 
         Raises:
           ConfigError: Always.
@@ -132,6 +132,7 @@ class DigitsAnomaly(task_lib.Task):
         pixels, digits = _load()
         counts = np.bincount(digits, minlength=_NUM_DIGITS)
         num_held_out = np.round(counts * self.held_out_fraction).astype(np.int64)
+        # The index of each image among those of its digit; images are sorted by digit.
         rank = np.arange(len(digits)) - np.repeat(np.cumsum(counts) - counts, counts)
         is_held_out = rank >= (counts - num_held_out)[digits]
 

@@ -1,4 +1,4 @@
-"""Say of each token how often it occurs."""
+"""Count how often each token occurs in the sequence."""
 
 import dataclasses
 import functools
@@ -21,9 +21,9 @@ class Histogram(uniform_tokens.UniformTokensTask):
         targets  1 2 1 2 1
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: the likeliest count; a count is 1
-    plus a binomial of T - 1 tries at one in `num_tokens`, whose largest probability
-    and entropy are exact.
+    Metric: accuracy over all positions. Chance: the likeliest count. A count is 1
+    plus a binomial variable of T - 1 trials with probability 1 / num_tokens, whose
+    largest probability and entropy are computed exactly.
 
     Attributes:
       sequence_length: T. Class c is the count c, so there are T + 1 (0 never occurs).
@@ -41,16 +41,16 @@ class Histogram(uniform_tokens.UniformTokensTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level, of the distribution of a count."""
-        tries = self.sequence_length - 1
+        """Chance level, from the distribution of a count."""
+        trials = self.sequence_length - 1
         hit, miss = math.log(1 / self.num_tokens), math.log1p(-1 / self.num_tokens)
         logs = [
-            math.lgamma(tries + 1)
+            math.lgamma(trials + 1)
             - math.lgamma(k + 1)
-            - math.lgamma(tries - k + 1)
+            - math.lgamma(trials - k + 1)
             + k * hit
-            + (tries - k) * miss
-            for k in range(tries + 1)
+            + (trials - k) * miss
+            for k in range(trials + 1)
         ]
         loss = -sum(math.exp(log) * log for log in logs)
         return {"accuracy": math.exp(max(logs)), "loss": loss}

@@ -9,30 +9,29 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling
+from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Induction(task_lib.Task):
-    """Random tokens, all different, then the same again from a random place, round it.
+class Induction(base.Task):
+    """T / 2 different random tokens, then the same tokens in a random rotation.
 
-    The target is the next token, as for a causal language model. Only those of the
-    second half count that can be known: where the current token was followed by the
-    target before. Left out are the end of the first round (what follows it now never
-    did before) and the last position (nothing follows). Example, T = 10, from place 2:
+    The target is the next token, as for a causal language model. Targets count only in
+    the second half, and only where the current token was followed by the target before.
+    So two positions do not count there: that of the last token of the first half, which
+    nothing followed then, and the last position. Example, T = 10, rotated by 2:
 
         inputs   3 1 4 0 5 4 0 5 3 1
         targets  1 4 0 5 4 0 5 3 1 .
         weights  0 0 0 0 0 1 1 0 1 0
 
-    As the place is random, no fixed distance leads to the answer. It takes one layer to
-    tell each position what stood before it, and a second to look for the current token
-    there: an induction head. One layer can at best tell which tokens are still to come,
-    right in about (log(T / 2) + 0.6) / (T / 2) of the cases.
+    As the rotation is random, no fixed offset leads to the answer. It takes one layer
+    to write to each position which token came before it, and a second to look for the
+    current token there: an induction head. One layer can at best exclude the tokens
+    that have been repeated already, with an accuracy of (log(T / 2) + 0.6) / (T / 2).
 
-    Metric: accuracy over the positions that count. Chance: one token in `num_tokens`,
-    and its logarithm in nats.
+    Metric: accuracy over the positions that count. Chance: accuracy 1 / num_tokens,
+    loss log(num_tokens) nats.
 
     Attributes:
       sequence_length: T, even and at least 4.
@@ -68,15 +67,15 @@ class Induction(task_lib.Task):
         """Chance level: every target is uniform over the tokens."""
         return {"accuracy": 1 / self.num_tokens, "loss": math.log(self.num_tokens)}
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+    def example(self, key: jax.Array, data: Any) -> base.Example:
         """Returns one example; `data` is unused."""
         del data
         half = self.sequence_length // 2
         random = sampling.words(key, self.num_tokens + 1)
         first = sampling.distinct(random[1:], half)
-        place = (sampling.integers(random[0], half) + jnp.arange(half)) % half
-        inputs = jnp.concatenate([first, first[place]])
+        source = (sampling.integers(random[0], half) + jnp.arange(half)) % half
+        inputs = jnp.concatenate([first, first[source]])
         targets = jnp.concatenate([inputs[1:], jnp.zeros(1, jnp.int32)])
-        known = (place != half - 1) & (jnp.arange(half) != half - 1)
+        known = (source != half - 1) & (jnp.arange(half) != half - 1)
         weights = jnp.concatenate([jnp.zeros(half), known]).astype(jnp.float32)
-        return task_lib.Example(inputs, targets, weights)
+        return base.Example(inputs, targets, weights)

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling, text
+from mha_haiku.tasks import base, sampling, text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,12 +26,12 @@ class LanguageModel(text.TextTask):
 
     name: ClassVar[str] = "language_model"
 
-    def example(self, key: jax.Array, data: np.ndarray) -> task_lib.Example:
-        """Returns the window of `data` at a random place."""
-        num_places = len(data) - self.sequence_length
-        start = sampling.integers(sampling.words(key), num_places)
+    def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
+        """Returns a window of `data` from a random position."""
+        num_starts = len(data) - self.sequence_length
+        start = sampling.integers(sampling.words(key), num_starts)
         window = jax.lax.dynamic_slice_in_dim(
             jnp.asarray(data), start, self.sequence_length + 1
         )
         targets = window[1:]
-        return task_lib.Example(window[:-1], targets, task_lib.all_count(targets))
+        return base.Example(window[:-1], targets, base.all_count(targets))

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling, text
+from mha_haiku.tasks import base, sampling, text
 
 _MASK = "[MASK]"
-# Of all tokens, 15 percent are asked for: 80 percent of these are hidden by the mask,
-# 10 percent by a random token, 10 percent not at all. Thresholds for uint32 words.
+# 15 percent of the tokens are chosen: 80 percent of these become the mask, 10 percent a
+# random token, 10 percent stay. Thresholds for uniform uint32 words.
 _MASKED = np.uint32(round(0.15 * 0.8 * 2**32))
 _REPLACED = np.uint32(round(0.15 * 0.9 * 2**32))
 _CHOSEN = np.uint32(round(0.15 * 2**32))
@@ -20,12 +19,12 @@ _CHOSEN = np.uint32(round(0.15 * 2**32))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModel(text.TextTask):
-    """The target is the token that stood there; chosen positions alone count.
+    """The target is the original token; only chosen positions count.
 
-    Each position is chosen with probability 0.15, independently. What is chosen becomes
-    `[MASK]` (80 percent), a random token (10) or stays as it is (10), as in BERT.
-    Example, T = 8 characters of "to be or not", of which 1, 4 and 6 are chosen, and
-    become the mask, a random token, and what they are:
+    Each position is chosen with probability 0.15, independently. A chosen token
+    becomes `[MASK]` (80 percent), a random token (10) or stays (10), as in BERT.
+    Example, T = 8 characters of "to be or not"; positions 1, 4 and 6 are chosen and
+    become the mask, a random token, and the same token:
 
         inputs   t [MASK] ␣ b x ␣ o r
         targets  . o . . e . o .
@@ -33,7 +32,7 @@ class MaskedLanguageModel(text.TextTask):
 
     Metric: accuracy over the chosen positions. Chance is the unigram predictor, see
     `TextTask.baseline`. Attributes are those of `TextTask`; the mask is the last token,
-    `num_tokens - 1`, and no class. A user's text may have `[MASK]` in it.
+    `num_tokens - 1`, and not a class. A user's text may contain `[MASK]`.
 
     Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
     """
@@ -42,24 +41,24 @@ class MaskedLanguageModel(text.TextTask):
 
     @property
     def num_tokens(self) -> int:
-        """Number of the tokenizer's tokens, and the mask."""
+        """Number of the tokenizer's tokens, plus one for the mask."""
         return self.num_classes + 1
 
     @property
     def mask_token(self) -> int:
-        """The token that hides another."""
+        """The token that replaces a masked one."""
         return self.num_classes
 
     def token_label(self, token: int) -> str:
         """Returns the text of a token, `[MASK]` for the mask."""
         return _MASK if token == self.mask_token else self.class_label(token)
 
-    def example(self, key: jax.Array, data: np.ndarray) -> task_lib.Example:
-        """Returns the window of `data` at a random place, with tokens hidden."""
+    def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
+        """Returns a window of `data` from a random position, with tokens masked."""
         random = sampling.words(key, 2 * self.sequence_length + 1)
         choice, replacement = random[1:].reshape(2, self.sequence_length)
-        num_places = len(data) - self.sequence_length + 1
-        start = sampling.integers(random[0], num_places)
+        num_starts = len(data) - self.sequence_length + 1
+        start = sampling.integers(random[0], num_starts)
         targets = jax.lax.dynamic_slice_in_dim(
             jnp.asarray(data), start, self.sequence_length
         )
@@ -67,11 +66,11 @@ class MaskedLanguageModel(text.TextTask):
         inputs = jnp.where(choice < _REPLACED, other, targets)
         inputs = jnp.where(choice < _MASKED, jnp.int32(self.mask_token), inputs)
         weights = (choice < _CHOSEN).astype(jnp.float32)
-        return task_lib.Example(inputs, targets, weights)
+        return base.Example(inputs, targets, weights)
 
     def _tokens(self, text: str) -> np.ndarray:
         mask = np.array([self.mask_token], np.int32)
         pieces = []
-        for shown in map(super()._tokens, text.split(_MASK)):
-            pieces += [mask, shown]
+        for piece in map(super()._tokens, text.split(_MASK)):
+            pieces += [mask, piece]
         return np.concatenate(pieces[1:])

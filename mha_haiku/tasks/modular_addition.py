@@ -10,32 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling
+from mha_haiku.tasks import base, sampling
 
 _LARGEST_MODULUS = 1024  # a table of a million entries
 _SPLIT_SEED = 0  # the split is part of the task: every run has the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModularAddition(task_lib.Task):
+class ModularAddition(base.Task):
     """The inputs are `a + b =`; the target at the last position is a + b mod p.
 
-    The p * p sums are split once and for all into a training and a held-out part, with
-    a + b and b + a on the same side: a held-out sum was never seen the other way round.
+    The p * p sums are split into a training and a held-out part, the same for every
+    seed; a + b and b + a are in the same part, so no held-out sum is seen in training.
     Example, p = 7:
 
         inputs   3 + 6 =
         targets  . . . 2
         weights  0 0 0 1
 
-    Metric: accuracy at the last position. Chance: one in p, log p nats; each sum is as
-    frequent as any other in the whole table.
+    Metric: accuracy at the last position. Chance: accuracy 1 / p, loss log p nats;
+    every result is equally frequent in the whole table.
 
     Attributes:
       modulus: p. Tokens 0 to p - 1 are numbers, p is "+" and p + 1 is "="; the classes
         are the numbers.
-      train_fraction: The part of the table to train on, above 0 and below 1.
+      train_fraction: The share of the table to train on, above 0 and below 1.
 
     Source: Power et al. 2022, https://arxiv.org/abs/2201.02177.
     """
@@ -46,7 +45,9 @@ class ModularAddition(task_lib.Task):
         47, "numbers are 0 to modulus - 1", fields.integer(2, _LARGEST_MODULUS)
     )
     train_fraction: float = fields.option(
-        0.8, "of the addition table; the rest is held out", checks.fraction
+        0.8,
+        "share of the addition table to train on; the rest is held out",
+        checks.fraction,
     )
 
     def __post_init__(self):
@@ -88,14 +89,14 @@ class ModularAddition(task_lib.Task):
         signs = {self.modulus: "+", self.modulus + 1: "="}
         return signs.get(token, str(token))
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
-        """Returns one example, a sum of `data`'s."""
+    def example(self, key: jax.Array, data: Any) -> base.Example:
+        """Returns one example, a random pair of `data`."""
         pairs = jnp.asarray(data)
         a, b = pairs[sampling.integers(sampling.words(key), len(pairs))]
         inputs = jnp.stack([a, jnp.int32(self.modulus), b, jnp.int32(self.modulus + 1)])
         at_end = jnp.arange(self.sequence_length) == self.sequence_length - 1
         targets = jnp.where(at_end, (a + b) % self.modulus, 0).astype(jnp.int32)
-        return task_lib.Example(inputs, targets, at_end.astype(jnp.float32))
+        return base.Example(inputs, targets, at_end.astype(jnp.float32))
 
     @functools.cached_property
     def _split(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Say whether the number of ones so far is odd."""
+"""Decide whether the number of ones so far is odd."""
 
 import dataclasses
 import functools
@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling
+from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parity(task_lib.Task):
+class Parity(base.Task):
     """The target at position t is the parity of the ones at positions 0 to t.
 
     A target per position, as in the studies of state tracking below; the last one is
@@ -24,8 +23,8 @@ class Parity(task_lib.Task):
         targets  1 1 0 1 1 0
         weights  1 1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: one half, log 2 nats; nothing less than
-    all of the bits so far tells anything.
+    Metric: accuracy over all positions. Chance: accuracy 1 / 2, loss log 2 nats;
+    without any one of the bits so far the parity is uniform.
 
     Attributes:
       sequence_length: T.
@@ -50,12 +49,12 @@ class Parity(task_lib.Task):
         """Returns "even" or "odd"."""
         return ("even", "odd")[c]
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+    def example(self, key: jax.Array, data: Any) -> base.Example:
         """Returns one example; `data` is unused."""
         del data
-        # Fair bits have fair and independent parities: drawing those first, a bit is
-        # where they change, and no running sum is needed.
+        # The parities of uniform bits are uniform and independent themselves. So these
+        # are drawn, and a bit is 1 where they change: no cumulative sum is needed.
         targets = sampling.integers(sampling.words(key, self.sequence_length), 2)
         before = jnp.concatenate([jnp.zeros(1, jnp.int32), targets[:-1]])
         inputs = targets ^ before
-        return task_lib.Example(inputs, targets, task_lib.all_count(targets))
+        return base.Example(inputs, targets, base.all_count(targets))

@@ -1,4 +1,4 @@
-"""Give the sequence back to front."""
+"""Repeat the sequence in reverse order."""
 
 import dataclasses
 from typing import ClassVar
@@ -18,8 +18,8 @@ class Reverse(uniform_tokens.UniformTokensTask):
         targets  5 1 4 1 3
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: one token in `num_tokens`, and its
-    logarithm in nats. A head that solves it attends along the anti-diagonal.
+    Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
+    log(num_tokens) nats. A head that solves it attends along the anti-diagonal.
 
     Attributes:
       sequence_length: T.
@@ -29,5 +29,5 @@ class Reverse(uniform_tokens.UniformTokensTask):
     name: ClassVar[str] = "reverse"
 
     def targets(self, inputs: jax.Array) -> jax.Array:
-        """Returns the tokens back to front."""
+        """Returns the tokens in reverse order."""
         return inputs[::-1]

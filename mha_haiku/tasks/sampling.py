@@ -1,8 +1,9 @@
 """Random integers from raw random words, at the cost of one draw per example.
 
 `jax.random.randint` splits its key and draws twice, and `jax.random.choice` without
-replacement sorts several times; in a training step of a few milliseconds that shows. A
-task draws all words that it needs at once, and shares them out to these functions.
+replacement sorts several times, which costs much in a training step of a few
+milliseconds. A task draws all the words it needs at once and passes them to these
+functions.
 """
 
 import jax
@@ -43,7 +44,10 @@ def distinct(
     (size,) = random.shape
     index_bits = np.uint32((size - 1).bit_length())
     index = jnp.arange(size, dtype=jnp.uint32)
-    # The low bits hold the position, so that no two words are equal.
+    # The low bits of a word are replaced by its index, so that no two are equal; the
+    # order of the words is then a random permutation. A word outside of `count` sorts
+    # last. The integers drawn are the ranks of the first words, or the indices of the
+    # smallest.
     tickets = (random >> index_bits << index_bits) | index
     if count is not None:
         is_drawn_from = index < jnp.asarray(count, jnp.uint32)

@@ -1,4 +1,4 @@
-"""Give the tokens in increasing order."""
+"""Sort the tokens in increasing order."""
 
 import dataclasses
 import functools
@@ -21,9 +21,9 @@ class Sort(uniform_tokens.UniformTokensTask):
         targets  1 1 3 4 5
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: the likeliest token of each place in
-    the order (small ones stand first), well above one in `num_tokens`; exact, from the
-    binomial distribution of how many tokens are at most c.
+    Metric: accuracy over all positions. Chance: the likeliest token at each
+    position, since small tokens come first. That is well above 1 / num_tokens; computed
+    exactly, from the binomial distribution of the number of tokens that are at most c.
 
     Attributes:
       sequence_length: T.

@@ -1,6 +1,6 @@
-"""Tasks of the user's: "mine.py:MyTask" names the class MyTask in the file mine.py.
+"""Tasks of the user: "mine.py:MyTask" names the class MyTask in the file mine.py.
 
-A file is Python that runs. It is read from the working directory.
+The file is executed. Its path is relative to the working directory.
 """
 
 import dataclasses
@@ -14,7 +14,8 @@ from typing import Any
 from mha_haiku import checks
 from mha_haiku.tasks.base import Task
 
-# Classes by the file's whole path and what was in it, or as they were given in Python.
+# Loaded classes by absolute path, class name and sha256 of the file; and classes that
+# were registered in Python, by absolute path ("" without a file) and class name.
 _loaded: dict[tuple[str, str, str], type[Task]] = {}
 _given: dict[tuple[str, str], type[Task]] = {}
 
@@ -22,15 +23,15 @@ _NEEDED = ("sequence_length", "num_tokens", "num_classes", "baseline")
 
 
 def is_name(name: Any) -> bool:
-    """Returns whether a name is of a task of the user's."""
+    """Returns whether a name is that of a task of the user."""
     return isinstance(name, str) and ":" in name
 
 
 def register(task: type[Task]) -> str:
-    """Makes a class known in this process, and returns its name.
+    """Registers a class in this process and returns its name.
 
-    The name is of its file, which other processes read it from; of a class that is in
-    no file, such as a notebook's, it is ":MyTask", and each process registers it.
+    The name contains the file, from which other processes read the class. A class in no
+    file, such as in a notebook, is named ":MyTask"; each process must register it.
     """
     try:
         file = inspect.getsourcefile(task)
@@ -70,7 +71,7 @@ def load(name: str) -> type[Task]:
 
 
 def digest(name: str) -> str | None:
-    """Returns the sha256 of the file of a task of the user's; None: it has none.
+    """Returns the sha256 of the file of a task of the user; None: it has no file.
 
     Raises:
       ConfigError: If there is no such file.
@@ -93,7 +94,7 @@ def _read(name) -> bytes:
 
 
 def _run(file, source) -> Any:
-    """Returns the module that a file's source makes."""
+    """Returns the module from executing the source of a file."""
     module_name = f"task_file_{hashlib.sha256(source).hexdigest()}"
     spec = importlib.util.spec_from_loader(module_name, loader=None, origin=file)
     module = importlib.util.module_from_spec(spec)
@@ -111,12 +112,12 @@ def _run(file, source) -> Any:
 
 
 def raised(what: str, error: BaseException) -> str:
-    """Returns the line that says that the user's code raised an error."""
+    """Returns the message, on one line, for an error that the user's code raised."""
     return " ".join(f"{what} raised {type(error).__name__}: {error}".split())
 
 
 def _checked(name, module, class_name) -> type[Task]:
-    """Returns the class of a module, which must be a task."""
+    """Returns the class of that name in a module; refuses it unless it is a task."""
     own = [
         key
         for key, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""Text from files as tokens, in a part to train on and a part held out."""
+"""Text files as tokens, in a part to train on and a held-out part."""
 
 import dataclasses
 import functools
@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling, tokenization
+from mha_haiku.tasks import base, sampling, tokenization
 
 _TOKENIZERS = {
     "characters": tokenization.Characters.train,
@@ -22,16 +21,16 @@ _TOKENIZERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text as tokens, cut once: the first part to train on, the last one held out."""
+    """A text as tokens, cut in two: the first part to train on, the last held out."""
 
     tokenizer: tokenization.Tokenizer
-    text: dict[str, str]  # "name" and "sha256"
+    text: dict[str, str]  # its "name" and "sha256"
     train: np.ndarray  # [N] int32
     held_out: np.ndarray  # [M] int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextTask(task_lib.Task):
+class TextTask(base.Task):
     """What the tasks over text share: the corpus, its labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
@@ -42,10 +41,10 @@ class TextTask(task_lib.Task):
       path: A UTF-8 file, or a folder whose files are read in the order of their names;
         "" is Python's own documentation, `pydoc_data.topics`.
       tokenizer: "characters" or "bpe", trained on the training part alone.
-      vocabulary_size: Most tokens that the tokenizer may have.
-      held_out_fraction: The last part of the text, to evaluate on.
-      kept: Of a run that learns from the text: its tokenizer is taken, and the text is
-        read only when examples of it are asked for, and must be the same then.
+      vocabulary_size: The largest number of tokens that the tokenizer may have.
+      held_out_fraction: The share of the text to evaluate on, from its end.
+      kept: What a run stored of this task. Its tokenizer is used, and the text is read
+        only once examples are needed; it must then be the text of the run.
     """
 
     baseline_name = "unigram"
@@ -60,37 +59,37 @@ class TextTask(task_lib.Task):
     )
     tokenizer: str = fields.option(
         "characters",
-        "what is a token",
+        "what a token is: a character, or a run of bytes (byte-pair encoding)",
         fields.OneOf(_TOKENIZERS),
         section="data",
     )
     vocabulary_size: int = fields.option(
         256,
-        "most tokens that the tokenizer may have",
+        "largest number of tokens that the tokenizer may have",
         fields.integer(1, sampling.LARGEST),
         section="data",
     )
     held_out_fraction: float = fields.option(
         0.1,
-        "the last part of the text, to evaluate on",
+        "share of the text to evaluate on, from its end",
         checks.fraction,
         section="data",
     )
 
-    kept: dataclasses.InitVar[task_lib.Kept | None] = None
+    kept: dataclasses.InitVar[base.Kept | None] = None
 
-    def __post_init__(self, kept: task_lib.Kept | None):
+    def __post_init__(self, kept: base.Kept | None):
         super().__post_init__()
         object.__setattr__(self, "_kept", kept)
         if kept is None:
-            _ = self.corpus  # reads the files, so that their faults show now
+            _ = self.corpus  # reads the files, so that their errors show now
 
     @functools.cached_property
     def corpus(self) -> Corpus:
         """The text of both parts.
 
         Raises:
-          ConfigError: If it cannot be read, or is not the text that the run keeps.
+          ConfigError: If it cannot be read, or is not the text of the run.
         """
         corpus = load(
             path=self.path,
@@ -104,21 +103,21 @@ class TextTask(task_lib.Task):
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
-        """The tokenizer: the one that the run keeps, or that of the text."""
+        """The tokenizer: that of the run, or one trained on the text."""
         if self._kept is None:
             return self.corpus.tokenizer
         return tokenization.from_json(self._kept.tokenizer)
 
     @property
     def data_shapes(self) -> jax.ShapeDtypeStruct:
-        """Stands for `train_data` where only shapes are asked for."""
+        """The shape of a short `train_data`, for tracing without reading the text."""
         return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
 
-    def keep(self) -> task_lib.Kept:
-        """Returns the tokenizer, and what the text is known by."""
+    def keep(self) -> base.Kept:
+        """Returns the tokenizer, and the name and sha256 of the text."""
         if self._kept is not None and self._kept.text is not None:
             return self._kept
-        return task_lib.Kept(self.encoder.to_json(), self.corpus.text)
+        return base.Kept(self.encoder.to_json(), self.corpus.text)
 
     @property
     def num_tokens(self) -> int:
@@ -167,10 +166,10 @@ class TextTask(task_lib.Task):
         """Returns the tokens of a user's text.
 
         Args:
-          text: Any text, of at least 1 token; T of them or not.
+          text: Any text of at least 1 token; their number need not be T.
 
         Returns:
-          `[t]` int32, as many as the text has.
+          `[t]` int32, t being the number of tokens of the text.
 
         Raises:
           ConfigError: If there are none, or the text is not Unicode.
@@ -208,20 +207,20 @@ def load(
     tokenizer: str,
     vocabulary_size: int,
     held_out_fraction: float,
-    kept: task_lib.Kept | None = None,
+    kept: base.Kept | None = None,
 ) -> Corpus:
     """Returns the text at a path as tokens; see `TextTask` for the arguments.
 
     Raises:
       ConfigError: If an argument is not what it must be, or the text is missing, empty,
-        binary, or not UTF-8, or is not the one that was kept.
+        binary, or not UTF-8, or is not the text of the run.
     """
     checks.choice("tokenizer", tokenizer, _TOKENIZERS)
     checks.fraction("held_out_fraction", held_out_fraction)
     if held_out_fraction == 0:
         raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
     text = read(path)
-    # At least one character to train the tokenizer on; too short is the task's to say.
+    # At least one character to train the tokenizer on; the task refuses short texts.
     cut = max(1, round(len(text) * (1 - held_out_fraction)))
     sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
     name = path or f"pydoc_data.topics of Python {platform.python_version()}"
@@ -277,10 +276,10 @@ def _files(path: str) -> list[pathlib.Path]:
     if root.is_file():
         return [root]
     if root.is_dir():
-        found = (file for file in sorted(root.rglob("*")) if file.is_file())
+        files = (file for file in sorted(root.rglob("*")) if file.is_file())
         return [
             file
-            for file in found
+            for file in files
             if not any(name.startswith(".") for name in file.relative_to(root).parts)
         ]
     what = "is neither a file nor a folder" if root.exists() else "does not exist"

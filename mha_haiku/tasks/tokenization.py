@@ -1,4 +1,4 @@
-"""Text to integers and back: characters, or byte pairs trained on the spot."""
+"""Text to integers and back: characters, or byte pairs trained on the text."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer(Protocol):
-    """Encodes any text at all, and names each of its tokens."""
+    """Encodes any text, and labels each of its tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -28,12 +28,12 @@ class Tokenizer(Protocol):
         """Returns the text of a token."""
 
     def to_json(self) -> str:
-        """Returns what `from_json` makes the same tokenizer of."""
+        """Returns a text from which `from_json` makes the same tokenizer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Characters:
-    """A token is a character: 0 stands for every unknown one, the commonest follow.
+    """A token is a character; token 0 stands for all unknown characters.
 
     Attributes:
       alphabet: The known characters, in the order of their tokens 1, 2, ...
@@ -46,7 +46,7 @@ class Characters:
         """Returns the tokens of `text`'s characters, the commonest if there are more.
 
         Args:
-          text: What decides which characters are known.
+          text: The text to train on.
           vocabulary_size: Upper limit of `num_tokens`, at least 2.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
@@ -82,7 +82,7 @@ class Characters:
 
 @dataclasses.dataclass(frozen=True)
 class BytePairs:
-    """A token is a run of bytes: single bytes, and what was merged from them.
+    """A token is a run of bytes: a single byte, or a run merged from shorter ones.
 
     As every byte is a token, no text is unknown.
 
@@ -94,10 +94,10 @@ class BytePairs:
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
-        """Returns byte pairs merged in the order of how common they are in `text`.
+        """Returns the tokenizer that merges byte pairs, the commonest in `text` first.
 
         Args:
-          text: What decides about the merges.
+          text: The text to train on.
           vocabulary_size: Number of tokens, at least 256; fewer if `text` has no more
             pairs to merge.
         """
@@ -131,14 +131,14 @@ class BytePairs:
         )
 
     def label(self, token: int) -> str:
-        r"""Returns the token's text; bytes that are no whole character as `\xe2`."""
+        r"""Returns the token's text; bytes that are not a whole character as `\xe2`."""
         letters = self.tokenizer.id_to_token(token)
         run = bytes(_byte_of_letter()[letter] for letter in letters)
         return run.decode("utf-8", errors="backslashreplace")
 
 
 def from_json(text: str) -> Tokenizer:
-    """Returns the tokenizer that a `to_json` describes.
+    """Returns the tokenizer that `to_json` described.
 
     Raises:
       ValueError: If it describes none.

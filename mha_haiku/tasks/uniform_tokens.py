@@ -9,16 +9,15 @@ from typing import Any
 import jax
 
 from mha_haiku import fields
-from mha_haiku.tasks import base as task_lib
-from mha_haiku.tasks import sampling
+from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UniformTokensTask(task_lib.Task):
+class UniformTokensTask(base.Task):
     """A target at each position of a sequence of independent, uniform tokens.
 
-    All positions count. Unless a task says otherwise, targets are tokens and, looked at
-    one by one, uniform as well.
+    All positions count. Unless a subclass says otherwise, the targets are tokens, and
+    each is uniform on its own.
 
     Attributes:
       sequence_length: T.
@@ -46,11 +45,9 @@ class UniformTokensTask(task_lib.Task):
     def targets(self, inputs: jax.Array) -> jax.Array:
         """Returns the `[T]` int32 targets of `[T]` int32 tokens."""
 
-    def example(self, key: jax.Array, data: Any) -> task_lib.Example:
+    def example(self, key: jax.Array, data: Any) -> base.Example:
         """Returns one example; `data` is unused."""
         del data
         random = sampling.words(key, self.sequence_length)
         inputs = sampling.integers(random, self.num_tokens)
-        return task_lib.Example(
-            inputs, self.targets(inputs), task_lib.all_count(inputs)
-        )
+        return base.Example(inputs, self.targets(inputs), base.all_count(inputs))

@@ -83,7 +83,7 @@ def test_roles_are_told_by_their_thresholds():
     share = found.scores["positional"][0, 0]
     assert share == pytest.approx(11 / 12)
     wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
-    assert found.scores["broad"][0, 4] == wanted
+    assert found.scores["relative_entropy"][0, 4] == wanted
     assert 0.95 < found.scores["relative_entropy"][0, 5] < 0.999
 
 
