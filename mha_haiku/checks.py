@@ -81,8 +81,8 @@ def fraction(name: str, value: Any) -> float:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" for the closest of `words`, or "" if none is."""
-    found = difflib.get_close_matches(word, tuple(words), n=1, cutoff=0.5)
-    return f" Did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(word, tuple(words), n=1, cutoff=0.5)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def _number(name, value, wanted, accepts) -> float:

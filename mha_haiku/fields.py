@@ -110,7 +110,7 @@ def option(default: Any, meaning: str, check: Check, section: str = "task") -> A
     )
 
 
-def of_dataclass(field: dataclasses.Field) -> Field:
+def from_dataclass(field: dataclasses.Field) -> Field:
     """Returns what a field of a dataclass says of itself where `option` declares none.
 
     Its type alone is checked; where it has no default, a config must give it.

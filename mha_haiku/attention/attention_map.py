@@ -106,7 +106,7 @@ class AttentionMap:
         key_tokens: Array | None = None,
         per_query: bool = False,
     ) -> statistics.Statistics:
-        """Returns numbers that tell what each head does; one pass over tiles.
+        """Returns statistics of what each head does; one pass over the tiles.
 
         Queries that see nothing (padding) do not count.
 

@@ -237,12 +237,12 @@ def _view(inputs, example, head, *, nonfinite):
     NaN there is felt by scores; values are 0 in any case, as sums would spread it.
     """
     view, num_heads = views.head_of(inputs, example, head), inputs.query.shape[-2]
-    value = views.of_key_head(inputs.value, example, head, num_heads)
+    value = views.key_head(inputs.value, example, head, num_heads)
     if inputs.nonfinite is None:
         return view, value
     queries = tiles.at_batch(inputs.nonfinite.queries, example)[:, head, None]
     keys = inputs.nonfinite.keys[..., None]
-    keys = views.of_key_head(keys, example, head, num_heads)
+    keys = views.key_head(keys, example, head, num_heads)
     query, key = (
         jnp.where(is_nonfinite, nonfinite, x)
         for is_nonfinite, x in ((queries, view.query), (keys, view.key))
@@ -252,12 +252,10 @@ def _view(inputs, example, head, *, nonfinite):
 
 
 def _dropout(inputs, options, example, head):
-    """Returns what gives what dropout multiplies a tile by; None without dropout."""
+    """Returns a function from rows and columns to their dropout factors, or None."""
     if not options.dropout_rate:
         return None
-    n = head
-    for i, stride in zip(
-        example, sweep.strides(inputs.map_shape[:-2])[:-1], strict=True
-    ):
-        n = n + i * stride
+    n = 0  # of the head, counted over all examples
+    for i, size in zip((*example, head), inputs.map_shape[:-2], strict=True):
+        n = n * size + i
     return functools.partial(dropout_factors, inputs.rng, options.dropout_rate, n)

@@ -69,7 +69,7 @@ def attend(
 
     What is masked cannot be felt: NaN or inf in a masked key or value changes no bit of
     the outputs or gradients. A query that sees nothing gets zeros. Softmax is float32,
-    or float64 for float64 inputs. A map that nobody reads costs nothing under jit.
+    or float64 for float64 inputs. Under jit a map that is not read costs nothing.
 
     Args:
       query: `[B..., T, H, K]`.

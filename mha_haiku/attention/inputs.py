@@ -1,13 +1,13 @@
-"""What attention is computed from, and what keeps a mask a wall: -inf, HIDDEN and NaN.
+"""What attention is computed from, and how masks hide: -inf, HIDDEN and NaN.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
 query/key size and V value size per head.
 
 Three numbers say "not this one", and each has its place:
 
-- `-inf` is what others see. It is the logsumexp of a fully masked query (one that may
+- `-inf` is what callers see. It is the logsumexp of a fully masked query (one that may
   attend to no key, as padding may not), and the score of a masked pair wherever whole
-  rows of scores are at hand, as there a row of nothing but -inf can be told apart
+  rows of scores are at hand, as there a row of nothing but -inf can be treated apart,
   before the softmax: dense attention, and parts of a map.
 - `HIDDEN`, very low but finite, is the score of a masked pair in tiles. A running
   maximum of -inf would give exp(-inf - -inf) = NaN, and `weight * log(weight)` 0 x -inf
@@ -17,10 +17,10 @@ Three numbers say "not this one", and each has its place:
   felt, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
   `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
   mask allows: it reaches just the queries that may attend to such a vector, as their
-  values and their logsumexp. From the logsumexp the rest can tell: a row of NaN has
-  weights of NaN, and no gradient (inf in its place makes all of its weights 0).
+  values and their logsumexp. All that follows goes by the logsumexp: where it is NaN,
+  weights are NaN, and there is no gradient (inf in its place makes all weights 0).
 
-Without a mask (`masks.Full`) nobody looks: NaN spreads by itself.
+Without a mask (`masks.Full`) none of this is done: NaN spreads by itself.
 """
 
 from typing import NamedTuple

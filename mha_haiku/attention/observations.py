@@ -333,12 +333,12 @@ class _Divergence(fold.Observation):
         # `[R, H]` and `[R, H']`, which queries see anything.
         sees, others_see = tile.given.queries[0], tile.given.queries[-1]
 
-        def of_means(head):
+        def entropies_of_means(head):
             mean = (head[None] + others) / 2
             return -(mean * jnp.log(jnp.where(mean > 0, mean, 1))).sum(-1)
 
         both = (weights * logs).sum(-1)[:, None] + (others * other_logs).sum(-1)[None]
-        divergences = lax.map(of_means, weights) + both / 2
+        divergences = lax.map(entropies_of_means, weights) + both / 2
         counts = sees.T[:, None] * others_see.T[None]
         return sums._replace(head=sums.head + (counts * divergences).sum(-1))
 
@@ -362,10 +362,10 @@ def divergence(
     maps = (factors,) if other is None else (factors, other)
     dtype = factors.logsumexp.dtype
     sees = [(each.logsumexp > -jnp.inf).astype(dtype) for each in maps]
-    # [B..., T, 1, H]: of all heads
-    of_queries = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in sees]
+    # [B..., T, 1, H]: what is given of a head is here that of all heads.
+    all_see = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in sees]
     sums = fold_gradient.fold(
-        _Divergence(), maps, fold.Given(tuple(of_queries)), sizes, mesh
+        _Divergence(), maps, fold.Given(tuple(all_see)), sizes, mesh
     )
     counts = jnp.einsum("...ht,...gt->...hg", sees[0], sees[-1])
     return jnp.maximum(sums.head, 0) / jnp.maximum(counts, 1)

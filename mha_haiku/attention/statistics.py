@@ -1,4 +1,4 @@
-"""Numbers that tell what a head does: one entry each, from one pass over its map.
+"""Statistics of what a head does: one entry each, from one pass over its map.
 
 `B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
 of them in a tile; P bins of queries and Q bins of keys in a pooled map. An entry of
@@ -24,16 +24,16 @@ class RowSum(NamedTuple):
     """What adds up over the keys of each query.
 
     Attributes:
-      of_tile: From a tile and its products with the columns, `[R]` each, to what it
+      from_tile: From a tile and its products with the columns, `[R]` each, to what it
         adds, `[R]`; or to a tuple of such, where `size` says how many.
       columns: Functions of a tile, to `[C]` each: numbers of its keys whose sums,
         weighted by the weights, are wanted. All columns of all sums are one matrix
         product, which makes them nearly free.
-      size: How many sums it is, of which `of_query` gets a tuple; None: one.
+      size: How many sums it is, of which `Statistic.from_sums` gets a tuple; None: one.
       is_largest: Whether the largest counts in place of the sum.
     """
 
-    of_tile: Callable[..., Any]
+    from_tile: Callable[..., Any]
     columns: tuple[Callable[[fold.Tile], Array], ...] = ()
     size: int | None = None
     is_largest: bool = False
@@ -57,8 +57,8 @@ class Statistic:
       unit: What it is measured in.
       label: What it says, for tables and figures.
       sums: What tiles add up to.
-      of_query: From these sums, `[..., T]`, to the statistic of each query.
-      of_mean: From the mean over queries to the statistic of the head.
+      from_sums: From these sums, `[..., T]`, to the statistic of each query.
+      from_mean: From the mean over queries to the statistic of the head.
       needs: The argument of `AttentionMap.statistics` without which there is none.
       source: Where it comes from.
     """
@@ -67,8 +67,8 @@ class Statistic:
     unit: str
     label: str
     sums: tuple[RowSum, ...]
-    of_query: Callable[..., Array] = _itself
-    of_mean: Callable[[Array], Array] = _itself
+    from_sums: Callable[..., Array] = _itself
+    from_mean: Callable[[Array], Array] = _itself
     needs: str | None = None
     source: str = ""
 
@@ -81,14 +81,14 @@ class HeadStatistic:
       name: Its name in `Statistics`.
       unit: What it is measured in.
       label: What it says, for tables and figures.
-      of_head: From `HeadSums` to the statistic, `[B..., H]`.
+      from_sums: From `HeadSums` to the statistic, `[B..., H]`.
       source: Where it comes from.
     """
 
     name: str
     unit: str
     label: str
-    of_head: Callable[["HeadSums"], Array]
+    from_sums: Callable[["HeadSums"], Array]
     source: str = ""
 
 
@@ -111,7 +111,7 @@ def gini(amounts: Array, left_out: Array | None = None) -> Array:
 
     Args:
       amounts: `[..., S]`, at least 0.
-      left_out: Booleans `[..., S]`, who has no share; None: nobody.
+      left_out: Booleans `[..., S]`, which take no part; None: all do.
 
     Source: Sen 1973, On Economic Inequality, section 2.3.
     """
@@ -266,7 +266,7 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             "root mean square distance from query to key",
             (MOMENTS,),
             lambda moments: moments[1],
-            of_mean=_root,
+            from_mean=_root,
         ),
         Statistic(
             "previous_position",
@@ -397,7 +397,8 @@ class _Observed(fold.Observation):
         )
 
     def add(self, tile, sums):
-        # Not computed again for each of the sums, as XLA would on the CPU.
+        # Without the barrier XLA fuses the scores and their exponentials into each of
+        # the sums on the CPU, and computes them once per sum.
         tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
         dtype = tile.weights.dtype
         wanted = {column: None for each in self.sums for column in each.columns}
@@ -407,7 +408,7 @@ class _Observed(fold.Observation):
         products = tile.weights @ jnp.concatenate(columns, 1)
         product_of = {f: products[:, i] for i, f in enumerate(wanted)}
         parts = (
-            each.of_tile(tile, *(product_of[f] for f in each.columns))
+            each.from_tile(tile, *(product_of[f] for f in each.columns))
             for each in self.sums
         )
         cells = sums.head
@@ -461,7 +462,7 @@ def statistics(
     sums = fold_gradient.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
     counts = factors.logsumexp > -jnp.inf
     count = jnp.maximum(counts.sum(-1), 1)
-    # Before anything else is made of them: what does not count may be NaN.
+    # Rows that do not count may be NaN, which a mean or its gradient would feel.
     rows = jax.tree.map(lambda x: jnp.where(counts, x, 0), sums.queries)
     row_sums = dict(zip(wanted, rows, strict=True))
     row_sums[LARGEST] = observations.largest(
@@ -469,23 +470,23 @@ def statistics(
     )
 
     def finished(entry):
-        of_query = entry.of_query(*(row_sums[each] for each in entry.sums))
-        of_query = jnp.where(counts, of_query, 0).astype(sums.keys.dtype)
-        return entry.of_mean(of_query if per_query else of_query.sum(-1) / count)
+        each_query = entry.from_sums(*(row_sums[each] for each in entry.sums))
+        each_query = jnp.where(counts, each_query, 0).astype(sums.keys.dtype)
+        return entry.from_mean(each_query if per_query else each_query.sum(-1) / count)
 
     unseen = factors.mask.aligned_unseen_keys(
         num_queries, num_keys, factors.logsumexp.ndim - 2, factors.origin.query
     )
-    of_heads = HeadSums(counts, sums.keys, unseen)
-    found = {
-        name: entry.of_head(of_heads)
+    head_sums = HeadSums(counts, sums.keys, unseen)
+    results = {
+        name: entry.from_sums(head_sums)
         for name, entry in STATISTICS.items()
         if isinstance(entry, HeadStatistic)
     }
-    found |= {entry.name: finished(entry) for entry in entries}
+    results |= {entry.name: finished(entry) for entry in entries}
     pooled = None if grid is None else grid.rows.mean(sums.head, counts)
     missing = dict.fromkeys(STATISTICS)
-    return Statistics(**missing | found, received=sums.keys, pooled=pooled)
+    return Statistics(**missing | results, received=sums.keys, pooled=pooled)
 
 
 def given_of(
@@ -506,11 +507,11 @@ def given_of(
     if key_tokens is not None and tokens is None:
         raise ValueError("key_tokens needs tokens, those of the queries.")
     key_tokens = tokens if key_tokens is None else key_tokens
-    of_queries, of_keys = (*batch_shape, num_queries), (*batch_shape, num_keys)
-    _check_fits("counted", counted, of_queries, bool)
-    _check_fits("positions", positions, of_keys, bool)
-    _check_fits("tokens", tokens, of_queries, jnp.integer)
-    _check_fits("key_tokens", key_tokens, of_keys, jnp.integer)
+    queries_shape, keys_shape = (*batch_shape, num_queries), (*batch_shape, num_keys)
+    _check_fits("counted", counted, queries_shape, bool)
+    _check_fits("positions", positions, keys_shape, bool)
+    _check_fits("tokens", tokens, queries_shape, jnp.integer)
+    _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
     position = jnp.arange(num_queries) + query_offset
     queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
     keys = {}

@@ -62,8 +62,8 @@ def default_sizes(
     rows, columns, _ = Sizes(512, columns, 1).fitted(num_queries, num_keys)
     size = rows * columns
     together = _SCORES.get(platform, _SCORES_ON_ACCELERATORS) // size
-    of_two = _SCORES_OF_TWO.get(platform, _SCORES_ON_ACCELERATORS) // size
-    return Sizes(rows, columns, max(together, min(2, of_two), 1))
+    pair = _SCORES_OF_TWO.get(platform, _SCORES_ON_ACCELERATORS) // size
+    return Sizes(rows, columns, max(together, min(2, pair), 1))
 
 
 def over_heads(
@@ -82,14 +82,14 @@ def over_heads(
     """
     shape = (*batch_shape, num_heads)
 
-    def of_head(n):
+    def at_head(n):
         *example, head = jnp.unravel_index(n, shape)
         return function(tuple(example), head)
 
     together = _divisor(shape, together)
     # Without an axis of one head, which would cost the CPU compiler its best forms.
     together = together if together > 1 else None
-    stacked = lax.map(of_head, jnp.arange(math.prod(shape)), batch_size=together)
+    stacked = lax.map(at_head, jnp.arange(math.prod(shape)), batch_size=together)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), stacked)
 
 
@@ -248,11 +248,6 @@ def over_keys(
 
 def _ends(span: tiles.Span) -> tuple:
     return span.start, span.stop
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns how far apart neighbours along each axis are when counted over all."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _divisor(shape: tuple[int, ...], most: int) -> int:

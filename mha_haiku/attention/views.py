@@ -4,8 +4,7 @@
 heads (G divides H), K size per head.
 """
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 
 from mha_haiku import masks, positions, tiles
 from mha_haiku.attention import scores
-from mha_haiku.attention.inputs import HIDDEN
+from mha_haiku.attention.inputs import HIDDEN, Inputs
 
 Array = jax.Array
 
@@ -61,28 +60,6 @@ class Head:
     score: scores.Score
     logsumexp: Array | None = None
     origin: tiles.Origin = tiles.Origin()
-
-    def without_rows(self, left_out: Array) -> "Head":
-        """Returns the head in which the queries `[T]` left out have no weights."""
-        logsumexp = jnp.where(left_out, -jnp.inf, self.logsumexp)
-        return dataclasses.replace(self, logsumexp=logsumexp)
-
-    def log_weights(
-        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
-    ) -> Array:
-        """Returns the logarithms of the weights `[R, C]` of a tile; see `scores`.
-
-        They are very low, but finite, where the weight is 0.
-        """
-        logsumexp = tiles.take(self.logsumexp, rows, 0)
-        logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
-        return self.scores(rows, columns, seen_from) - logsumexp[:, None]
-
-    def weights(
-        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
-    ) -> Array:
-        """Returns the weights `[R, C]` of a tile; see `scores`."""
-        return jnp.exp(self.log_weights(rows, columns, seen_from))
 
     def scores(
         self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
@@ -177,24 +154,24 @@ def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
     return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
 
 
-def head_of(inputs: Any, example: tuple, head: Array) -> Head:
-    """Returns the view of one head of one example.
+def head_of(inputs: Inputs | Factors, example: tuple, head: Array) -> Head:
+    """Returns one head of one example.
 
     Args:
-      inputs: Has `query [B..., T, H, K]`, `key [B..., S, G, K]`, `mask`, an aligned
-        `bias` and `score`, `origin`, and perhaps `logsumexp [B..., H, T]`.
+      inputs: What attention is computed from; or a map, whose logsumexp is known.
       example: An index per batch axis; may be traced.
       head: The index of the head, likewise.
     """
     num_heads = inputs.query.shape[-2]
     logsumexp = getattr(inputs, "logsumexp", None)
     if not num_heads:
-        # Nobody will ask for it, but XLA indexes no axis of size 0 to learn its shape.
+        # A walk over no heads is traced all the same, to learn the shapes that it
+        # returns, and no axis of size 0 can be indexed.
         inputs = jax.tree.map(_with_one_head, inputs)
         logsumexp, num_heads = inputs.logsumexp, 1
     return Head(
         tiles.at_batch(inputs.query, example)[:, head],
-        of_key_head(inputs.key, example, head, num_heads),
+        key_head(inputs.key, example, head, num_heads),
         inputs.mask.at_head(example, head),
         *(
             jax.tree.map(lambda x: tiles.at_batch(x, (*example, head))[None], tree)
@@ -209,6 +186,6 @@ def _with_one_head(array: Array) -> Array:
     return jnp.zeros([size or 1 for size in array.shape], array.dtype)
 
 
-def of_key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
+def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
     """Returns the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
     return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]

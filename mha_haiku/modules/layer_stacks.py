@@ -142,7 +142,7 @@ def _check_alike(call_layer, num_layers, x, given) -> None:
         layer = hk.transform_with_state(functools.partial(call_layer, i))
         params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, given)
         return {
-            # Without the layer's own name, as that tells i.
+            # Without the layer's own name, which contains i.
             f"{module.partition('/')[2]}/{name}".strip("/"): (
                 f"{leaf.dtype}{list(leaf.shape)}"
             )

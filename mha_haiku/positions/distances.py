@@ -1,4 +1,4 @@
-"""Score biases that tell how far apart a query and a key stand: ALiBi and T5's.
+"""Score biases of the distance between a query and a key: ALiBi and T5's.
 
 `B...` batch axes, R query positions, C key positions, H heads.
 """

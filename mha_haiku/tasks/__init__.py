@@ -73,7 +73,7 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
             section = field.metadata.get("section", "task")
             declared[section][field.name] = field.metadata.get(
                 "declared"
-            ) or fields.of_dataclass(field)
+            ) or fields.from_dataclass(field)
     return declared
 
 

@@ -2,8 +2,8 @@
 
 `B...` batch axes, N examples of all batch axes, T query positions, S key positions, H
 query heads, G key heads, K query/key size and V value size per head. Kernels know fewer
-masks, dtypes and sizes than we do, which `refusal` tells, and neither queries that see
-nothing nor masks that hide NaN: both are seen to here, from what each query can see.
+masks, dtypes and sizes than we do: `refusal` says why a call is none of theirs. Nor do
+they know fully masked queries and masked NaN, which are handled around them here.
 """
 
 import math
@@ -58,7 +58,7 @@ def attend(
     """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
     Only the values, and their gradient, are the kernel's. The logsumexp is that of a
-    blockwise pass of ours, which the compiler drops where nobody reads the map: cuDNN's
+    blockwise pass of ours, which the compiler drops where the map is not read: cuDNN's
     comes back from `jax.nn` rounded to the dtype of the values, which in bfloat16 makes
     weights wrong by up to 3 percent where it is below 16, and more above, and the TPU
     kernel's does not come back at all.

@@ -34,7 +34,7 @@ def positions(batch_ndim: int) -> Spec:
     return Spec(*_batch(batch_ndim), "sequence")
 
 
-def of_inputs(inputs: Inputs) -> Inputs:
+def input_specs(inputs: Inputs) -> Inputs:
     """Returns how all inputs of attention are shared."""
     batch_ndim = inputs.query.ndim - 3
     own = rows(batch_ndim)
@@ -42,16 +42,16 @@ def of_inputs(inputs: Inputs) -> Inputs:
         own,
         own,
         own,
-        of_parts(inputs.bias, batch_ndim),
-        of_parts(inputs.score, batch_ndim),
-        of_parts(inputs.mask, batch_ndim),
+        part_specs(inputs.bias, batch_ndim),
+        part_specs(inputs.score, batch_ndim),
+        part_specs(inputs.mask, batch_ndim),
         None if inputs.nonfinite is None else Nonfinite(own, own),
         None if inputs.rng is None else Spec(),
         jax.tree.map(lambda _: Spec(), inputs.origin),
     )
 
 
-def of_parts(
+def part_specs(
     part: masks.Mask | ScoreBias | scores.Score | None,
     batch_ndim: int,
     *,

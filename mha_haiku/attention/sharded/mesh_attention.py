@@ -65,7 +65,7 @@ class Sharded:
         return jax.shard_map(
             attend,
             mesh=self.mesh,
-            in_specs=(layout.of_inputs(inputs),),
+            in_specs=(layout.input_specs(inputs),),
             out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
             check_vma=False,
         )(inputs)

@@ -1,4 +1,4 @@
-"""Devices in a ring, each with a part of the sequence, that meet all parts of the keys.
+"""A ring of devices, each with a part of the sequence, past which all keys travel.
 
 `B...` batch axes, T query positions, S key positions. A device keeps its queries; keys
 go round, and what adds up for them goes with them. Where later queries see more keys
@@ -21,8 +21,8 @@ from mha_haiku import masks
 Array = jax.Array
 AXIS = "sequence"
 
-# From (query chunk, key chunk), their arrays, and the sums of the queries, of the keys
-# and of all so far, to these sums.
+# From (query chunk, key chunk), their arrays, and the sums so far (for each query, for
+# each key, for the device), to the new sums.
 Meet = Callable[[tuple[Array, Array], Any, Any, Any, Any, Any], tuple[Any, Any, Any]]
 
 
@@ -80,9 +80,9 @@ class Ring(NamedTuple):
         meet: Meet,
         rows: Any,
         keys: Any,
-        of_rows: Any,
-        of_keys: Any,
-        of_all: Any,
+        row_sums: Any,
+        key_sums: Any,
+        device_sums: Any,
     ) -> tuple[Any, Any, Any]:
         """Returns the sums after every chunk of queries has met every chunk of keys.
 
@@ -90,9 +90,9 @@ class Ring(NamedTuple):
           meet: Adds what two chunks make together; gets the number of each.
           rows: The queries' arrays, `[C, ...]` each.
           keys: The keys' arrays, which go round, likewise.
-          of_rows: Sums of the queries, likewise.
-          of_keys: Sums of the keys, which go round as well and end where they began.
-          of_all: Sums of this device.
+          row_sums: Sums for each query, likewise.
+          key_sums: Sums for each key, which go round as well and end where they began.
+          device_sums: Sums over all that this device does.
         """
         index = lax.axis_index(AXIS)
         own = self._chunks_of(index)
@@ -102,13 +102,13 @@ class Ring(NamedTuple):
 
             def meet_pair(pair, sums):
                 i, j = pair // self.chunks, pair % self.chunks
-                of_rows, of_keys, of_all = sums
-                row, key, of_all = meet(
+                row_sums, key_sums, device_sums = sums
+                row, key, device_sums = meet(
                     (own[i], others[j]),
-                    *_at((rows, i), (keys, j), (of_rows, i), (of_keys, j)),
-                    of_all,
+                    *_at((rows, i), (keys, j), (row_sums, i), (key_sums, j)),
+                    device_sums,
                 )
-                return _put(of_rows, row, i), _put(of_keys, key, j), of_all
+                return _put(row_sums, row, i), _put(key_sums, key, j), device_sums
 
             if self.chunks == 1:
                 return meet_pair(0, sums)
@@ -116,14 +116,14 @@ class Ring(NamedTuple):
 
         def step(i, carry):
             keys, sums = carry
-            coming = self._passed_on(keys)  # while these are looked at
-            of_rows, of_keys, of_all = meet_all(i, keys, sums)
-            return coming, (of_rows, self._passed_on(of_keys), of_all)
+            coming = self._passed_on(keys)  # sent first, to travel while these are used
+            row_sums, key_sums, device_sums = meet_all(i, keys, sums)
+            return coming, (row_sums, self._passed_on(key_sums), device_sums)
 
-        sums = of_rows, of_keys, of_all
+        sums = row_sums, key_sums, device_sums
         keys, sums = lax.fori_loop(0, self.size - 1, step, (keys, sums))
-        of_rows, of_keys, of_all = meet_all(self.size - 1, keys, sums)
-        return of_rows, self._passed_on(of_keys), of_all
+        row_sums, key_sums, device_sums = meet_all(self.size - 1, keys, sums)
+        return row_sums, self._passed_on(key_sums), device_sums
 
     def _chunks_of(self, device) -> Array:
         """Returns which chunks a device has, `[C]`."""
@@ -138,7 +138,12 @@ class Ring(NamedTuple):
         return jax.tree.map(lambda x: lax.ppermute(x, AXIS, to_next), tree)
 
     def _moved(self, x, half, back=False):
-        """Sends the first or second halves of all parts to those that work on them."""
+        """Sends the first or second halves of all parts to the devices that have them.
+
+        Half `half` of part i is chunk c = 2 i + half, which device min(c, 2 n - 1 - c)
+        works on. Each device has an even chunk and an odd one, so that the first halves
+        alone, as the second ones, go to one device each: a permutation.
+        """
         last = 2 * self.size - 1
         places = [(i, min(2 * i + half, last - 2 * i - half)) for i in range(self.size)]
         if back:

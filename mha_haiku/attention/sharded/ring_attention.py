@@ -52,7 +52,7 @@ class _Keys(NamedTuple):
 
 
 def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
-    device_ring, specs = _ring_of(inputs, options), layout.of_inputs(inputs)
+    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
     num_keys = inputs.map_shape[-1]
 
     def local(inputs):
@@ -65,10 +65,10 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype),
         )
 
-        def meet(at, row, key, sums, key_grad, of_all):
+        def meet(at, row, key, sums, key_sums, device_sums):
             part = _part(inputs, num_keys, at, row, key)
             values, logsumexp, _ = blockwise.forward(part, _blockwise(part, options))
-            return _merged(sums, (values, logsumexp)), key_grad, of_all
+            return _merged(sums, (values, logsumexp)), key_sums, device_sums
 
         (values, logsumexp), _, _ = device_ring.around(
             meet, rows, keys, nothing, (), ()
@@ -95,7 +95,7 @@ def _backward(
     options: Options,
 ) -> tuple:
     del saved
-    device_ring, specs = _ring_of(inputs, options), layout.of_inputs(inputs)
+    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
     num_keys = inputs.map_shape[-1]
 
     def local(inputs, rows_grad):
@@ -116,7 +116,7 @@ def _backward(
             ),
         )
 
-        def meet(at, row, key, query_grad, key_grad, of_all):
+        def meet(at, row, key, query_grad, key_grad, shared_grads):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
             query, key, value, bias, score = blockwise.backward(
@@ -124,27 +124,29 @@ def _backward(
             )
             return jax.tree.map(
                 jnp.add,
-                (query_grad, key_grad, of_all),
+                (query_grad, key_grad, shared_grads),
                 (query, (key, value), (bias, score)),
             )
 
-        query_grad, of_keys, of_all = device_ring.around(
+        query_grad, key_grads, shared_grads = device_ring.around(
             meet, (rows, rows_grad), keys, *nothing
         )
-        of_all = jax.tree.map(
-            lambda x, spec: lax.psum(x, layout.unshared(spec)), of_all, of_shared
+        shared_grads = jax.tree.map(
+            lambda x, spec: lax.psum(x, layout.unshared(spec)),
+            shared_grads,
+            shared_specs,
         )
-        of_arrays = (device_ring.from_chunks(x, -3) for x in (query_grad, *of_keys))
-        return *of_arrays, *of_all
+        grads = (device_ring.from_chunks(x, -3) for x in (query_grad, *key_grads))
+        return *grads, *shared_grads
 
-    of_shared = (specs.bias if wants_bias else None, specs.score)
+    shared_specs = (specs.bias if wants_bias else None, specs.score)
     batch_ndim = inputs.query.ndim - 3
     rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
     return jax.shard_map(
         local,
         mesh=options.mesh,
         in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
-        out_specs=(rows, rows, rows, *of_shared),
+        out_specs=(rows, rows, rows, *shared_specs),
         check_vma=False,
     )(inputs, rows_grad)
 
@@ -165,10 +167,12 @@ def _ring_of(inputs, options) -> ring.Ring:
 
 def _spread(inputs, device_ring) -> tuple[_Rows, _Keys]:
     query, key, value = (device_ring.to_chunks(x, -3) for x in inputs[:3])
-    of_queries = of_keys = None
+    query_flags = key_flags = None
     if inputs.nonfinite is not None:
-        of_queries, of_keys = (device_ring.to_chunks(x, -2) for x in inputs.nonfinite)
-    return _Rows(query, of_queries), _Keys(key, value, of_keys)
+        query_flags, key_flags = (
+            device_ring.to_chunks(x, -2) for x in inputs.nonfinite
+        )
+    return _Rows(query, query_flags), _Keys(key, value, key_flags)
 
 
 def _part(inputs, all_keys, at, row, key) -> Inputs:

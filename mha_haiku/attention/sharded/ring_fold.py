@@ -20,7 +20,7 @@ Array = jax.Array
 
 
 class _Stay(NamedTuple):
-    """What stays: per map `[C, B..., t, H, K]` and `[C, B..., H, t]`, and the given."""
+    """What stays: per map `[C, B..., t, H, K]` and `[C, B..., H, t]`; what is given."""
 
     query: tuple[Array, ...]
     logsumexp: tuple[Array, ...]
@@ -48,24 +48,26 @@ def forward(
     def local(maps, given):
         stay, go_round = _spread(maps, given, device_ring)
 
-        def meet(at, row, key, of_row, of_key, of_head):
+        def meet(at, row, key, row_sums, key_sums, head_sums):
             parts, own, first = _part(maps, at, row, key)
             sums = fold.forward(observation, parts, own, sizes, first)
             return (
-                observation.merge(of_row, sums.queries),
-                jax.tree.map(jnp.add, of_key, sums.keys),
-                jax.tree.map(jnp.add, of_head, sums.head),
+                observation.merge(row_sums, sums.queries),
+                jax.tree.map(jnp.add, key_sums, sums.keys),
+                jax.tree.map(jnp.add, head_sums, sums.head),
             )
 
         nothing = _nothing(observation, stay, go_round)
-        of_rows, of_keys, of_head = device_ring.around(meet, stay, go_round, *nothing)
-        # Chunks, B... and H stand before the positions.
-        of_rows, of_keys = jax.tree.map(
-            lambda x: device_ring.from_chunks(x, at_heads + 1 - x.ndim),
-            (of_rows, of_keys),
+        row_sums, key_sums, head_sums = device_ring.around(
+            meet, stay, go_round, *nothing
         )
-        of_head = jax.tree.map(lambda x: lax.psum(x, ring.AXIS), of_head)
-        return fold.Sums(of_rows, of_keys, of_head)
+        # The axis of positions stands behind chunks, B... and H.
+        row_sums, key_sums = jax.tree.map(
+            lambda x: device_ring.from_chunks(x, at_heads + 1 - x.ndim),
+            (row_sums, key_sums),
+        )
+        head_sums = jax.tree.map(lambda x: lax.psum(x, ring.AXIS), head_sums)
+        return fold.Sums(row_sums, key_sums, head_sums)
 
     whole = jax.eval_shape(lambda *x: fold.forward(observation, *x, sizes), maps, given)
     return jax.shard_map(
@@ -159,12 +161,12 @@ def _specs(observation, maps, given):
         )
         return layout.Spec(*axes)
 
-    of_maps = tuple(
+    map_specs = tuple(
         views.Factors(
             rows,
             rows,
             *(
-                layout.of_parts(part, batch_ndim, share_heads=heads is not None)
+                layout.part_specs(part, batch_ndim, share_heads=heads is not None)
                 for part in (each.mask, each.bias, each.score)
             ),
             layout.Spec(*batch, heads, "sequence"),
@@ -172,16 +174,16 @@ def _specs(observation, maps, given):
         )
         for each in maps
     )
-    return of_maps, jax.tree.map(spec, given)
+    return map_specs, jax.tree.map(spec, given)
 
 
 def _specs_of_sums(observation, sums, maps) -> fold.Sums:
     batch_ndim = maps[0].query.ndim - 3
     axes = layout.rows(batch_ndim)[:batch_ndim]
     axes += () if observation.side_by_side else ("heads",)
-    of_positions, of_head = layout.Spec(*axes, "sequence"), layout.Spec(*axes)
+    with_positions, without = layout.Spec(*axes, "sequence"), layout.Spec(*axes)
     return fold.Sums(
-        jax.tree.map(lambda _: of_positions, sums.queries),
-        jax.tree.map(lambda _: of_positions, sums.keys),
-        jax.tree.map(lambda _: of_head, sums.head),
+        jax.tree.map(lambda _: with_positions, sums.queries),
+        jax.tree.map(lambda _: with_positions, sums.keys),
+        jax.tree.map(lambda _: without, sums.head),
     )

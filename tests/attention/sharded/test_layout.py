@@ -51,18 +51,18 @@ SPECS = {
 def test_arrays_are_shared_by_the_meaning_of_their_axes(name):
     part, expected = SPECS[name]
     found = jax.tree.leaves(
-        layout.of_parts(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
+        layout.part_specs(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
     )
     assert found == [layout.Spec(*axes) for axes in expected]
 
 
 def test_heads_side_by_side_are_not_shared():
-    spec = layout.of_parts(positions.alibi(N), 1, share_heads=False)
+    spec = layout.part_specs(positions.alibi(N), 1, share_heads=False)
     assert spec.slopes == layout.Spec(None)
 
 
 def test_without_batch_axes_nothing_is_shared_by_examples():
-    spec = layout.of_parts(masks.segments(ONE), 0)
+    spec = layout.part_specs(masks.segments(ONE), 0)
     assert (spec.query_ids, spec.key_ids) == (layout.Spec(None), layout.Spec(None))
 
 
@@ -72,4 +72,4 @@ def test_a_mask_that_does_not_say_its_axes_is_refused():
             return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
 
     with pytest.raises(TypeError, match="Silent must say its axes"):
-        layout.of_parts(Silent(), 1)
+        layout.part_specs(Silent(), 1)
