@@ -111,7 +111,7 @@ def option(default: Any, meaning: str, check: Check, section: str = "task") -> A
 
 
 def from_dataclass(field: dataclasses.Field) -> Field:
-    """Returns what a field of a dataclass says of itself where `option` declares none.
+    """Returns the declaration of a dataclass's field that was made without `option`.
 
     Its type alone is checked; where it has no default, a config must give it.
     """

@@ -155,7 +155,7 @@ def on_columns(columns: Array | Span, batch_ndim: int) -> Array:
 
 
 def take(array: Array, index: Array | Span, axis: int) -> Array:
-    """Returns `array` at positions `index` of an axis, whose size 1 stands for any.
+    """Returns `array` at positions `index` of an axis; one of size 1 has all of them.
 
     Raises:
       ValueError: If a position that is known on the host is outside of the axis.

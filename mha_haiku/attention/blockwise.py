@@ -75,7 +75,8 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     sizes = options.sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
     value_size = inputs.value.shape[-1]
-    # Where they fit, a head's values are written over its queries, read by then.
+    # Where sizes and dtypes agree, the values of a head are written over its queries,
+    # which are read by then: the loop over heads has one array and not two.
     room = inputs.query
     over_queries = (value_size, inputs.value.dtype) == (room.shape[-1], room.dtype)
     if not over_queries:
@@ -232,9 +233,10 @@ attend = gradients.differentiable(forward, backward)
 
 
 def _view(inputs, example, head, *, nonfinite):
-    """Returns a head and its values `[S, V]`, with a number for nonfinite vectors.
+    """Returns a head and its values `[S, V]`, with nonfinite vectors replaced.
 
-    NaN there is felt by scores; values are 0 in any case, as sums would spread it.
+    Queries and keys become `nonfinite`: NaN, which reaches their own scores alone, or
+    0. Values become 0, as the sums over keys would spread NaN to rows it is masked for.
     """
     view, num_heads = views.head_of(inputs, example, head), inputs.query.shape[-2]
     value = views.key_head(inputs.value, example, head, num_heads)

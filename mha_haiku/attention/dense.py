@@ -25,7 +25,7 @@ def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
 
     Returns:
       Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
-      0 and -inf for a row whose keys are all masked, and what a gradient wants saved.
+      0 and -inf for a row whose keys are all masked, and what the gradient needs.
     """
     query, key, value, bias, score, mask, nonfinite, _, origin = inputs.zeroed()
     rows, columns = _spans(inputs)
@@ -36,8 +36,8 @@ def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
         tile = jnp.where(is_nonfinite, jnp.nan, tile)
     largest = jnp.max(tile, axis=-1, keepdims=True, initial=-jnp.inf)
     if nonfinite is not None:
-        # Like fully masked ones until the end: in the gradient of a row of NaN, 0 x NaN
-        # would be felt by keys of rows that may not attend to the NaN.
+        # Rows of NaN are treated as fully masked until the end: in their gradient,
+        # 0 x NaN would reach keys that other rows attend to.
         sees_nan = jnp.isnan(largest)
         tile, largest = (jnp.where(sees_nan, -jnp.inf, x) for x in (tile, largest))
     largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))

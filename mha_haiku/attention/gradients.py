@@ -24,7 +24,7 @@ Array = jax.Array
 
 
 class RowGradients(NamedTuple):
-    """What comes back to each query.
+    """What the gradient needs of each query.
 
     Attributes:
       values: `[B..., T, H, V]`, the cotangent of the values.
@@ -83,7 +83,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
     Args:
       forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the
-        logsumexp `[B..., H, T]` and a pytree that the gradient wants saved; options are
+        logsumexp `[B..., H, T]` and a pytree that the gradient needs; options are
         static.
       backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
         gradients of query, key, value, bias (None unless wanted) and score.
@@ -106,10 +106,13 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
     return attend
 
 
+# With symbolic zeros JAX says which inputs are differentiated (`perturbed`): where the
+# bias is not, its gradient, which may be as large as the map, is never made.
 def _forward(forward, options, primals):
     inputs = jax.tree.map(lambda x: x.value, primals)
     is_wanted = [x.perturbed for x in jax.tree.leaves(primals.bias)]
     values, logsumexp, saved = forward(inputs, options)
+    # None in place of False, as it has no leaf and so stays static.
     wants_bias = True if any(is_wanted) else None
     return (values, logsumexp), (inputs, values, logsumexp, saved, wants_bias)
 

@@ -67,9 +67,10 @@ def attend(
 ) -> tuple[Array, attention_map.AttentionMap]:
     """Returns `softmax(score(query, key) + bias) value` and the attention map.
 
-    What is masked cannot be felt: NaN or inf in a masked key or value changes no bit of
-    the outputs or gradients. A query that sees nothing gets zeros. Softmax is float32,
-    or float64 for float64 inputs. Under jit a map that is not read costs nothing.
+    What is masked changes nothing: the outputs and gradients are the same bit for bit
+    if a masked key or value is NaN or inf. A query that sees nothing gets zeros.
+    Softmax is float32, or float64 for float64 inputs. Under jit a map that is not read
+    costs nothing.
 
     Args:
       query: `[B..., T, H, K]`.

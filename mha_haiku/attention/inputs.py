@@ -13,8 +13,8 @@ Three numbers say "not this one", and each has its place:
   maximum of -inf would give exp(-inf - -inf) = NaN, and `weight * log(weight)` 0 x -inf
   = NaN; with HIDDEN both are 0 without a `where` per score. A fully masked query is one
   whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN.
-- `NaN` says that something was not finite. In a matrix product a masked NaN is still
-  felt, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
+- `NaN` says that something was not finite. A matrix product would spread a masked
+  NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
   `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
   mask allows: it reaches just the queries that may attend to such a vector, as their
   values and their logsumexp. All that follows goes by the logsumexp: where it is NaN,
@@ -32,7 +32,7 @@ from mha_haiku import masks, positions, tiles
 from mha_haiku.attention import scores
 
 Array = jax.Array
-HIDDEN = -1e30
+HIDDEN = -1e30  # exp(HIDDEN - score) is 0, and HIDDEN - HIDDEN is 0 and not NaN
 
 
 class Nonfinite(NamedTuple):

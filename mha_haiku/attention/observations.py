@@ -181,7 +181,7 @@ class _Top(fold.Observation):
 
     def nothing(self, num_queries, num_keys, given, dtype):
         shape = num_queries, self.k
-        lowest = jnp.full(shape, 2 * views.HIDDEN, dtype)
+        lowest = jnp.full(shape, 2 * views.HIDDEN, dtype)  # below all that is masked
         return fold.Sums((lowest, jnp.full(shape, -1, jnp.int32)))
 
     def add(self, tile, sums):

@@ -462,7 +462,7 @@ def statistics(
     sums = fold_gradient.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
     counts = factors.logsumexp > -jnp.inf
     count = jnp.maximum(counts.sum(-1), 1)
-    # Rows that do not count may be NaN, which a mean or its gradient would feel.
+    # Rows that do not count may be NaN, which would spread to means and gradients.
     rows = jax.tree.map(lambda x: jnp.where(counts, x, 0), sums.queries)
     row_sums = dict(zip(wanted, rows, strict=True))
     row_sums[LARGEST] = observations.largest(

@@ -1,11 +1,12 @@
 """Walks over an attention map: head by head, rows by rows, tile by tile.
 
-T query positions, S key positions, K size per head, N heads of all examples. All that
-looks at a whole map without holding it is made of this: `over_heads` takes one head of
-one example at a time (on the CPU, where two-dimensional tiles are the fastest) or
-several, `over_rows` a block of its queries, `over_keys` a tile of the keys that the
-block may see at all. Tiles have one size: the last one of a row or column starts
-earlier, and leaves out what it shares with the one before.
+T query positions, S key positions, K size per head, N heads of all examples. Whatever
+reads a whole map without holding it consists of these loops: `over_heads` takes one
+head of one example at a time (on the CPU, where two-dimensional tiles are the fastest)
+or several, `over_rows` a block of its queries, `over_keys` a tile of the keys that the
+block may see at all. Tiles have one size, so that one body is compiled for all: the
+last one of a row or column starts earlier, and ignores what it shares with the one
+before.
 """
 
 import math
@@ -234,6 +235,8 @@ def over_keys(
         columns = tiles.Span(tiles.smallest(j * width, num_keys - width), width)
         return body(columns, seen_from, carry)
 
+    # Open tiles come first, in a loop of their own whose body has no mask. Those before
+    # and behind them share a second loop, which jumps over them: one body is compiled.
     def masked(i, carry):
         j = i + first
         if isinstance(j, int) and isinstance(open_first, int):

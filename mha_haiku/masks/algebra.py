@@ -99,7 +99,11 @@ class Mask(abc.ABC):
         return keys[0], keys[0]
 
     def is_lopsided(self) -> bool:
-        """Returns whether later queries see more keys, or fewer, than earlier ones."""
+        """Returns whether later queries see more keys, or fewer, than earlier ones.
+
+        Devices that share the queries then take an early and a late part each, so that
+        all have the same work.
+        """
         return False
 
     def at_head(self, example: tuple, head: Array) -> Self:

@@ -97,6 +97,7 @@ class Segments(Mask):
         return Segments(batch + "T", batch + "S")
 
     def key_range(self, rows, keys):
+        # Ids from the smallest to the largest: too many keys where ids do not rise.
         smallest, largest = self._ids_of(rows)
         seen = (self.key_ids >= smallest) & (self.key_ids <= largest)
         return _within(_hull(seen), keys)
@@ -104,6 +105,7 @@ class Segments(Mask):
     def open_range(self, rows, keys):
         if jnp.ndim(self.key_ids) > 1:
             return keys[0], keys[0]
+        # Open where all these queries are of one segment, whose keys have no gap.
         smallest, largest = self._ids_of(rows)
         seen = self.key_ids == smallest
         hull = _hull(seen)
@@ -157,7 +159,7 @@ class Dense(Mask):
 def _hull(seen: Array) -> tuple[Array, Array] | None:
     """Returns (start, stop) of the keys `[B..., S]` that are seen in any example.
 
-    None: one key stands for all, so that it is not known.
+    None where it is not known, as one entry stands for all keys.
     """
     num_keys = seen.shape[-1]
     if num_keys == 1:
@@ -169,7 +171,7 @@ def _hull(seen: Array) -> tuple[Array, Array] | None:
 
 
 def _within(hull: tuple | None, keys: algebra.Range) -> algebra.Range:
-    """Returns the part of a range of keys that is in `keys`."""
+    """Returns the part of a range that is in `keys`."""
     if hull is None:
         return keys
     start, stop = (jnp.clip(x, *keys) for x in hull)

@@ -25,7 +25,8 @@ class Axis(NamedTuple):
     Attributes:
       holds: One of the constants above; each has an equal part of the axis, in order.
       place: Which axis, counted from the last, so that a leading L changes nothing.
-      is_read: Whether what the heads or units pass on comes in along it.
+      is_read: Whether the parameter multiplies the outputs of the heads or units; if
+        not, it is part of what makes them.
     """
 
     holds: str

@@ -297,7 +297,7 @@ class Stack(hk.Module):
     def _run(
         self, x: Array, per_layer: dict[str, list], first_layer: int, call: Callable
     ) -> Encoded:
-        """Returns what the layers from `first_layer` on make of what enters it.
+        """Returns the output of the layers from `first_layer` on, and their maps.
 
         Args:
           x: `[B..., T, D]`.

@@ -149,7 +149,7 @@ class RelativeBias(_DistanceBias):
         return jnp.take(table, self.buckets(distance), axis=-1)
 
     def _contiguous_tile(self, table, rows, columns):
-        """Returns a tile by few lookups of buckets, one per diagonal."""
+        """Returns a tile from one lookup per diagonal in place of one per pair."""
         values = jnp.take(table, self._diagonal_buckets(rows, columns), axis=-1)
         diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
         return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
@@ -157,8 +157,10 @@ class RelativeBias(_DistanceBias):
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
-        # In rows that are one shorter each stands one to the right of the one before;
-        # from the last row to the first, diagonals become columns.
+        # A sum along diagonals without a gather: rows are flipped and padded with R
+        # zeros to R + C, and the same numbers read again in rows of R + C - 1. So each
+        # row starts one further to the right than the one before: the cells of a
+        # diagonal stand in one column, and one sum over the rows does for all.
         heads, diagonals = cotangent.shape[:-2], rows.size + columns.size - 1
         wide = jnp.flip(cotangent, -2)
         wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, rows.size)])
@@ -194,7 +196,7 @@ class RelativeBias(_DistanceBias):
 
 
 def _beside(array: Array, ndim: int) -> Array:
-    """Returns `[H, ...]`, or what has the axes already, as `[B..., H, ...]`."""
+    """Returns `[H, ...]` as `[1..., H, ...]`; `[B..., H, ...]` as it is."""
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 

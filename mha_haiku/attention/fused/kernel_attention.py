@@ -138,7 +138,7 @@ def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
     """Returns `[B..., T, H, V]`: 0 for fully masked queries, NaN for those seeing NaN.
 
     Rows that are replaced get no cotangent, and what the kernel is to ignore is zero,
-    so that neither its content nor what the kernel makes of it is felt.
+    so that neither its content nor what the kernel makes of it changes anything.
     """
     *batch_shape, _, num_queries, num_keys = inputs.map_shape
     mask = kernel_masks.translated(inputs.mask, len(batch_shape))
