@@ -248,7 +248,7 @@ class AttentionMap:
         """Returns what an observation carries after one pass over the tiles.
 
         Args:
-          observation: What is asked.
+          observation: What is computed.
           given: The arrays that it needs.
 
         Returns:
@@ -268,13 +268,13 @@ class AttentionMap:
         )
 
     def _how(self):
-        """Returns how its tiles are walked over: their sizes, and the mesh."""
+        return {"sizes": self._sizes(), "mesh": self.mesh}
+
+    def _sizes(self):
         # Narrower than for attention itself, as fewer tiles lie on the diagonal then;
         # but two such heads are taken together, or one would have too little work.
         columns = 512 if math.prod(self.shape[:-2]) > 1 else 1024
-        platform = jax.default_backend()
-        sizes = sweep.default_sizes(*self.shape[-2:], platform, columns)
-        return {"sizes": sizes, "mesh": self.mesh}
+        return sweep.default_sizes(*self.shape[-2:], jax.default_backend(), columns)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         """Returns the whole map as a NumPy array."""

@@ -24,12 +24,12 @@ Tree = Any  # a pytree of arrays
 
 
 class Sums(NamedTuple):
-    """What an observation carries; pytrees of arrays, each of which may be empty.
+    """What an observation adds up; pytrees of arrays, each of which may be empty.
 
     Attributes:
-      queries: `[T, ...]`, or `[R, ...]` in a block: over the keys of each query.
-      keys: `[S, ...]`, or `[C, ...]` in a tile: over the queries of each key.
-      head: Of the whole head; any shape.
+      queries: `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
+      keys: `[S, ...]`, `[C, ...]` in a tile: for each key, over the queries.
+      head: For the whole head, over both; any shape.
     """
 
     queries: Tree = ()
@@ -41,8 +41,8 @@ class Given(NamedTuple):
     """Arrays that an observation needs; pytrees.
 
     Attributes:
-      queries: `[B..., T, H, ...]`, where axes of B... and H may have size 1 for all;
-        without B... and H, `[R, ...]`, in a tile.
+      queries: `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is
+        the same in all. In a tile `[R, ...]`.
       keys: `[B..., S, H, ...]`, likewise; `[C, ...]` in a tile.
     """
 
@@ -57,11 +57,11 @@ class Tile(NamedTuple):
     """A tile of one head of one example.
 
     Attributes:
-      weights: `[R, C]`; of an observation that is `side_by_side` a tuple, of each of
-        its maps `[H, R, C]`. Queries that another block has counted weigh nothing.
+      weights: `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each
+        map. Queries that an earlier block has counted have weights of 0.
       log_weights: Their logarithms, finite and very low where they are 0.
-      rows: Which queries of the map they are.
-      columns: Which keys.
+      rows: The queries, as positions in the map.
+      columns: The keys, likewise.
       given: What was given of these queries and keys.
     """
 
@@ -100,14 +100,14 @@ class Observation(abc.ABC):
         """
 
     def merge(self, first: Tree, second: Tree) -> Tree:
-        """Returns the sums of queries over the keys that two devices have looked at.
+        """Returns the sums of queries over the keys of two devices together.
 
         Sums of keys and of the head add up.
         """
         return jax.tree.map(jnp.add, first, second)
 
     def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
-        """Returns the consecutive queries and keys that are of interest."""
+        """Returns the consecutive queries and keys that the walk is to cover."""
         return range(num_queries), range(num_keys)
 
 
@@ -122,7 +122,7 @@ def forward(
     """Returns the sums of a map, or of a part of one.
 
     Args:
-      observation: What is asked.
+      observation: What is computed.
       maps: One map; or two, of as many queries and keys, that stand side by side.
       given: The arrays that it needs.
       sizes: Of the tiles.
@@ -171,7 +171,7 @@ class Block(NamedTuple):
 
     Attributes:
       rows: Which queries.
-      start: The first of those that are walked over.
+      start: The first query that the walk covers.
       is_new: `[R]`, which queries are new; None: all.
       normalizers: Per map `[R]`, or `[H, R]` side by side: the logsumexp, but very high
         where a query is to have no weights.
@@ -202,12 +202,12 @@ class Walk:
     """The walk over one head, or over the heads of an example side by side.
 
     Attributes:
-      observation: What is asked.
+      observation: What is computed.
       heads: Of each map the head; side by side with an axis of heads in front.
       given: What was given of the head.
       sizes: Of the tiles.
       first: Where in the whole map this part begins, or None.
-      queries: The queries that are walked over.
+      queries: The consecutive queries that it covers.
       keys: The keys, likewise.
     """
 

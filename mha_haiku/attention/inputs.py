@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
       bias: What is added to the scores, aligned, or None.
       score: The score, aligned.
       mask: Which query may attend to which key.
-      nonfinite: Which of the vectors are not finite; None: not looked at.
+      nonfinite: Which of the vectors are not finite; None: not known, without a mask.
       rng: The key of the dropout; None: no dropout.
       origin: Where the first query and the first key stand.
     """

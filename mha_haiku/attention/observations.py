@@ -330,7 +330,7 @@ class _Divergence(fold.Observation):
     def add(self, tile, sums):
         logs, other_logs = tile.log_weights[0], tile.log_weights[-1]
         weights, others = tile.weights[0], tile.weights[-1]
-        # `[R, H]` and `[R, H']`, which queries see anything.
+        # `[R, H]` and `[R, H']`: 1 for queries that see any key, else 0.
         sees, others_see = tile.given.queries[0], tile.given.queries[-1]
 
         def entropies_of_means(head):

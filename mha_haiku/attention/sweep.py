@@ -30,7 +30,7 @@ _SCORES_ON_ACCELERATORS = 2**25
 
 
 class Sizes(NamedTuple):
-    """How much of the scores is looked at together.
+    """How much of the scores is computed at once.
 
     Attributes:
       rows: Queries in a tile.
@@ -212,7 +212,7 @@ def over_keys(
       rows: The queries of the block.
       num_keys: S.
       width: Of a tile, at most S.
-      keys: (start, stop) of the keys of interest; None: all.
+      keys: (start, stop) of the keys to cover; None: all.
       origin: Where the first query and key stand, for the mask.
     """
     count = -(-num_keys // width)
