@@ -36,9 +36,6 @@ Array = jax.Array
 # finite: exp of it is 0 in float64 too.
 _LOW = -1e4
 
-# Where the axis of the heads stands, after B..., in each field of a map's gradients.
-_HEAD_AXES = views.Factors(1, 1, 0, 0, 0, 0, 0)
-
 # What runs a fold over maps that devices share, "forward" as `fold` does with a mesh
 # too; `attention.sharded` enters it, so that the core need not know of it.
 SHARED: dict[str, Callable] = {}
@@ -54,7 +51,7 @@ def fold(
     """Returns what an observation carries after all tiles; differentiable in reverse.
 
     Args:
-      observation: What is asked.
+      observation: What is computed.
       maps: One map; or two, of as many queries and keys, that stand side by side.
       given: The arrays that it needs.
       sizes: Of the tiles.
@@ -193,7 +190,7 @@ def backward(
     """Returns the gradients of maps and of what is given, None where not wanted.
 
     Args:
-      observation: What is asked.
+      observation: What is computed.
       maps: As in `fold`.
       given: As in `fold`.
       cotangents: Of the sums, None for those of 0.
@@ -229,36 +226,46 @@ def backward(
 
             return walk.over_keys(add_tile, block, totals)
 
-        begun = tuple(x._replace(key=x.key.mT) for x in zeros_of(walk.heads))
-        nothing = jax.tree.map(jnp.zeros_like, _chosen(walk.given, wanted.given))
-        map_grads, given_grad = walk.over_rows(add_block, (begun, nothing))
+        # Keys' gradients are summed transposed, which makes these sums the fastest.
+        zeros = tuple(x._replace(key=x.key.mT) for x in zeros_of(walk.heads))
+        given_zeros = jax.tree.map(jnp.zeros_like, _chosen(walk.given, wanted.given))
+        map_grads, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
         finished = _finished if is_alone else jax.vmap(_finished)
-        return *(x for each in map_grads for x in finished(each)), given_grad
+        return by_head_axis([finished(each) for each in map_grads], given_grad)
 
-    totals = [x for each in zeros_of(maps) for x in each]
-    axes = (*_HEAD_AXES * (len(totals) // len(_HEAD_AXES)), 1)
-    totals.append(jax.tree.map(jnp.zeros_like, _chosen(given, wanted.given)))
+    def by_head_axis(map_grads, given_grad):
+        vectors = tuple((x.query, x.key) for x in map_grads)
+        others = tuple((x.bias, x.score, x.logsumexp) for x in map_grads)
+        return vectors, others, given_grad
+
+    axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
+    totals = by_head_axis(
+        zeros_of(maps), jax.tree.map(jnp.zeros_like, _chosen(given, wanted.given))
+    )
     if is_alone:
-        gradients = sweep.summed_over_heads(
-            head_gradients, tuple(totals), axes, batch_shape, num_heads, sizes.heads
+        vectors, others, given_grad = sweep.summed_over_heads(
+            head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
         )
     else:
-        gradients = _placed_together(
-            sweep.over_heads(head_gradients, batch_shape, 1, sizes.heads),
-            totals,
-            axes,
-            len(batch_shape),
+        stacked = sweep.over_heads(head_gradients, batch_shape, 1, sizes.heads)
+        vectors, others, given_grad = _placed_together(
+            stacked, totals, axes, len(batch_shape)
         )
-    *fields, given_grad = gradients
     if not wanted.maps:
         return (None,) * len(maps), given_grad
-    size = len(_HEAD_AXES)
     map_grads = (
-        views.Factors(*fields[i * size : (i + 1) * size])._replace(
-            query=fields[i * size].astype(each.query.dtype),
-            key=fields[i * size + 1].astype(each.key.dtype),
+        views.Factors(
+            query=query.astype(each.query.dtype),
+            key=key.astype(each.key.dtype),
+            mask=None,
+            bias=bias,
+            score=score,
+            logsumexp=logsumexp,
+            origin=None,
         )
-        for i, each in enumerate(maps)
+        for each, (query, key), (bias, score, logsumexp) in zip(
+            maps, vectors, others, strict=True
+        )
     )
     return tuple(map_grads), given_grad
 
@@ -275,8 +282,8 @@ def _add_tile(
 
     Args:
       walk: Over the head.
-      totals: Gradients of each map's head, those of keys as `[K, S]`, as sums over
-        queries are made fastest; none where not wanted; and of what is given.
+      totals: Gradients of each map's head, if wanted, of which those of keys are
+        `[K, S]`; and of what is given.
       cotangents: Of the sums of the tile's queries, keys and head, or None.
       block: The queries.
       columns: The keys.
@@ -363,7 +370,7 @@ def _finished(gradients: views.Factors) -> views.Factors:
     return gradients._replace(key=gradients.key.T, bias=bias, score=score)
 
 
-def _placed_together(stacked: tuple, totals: list, axes: tuple, at: int) -> tuple:
+def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
     """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places.
 
     Args:
