@@ -226,7 +226,7 @@ def backward(
 
             return walk.over_keys(add_tile, block, totals)
 
-        # Keys' gradients are summed transposed, which makes these sums the fastest.
+        # Keys' gradients are summed transposed, as `products.gather` makes them.
         zeros = tuple(x._replace(key=x.key.mT) for x in zeros_of(walk.heads))
         given_zeros = jax.tree.map(jnp.zeros_like, _chosen(walk.given, wanted.given))
         map_grads, given_grad = walk.over_rows(add_block, (zeros, given_zeros))

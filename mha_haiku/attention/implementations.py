@@ -29,8 +29,8 @@ Suits = Callable[[Inputs, float, str], bool]
 IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
 _preferred: dict[str, Suits] = {}  # asked in turn before dense and blockwise
 
-# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
-# the CPU; on accelerators not, where it is a quarter of a GiB.
+# Numbers of scores up to which the whole matrix is as fast as its tiles. That of the
+# CPU is measured; that of accelerators is not, and keeps scores to a quarter of a GiB.
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 

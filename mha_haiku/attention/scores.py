@@ -96,7 +96,8 @@ class DotProduct(Score):
     def __call__(self, query, key):
         scale = self.scale_of(query.shape[-1])
         if _is_exact(query.dtype):
-            query, scale = query * scale, 1  # fewer numbers than the scores
+            # T K products in place of T S; lower precisions would lose digits by it.
+            query, scale = query * scale, 1
         scores = products.pair(query, key)
         scores = scores * scale if scale != 1 else scores
         if self.soft_cap is None:

@@ -93,7 +93,7 @@ class HeadStatistic:
 
 
 class HeadSums(NamedTuple):
-    """What is known of whole heads.
+    """The sums from which `HeadStatistic`s are made.
 
     Attributes:
       counts: `[B..., H, T]` booleans, the queries that count.
@@ -107,7 +107,7 @@ class HeadSums(NamedTuple):
 
 
 def gini(amounts: Array, left_out: Array | None = None) -> Array:
-    """Returns the Gini coefficient of amounts, 0 where there is nothing.
+    """Returns the Gini coefficient of amounts, 0 where all are 0.
 
     Args:
       amounts: `[..., S]`, at least 0.
@@ -358,10 +358,10 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
 Statistics = NamedTuple(
     "Statistics", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
 )
-Statistics.__doc__ = """What a head does, averaged over the queries that see anything.
+Statistics.__doc__ = """What a head does, averaged over the queries that see a key.
 
-Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where a query sees
-nothing), but for the last ones. Positions, distances and tokens are those of the
+Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
+masked), but for the last ones. Positions, distances and tokens are those of the
 inputs. What needs an argument that was not given is None.
 
 Attributes:

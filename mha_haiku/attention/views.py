@@ -1,4 +1,4 @@
-"""Heads one by one, and the scores and weights of rectangles of their maps.
+"""One head at a time, and the scores and weights of rectangles of a map.
 
 `B...` batch axes, R of T query positions, C of S key positions, H query heads, G key
 heads (G divides H), K size per head.

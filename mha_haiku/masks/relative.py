@@ -107,7 +107,7 @@ class Band(_Relative):
         return self._reached(rows[1] - 1, rows[0], keys)
 
     def _reached(self, leftmost, rightmost, keys):
-        """Returns the keys from what one query sees first to what another sees last."""
+        """Returns the keys from the first of one query to the last of another."""
         first, last = keys
         if self.left is not None:
             first = tiles.largest(leftmost - self.left, first)

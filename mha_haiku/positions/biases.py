@@ -110,6 +110,7 @@ class DenseBias(ScoreBias):
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
+        # An axis of size 1 stands for any, so that its gradient is a sum over it.
         at = [0] * total.values.ndim
         for axis, span in ((-2, rows), (-1, columns)):
             at[axis] = span.start if total.values.shape[axis] > 1 else 0
