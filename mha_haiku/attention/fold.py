@@ -182,11 +182,15 @@ class Block(NamedTuple):
     is_new: Array | None
     normalizers: tuple[Array, ...]
 
+    @property
+    def at(self) -> tiles.Span:
+        """Where the block stands in sums of queries, which those walked over have."""
+        return self.rows + (-self.start)
+
     def put(self, totals: Tree, new: Tree) -> Tree:
         """Returns `totals` with the sums of the block at their place."""
-        at = self.rows + (-self.start)
         if self.is_new is not None:
-            old = take(totals, at)
+            old = take(totals, self.at)
             new = jax.tree.map(
                 lambda x, y: jnp.where(
                     self.is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y
@@ -194,7 +198,7 @@ class Block(NamedTuple):
                 new,
                 old,
             )
-        return put(totals, new, at)
+        return put(totals, new, self.at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +213,8 @@ class Walk:
       first: Where in the whole map this part begins, or None.
       queries: The consecutive queries that it covers.
       keys: The keys, likewise.
+      masks_agree: Whether one mask is that of all that stand side by side. A tile may
+        be left out only where all of them rule it out, which is not known otherwise.
     """
 
     observation: Observation
@@ -218,6 +224,7 @@ class Walk:
     first: tiles.Origin | None
     queries: range
     keys: range
+    masks_agree: bool
 
     @classmethod
     def of(
@@ -235,6 +242,10 @@ class Walk:
         queries, keys = range(num_queries), range(num_keys)
         if first is None:
             queries, keys = observation.part(num_queries, num_keys)
+
+        masks_agree = not observation.side_by_side or (
+            len(maps) == 1 and not maps[0].mask.has_heads(len(example))
+        )
 
         def head_of_map(factors):
             if not observation.side_by_side:
@@ -254,6 +265,7 @@ class Walk:
             first,
             queries,
             keys,
+            masks_agree,
         )
 
     def nothing(self) -> Sums:
@@ -288,10 +300,7 @@ class Walk:
         self, function: Callable[[tiles.Span, Any, Tree], Tree], block: Block, carry
     ) -> Tree:
         """Returns `carry` after `function(columns, seen_from, carry)` of a block."""
-        # A tile may be left out only where all that stand side by side rule it out: not
-        # known of the masks of two maps. The heads of one mask differ in its array
-        # alone, which rules out no tile, so that the first speaks for all.
-        mask = self.heads[0].mask if len(self.heads) == 1 else None
+        mask = self.heads[0].mask if self.masks_agree else None
         origin = self.heads[0].origin
         if self.observation.side_by_side:
             mask, origin = jax.tree.map(lambda x: x[0], (mask, origin))

@@ -218,7 +218,7 @@ def backward(
         own = jax.tree.map(lambda x: tiles.at_batch(x, at), cotangents)
 
         def add_block(block, totals):
-            queries = take(own.queries, block.rows)
+            queries = take(own.queries, block.at)
 
             def add_tile(columns, seen_from, totals):
                 here = Sums(queries, take(own.keys, columns), own.head)

@@ -107,7 +107,7 @@ def attend(
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
     """
     query, key, value = _arrays(query, key, value)
-    mask, first_query = masks.as_mask(mask), _position(first_query)
+    mask, first_query = masks.as_mask(mask), checked_position(first_query)
     stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
     return attend_within(
@@ -140,7 +140,7 @@ def attend_within(
     """Returns what `attend` does, for a mask that was checked already."""
     query, key, value = _arrays(query, key, value)
     batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
-    first_query = _position(first_query)
+    first_query = checked_position(first_query)
     stop = first_query + num_queries if isinstance(first_query, int) else None
     score = scores.dot_product() if score is None else score
     score.check(num_heads, key_size)
@@ -242,8 +242,12 @@ def _arrays(query, key, value) -> tuple[Array, Array, Array]:
     return query, key, value
 
 
-def _position(first_query) -> int | Array:
-    """Returns the position as an integer, or as a traced scalar array."""
+def checked_position(first_query) -> int | Array:
+    """Returns the position of the first query as an integer, or a traced scalar array.
+
+    Raises:
+      ValueError: If it is not one integer, or below 0 where it is known.
+    """
     known = tiles.known(first_query)
     if known is not None:
         return checks.non_negative_integer("first_query", known.tolist())

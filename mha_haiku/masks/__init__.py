@@ -4,11 +4,10 @@ A mask says which query may attend to which key (True: may attend), lazily: it g
 rectangle of itself without holding the whole.
 """
 
-from mha_haiku.masks.algebra import Mask
+from mha_haiku.masks.algebra import Full, Mask
 from mha_haiku.masks.arrays import as_mask, dense, segments
 from mha_haiku.masks.lengths import padding, prefix, valid_lens
 from mha_haiku.masks.relative import (
-    Full,
     causal,
     dilated,
     full,

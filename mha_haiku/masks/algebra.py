@@ -251,6 +251,23 @@ class Mask(abc.ABC):
         return aligned if self.has_heads(batch_ndim) else aligned.squeeze(batch_ndim)
 
 
+@tiles.pytree()
+class Full(Mask):
+    """Everything may attend to everything."""
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
+
+    def open_range(self, rows, keys):
+        return keys
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        return None
+
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        return None
+
+
 class _Pair(Mask):
     """A mask made of two."""
 
@@ -416,4 +433,9 @@ def _combine(kind, left: Mask, right: Mask) -> Mask:
             f"a mask combines with masks only, got {type(right).__name__}; "
             "an array becomes one by masks.dense(array)."
         )
+    if kind is Intersection:  # without Full, so that what is known of the other stays
+        if isinstance(left, Full):
+            return right
+        if isinstance(right, Full):
+            return left
     return kind(left, right)

@@ -19,7 +19,7 @@ Mask = algebra.Mask
 
 def full() -> Mask:
     """Returns the mask that allows everything."""
-    return Full()
+    return algebra.Full()
 
 
 def causal() -> Mask:
@@ -51,23 +51,6 @@ def global_tokens(positions: Iterable[int]) -> Mask:
         for position in positions
     )
     return GlobalTokens(tuple(positions))
-
-
-@tiles.pytree()
-class Full(Mask):
-    """Everything may attend to everything."""
-
-    def aligned_tile(self, rows, columns, batch_ndim):
-        return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
-
-    def open_range(self, rows, keys):
-        return keys
-
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
-        return None
-
-    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
-        return None
 
 
 class _Relative(Mask):

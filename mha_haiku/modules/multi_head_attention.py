@@ -146,6 +146,7 @@ class MultiHeadAttention(hk.Module):
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
         mask = masks.as_mask(mask)
+        first_query = implementations.checked_position(first_query)
         query, key, value = self._with_unseen_blanked(
             query, key, value, mask, first_query
         )

@@ -18,6 +18,7 @@ from mha_haiku.attention import (
     attend,
     bin_edges,
     dot_product,
+    fold,
     sweep,
 )
 
@@ -286,3 +287,40 @@ def test_gradients_of_long_maps_hold_no_matrix():
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(shape, shape).compile()
     memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 200 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaresOfLaterQueries(fold.Observation):
+    """The sum of squared weights of each query from `start` on."""
+
+    start: int
+
+    def part(self, num_queries, num_keys):
+        return range(self.start, num_queries), range(num_keys)
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        return fold.Sums(jnp.zeros(num_queries, dtype))
+
+    def add(self, tile, sums):
+        return sums._replace(queries=sums.queries + (tile.weights**2).sum(-1))
+
+
+def test_gradient_of_sums_of_a_part_of_the_queries():
+    given, start = numbers(None, "dot product"), 4
+    slopes = jnp.asarray(rng.normal(size=(B, H, T - start)))
+
+    def in_tiles(query):
+        _, attention_map = attend(query, given["key"], given["value"])
+        sums = attention_map.observe(SquaresOfLaterQueries(start))
+        return (slopes * sums.queries).sum()
+
+    def whole(query):
+        query = query[:, start:]
+        _, attention_map = attend(
+            query, given["key"], given["value"], implementation="formula"
+        )
+        return (slopes * (attention_map.weights() ** 2).sum(-1)).sum()
+
+    np.testing.assert_allclose(
+        *(jax.grad(f)(given["query"]) for f in (in_tiles, whole)), rtol=1e-5, atol=1e-6
+    )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import masks, positions
+from mha_haiku import masks, positions, tiles
 from mha_haiku.attention import (
     attend,
     attention_map,
@@ -310,3 +310,35 @@ def test_what_does_not_fit_is_refused_by_name(ask, message, arrays):
     found = jax.jit(attend)(query, key, value)[1]
     with pytest.raises(ValueError, match=message):
         ask(found)
+
+
+@tiles.pytree(data=("widths",))
+class HeadWindows(masks.Mask):
+    """The keys before a width `[H]`, which its ranges know of one head."""
+
+    widths: jax.Array
+
+    def has_heads(self, batch_ndim):
+        return True
+
+    def at_head(self, example, head):
+        return HeadWindows(self.widths[head][None])
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        columns = tiles.on_columns(columns, batch_ndim)
+        return columns < self.widths.reshape(*[1] * batch_ndim, -1, 1, 1)
+
+    def key_range(self, rows, keys):
+        most = self.widths.max()
+        return keys[0], jnp.clip(most, keys[0], keys[1])
+
+
+def test_heads_side_by_side_skip_no_tile_that_another_head_sees(arrays, monkeypatch):
+    use_tiles(monkeypatch, 16, 16, 1)
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    mask = HeadWindows(jnp.asarray([7, 50, 30, 20]))
+    _, whole = attend(query, key, value, mask=mask, implementation="dense")
+    weights = np.asarray(whole.weights(), np.float64)
+    np.testing.assert_allclose(
+        whole.divergence(), oracles.divergence(weights, weights), atol=1e-5
+    )

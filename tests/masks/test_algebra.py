@@ -186,3 +186,11 @@ def test_parts_that_disagree_on_batch_axes_are_refused():
 def test_tile_of_a_mask_needs_slices_with_ends(index):
     with pytest.raises(ValueError, match="a slice with ends"):
         masks.causal().tile(index, slice(0, 3))
+
+
+def test_full_mask_takes_nothing_from_what_is_known_of_another():
+    causal = masks.causal()
+    for mask in (causal & masks.full(), masks.full() & causal):
+        # None: known without looking at the pairs.
+        assert mask.aligned_unseen_keys(5, 5, 1) is None
+        assert mask.aligned_fully_masked(5, 5, 1) is None

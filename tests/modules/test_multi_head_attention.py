@@ -296,6 +296,11 @@ def test_an_empty_batch_gives_an_empty_output(inputs, random_parameters):
         ({}, {"mask": np.zeros((B, 1, S), np.float32)}, "float32; an additive score"),
         ({}, {"bias": np.zeros((B, 3, S, 1), np.float32)}, "bias must be"),
         ({}, {"mask": masks.padding(np.array([6, 1]))}, r"lengths .* 0\.\.5, got 6"),
+        (
+            {},
+            {"mask": np.ones((B, T, S), bool), "first_query": np.int64(2)},
+            r"mask must be .* \(2, 5, 5\) here",
+        ),
         ({"key_size": 3, "rotary": positions.rotary}, {}, "even key size"),
     ],
 )

@@ -98,7 +98,7 @@ def translated(mask: algebra.Mask, batch_ndim: int) -> KernelMask | None:
       batch_ndim: The number of batch axes.
     """
     match mask:
-        case relative.Full():
+        case algebra.Full():
             return KernelMask()
         case relative.Band(left, right):
             return KernelMask(left, right)
