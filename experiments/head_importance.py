@@ -32,7 +32,7 @@ def main() -> None:
     from mha_haiku.studies import head_importance
     from mha_haiku.studies.workbench import Bench
 
-    found = head_importance.measure(
+    result = head_importance.measure(
         Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
         metric=FLAGS.metric,
@@ -41,8 +41,8 @@ def main() -> None:
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
-    written = head_importance.write(found, folder)
-    print(found.title, found.text(), sep="\n\n")
+    written = head_importance.write(result, folder)
+    print(result.title, result.text(), sep="\n\n")
     print("\nNumbers, and heads by layer:", *written, sep="\n  ")
 
 

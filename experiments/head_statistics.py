@@ -30,7 +30,7 @@ def main() -> None:
     from mha_haiku.studies import head_statistics
     from mha_haiku.studies.workbench import Bench
 
-    found = head_statistics.measure(
+    result = head_statistics.measure(
         Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
         layers=FLAGS.layers,
@@ -38,8 +38,8 @@ def main() -> None:
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    written = head_statistics.write(found, folder)
-    print(found.title, found.text(), sep="\n\n")
+    written = head_statistics.write(result, folder)
+    print(result.title, result.text(), sep="\n\n")
     print(
         "\nAll statistics with standard errors, and heads by layer:",
         *written,

@@ -26,7 +26,7 @@ FLAGS = command_line.flag_values(
         "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
         "order": (str, "ablation", "By what heads go; greedy, or a measure's name."),
         "closing": (str, "zero", "What closed heads say: zero, mean or resample."),
-        "examples": (int, 256, "How many held-out examples the order is found on."),
+        "examples": (int, 256, "How many held-out examples determine the order."),
         "steps": (int, 0, "Steps to train the pruned model on."),
         "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
     }
@@ -43,13 +43,13 @@ def main() -> None:
     if not FLAGS.sweep:
         pruned_runs.check_free(out)  # before the work
     pruning.check(asked)
-    found = pruning.prune(Bench.load(FLAGS.workdir, FLAGS.step), asked)
-    print(pruning.text(found))
+    result = pruning.prune(Bench.load(FLAGS.workdir, FLAGS.step), asked)
+    print(pruning.text(result))
     if FLAGS.sweep:
-        written = pruning.write(found, pathlib.Path(FLAGS.workdir, "heads"))
+        written = pruning.write(result, pathlib.Path(FLAGS.workdir, "heads"))
         print("\nNumbers, and the curve:", *written, sep="\n  ")
         return
-    print(f"\nPruned run: {pruning.save(found, out, steps=FLAGS.steps)}")
+    print(f"\nPruned run: {pruning.save(result, out, steps=FLAGS.steps)}")
 
 
 # Takes argv; returns the exit status.

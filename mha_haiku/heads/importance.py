@@ -74,7 +74,7 @@ MEASURES: dict[str, Measure] = {}
 
 
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
-    """Enters the decorated function in `MEASURES`, which lists all measures.
+    """Enters the function below in `MEASURES`, from which all lists of measures come.
 
     It takes a `Subject` and, by keyword, `closing`, even if it closes no head.
     """

@@ -39,7 +39,7 @@ def dump(
 ) -> Path:
     """Runs a trained model and writes its attention: maps.npz and statistics.npz.
 
-    Up to `config.attention.full_length` positions the maps are whole, above they are
+    Up to `config.attention.full_length` positions the maps are whole; longer ones are
     pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
 
     Args:
@@ -74,15 +74,15 @@ def dump(
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
     is_whole = weights or length <= run.config.attention.full_length
     num_bins = length if is_whole else min(run.config.attention.pooled_size, length)
-    of_layers = models.heads_of_layers(run.config.model)
-    layers = head_statistics.chosen("layers", layers, len(of_layers))
+    layer_heads = models.heads_of_layers(run.config.model)
+    layers = head_statistics.chosen("layers", layers, len(layer_heads))
     wanted = head_statistics.chosen(
         "heads", heads, run.config.model.attention.num_heads
     )
-    # By their names: a layer of a pruned model has some of them.
-    chosen = [[j for j in wanted if j in of_layers[i].names] for i in layers]
+    # Heads go by their index in the unpruned layer; a pruned one has some of them.
+    chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
     places = [
-        [of_layers[i].names.index(j) for j in names]
+        [layer_heads[i].names.index(j) for j in names]
         for i, names in zip(layers, chosen, strict=True)
     ]
 
@@ -117,18 +117,18 @@ def dump(
         "key_edges": edges,
         **_texts(run.task, example, logits, is_own=own is not None),
     }
-    for i, layer, of_layer in zip(layers, maps, chosen, strict=True):
+    for i, layer, names_shown in zip(layers, maps, chosen, strict=True):
         arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
-        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in of_layer], np.str_)
+        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in names_shown], np.str_)
     if is_whole and own is None:
-        # In batches of the size that is compiled already.
+        # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         batches = bench.observations(
             observe, range(count), batch_size=batch_size, name="means of maps"
         )
         means = [[x.mean(axis=0) for x in batch[2]] for batch in batches]
-        for i, of_batches in zip(layers, zip(*means, strict=True), strict=True):
-            arrays[f"mean_{i:02d}"] = np.mean(of_batches, axis=0, dtype=np.float32)
+        for i, batch_means in zip(layers, zip(*means, strict=True), strict=True):
+            arrays[f"mean_{i:02d}"] = np.mean(batch_means, axis=0, dtype=np.float32)
         arrays["mean_examples"] = np.array(count)
     shown = [j for j in wanted if any(j in names for names in chosen)]
     columns = [[shown.index(j) for j in names] for names in chosen]
@@ -146,7 +146,7 @@ def dump(
     folder = bench.folder.attention
     folder = folder if own is None else folder / "own_text"
     folder = folder if out is None else Path(out).expanduser()
-    report.maps.checked(arrays, folder / "maps.npz")  # before a file is touched
+    report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
     if cluster.is_first():
         files.write_arrays(folder / "statistics.npz", statistics)
         files.write_arrays(folder / "maps.npz", arrays)
@@ -157,8 +157,8 @@ def write_report(folder: str | os.PathLike) -> list[Path]:
     """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
 
     Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
-    holds are removed, so that the folder never mixes two runs. Where matplotlib is not
-    installed a warning is logged and the page alone is written.
+    has are removed, so that the folder never mixes two runs. Without matplotlib a
+    warning is logged and only the page is written.
 
     Args:
       folder: Where `maps.npz` is, and where the report goes.
@@ -185,7 +185,7 @@ def write_report(folder: str | os.PathLike) -> list[Path]:
 
 
 def _drawn(pictures, count):
-    """Yields the pictures, and shows which of them is drawn."""
+    """Yields the pictures, with a progress bar."""
     with progress.Bar(count, unit="layer", name="attention", doing="drawing") as bar:
         for picture in pictures:
             yield picture
@@ -195,8 +195,8 @@ def _drawn(pictures, count):
 def _observer(bench, layers, heads_of_layers, pooled):
     """Returns a function of parameters and a batch of examples.
 
-    It returns the batch, its logits, and of each layer the maps, pooled or whole, and
-    the statistics of the heads.
+    It returns the batch, its logits, and per layer the maps (pooled or whole) and the
+    statistics of the heads.
     """
 
     def observe(params, example):
@@ -205,12 +205,12 @@ def _observer(bench, layers, heads_of_layers, pooled):
         tokens = head_statistics.tokens_of(bench.run.task, example)
         maps, numbers = [], []
         for i, heads in zip(layers, heads_of_layers, strict=True):
-            found = output.maps[i].statistics(pooled=pooled, tokens=tokens)
-            cells = output.maps[i].weights() if pooled is None else found.pooled
-            of_heads = head_statistics.per_head(found)
+            statistics = output.maps[i].statistics(pooled=pooled, tokens=tokens)
+            cells = output.maps[i].weights() if pooled is None else statistics.pooled
+            values = head_statistics.per_head(statistics)
             heads = np.array(heads, np.int32)
             maps.append(cells[:, heads])
-            numbers.append({name: x[:, heads] for name, x in of_heads.items()})
+            numbers.append({name: x[:, heads] for name, x in values.items()})
         return example, output.logits, maps, numbers
 
     return bench.program(observe)
@@ -263,7 +263,7 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
 
 
 def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
-    """Returns what people read beside the maps."""
+    """Returns the texts that are shown beside the maps: tokens, answers, targets."""
     num_examples, length = example.inputs.shape[:2]
     rows = [jax.tree.map(operator.itemgetter(i), example) for i in range(num_examples)]
     predicted = logits.argmax(axis=-1).reshape(num_examples, -1)

@@ -1,8 +1,8 @@
-"""Inputs blanked out one by one, and what attention says of them.
+"""How much each input matters: by replacing it, and according to attention.
 
 Dimensions: N examples, T positions, L layers, H heads, V value size, D model width. An
-example asks for the answer at one position. Another token stands in for each input in
-turn: the task's mask token where it has one, else random other tokens.
+example asks for the answer at one position. Each input in turn is replaced by another
+token: the task's mask token where it has one, else random other tokens.
 """
 
 import functools
@@ -20,27 +20,28 @@ from mha_haiku.training import evaluation, stepping
 
 Array = jax.Array
 
-# Folded into a key that examples are made from by their index.
+# Folded into the key of held-out examples, into which they fold their indices: no
+# example has this index, so questions are drawn independently of the examples.
 _QUESTIONS = 2**32 - 1
 
 
 def look(
     run: folders.Run, draws: int, params: Any, data: Any, indices: Array
 ) -> dict[str, Any]:
-    """Returns what is found of a batch, under jit.
+    """Returns the effect of each input and the measures, for a batch; under jit.
 
     Args:
       run: The run; tokens in, an answer at each position out.
-      draws: How many random tokens stand in for an input, where no mask token does.
+      draws: How many random tokens replace an input, where there is no mask token.
       params: Its parameters.
       data: `task.held_out_data`.
       indices: `[N]` int32, which held-out examples.
 
     Returns:
-      `row [N]`, the position that is asked for, and whether there is any, `asks [N]`;
-      `counted [N, T]`, the inputs that may be ranked; `drop [N, T]`, how much the
-      probability of the right answer falls without each; and `measures`, by name `[N,
-      L, T]`, for the layers up to each.
+      `row [N]`, the position of the answer; `asks [N]`, whether the example has one;
+      `counted [N, T]`, the inputs to rank; `drop [N, T]`, how much the probability of
+      the right answer falls without each; and `measures`, `[N, L, T]` by name, for the
+      first 1 to L layers.
     """
     example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
     key = stepping.stream(run.config.seed, "held_out")
@@ -67,7 +68,7 @@ def drops(
       params: Its parameters.
       example: N examples.
       row: `[N]`, the position of the answer.
-      blanks: `[draws, N, T]`, tokens that stand in for each input in turn.
+      blanks: `[draws, N, T]`, the tokens that replace each input in turn.
 
     Returns:
       `[N, T]`, the mean over draws.
@@ -81,27 +82,27 @@ def drops(
         logits = jax.nn.log_softmax(output.logits)
         return jnp.exp(_answer(row, logits, example))
 
-    def of_draw(blanks):
+    def per_draw(blanks):
         def without(s):
             at = positions[None] == s
             return probability(jnp.where(at, blanks, example.inputs))
 
         return jax.lax.map(without, positions)
 
-    blanked = jax.lax.map(of_draw, blanks).mean(0)  # [T, N]
+    blanked = jax.lax.map(per_draw, blanks).mean(0)  # [T, N]
     return (probability(example.inputs)[None] - blanked).T
 
 
 def _measures(run, params, example, row):
-    """Returns what each measure says of the inputs, `[N, L, T]` by name."""
+    """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
     answer = functools.partial(_answer, row)
     output, gradients = output_gradients(run.model, params, example, answer)
     maps, rows = output.maps, row[:, None]
-    of_values = {"output_weights": _projections(params, maps), "per_layer": True}
+    options = {"output_weights": _projections(params, maps), "per_layer": True}
     measures = {
         "raw": [rollout([layer], rows, residual=0.0) for layer in maps],
         "roll-out": rollout(maps, rows, per_layer=True),
-        "value-weighted": value_rollout(maps, rows, **of_values),
+        "value-weighted": value_rollout(maps, rows, **options),
         "gradient-weighted": gradient_rollout(maps, gradients, rows, per_layer=True),
     }
     return {
@@ -118,7 +119,7 @@ def _answer(row, logits, example):
 
 
 def _question(task, key, example):
-    """Returns a random position of those that count, and whether there is one."""
+    """Returns a random position whose target counts, and whether there is one."""
     asked = example.weights > 0
     if hasattr(task, "mask_token"):
         asked &= example.inputs == task.mask_token
@@ -127,9 +128,10 @@ def _question(task, key, example):
 
 
 def _blanks(task, draws, key, inputs):
-    """Returns what stands in for each input in turn, `[draws, T]`."""
+    """Returns the tokens that replace each input in turn, `[draws, T]`."""
     if hasattr(task, "mask_token"):
         return jnp.full((1, *inputs.shape), task.mask_token, inputs.dtype)
+    # A shift of 1 to num_tokens - 1, modulo num_tokens, is uniform over other tokens.
     shape = (draws, *inputs.shape)
     shift = jax.random.randint(jax.random.fold_in(key, 1), shape, 1, task.num_tokens)
     return (inputs[None] + shift) % task.num_tokens
@@ -149,12 +151,12 @@ def _counted(run, example, row):
 
 
 def _projections(params, maps):
-    """Returns what projects the outputs of each layer's heads, `[H, V, D]`."""
-    found = []
+    """Returns the output projection of each layer, `[H, V, D]`."""
+    projections = []
     for i, layer in enumerate(maps):
         num_heads = layer.shape[-3]
         projection = params[f"encoder/layer_{i}/attention/linear"].get("w")
         if num_heads:
             projection = projection.reshape(num_heads, -1, projection.shape[-1])
-        found.append(projection)
-    return found
+        projections.append(projection)
+    return projections

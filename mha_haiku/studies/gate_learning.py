@@ -1,7 +1,7 @@
-"""Gates learned on top of a run: heads close by themselves, at a price per open head.
+"""Gates learned on a trained run, with a penalty per open head, so that heads close.
 
-The gates are parameters beside those of the model, and the training step is that of any
-training. L layers, H heads of a layer.
+The gates are parameters beside those of the model; the training step is the usual one.
+L layers, H heads of a layer.
 """
 
 import os
@@ -26,7 +26,7 @@ _STEPS_PER_DISPATCH = 100
 
 
 class Learned(NamedTuple):
-    """What learning gates led to.
+    """The result of learning gates.
 
     Attributes:
       params: The model's parameters, trained with the gates.
@@ -40,7 +40,7 @@ class Learned(NamedTuple):
 
     @property
     def gates(self) -> list[np.ndarray]:
-        """L arrays `[H]` in [0, 1]: the gates without chance, 0 where closed."""
+        """L arrays `[H]` in [0, 1]: the gates without noise, 0 where closed."""
         return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
 
     @property
@@ -53,7 +53,7 @@ class Line(NamedTuple):
     """A model at the end of its training.
 
     Attributes:
-      name: Which.
+      name: What it is called in the table.
       kept: Its number of heads.
       accuracy: On held-out examples, in [0, 1].
       loss: On held-out examples, nats per target.
@@ -73,19 +73,20 @@ def learn_gates(
     gate_learning_rate: float = 0.1,
     initial: float = 2.0,
 ) -> Learned:
-    """Trains a run on with hard-concrete gates on its heads, and a price on open ones.
+    """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
     The loss of a step is the model's plus `penalty` times the expected number of open
-    heads. Sweeping the penalty sweeps the number of heads that stay. Batches follow on
-    those that the run has seen, without dropout; the parameters learn by Adam at a
-    tenth of the run's learning rate, as it has converged.
+    heads: a larger penalty leaves fewer of them. The batches are those that would
+    follow in the run, without dropout; the parameters learn by Adam at a tenth of the
+    run's learning rate, as the run has converged.
 
     Args:
-      bench: The run, of looped layers and converged, as in the source.
+      bench: The run, with unstacked layers; a converged one, as in the source.
       penalty: Nats per open head.
-      steps: How many are taken.
-      gate_learning_rate: Of Adam on the logits of the gates, which have far to go.
-      initial: Logits of the gates at the start; 2 is open with probability 0.97.
+      steps: The number of training steps.
+      gate_learning_rate: Adam's, for the logits of the gates; larger than that of the
+        parameters, as the logits change by several units.
+      initial: The logits at the start; 2 is open with probability 0.97.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
@@ -97,7 +98,7 @@ def learn_gates(
             hard_concrete.sample(logits, key)
             for logits, key in zip(params["log_alpha"], keys, strict=True)
         ]
-        del is_training  # gates are the only chance
+        del is_training  # no dropout: the gates are the only randomness
         return run.model.apply(
             params["model"],
             None,
@@ -107,19 +108,20 @@ def learn_gates(
             is_training=False,
         )
 
-    def price(log_alpha):
+    def total_penalty(log_alpha):
         return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
 
-    def add_price(gradients, params):
-        slopes = jax.grad(price)(params["log_alpha"])
-        priced = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
-        return {**gradients, "log_alpha": priced}
+    def add_penalty(gradients, params):
+        slopes = jax.grad(total_penalty)(params["log_alpha"])
+        log_alpha = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
+        return {**gradients, "log_alpha": log_alpha}
 
     config = run.config.optimizer
     adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
     optimizer = optax.chain(
-        # The price depends on the gates alone: its gradient needs no model.
-        optax.stateless(add_price),
+        # The penalty depends only on the gates: its gradient is added to that of the
+        # loss, without the model.
+        optax.stateless(add_penalty),
         optax.partition(
             {
                 "model": optax.chain(
@@ -167,19 +169,19 @@ def learn(
     tuning_steps: int,
     from_scratch: bool = True,
 ) -> list[Line]:
-    """Closes heads of a run by learned gates, prunes them and trains the rest on.
+    """Learns gates, prunes the heads that they close, and trains the rest further.
 
-    The model that is left, and another of the same architecture that is trained from
-    scratch for as many steps as the run, the gates and the tuning took in all, become
-    runs of their own in `out`: `pruned` and `scratch`.
+    The pruned model becomes the run `out/pruned`. A model of the same architecture,
+    trained from scratch for as many steps as the run, the gates and the tuning took
+    together, becomes the run `out/scratch`.
 
     Args:
-      bench: The run; a converged one.
+      bench: The run, a converged one.
       out: The folder of the new runs, which must not hold any.
       penalty: Nats per open head.
       steps: Training steps with gates.
       tuning_steps: Training steps of the pruned model.
-      from_scratch: Whether the other model is trained too.
+      from_scratch: Whether to train the model from scratch too.
 
     Returns:
       The run, the pruned model before and after tuning, and the one from scratch.

@@ -25,8 +25,8 @@ class HeadImportance(NamedTuple):
     Attributes:
       title: Which run and step, and what is measured.
       heads: For each layer the names of its heads.
-      measures: By their names in `heads.MEASURES`.
-      numbers: Their means `[L, H]`, standard errors and ranks, with unit and label.
+      measures: The importance by each measure, by its name in `heads.MEASURES`.
+      numbers: Means `[L, H]`, standard errors and ranks of these, with unit and label.
       agreement: `[M, M]`, Spearman's rank correlation of the measures.
     """
 
@@ -42,7 +42,7 @@ class HeadImportance(NamedTuple):
         return report.heads.table(self.numbers, layers=layers, heads=self.heads)
 
     def text(self) -> str:
-        """Returns the table as text, and below how far the measures agree."""
+        """Returns the table as text, and below it how far the measures agree."""
         columns = [report.tables.Column("agreement")]
         columns += [report.tables.Column(name, "", "{:.2f}") for name in self.measures]
         rows = [
@@ -60,7 +60,7 @@ class HeadImportance(NamedTuple):
         )
 
     def picture(self) -> bytes:
-        """Returns heads by layer and in order, as the bytes of a PNG file."""
+        """Returns the heads by layer and by rank, as the bytes of a PNG file."""
         return report.heads.importance_picture(
             self.numbers, title=self.title, heads=self.heads
         )
@@ -79,13 +79,13 @@ def measure(
     Args:
       bench: The run.
       examples: N.
-      metric: What ablation is the change of: "loss", or "accuracy" (then its fall). The
-        measures by gradients are always of the loss.
+      metric: Ablation measures the rise of the "loss", or the fall of the "accuracy".
+        The measures by gradients are always of the loss.
       closing: What a closed head passes on: "zero", "mean" or "resample".
       measures: Names of `heads.MEASURES`; None means all.
 
     Raises:
-      ConfigError: If a choice is none.
+      ConfigError: If there is no such metric, closing or measure.
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
     with checks.user_mistakes():
@@ -94,48 +94,49 @@ def measure(
             checks.choice("measures", name, heads.MEASURES)
     bench = bench.looped().placed()
     close = bench.closing(closing, examples)
-    found, numbers = {}, {}
+    measured, numbers = {}, {}
     for name in wanted:
         entry = heads.MEASURES[name]
         own = metric if entry.unit is None else "loss"
         of = bench.subject(examples, metric=own, name=name)
-        found[name] = entry.measure(of, closing=close)
+        measured[name] = entry.measure(of, closing=close)
         numbers[name] = PerHead(
-            found[name].mean,
+            measured[name].mean,
             entry.unit or _UNITS[own],
             entry.label.format(metric=own),
-            found[name].standard_error,
-            heads.rank_intervals(found[name]),
+            measured[name].standard_error,
+            heads.rank_intervals(measured[name]),
         )
     agreement = [
-        [heads.rank_correlation(a, b) for b in found.values()] for a in found.values()
+        [heads.rank_correlation(a, b) for b in measured.values()]
+        for a in measured.values()
     ]
     plural = "" if examples == 1 else "s"
     return HeadImportance(
         f"{bench.title}: {examples} held-out example{plural}, "
         f"closed heads pass on {_PASSED[closing]}",
         tuple(layer.names for layer in models.heads_of_layers(bench.run.config.model)),
-        found,
+        measured,
         numbers,
         np.array(agreement),
     )
 
 
-def write(found: HeadImportance, folder: str | os.PathLike) -> list[Path]:
+def write(result: HeadImportance, folder: str | os.PathLike) -> list[Path]:
     """Writes head_importance.csv, a line per head, and the picture beside it.
 
     Args:
-      found: What to write.
-      folder: Where to; made where it is missing.
+      result: What to write.
+      folder: The folder to write to; created if it is missing.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture.
 
     Raises:
-      ConfigError: If one cannot be written.
+      ConfigError: If a file cannot be written.
     """
-    written = [files.write(Path(folder) / "head_importance.csv", found.table().csv())]
+    written = [files.write(Path(folder) / "head_importance.csv", result.table().csv())]
     if report.drawing.is_possible():
         path = Path(folder) / "head_importance.png"
-        written.append(files.write(path, found.picture()))
+        written.append(files.write(path, result.picture()))
     return written

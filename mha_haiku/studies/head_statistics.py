@@ -20,7 +20,7 @@ from mha_haiku.runs import files
 from mha_haiku.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-# Entries that are one number per head, and say nothing of what it does.
+# Statistics that do not describe what a head does.
 _COUNTS = ("num_queries",)
 
 
@@ -28,11 +28,11 @@ class HeadStatistics(NamedTuple):
     """What the heads of a run do.
 
     Attributes:
-      title: Which run and step, and over what.
+      title: The run, its step, and what means are over.
       layers: The L layers.
       numbers: By the names of `attention.STATISTICS`, `[L, H]` each. Columns are heads
-        by the names that they had before any were pruned, NaN where a layer lacks one.
-        Without what needs tokens where inputs are none.
+        by their index in the unpruned layer, NaN where a head was pruned. Statistics
+        that need tokens are left out where inputs are features.
     """
 
     title: str
@@ -45,7 +45,7 @@ class HeadStatistics(NamedTuple):
         return [list(range(self.numbers["entropy"].mean.shape[1]))] * len(self.layers)
 
     def table(self) -> report.tables.Table:
-        """Returns a row per head; its text has means alone."""
+        """Returns a row per head; as text it shows means only."""
         return report.heads.table(
             self.numbers, layers=self.layers, heads=self.heads, shown="{0:.3g}"
         )
@@ -79,8 +79,8 @@ def measure(
 ) -> HeadStatistics:
     """Runs a trained model on held-out examples and returns what its heads do.
 
-    No map is held, so inputs may have any length. Padding does not count, and every
-    example counts the same.
+    No map is stored, so inputs may have any length. Padding is left out, and all
+    examples have the same weight.
 
     Args:
       bench: The run.
@@ -106,11 +106,13 @@ def measure(
         batch_size=batch_size,
         name="head statistics",
     )
-    of_layers = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    statistics = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     names = models.heads_of_layers(run.config.model)
-    numbers = summary(of_layers, [names[i].names for i in layers])
+    numbers = summary(statistics, [names[i].names for i in layers])
     if np.isnan(numbers["entropy"].mean).all():
-        raise ConfigError(f"In {examples} held-out examples no head sees anything.")
+        raise ConfigError(
+            f"In {examples} held-out examples every query is fully masked."
+        )
     plural = "" if examples == 1 else "s"
     title = f"{bench.title}: means over {examples} held-out example{plural}"
     return HeadStatistics(title, tuple(layers), numbers)
@@ -121,13 +123,13 @@ def tokens_of(task: tasks.Task, example: tasks.Example) -> jax.Array | None:
     return None if task.num_tokens is None else example.inputs
 
 
-def per_head(found: attention.Statistics) -> dict[str, jax.Array]:
+def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
     """Returns the numbers that are one per head, `[N, H]`, by their names.
 
-    They are NaN for an example in which no query sees anything.
+    They are NaN for an example in which every query is fully masked.
     """
-    numbers = {name: getattr(found, name) for name in attention.STATISTICS}
-    is_empty = found.num_queries == 0
+    numbers = {name: getattr(statistics, name) for name in attention.STATISTICS}
+    is_empty = statistics.num_queries == 0
     return {
         name: jnp.where(is_empty, np.nan, values)
         for name, values in numbers.items()
@@ -136,23 +138,23 @@ def per_head(found: attention.Statistics) -> dict[str, jax.Array]:
 
 
 def summary(
-    of_layers: Sequence[Mapping[str, np.ndarray]],
+    statistics: Sequence[Mapping[str, np.ndarray]],
     columns: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, PerHead]:
     """Returns means and standard errors over examples, `[L, H]`, of each statistic.
 
     Args:
-      of_layers: For each layer what `per_head` gives, `[N, H]`, where H may differ.
-      columns: For each layer where its heads stand in the result, as where they were
-        before others were pruned; None: from 0 on.
+      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ.
+      columns: For each layer the column of each head in the result, such as its index
+        in the unpruned layer; None: 0 to H - 1.
     """
     if columns is None:
-        columns = [range(layer["entropy"].shape[1]) for layer in of_layers]
+        columns = [range(layer["entropy"].shape[1]) for layer in statistics]
     num_heads = 1 + max(max(places, default=0) for places in columns)
 
     def over_layers(mean, name):
-        rows = np.full((len(of_layers), num_heads), np.nan)
-        for row, layer, places in zip(rows, of_layers, columns, strict=True):
+        rows = np.full((len(statistics), num_heads), np.nan)
+        for row, layer, places in zip(rows, statistics, columns, strict=True):
             row[list(places)] = mean(layer[name])
         return rows
 
@@ -164,7 +166,7 @@ def summary(
             over_layers(means.standard_error, name),
         )
         for name, entry in attention.STATISTICS.items()
-        if name in of_layers[0]
+        if name in statistics[0]
     }
 
 
@@ -172,7 +174,7 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
     """Returns the wanted ones of `count` layers or heads; None means all.
 
     Raises:
-      ConfigError: If one of them does not exist, or none is wanted.
+      ConfigError: If one of them does not exist, or `wanted` is empty.
     """
     if wanted is None:
         return list(range(count))
@@ -182,12 +184,12 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
         return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
 
 
-def write(found: HeadStatistics, folder: str | os.PathLike) -> list[Path]:
+def write(result: HeadStatistics, folder: str | os.PathLike) -> list[Path]:
     """Writes head_statistics.csv, a line per head, and the picture beside it.
 
     Args:
-      found: What to write.
-      folder: Where to; made where it is missing.
+      result: What to write.
+      folder: The folder to write to; created if it is missing.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture. The
@@ -195,10 +197,10 @@ def write(found: HeadStatistics, folder: str | os.PathLike) -> list[Path]:
       `<name>_standard_error`, empty where that is not known.
 
     Raises:
-      ConfigError: If one cannot be written.
+      ConfigError: If a file cannot be written.
     """
-    written = [files.write(Path(folder) / "head_statistics.csv", found.table().csv())]
+    written = [files.write(Path(folder) / "head_statistics.csv", result.table().csv())]
     if report.drawing.is_possible():
         path = Path(folder) / "head_statistics.png"
-        written.append(files.write(path, found.picture()))
+        written.append(files.write(path, result.picture()))
     return written

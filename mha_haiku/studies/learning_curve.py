@@ -14,7 +14,7 @@ def draw(workdir: str | os.PathLike) -> Path | None:
       workdir: The run's folder.
 
     Returns:
-      The picture; None where nothing is reported, or without matplotlib.
+      The path of the picture; None where nothing is reported, or without matplotlib.
     """
     folder = folders.Folder(Path(workdir).expanduser())
     reports = metrics_log.read(folder.metrics)

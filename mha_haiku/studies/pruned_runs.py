@@ -1,4 +1,4 @@
-"""Runs without some of their heads: which go, what that costs, and a folder of its own.
+"""Pruned runs: which heads to remove, what that costs, and how it is saved as a run.
 
 N examples, L layers, H heads of a layer, S sizes of a sweep.
 """
@@ -32,11 +32,11 @@ class Point(NamedTuple):
       keep: The names of the heads that each layer keeps.
       units: How many hidden units are left, of all layers.
       metrics: Held-out `loss` (nats) and `accuracy`.
-      parameters: How many the model has.
+      parameters: The number of the model's parameters.
       examples_per_second: Of its forward pass, measured: the median of runs that
         alternate with those of the whole model.
-      speed_up: Against the whole model, measured in turns.
-      ideal_speed_up: What the operation counts of the two would give.
+      speed_up: Measured seconds of the whole model over those of this one.
+      ideal_speed_up: Operations of the whole model over those of this one.
     """
 
     kept: int
@@ -52,12 +52,12 @@ class Point(NamedTuple):
 def order_of(
     bench: Bench, *, by: str, closing: str, examples: int
 ) -> list[tuple[int, int]]:
-    """Returns the run's heads as (layer, place), those to go first first.
+    """Returns the run's heads as (layer, index in the layer), the first to go first.
 
     Args:
-      bench: The run, of looped layers.
+      bench: The run, with unstacked layers.
       by: A name of `ORDERS`.
-      closing: What closed heads pass on while the order is found.
+      closing: What closed heads pass on while the order is determined.
       examples: N, held-out examples.
     """
     with checks.user_mistakes():
@@ -75,7 +75,7 @@ def order_of(
 
 
 def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -> Keep:
-    """Returns the names of the heads that stay when all but `count` have gone."""
+    """Returns the names of the last `count` heads of an order, for each layer."""
     layers = models.heads_of_layers(run.config.model)
     gone = set(order[: len(order) - count])
     return [
@@ -92,12 +92,13 @@ def prune(run: folders.Run, keep: Keep) -> folders.Run:
 def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     """Returns the run with a share of the hidden units of each layer.
 
-    Those go whose gates the loss has the smallest mean absolute derivatives by; see
-    `heads.unit_gradient` and `heads.prune_units`.
+    The units that stay have the largest mean absolute gradient of the loss with respect
+    to their gates; see `heads.unit_gradient` and `heads.prune_units`.
 
     Args:
-      bench: The run, of looped layers.
-      share: Of the units of each layer to keep, in (0, 1]; at least one stays.
+      bench: The run, with unstacked layers.
+      share: The share of the units to keep in each layer, in (0, 1]; at least one
+        stays.
       examples: N, held-out examples.
     """
     run = bench.run
@@ -105,10 +106,10 @@ def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
         return run
     sizes = models.hidden_sizes(run.config.model)
     of = bench.subject(examples, name="hidden units")
-    found = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
     keep = [
         np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
-        for row, size in zip(found, sizes, strict=True)
+        for row, size in zip(importance, sizes, strict=True)
     ]
     return _with_model(run, *heads.prune_units(run.params, run.config.model, keep))
 
@@ -122,20 +123,20 @@ def _with_model(run, params, model_config) -> folders.Run:
 
 
 def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
-    """Returns what runs are worth, one after the other.
+    """Returns the metrics, size and speed of runs.
 
     Args:
       bench: Shows the progress.
-      runs: The whole run, of looped layers, and pruned ones.
+      runs: The whole run, with unstacked layers, then pruned ones.
     """
     whole = _Timed(runs[0])
-    found = []
+    result = []
     for pruned in bench.progress(runs, name="pruned models", unit="model"):
         layers = models.heads_of_layers(pruned.config.model)
         keep = [list(layer.names) for layer in layers]
         timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
-        found.append(
+        result.append(
             Point(
                 kept=sum(map(len, keep)),
                 keep=keep,
@@ -147,7 +148,7 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
                 ideal_speed_up=whole.operations / timed.operations,
             )
         )
-    return found
+    return result
 
 
 def held_out(run: folders.Run) -> dict[str, float]:
@@ -167,14 +168,14 @@ def held_out(run: folders.Run) -> dict[str, float]:
 
 
 def check_free(workdir: str | os.PathLike) -> None:
-    """Raises ConfigError where a folder, which need not be there, holds a run."""
+    """Raises ConfigError if a folder, which may be missing, holds a run."""
     folder = folders.Folder(Path(workdir).expanduser())
     if folders.read_config(folder) is not None:
         raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
 
 
 def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
-    """Writes a run's parameters as a new run, ready to be trained on.
+    """Writes a run's parameters as a new run at step 0, ready for training.
 
     Args:
       run: The run.
@@ -201,7 +202,7 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 
 
 class _Timed:
-    """The compiled forward pass of a run on a batch, and what it costs."""
+    """The compiled forward pass of a run on a batch, its operations and its time."""
 
     def __init__(self, run: folders.Run):
         self.size = run.config.training.batch_size
@@ -230,9 +231,12 @@ class _Timed:
 
 
 def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
-    """Returns the median seconds of the two, in turns."""
-    found: list[tuple[float, float]] = []
+    """Returns the median seconds of the two, measured in turns.
+
+    In turns, so that a slower phase of the machine affects both alike.
+    """
+    seconds: list[tuple[float, float]] = []
     end = time.perf_counter() + _TIMED_SECONDS
-    while time.perf_counter() < end or len(found) < 5:
-        found.append((first.seconds(), second.seconds()))
-    return tuple(np.median(found, axis=0).tolist())
+    while time.perf_counter() < end or len(seconds) < 5:
+        seconds.append((first.seconds(), second.seconds()))
+    return tuple(np.median(seconds, axis=0).tolist())

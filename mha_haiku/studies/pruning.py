@@ -18,7 +18,7 @@ _SWEEP_POINTS = 12
 
 
 class Request(NamedTuple):
-    """What is asked for; exactly one of the first three.
+    """What to prune; exactly one of the first three is given.
 
     Attributes:
       sweep: Models of every size, up to twelve of them.
@@ -26,8 +26,8 @@ class Request(NamedTuple):
       metric_drop: How far the held-out accuracy may fall, in [0, 1].
       keep_units: The share of each layer's hidden units to keep, in (0, 1].
       order: A name of `pruned_runs.ORDERS`: which heads go first.
-      closing: What closed heads pass on while the order is found.
-      examples: On how many held-out examples it is found, and the order of units.
+      closing: What closed heads pass on while the order is determined.
+      examples: How many held-out examples determine the order of heads and units.
     """
 
     sweep: bool = False
@@ -40,11 +40,11 @@ class Request(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What came of it.
+    """The result of pruning.
 
     Attributes:
-      title: Of which run, and by which order.
-      run: The smallest that is left.
+      title: The run and the order.
+      run: The smallest pruned run.
       points: The whole model, and pruned ones of falling size; the first of these has
         all heads where hidden units went.
     """
@@ -55,14 +55,14 @@ class Pruned(NamedTuple):
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
-    """Prunes a run's heads and units in memory; `save` writes what is left.
+    """Prunes a run's heads and units in memory; `save` writes the result.
 
     Args:
       bench: The run.
-      request: What is asked for.
+      request: What to prune.
 
     Raises:
-      ConfigError: If the request is not one.
+      ConfigError: If the request is not valid.
     """
     check(request)
     bench = bench.looped()
@@ -89,11 +89,11 @@ def prune(bench: Bench, request: Request) -> Pruned:
     return Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
 
 
-def save(found: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
+def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes the pruned run, and trains it on if asked to.
 
     Args:
-      found: What `prune` found.
+      result: What `prune` returned.
       workdir: The folder of the new run, which must not hold one.
       steps: Training steps; 0 for none.
 
@@ -102,18 +102,18 @@ def save(found: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     """
     with checks.user_mistakes():
         checks.non_negative_integer("steps", steps)
-    folder = pruned_runs.save(found.run, workdir, steps=max(steps, 1))
+    folder = pruned_runs.save(result.run, workdir, steps=max(steps, 1))
     if steps:
         config = folders.load_run(folder).config
         loop.train(config, folder)
     return folder
 
 
-def table(found: Pruned) -> Table:
+def table(result: Pruned) -> Table:
     """Returns a row per model.
 
     Args:
-      found: What `prune` found.
+      result: What `prune` returned.
     """
     columns = [
         Column("heads", csv=("kept",)),
@@ -137,15 +137,15 @@ def table(found: Pruned) -> Table:
             "ideal": point.ideal_speed_up,
             "kept": ";".join(" ".join(map(str, names)) for names in point.keep),
         }
-        for point in found.points
+        for point in result.points
     ]
     return Table(columns, rows)
 
 
-def text(found: Pruned) -> str:
-    """Returns the table as text, and what its columns are."""
+def text(result: Pruned) -> str:
+    """Returns the table as text, with a legend of its columns."""
     return (
-        f"{found.title}\n\n{table(found).text()}\n\n"
+        f"{result.title}\n\n{table(result).text()}\n\n"
         "faster: the forward pass, measured in turns with the whole model's\n"
         "ideal: by the number of operations\n"
         "units: the hidden units of all layers\n"
@@ -153,32 +153,32 @@ def text(found: Pruned) -> str:
     )
 
 
-def write(found: Pruned, folder: str | os.PathLike) -> list[Path]:
+def write(result: Pruned, folder: str | os.PathLike) -> list[Path]:
     """Writes pruning.csv, a line per model, and the curve beside it.
 
     Args:
-      found: What `prune` found of a sweep.
-      folder: Where to; made where it is missing.
+      result: What `prune` returned for a sweep.
+      folder: The folder to write to; created if it is missing.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture.
     """
-    written = [files.write(Path(folder) / "pruning.csv", table(found).csv())]
+    written = [files.write(Path(folder) / "pruning.csv", table(result).csv())]
     if report.drawing.is_possible():
         curve = report.curves.Pruning(
-            kept=[point.kept for point in found.points],
-            metric=[point.metrics["accuracy"] for point in found.points],
+            kept=[point.kept for point in result.points],
+            metric=[point.metrics["accuracy"] for point in result.points],
             metric_name="held-out accuracy",
-            speed_up=[point.speed_up for point in found.points],
-            ideal=[point.ideal_speed_up for point in found.points],
+            speed_up=[point.speed_up for point in result.points],
+            ideal=[point.ideal_speed_up for point in result.points],
         )
-        picture = report.curves.pruning(curve, title=found.title)
+        picture = report.curves.pruning(curve, title=result.title)
         written.append(files.write(Path(folder) / "pruning.png", picture))
     return written
 
 
 def check(request: Request) -> None:
-    """Raises ConfigError where a request is none."""
+    """Raises ConfigError if a request is not valid."""
     asked = [request.sweep, request.keep is not None, request.metric_drop is not None]
     if sum(asked) != 1:
         raise ConfigError(
@@ -203,7 +203,7 @@ def _with_heads(run, order, count) -> folders.Run:
 
 
 def _fewest(whole, run, order, drop) -> int:
-    """Returns the least number of heads before the accuracy falls by more than that."""
+    """Returns the fewest heads whose accuracy falls by at most `drop`."""
     least = pruned_runs.held_out(whole)["accuracy"] - drop
     for count in range(len(order), -1, -1):
         accuracy = pruned_runs.held_out(_with_heads(run, order, count))["accuracy"]

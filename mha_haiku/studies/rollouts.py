@@ -1,9 +1,9 @@
-"""Whether attention tells which inputs matter: roll-outs against blanking inputs out.
+"""Whether attention shows which inputs matter: roll-outs against replacing inputs.
 
 Dimensions: N examples, T positions, L layers. An example asks for the answer at one
-position. How much an input matters to it is how much the probability of the right
-answer changes with another token in the input's place. A measure is good as far as it
-ranks the inputs of an example as these changes do.
+position. An input matters as much as the probability of the right answer changes when
+another token replaces it. A measure is good if it ranks the inputs of an example as
+these changes do.
 
 Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
@@ -26,28 +26,28 @@ from mha_haiku.studies import blank_out
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
-# Of a transformer of 6 layers that predicts the number of verbs (table 1). They are no
-# measure of any other run than that of configs/papers/rollout.py.
+# Table 1 of the source: a transformer of 6 layers that predicts the number of verbs. To
+# be compared only with the run of configs/papers/rollout.py.
 PUBLISHED = {
     "raw": (0.69, 0.10, -0.11, -0.09, 0.20, 0.29),
     "roll-out": (0.32, 0.38, 0.51, 0.62, 0.70, 0.71),
     "flow": (0.32, 0.44, 0.70, 0.70, 0.71, 0.70),
 }
 _MEASURES = ("raw", "roll-out", "flow", "value-weighted", "gradient-weighted")
-_BATCH_POSITIONS = 2**16  # of all blanked inputs of the examples in a batch
+_BATCH_POSITIONS = 2**16  # in a batch, over examples and replaced inputs
 
 
 class Study(NamedTuple):
     """How well measures rank the inputs, Spearman's rank correlations.
 
     Attributes:
-      title: Which run and step, and over what.
-      changes: `[N, L]` float64 by the measure's name: with the sizes of the changes,
-        for the measure up to each layer. NaN where all inputs are alike. Flow is of
-        fewer examples.
-      drops: The same, with how much the probability of the right answer falls: an input
-        that misleads counts for less than one that does nothing.
-      published: What a paper found for this very model and data, by name; may be empty.
+      title: The run, its step, and what means are over.
+      changes: `[N, L]` float64 by the measure's name: the correlation with the absolute
+        changes of probability, for the measure over the first 1 to L layers. NaN where
+        all inputs are equal. Flow is of fewer examples.
+      drops: The same with the signed fall of the probability: an input that misleads
+        ranks below one without effect.
+      published: Numbers of a paper for the same model and data, by name; may be empty.
     """
 
     title: str
@@ -64,22 +64,22 @@ def measure(
     draws: int = 8,
     published: Mapping[str, Sequence[float]] | None = None,
 ) -> Study:
-    """Runs a trained model on held-out examples, whole and with inputs blanked out.
+    """Runs a trained model on held-out examples, whole and with inputs replaced.
 
-    Where the task has a mask token it stands in for blanked inputs, and questions are
-    those of masked positions; elsewhere, random other tokens do, in turn. Inputs that
-    are masked already, in padding or, in causal models, after the question are left out
-    of the ranks.
+    Where the task has a mask token, it replaces inputs, and the answers are those at
+    masked positions; other tasks use random other tokens, one after the other. Inputs
+    that are masked already, in padding or, in causal models, after the position of the
+    answer are not ranked.
 
     Args:
       bench: The run.
-      examples: How many are looked at; N of them ask for something.
-      flow_examples: For how many of these flow is computed, which is slow.
-      draws: How many random tokens the mean change is over.
-      published: What to compare with, where the run is that of a paper; `PUBLISHED`.
+      examples: The number of held-out examples; N of them have a target that counts.
+      flow_examples: The number of these for which flow, which is slow, is computed.
+      draws: The number of random tokens over which changes are averaged.
+      published: Numbers to compare with, if the run is that of a paper: `PUBLISHED`.
 
     Raises:
-      ConfigError: If the run does not answer at positions of tokens.
+      ConfigError: If the task is not one of tokens with an answer at each position.
     """
     with checks.user_mistakes():
         checks.integer_in("examples", examples, 1, 2**31 - 1)
@@ -97,18 +97,18 @@ def measure(
     for start in bench.progress(starts, name="blanking inputs out", unit="batch"):
         indices = np.arange(start, start + batch_size, dtype=np.int32)
         batches.append(jax.device_get(look(run.params, data, indices)))
-    found = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
-    found["measures"]["flow"] = _flows(bench, data, found["row"][:flow_examples])
-    asks = np.flatnonzero(found["asks"])
+    effects = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
+    effects["measures"]["flow"] = _flows(bench, data, effects["row"][:flow_examples])
+    asks = np.flatnonzero(effects["asks"])
     if not len(asks):
-        raise ConfigError(f"In {examples} held-out examples nothing is asked for.")
+        raise ConfigError(f"In {examples} held-out examples no target counts.")
     changes, drops = {}, {}
     for name in _MEASURES:
-        scores = found["measures"][name]
-        of = asks[asks < len(scores)]
-        counted, drop = found["counted"], found["drop"]
+        scores = effects["measures"][name]
+        measured = asks[asks < len(scores)]
+        counted, drop = effects["counted"], effects["drop"]
         changes[name], drops[name] = (
-            np.array([_correlations(scores[n], to[n], counted[n]) for n in of])
+            np.array([_correlations(scores[n], to[n], counted[n]) for n in measured])
             for to in (np.abs(drop), drop)
         )
     title = f"{bench.title}: means over {len(asks)} held-out examples"
@@ -126,18 +126,18 @@ def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def verdict(study: Study) -> str:
     """Returns a sentence: does roll-out rank inputs better than raw attention?
 
-    Of the last layer, with the sizes of changes and with drops. The standard error is
-    that of differences within examples; two of them make a difference.
+    It compares the last layers, with absolute changes and with drops. A difference
+    counts from two standard errors of the paired differences on.
     """
     lines = []
     if study.published:
         first, last = (study.published[name][-1] for name in ("roll-out", "raw"))
         lines.append(f"Published: roll-out {first}, raw attention {last}.")
-    for what, of in (
+    for what, correlations in (
         ("the size of the change", study.changes),
         ("the drop", study.drops),
     ):
-        rolled, raw = (of[name][:, -1] for name in ("roll-out", "raw"))
+        rolled, raw = (correlations[name][:, -1] for name in ("roll-out", "raw"))
         difference = means.mean(rolled - raw)
         error = means.standard_error(rolled - raw)
         line = (
@@ -160,7 +160,7 @@ def table(study: Study) -> Table:
     """Returns a row per measure and layer.
 
     Args:
-      study: What `measure` found.
+      study: What `measure` returned.
     """
     shown = "{:.2f} ± {:.2f}"
     columns = [
@@ -173,9 +173,9 @@ def table(study: Study) -> Table:
     ]
     changes, drops = summary(study.changes), summary(study.drops)
     rows = []
-    for name, of_layers in changes.items():
+    for name, layers in changes.items():
         published = dict(enumerate(study.published.get(name, ())))
-        for i, numbers in enumerate(of_layers):
+        for i, numbers in enumerate(layers):
             rows.append(
                 {
                     "measure": name,
@@ -194,16 +194,16 @@ def write(study: Study, folder: str | os.PathLike) -> list[Path]:
 
     Args:
       study: What to write.
-      folder: Where to; made where it is missing.
+      folder: The folder to write to; created if it is missing.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture. The
       table's columns are `measure`, `layer` (from 1), `correlation` with the sizes of
       changes, its `standard_error`, `drop_correlation`, `drop_standard_error`,
-      `examples`, and `published`, empty where it is not.
+      `examples`, and `published`, which may be empty.
 
     Raises:
-      ConfigError: If one cannot be written.
+      ConfigError: If a file cannot be written.
     """
     written = [files.write(Path(folder) / "rollout.csv", table(study).csv())]
     if report.drawing.is_possible():
@@ -227,13 +227,13 @@ def _flows(bench, data, rows):
     run = bench.run
 
     @jax.jit
-    def maps_of(params, data, indices):
+    def make_maps(params, data, indices):
         example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
         return bench.output(params, example).maps
 
     flows = []
     for n in bench.progress(range(len(rows)), name="flow", unit="example"):
-        maps = maps_of(run.params, data, np.array([n], np.int32))
+        maps = make_maps(run.params, data, np.array([n], np.int32))
         row = int(rows[n])
         flows.append([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
     return np.array(flows)
@@ -247,6 +247,6 @@ def _correlations(scores, importance, counted) -> np.ndarray:
     ranks -= ranks.mean(-1, keepdims=True)
     sizes = np.sqrt((ranks**2).sum(-1))
     products = sizes[:-1] * sizes[-1]
-    alike = products == 0
-    found = ranks[:-1] @ ranks[-1] / np.where(alike, 1, products)
-    return np.where(alike, np.nan, found)
+    constant = products == 0
+    correlations = ranks[:-1] @ ranks[-1] / np.where(constant, 1, products)
+    return np.where(constant, np.nan, correlations)

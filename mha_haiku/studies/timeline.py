@@ -1,4 +1,4 @@
-"""What heads do and how much they matter, while they learn: a line per point in time.
+"""Roles and importance of heads during training: a line per evaluation.
 
 P points, L layers, H heads of a layer.
 """
@@ -26,8 +26,8 @@ _GRADIENT = heads.MEASURES["gradient"]
 class Timeline(loop.Observer):
     """Appends to `timeline.jsonl` in a run's folder of heads.
 
-    A line has `step`, the `roles` of all heads, and under `scores` the numbers that
-    roles are given by and the `gradient` importance, each as a list of L lists; None
+    A line has `step`, the `roles` of all heads, and `scores`: the scores of roles by
+    their names, and the `gradient` importance. Each is a list of L lists, with None
     where a layer has fewer heads.
     """
 
@@ -38,11 +38,11 @@ class Timeline(loop.Observer):
         task: tasks.Task,
         step: int,
     ) -> None:
-        """Opens the file; what it holds of steps after `step` is dropped."""
+        """Opens the file and drops its lines of steps after `step`."""
         self._log = files.LineWriter(folder.timeline, last_step=step)
         lines = read(folder.timeline)
         self._last = lines[-1]["step"] if lines else -1
-        self._model = folders.make_model(config, task)  # of this process alone
+        self._model = folders.make_model(config, task)  # in this process only
         count = max(1, min(_EXAMPLES, _POSITIONS // task.sequence_length))
         indices = np.arange(count, dtype=np.int32)
         self._batch = evaluation.held_out_batch(
@@ -50,21 +50,21 @@ class Timeline(loop.Observer):
         )
 
     def look(self, step: int, params: Any) -> None:
-        """Observes the heads at a step, unless that has been done.
+        """Observes the heads at a step, unless the file has that step already.
 
         Args:
           step: The step.
-          params: The parameters then, of looped layers.
+          params: The parameters at that step, unstacked.
         """
         if step <= self._last:
             return
-        found = heads.roles(self._model, params, [self._batch])
+        roles = heads.roles(self._model, params, [self._batch])
         of = heads.Subject(self._model, heads.metrics.loss, params, [self._batch])
-        scores = {**found.scores, "gradient": _GRADIENT.measure(of).mean}
+        scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
         self._log.append(
             {
                 "step": step,
-                "roles": found.names.tolist(),
+                "roles": roles.names.tolist(),
                 "scores": {name: _plain(values) for name, values in scores.items()},
             }
         )
@@ -79,7 +79,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a timeline; a last line that was cut off is left out.
 
     Args:
-      path: Its file; where there is none there are no lines.
+      path: The file; may be missing, which gives no lines.
     """
     return files.read_lines(path)
 
@@ -88,7 +88,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, Pe
     """Returns steps `[P]`, and of each score `[P, L, H]`, NaN where there is no head.
 
     Args:
-      lines: Of `read`, at least one.
+      lines: From `read`, at least one.
     """
     steps = np.array([line["step"] for line in lines])
     scores = {}
@@ -108,7 +108,7 @@ def draw(workdir: str | os.PathLike) -> Path | None:
       workdir: The run's folder.
 
     Returns:
-      The picture; None without a timeline or without matplotlib.
+      The path of the picture; None without a timeline or without matplotlib.
     """
     folder = folders.Folder(Path(workdir).expanduser())
     lines = read(folder.timeline)

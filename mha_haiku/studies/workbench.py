@@ -1,4 +1,4 @@
-"""The bench on which every study is done: a run, its devices, its data and its metrics.
+"""The `Bench` that every study takes: a run with its devices, data and metrics.
 
 B batch, N examples, T positions.
 """
@@ -28,12 +28,12 @@ _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """A trained run, and what studies need of it.
+    """A trained run, and what studies need to measure it.
 
     Attributes:
-      run: The run; `placed` shares it among devices.
-      folder: Where it is.
-      progress: Wraps what a study goes through, as `runs.progress.over` does.
+      run: The run; `placed` spreads it over devices.
+      folder: The folder of the run.
+      progress: Wraps an iterable to show progress, like `runs.progress.over`.
     """
 
     run: folders.Run
@@ -56,17 +56,17 @@ class Bench:
 
     @property
     def title(self) -> str:
-        """Which run, task and step: "two_heads (reverse), step 300"."""
+        """The run, task and step: "two_heads (reverse), step 300"."""
         name, task = self.folder.root.resolve().name, self.run.task.name
-        of_task = "" if name == task else f" ({task})"
-        return f"{name}{of_task}, step {self.run.step}"
+        task = "" if name == task else f" ({task})"
+        return f"{name}{task}, step {self.run.step}"
 
     def with_run(self, run: folders.Run) -> "Bench":
-        """Returns the bench with another run on it, such as a pruned one."""
+        """Returns the bench with another run, such as a pruned one."""
         return dataclasses.replace(self, run=run)
 
     def looped(self) -> "Bench":
-        """Returns the bench with layers that are looped over, to reach each of them."""
+        """Returns the bench with unstacked layers, so that each can be reached."""
         return self.with_run(self.run.looped())
 
     def placed(
@@ -75,14 +75,14 @@ class Bench:
         *,
         length: int | None = None,
     ) -> "Bench":
-        """Returns the bench with model and parameters on the devices that share them.
+        """Returns the bench with model and parameters spread over devices.
 
-        They share heads and positions as the config says, if that fits them; else each
-        has all of the model, and a part of the examples.
+        Heads and positions are split as the config says, if the number of devices
+        allows; else each device has the whole model and a part of the examples.
 
         Args:
           available: The devices; None: all of all processes.
-          length: T, positions of an example; None: as the task has them.
+          length: T, positions of an example; None: those of the task.
         """
         run = self.run
         length = run.task.sequence_length if length is None else length
@@ -111,24 +111,24 @@ class Bench:
         return placement.program(function, num_scalars=0, returns_state=False)
 
     def whole_batch(self, count: int) -> int:
-        """Returns the fewest examples, of at least `count`, that devices can share."""
+        """Returns `count` rounded up, so that devices can split as many examples."""
         placement = self.run.placement
         parts = 1 if placement is None else placement.batch_parts
         return -(-count // parts) * parts
 
     def spread(self, example: tasks.Example) -> tasks.Example:
-        """Returns a batch, `whole_batch` large, as devices share it; in a program."""
+        """Returns a batch (of `whole_batch` size) split over devices; in a program."""
         placement = self.run.placement
         return example if placement is None else placement.spread(example)
 
     def output(self, params: Any, example: tasks.Example) -> models.Output:
-        """Returns what the model makes of a batch, without dropout; in a program."""
+        """Returns the model's output on a batch, without dropout; inside a program."""
         return self.run.model.apply(
             params, None, example.inputs, lengths=example.lengths, is_training=False
         )
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
-        """Returns the held-out examples of these indices, as devices share them."""
+        """Returns the held-out examples of these indices, split over devices."""
         data, make = self._held_out
         indices = np.asarray(indices, np.int32)
         if self.run.placement is not None:
@@ -151,7 +151,7 @@ class Bench:
         )
 
     def batch_size(self, examples: int, positions: int = _BATCH_POSITIONS) -> int:
-        """Returns how many of some examples a batch of that many positions has.
+        """Returns how many of `examples` fit a batch of at most `positions` positions.
 
         Raises:
           ConfigError: If `examples` is not a number of examples.
@@ -166,25 +166,25 @@ class Bench:
 
         Args:
           examples: N.
-          name: What the bar shows the progress of; "" for none.
+          name: The name of the progress bar; "": no bar.
         """
         return Batches(self, examples, self.batch_size(examples), name)
 
     def subject(
         self, examples: int, *, metric: str = "loss", name: str = ""
     ) -> heads.Subject:
-        """Returns the run as what head measures look at.
+        """Returns the run as the `Subject` of measures of heads.
 
         Args:
           examples: How many held-out examples, rounded up to whole batches.
           metric: A name of `METRICS`.
-          name: What the bar shows the progress of; "" for none.
+          name: The name of the progress bar; "": no bar.
         """
         run, batches = self.run, self.batches(examples, name=name)
         return heads.Subject(run.model, self.metric(metric), run.params, batches)
 
     def metric(self, name: str) -> heads.Metric:
-        """Returns a metric of examples: "loss", or of "accuracy" the share missing."""
+        """Returns the metric: "loss", or for "accuracy" the share of wrong answers."""
         if name == "loss":
             return heads.metrics.loss
         return heads.metrics.mistakes(self.run.task.correct)
@@ -214,24 +214,25 @@ class Bench:
         batch_size: int,
         name: str,
     ) -> Iterator[Any]:
-        """Yields what a program sees in held-out examples, batch by batch, on the host.
+        """Yields the results of a program on held-out examples, per batch, on the host.
 
         Args:
           observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
-          indices: Of the examples.
-          batch_size: Of all batches; the last is filled up, and what fills it dropped.
-          name: What the bar shows the progress of.
+          indices: Those of the examples.
+          batch_size: That of all batches: the last is filled up by repeating its last
+            example, and the repetitions are dropped from the result.
+          name: The name of the progress bar.
         """
         starts = range(0, len(indices), batch_size)
         for start in self.progress(starts, name=name, unit="batch"):
             batch = list(indices[start : start + batch_size])
             filled = batch + batch[-1:] * (batch_size - len(batch))
-            seen = jax.device_get(observe(self.run.params, self.held_out(filled)))
-            yield jax.tree.map(operator.itemgetter(slice(len(batch))), seen)
+            results = jax.device_get(observe(self.run.params, self.held_out(filled)))
+            yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
 
 
 class Batches:
-    """Batches of held-out examples, which can be gone through again and again."""
+    """Batches of held-out examples that can be iterated over more than once."""
 
     def __init__(self, bench: Bench, examples: int, size: int, name: str):
         self._bench, self._name = bench, name
@@ -241,8 +242,8 @@ class Batches:
         return self._count
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        places = range(self._count)
+        numbers = range(self._count)
         if self._name:
-            places = self._bench.progress(places, name=self._name, unit="batch")
-        for i in places:
+            numbers = self._bench.progress(numbers, name=self._name, unit="batch")
+        for i in numbers:
             yield self._bench.held_out(range(i * self._size, (i + 1) * self._size))
