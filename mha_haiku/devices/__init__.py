@@ -1,7 +1,7 @@
-"""Where arrays live and programs run: one device or many, of one process or several.
+"""Where arrays are and programs run: one device or many, of one process or several.
 
-A placement says how devices share the work. `Replicas` share the batch alone; those of
-a mesh, `Sharded`, may share heads and the sequence as well.
+A placement divides the work among devices. `Replicas` divides the batch only;
+`Sharded`, a mesh, may divide heads and the sequence as well.
 """
 
 from mha_haiku.devices import cluster

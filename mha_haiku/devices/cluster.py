@@ -1,8 +1,8 @@
-"""Several processes that run the same program: how they meet, agree, and tell.
+"""Several processes that run the same program: how they meet, agree and share results.
 
-Every function but `join` is for all processes to call at the same place; with one
-process each is what it is for that one alone. The first process is the one that reads
-and writes the folder of a run.
+All processes must call each of these functions, in the same order. With one process
+they return at once. The first process is the one that reads and writes the folder of a
+run.
 """
 
 import json
@@ -21,8 +21,8 @@ from mha_haiku.devices import lifeline
 
 _logger = logging.getLogger("mha_haiku")
 _lifelines = lifeline.Lifelines()
-_HEARTBEAT_SECONDS = 30  # without a sign of life, until a process counts as dead
-_LEAVE_SECONDS = 60  # for all to come to the end
+_HEARTBEAT_SECONDS = 30  # without a heartbeat, until a process counts as dead
+_LEAVE_SECONDS = 60  # that the first to end waits for the others
 
 
 def join(
@@ -32,20 +32,20 @@ def join(
     *,
     timeout: float = 60.0,
 ) -> None:
-    """Meets the other processes; before anything else is asked of JAX.
+    """Connects to the other processes; call it before any other function of JAX.
 
-    Where they do not all come in time, the process ends with status 2 and two lines on
-    stderr: JAX itself would abort it.
+    If they do not all come in time, the process ends with status 2 and two lines on
+    stderr. JAX itself would abort with a stack trace.
 
     Args:
-      coordinator: "host:port" of process 0; None: Slurm, Open MPI or a TPU pod tells,
-        and the next two as well.
+      coordinator: "host:port" of process 0; None: taken from Slurm, Open MPI or the
+        TPU pod, as the next two.
       num_processes: How many there are.
       process_id: Which one this is, from 0.
       timeout: How long to wait for them, in seconds.
 
     Raises:
-      ConfigError: If they are not given together, or there is no cluster to tell them.
+      ConfigError: If not all three are given, or none and there is no such cluster.
     """
     _check(coordinator, num_processes, process_id)
     where = coordinator or "the cluster's coordinator"
@@ -69,7 +69,7 @@ def join(
             coordinator,
             num_processes,
             process_id,
-            initialization_timeout=int(timeout) + 600,  # `watch` is first
+            initialization_timeout=int(timeout) + 600,  # later than `watch`
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_LEAVE_SECONDS,
         )
@@ -104,7 +104,7 @@ def exchange(text: str) -> list[str]:
 
 
 def agree(stops: bool, steps: int) -> tuple[bool, int]:
-    """Returns whether any process stops, and the fewest steps that one would take."""
+    """Returns whether any process wants to stop, and the least of their steps."""
     if _is_alone():
         return stops, steps
     wishes = _gathered(np.array([stops, min(steps, 2**31 - 1)], np.int32))
@@ -112,10 +112,10 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 
 
 def first_does(function: Callable[[], Any]) -> Any:
-    """Returns on all processes what `function()` gives on the first.
+    """Returns on all processes the result of `function()` on the first.
 
     Args:
-      function: Returns what JSON can hold; only the first process calls it.
+      function: Returns a value that JSON can hold; only the first process calls it.
 
     Raises:
       ConfigError: On all processes, if the first raised it.
@@ -123,26 +123,26 @@ def first_does(function: Callable[[], Any]) -> Any:
     """
     if _is_alone():
         return function()
-    told, failure = {}, None
+    outcome, failure = {}, None
     if is_first():
         try:
-            told = {"value": function()}
+            outcome = {"value": function()}
         except checks.ConfigError as error:
-            told, failure = {"mistake": str(error)}, error
+            outcome, failure = {"mistake": str(error)}, error
         except Exception as error:
-            told, failure = {"fault": f"{type(error).__name__}: {error}"}, error
-    told = json.loads(exchange(json.dumps(told))[0])
+            outcome, failure = {"fault": f"{type(error).__name__}: {error}"}, error
+    outcome = json.loads(exchange(json.dumps(outcome))[0])
     if failure is not None:
         raise failure
-    if "mistake" in told:
-        raise checks.ConfigError(told["mistake"])
-    if "fault" in told:
-        raise RuntimeError(f"the first process failed: {told['fault']}")
-    return told["value"]
+    if "mistake" in outcome:
+        raise checks.ConfigError(outcome["mistake"])
+    if "fault" in outcome:
+        raise RuntimeError(f"the first process failed: {outcome['fault']}")
+    return outcome["value"]
 
 
 def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
-    """Returns on all processes the host arrays that `function()` gives on the first.
+    """Returns on all processes the host arrays that `function()` returns on the first.
 
     Args:
       function: Returns a tree of arrays; only the first process calls it.
@@ -153,17 +153,17 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     """
     if _is_alone():
         return function()
-    found = []
+    result = []
 
     def read():
-        found.append(function())
+        result.append(function())
 
     first_does(read)
     leaves, structure = jax.tree.flatten(abstract)
     sizes = [int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves]
     content = np.zeros(sum(sizes), np.uint8)
-    if found:  # as bytes, so that no bit changes on the way
-        parts = [np.asarray(x).tobytes() for x in jax.tree.leaves(found[0])]
+    if result:  # as bytes, so that the broadcast changes no bit
+        parts = [np.asarray(x).tobytes() for x in jax.tree.leaves(result[0])]
         content = np.frombuffer(b"".join(parts), np.uint8)
     from jax.experimental import multihost_utils
 
@@ -177,9 +177,9 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
 
 
 def leave() -> bool:
-    """Parts with the other processes; returns whether this is the first.
+    """Disconnects from the other processes; returns whether this is the first.
 
-    What follows may not run on several devices any more.
+    Afterwards no program may run on devices of other processes.
     """
     if jax.distributed.is_initialized():
         _lifelines.leave()
@@ -188,10 +188,10 @@ def leave() -> bool:
 
 
 def end(status: int) -> None:
-    """Ends a process that failed, at once, where others would be waited for.
+    """Ends a failed process at once; Python's own exit would wait for the others.
 
     Args:
-      status: The exit status; 2 is of mistakes that all processes find.
+      status: The exit status; 2 is for mistakes that all processes notice themselves.
     """
     if status and jax.distributed.is_initialized():
         if status == 2:
@@ -202,7 +202,7 @@ def end(status: int) -> None:
 
 
 def _is_alone() -> bool:
-    """Returns whether there is no other process, or it was left."""
+    """Returns whether there are no other processes, or they have been left."""
     return jax.process_count() == 1 or not jax.distributed.is_initialized()
 
 

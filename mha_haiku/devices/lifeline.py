@@ -1,7 +1,8 @@
-"""Lines between processes that break when one dies, so that the others end as well.
+"""Connections between processes that break when one dies, so that the others end.
 
 JAX notices a death by missing heartbeats, tens of seconds later, and aborts. Here every
-process holds a connection to the first, which the system closes when either dies.
+process holds a connection to the first; the operating system closes it when either
+dies.
 """
 
 import os
@@ -25,12 +26,12 @@ class Lifelines:
         self._left = False
 
     def open(self) -> str:
-        """Starts to listen, on the first process; returns "host:port"."""
+        """Listens, on the first process; returns "host:port"."""
         self._server = socket.create_server(("", 0))
         return f"{socket.gethostname()}:{self._server.getsockname()[1]}"
 
     def accept(self, count: int) -> None:
-        """Waits for `count` other processes to hold a line."""
+        """Waits until `count` other processes have connected."""
         self._server.settimeout(_CONNECT_SECONDS)
         for _ in range(count):
             self._watch(self._server.accept()[0])
@@ -40,7 +41,7 @@ class Lifelines:
         self._watch(socket.create_connection((host, port), _CONNECT_SECONDS))
 
     def leave(self) -> None:
-        """Says goodbye, so that nobody takes it for a death."""
+        """Announces the end, so that the others do not take it for a death."""
         self._left = True
         for line in self._lines:
             try:

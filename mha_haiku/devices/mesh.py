@@ -1,12 +1,12 @@
-"""A mesh of devices, for what does not fit one: heads and sequences are shared, too.
+"""A mesh of devices, which also divides heads, hidden units and positions.
 
 B batch, T positions, D model width, H heads, F hidden units. Axes of the mesh: `data`
-has parts of the batch, `heads` heads and hidden units, `sequence` positions. Programs
-are `jax.jit`ted; the compiler places what follows from the arrays' shardings, and
-attention is shared as `attention.Sharded` says.
+divides the batch, `heads` heads and hidden units, `sequence` positions. Programs are
+`jax.jit`ted; the compiler derives the shardings of all arrays from those of parameters
+and examples, and attention is divided by `attention.Sharded`.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, https://arxiv.org/abs/1909.08053;
-parameters shared over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,
+parameters divided over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,
 https://arxiv.org/abs/1910.02054.
 """
 
@@ -28,21 +28,21 @@ _SHARED = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.UNITS)  # over `heads
 def make_mesh(
     devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
 ) -> jax.sharding.Mesh:
-    """Returns the mesh; neighbours are nearest along `heads`, which talks the most."""
+    """Returns the mesh; `heads`, which communicates most, has neighbouring devices."""
     grid = np.array(devices).reshape(data, sequence, heads)
     return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
 
 
 class Sharded:
-    """A mesh as a placement; see `replicas.Replicas` for what its methods promise."""
+    """A mesh as a placement; `replicas.Replicas` documents the common methods."""
 
     def __init__(self, mesh: jax.sharding.Mesh, *, shard_parameters: bool = False):
         """Takes the mesh.
 
         Args:
           mesh: As `make_mesh` makes it.
-          shard_parameters: Whether parameters and the optimizer's state are shared
-            over `data`, and gathered when they are needed.
+          shard_parameters: Whether parameters and the optimizer's state are divided
+            over `data`, and gathered where they are used.
         """
         self.mesh = mesh
         self.devices = tuple(mesh.devices.flat)
@@ -50,11 +50,11 @@ class Sharded:
 
     @property
     def batch_parts(self) -> int:
-        """In how many equal parts a batch is taken."""
+        """Into how many equal parts a batch is divided."""
         return self.mesh.shape["data"]
 
     def implementation(self, name: str) -> attention.Sharded:
-        """Returns what `attend` takes as implementation, for one of its names."""
+        """Returns the argument `implementation` of `attend` for one of its names."""
         return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
@@ -62,13 +62,13 @@ class Sharded:
         return jax.tree.map(functools.partial(_put, sharding=self._everywhere), tree)
 
     def put_state(self, tree: Any) -> Any:
-        """Puts parameters, or a state with them, each where `sharding_of` says."""
+        """Puts parameters, or a training state, each leaf with its `sharding_of`."""
         return jax.tree.map_with_path(
             lambda path, leaf: _put(leaf, self.sharding_of(path, np.shape(leaf))), tree
         )
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
-        """Returns `function(seed)`, a state, made where it stays."""
+        """Returns `function(seed)`, a state, computed with its final shardings."""
         abstract = jax.eval_shape(function, seed)
         shardings = jax.tree.map_with_path(
             lambda path, x: self.sharding_of(path, x.shape), abstract
@@ -78,7 +78,7 @@ class Sharded:
     def sharding_of(
         self, path: tuple, shape: tuple[int, ...]
     ) -> jax.sharding.NamedSharding:
-        """Returns where a parameter, or what an optimizer keeps of it, is.
+        """Returns the sharding of a parameter, or of the optimizer's moments of it.
 
         Args:
           path: Its path in a tree; the last two keys are its module and its name.
@@ -102,9 +102,9 @@ class Sharded:
         return jax.sharding.NamedSharding(self.mesh, _Spec(*axes))
 
     def fetch(self, tree: Any) -> Any:
-        """Returns whole host arrays of what is on the devices.
+        """Returns arrays on devices as whole host arrays.
 
-        With several processes all have to call it: what is shared is gathered.
+        With several processes all have to call it, as divided arrays are gathered.
         """
         if not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
             tree = jax.jit(lambda x: x, out_shardings=self._everywhere)(tree)
@@ -120,14 +120,14 @@ class Sharded:
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Returns `make(indices)` of the whole batch, shared over the mesh."""
+        """Returns `make(indices)` of the whole batch, divided over the mesh."""
         examples = make(jnp.arange(batch_size, dtype=jnp.int32))
         return self.spread(examples)
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
-        """Returns a batch shared over the mesh, by examples and positions; in a jit.
+        """Returns a batch divided over the mesh, by examples and positions; under jit.
 
-        Positions that the mesh does not divide are not shared.
+        Positions stay whole if the mesh does not divide their number.
         """
         shared = {"B": "data", "T": "sequence"}
 
@@ -142,11 +142,11 @@ class Sharded:
         return jax.tree.map(constrain, examples.axes(), examples)
 
     def own_key(self, key: jax.Array) -> jax.Array:
-        """Returns the key: a program draws for the whole batch."""
+        """Returns the key unchanged: a program of a mesh draws for the whole batch."""
         return key
 
     def total(self, tree: Any) -> Any:
-        """Returns the tree: sums in a program are over the whole batch."""
+        """Returns the tree unchanged: sums are over the whole batch already."""
         return tree
 
     @property
@@ -155,7 +155,7 @@ class Sharded:
 
 
 class _Program:
-    """A jitted function whose state stays where it came from."""
+    """A jitted function whose returned state has the shardings of the given one."""
 
     def __init__(self, function, everywhere, returns_state):
         self._function = function

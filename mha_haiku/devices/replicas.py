@@ -1,7 +1,7 @@
-"""Data parallelism: every device has all of the model and a part of each batch.
+"""Data parallelism: every device has the whole model and a part of each batch.
 
-Programs are `jax.pmap`ped over the axis `AXIS`. What they keep is stored with a leading
-axis, one entry per device, so that it can be donated to the next call.
+Programs are `jax.pmap`ped over the axis `AXIS`. Arrays on devices have a
+leading axis, one entry per device, so that they can be donated to the next call.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ AXIS = "devices"
 
 
 class Replicas:
-    """Devices that share each batch; a placement, as `mesh.Sharded` is another."""
+    """Devices that divide each batch; one of two placements, see `mesh.Sharded`."""
 
     def __init__(self, devices: Sequence[jax.Device]):
         """Takes the devices, of one or of several processes."""
@@ -23,11 +23,11 @@ class Replicas:
 
     @property
     def batch_parts(self) -> int:
-        """In how many equal parts a batch is taken."""
+        """Into how many equal parts a batch is divided."""
         return len(self.devices)
 
     def implementation(self, name: str) -> str:
-        """Returns what `attend` takes as implementation, for one of its names."""
+        """Returns the argument `implementation` of `attend` for one of its names."""
         return name
 
     def put(self, tree: Any) -> Any:
@@ -53,9 +53,9 @@ class Replicas:
         return self.put(jax.jit(function)(seed))
 
     def fetch(self, tree: Any) -> Any:
-        """Returns what `put`, or a program, has put on devices as host arrays.
+        """Returns arrays from `put`, or from a program, as host arrays.
 
-        Reads one device of this process only: indexing `x[0]` would gather from all.
+        Reads one device of this process only; indexing `x[0]` would gather from all.
         The arrays are copies, so they outlive the donation of the originals.
         """
         return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data[0]), tree)
@@ -66,14 +66,14 @@ class Replicas:
         """Returns the function as a program on these devices.
 
         Args:
-          function: From what `put` gives (a state, then data) and scalars to a tree;
-            or, if `returns_state`, to a state and a tree. Trees are on all devices.
-            It may call `batch`, `own_key` and `total`.
+          function: `function(state, data, *scalars)`, of two trees from `put`; returns
+            a tree, or with `returns_state` a state and a tree, on all devices. It may
+            call `batch`, `own_key` and `total`.
           num_scalars: How many scalars follow the two trees.
-          returns_state: Whether the state is donated, and its successor returned.
+          returns_state: Whether the state is donated, and a new one returned.
 
         Returns:
-          A function of the same arguments, with `lower` as `jax.jit` has it.
+          A function of the same arguments, with a method `lower` like `jax.jit`'s.
         """
         return jax.pmap(
             function,
@@ -104,7 +104,7 @@ class Replicas:
         return make((first + jnp.arange(size)).astype(jnp.int32))
 
     def own_key(self, key: jax.Array) -> jax.Array:
-        """Returns a key for what this device alone draws; only inside a program."""
+        """Returns a key for this device's own random numbers; only inside a program."""
         return jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
     def total(self, tree: Any) -> Any:

@@ -1,6 +1,6 @@
 """The config of a model: its fields, and which heads its layers have.
 
-H heads and G key/value heads before any were pruned, L layers.
+L layers; H heads and G key/value heads of an unpruned layer.
 """
 
 import functools
@@ -15,7 +15,7 @@ from mha_haiku.fields import Field, OneOf
 if TYPE_CHECKING:
     import ml_collections
 
-# What names in a config stand for.
+# The values that fields may have, and what they stand for.
 ACTIVATIONS = {
     "gelu": modules.gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -46,33 +46,51 @@ _SIZE = fields.integer(1, 2**20)
 _SIZE_OR_NONE = fields.integer(0, 2**20)
 
 FIELDS = {
-    "family": Field("encoder", "what it answers, and from what", OneOf(FAMILIES)),
-    "num_layers": Field(
-        1, "each of attention and a feed-forward part", fields.integer(1, 10_000)
+    "family": Field(
+        "encoder",
+        "what it predicts: a class per position, the same from earlier positions only, "
+        "or an element of a set",
+        OneOf(FAMILIES),
     ),
-    "model_size": Field(32, "width of the residual stream", _SIZE),
-    "dropout_rate": Field(0.0, "what dropout sets to 0, in [0, 1)", checks.fraction),
-    "precision": Field("float32", "what it computes in", OneOf(PRECISIONS)),
+    "num_layers": Field(
+        1,
+        "layers, each of attention and a feed-forward part",
+        fields.integer(1, 10_000),
+    ),
+    "model_size": Field(
+        32, "size of the vector of a position (the residual stream)", _SIZE
+    ),
+    "dropout_rate": Field(
+        0.0,
+        "share of activations that dropout sets to 0 in training, in [0, 1)",
+        checks.fraction,
+    ),
+    "precision": Field(
+        "float32",
+        "number format of the computation; parameters are always float32",
+        OneOf(PRECISIONS),
+    ),
     "rematerialize": Field(
         False,
-        "whether layers are computed again for the gradient, to save memory",
+        "whether to compute layers again for the gradient, which saves memory",
         fields.boolean,
     ),
     "scan_layers": Field(
         False,
-        "whether layers are one compiled loop: less to compile, parameters stacked",
+        "whether all layers are one compiled loop, with stacked parameters: "
+        "shorter compilation",
         fields.boolean,
     ),
     "embedding": {
         "positions": Field(
             "learned",
-            "how the model knows them",
+            "how the order of positions enters the model",
             OneOf(POSITIONS),
             formerly="config.model.positions",
         ),
         "max_length": Field(
             16,
-            "positions that learned ones can tell apart",
+            "number of learned positions, the longest input they allow",
             fields.integer(1, 2**24),
             formerly="config.model.max_length",
         ),
@@ -80,13 +98,13 @@ FIELDS = {
     "attention": {
         "num_heads": Field(
             1,
-            "heads of queries, in each layer; 0: no attention part",
+            "query heads of each layer; 0: no attention part",
             _SIZE_OR_NONE,
             formerly="config.model.num_heads",
         ),
         "num_key_value_heads": Field(
             None,
-            "divides num_heads; None: as many",
+            "key/value heads of each layer, a divisor of num_heads; None: num_heads",
             fields.optional(_SIZE),
             int,
             formerly="config.model.num_key_value_heads",
@@ -98,23 +116,25 @@ FIELDS = {
             int,
             formerly="config.model.key_size",
         ),
-        "score": Field("dot_product", "of query and key", OneOf(SCORES)),
+        "score": Field(
+            "dot_product", "how a query and a key give a score", OneOf(SCORES)
+        ),
         "scale": Field(
             None,
-            "what dot products are multiplied by; None: 1 / sqrt(key_size)",
+            "factor of the dot products; None: 1 / sqrt(key_size)",
             fields.optional(checks.positive_number),
             float,
         ),
         "soft_cap": Field(
             None,
-            "scores s become soft_cap * tanh(s / soft_cap); None: they stay",
+            "bounds scores s to soft_cap * tanh(s / soft_cap); None: no bound",
             fields.optional(checks.positive_number),
             float,
         ),
         "window": Field(
             None,
-            "positions a query sees to either side, or back in a causal model; "
-            "None: all",
+            "how many positions to either side a query sees (a causal model: before "
+            "it); None: all",
             fields.optional(fields.integer(0, 2**31 - 1)),
             int,
         ),
@@ -126,19 +146,19 @@ FIELDS = {
         ),
         "output_bias": Field(
             True,
-            "whether the output of all heads has a bias",
+            "whether the output projection has a bias",
             fields.boolean,
             formerly="config.model.with_bias",
         ),
         "qk_norm": Field(
             False,
-            "whether queries and keys are normalized",
+            "whether queries and keys are normalized, per head",
             fields.boolean,
             formerly="config.model.qk_norm",
         ),
         "smear_keys": Field(
             False,
-            "whether keys are mixed with those before them, by a learned share",
+            "whether each key is mixed with the one before it, by a learned share",
             fields.boolean,
             formerly="config.model.smear_keys",
         ),
@@ -146,11 +166,13 @@ FIELDS = {
             True, "whether its output is added to its input", fields.boolean
         ),
         "implementation": Field(
-            "auto", "how it is computed", OneOf(attention.IMPLEMENTATIONS)
+            "auto",
+            "how attention is computed, auto by length and device",
+            OneOf(attention.IMPLEMENTATIONS),
         ),
         "kept_heads": Field(
             None,
-            "of a pruned model: the heads that each layer kept, a list of lists",
+            "pruned models: a list of the heads left in each layer; None: all",
             fields.optional(_a_list),
             formerly="config.model.kept_heads",
         ),
@@ -158,13 +180,13 @@ FIELDS = {
     "feed_forward": {
         "hidden_size": Field(
             64,
-            "width inside the feed-forward part; 0: none",
+            "hidden units of the feed-forward part; 0: no such part",
             fields.integer(0, 2**22),
             formerly="config.model.hidden_size",
         ),
         "activation": Field(
             "gelu",
-            "of hidden units",
+            "activation function of the hidden units",
             OneOf(ACTIVATIONS),
             formerly="config.model.activation",
         ),
@@ -179,7 +201,7 @@ FIELDS = {
         ),
         "hidden_sizes": Field(
             None,
-            "of a pruned model: the hidden units of each layer, a list",
+            "pruned models: a list of the hidden units of each layer; None: all",
             fields.optional(_a_list),
             formerly="config.model.hidden_sizes",
         ),
@@ -187,19 +209,19 @@ FIELDS = {
     "norm": {
         "kind": Field(
             "layer_norm",
-            "which norm",
+            "how activations are normalized",
             OneOf(NORMS),
             formerly="config.model.norm",
         ),
         "epsilon": Field(
             1e-5,
-            "added to the variance",
+            "added to the variance, so that no division is by 0",
             checks.positive_number,
             formerly="config.model.norm_epsilon",
         ),
         "position": Field(
             "pre",
-            "before or after the parts of a layer",
+            "where it stands: before (pre) or after (post) each part of a layer",
             OneOf(("pre", "post")),
             formerly="config.model.norm_position",
         ),
@@ -214,10 +236,11 @@ class LayerHeads(NamedTuple):
     """The heads of a layer.
 
     Attributes:
-      names: Which of the H heads of the unpruned layer they are, ascending.
+      names: The indices of the heads in the unpruned layer, ascending.
       num_key_value_heads: How many key/value heads they read.
-      groups: Which of these each head reads, or None where all serve equally many.
-      key_value_names: Which of the G heads of the unpruned layer these are.
+      groups: For each head the key/value head that it reads; None where each
+        key/value head serves the same number of heads, in order.
+      key_value_names: The indices of the key/value heads in the unpruned layer.
     """
 
     names: tuple[int, ...]
@@ -269,14 +292,14 @@ def default_config() -> "ml_collections.ConfigDict":
 def check(config: "ml_collections.ConfigDict") -> None:
     """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
     fields.check("config.model", config.to_dict(), FIELDS)
-    of_attention, model_size = config.attention, config.model_size
-    num_heads, num_groups = of_attention.num_heads, of_attention.num_key_value_heads
+    section, model_size = config.attention, config.model_size
+    num_heads, num_groups = section.num_heads, section.num_key_value_heads
     if not num_heads and not config.feed_forward.hidden_size:
         raise checks.ConfigError(
             "config.model.attention.num_heads or feed_forward.hidden_size must be "
             "above 0, got 0 for both."
         )
-    if num_heads and of_attention.key_size is None and model_size % num_heads:
+    if num_heads and section.key_size is None and model_size % num_heads:
         raise checks.ConfigError(
             f"config.model.attention.num_heads must divide model_size = {model_size} "
             f"where key_size is not given, got {num_heads}; the nearest that does is "
@@ -288,18 +311,18 @@ def check(config: "ml_collections.ConfigDict") -> None:
             f"{num_heads}, got {num_groups}; the nearest that does is "
             f"{_nearest_divisor(num_heads, num_groups)}."
         )
-    if of_attention.score == "additive":
+    if section.score == "additive":
         for field in ("scale", "soft_cap"):
-            if of_attention[field] is not None:
+            if section[field] is not None:
                 raise checks.ConfigError(
-                    f"config.model.attention.{field} is of dot products, and must be "
-                    f"None with score = 'additive', got {of_attention[field]}."
+                    f"config.model.attention.{field} is only for dot products, and "
+                    f"must be None with score = 'additive', got {section[field]}."
                 )
     kind, name = config.embedding.positions, "config.model.embedding.positions"
     if not num_heads and kind in ("rotary", "alibi", "t5"):
         raise checks.ConfigError(
-            f"{name} = {kind!r} tells attention alone, of which there is none with "
-            "attention.num_heads = 0; learned, sinusoidal and none serve without."
+            f"{name} = {kind!r} works through attention, of which there is none with "
+            "attention.num_heads = 0; choose learned, sinusoidal or none."
         )
     if kind == "rotary" and key_size(config) % 2:
         raise checks.ConfigError(
@@ -327,7 +350,7 @@ def _layer_heads(config, names) -> LayerHeads:
 
 
 def _check_pruned(config) -> None:
-    """Checks the fields that a pruned model has in place of one number for all."""
+    """Checks the fields in which a pruned model has a value per layer."""
     kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
     for field, given in (
         ("attention.kept_heads", kept),
@@ -343,7 +366,7 @@ def _check_pruned(config) -> None:
         if config.scan_layers:
             raise checks.ConfigError(
                 f"config.model.scan_layers must be False with {field}: scanned layers "
-                "are alike."
+                "must have the same shapes."
             )
     for i, heads in enumerate(kept or ()):
         name = f"config.model.attention.kept_heads[{i}]"

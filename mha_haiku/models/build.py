@@ -1,9 +1,9 @@
 """Whole models as pure functions, built from a config.
 
 B batch, T positions, D width, H heads, V value size per head, F hidden units, L layers,
-C classes. One family serves one kind
-of target: `encoder` classifies each position, `causal` does so from what came before,
-and `set_classifier` picks one element of a set, whatever its order.
+C classes. Families differ in their targets: `encoder` classifies each position,
+`causal` the same but from earlier positions only, and `set_classifier` chooses one
+element of a set, independent of the order.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Output(NamedTuple):
     Attributes:
       logits: `[B, T, C]` float32; of a set classifier `[B, T]`, one per element.
       maps: One attention map of shape `(B, H, T, T)` per layer.
-      hidden: What enters each layer, `[B, T, D]`.
+      hidden: The input of each layer, `[B, T, D]`.
     """
 
     logits: Array
@@ -43,12 +43,12 @@ class Model(NamedTuple):
       init: `init(rng, inputs, lengths=None) -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, interventions=None,
         start=None, is_training) -> Output`. Inputs are tokens `[B, T]` or features
-        `[B, T, D]`; lengths `[B]` say how many positions of each example count. `rng`
-        is for dropout, and may be None without. `interventions`, a
+        `[B, T, D]`; lengths `[B]` are the numbers of valid positions. `rng` is for
+        dropout, and may be None without it. `interventions`, a
         `modules.Interventions` of L layers, close heads and hidden units. `start` is
-        `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, on what enters layer l;
-        with l = L none does, and the last norm and the logits read `hidden`, as the
-        logit lens does (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
+        `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, with `hidden` as the
+        input of layer l. With l = L none runs, and the last norm and the logits read
+        `hidden`: the logit lens (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
     """
 
     init: Callable[..., Any]
@@ -70,7 +70,7 @@ def build(
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C.
-      implementation: Of attention, as `attend` takes it; None: the config's.
+      implementation: That of attention, as in `attend`; None: the config's.
 
     Raises:
       checks.ConfigError: If a field is out of range.
@@ -82,7 +82,7 @@ def build(
     def forward(inputs, lengths=None, start=None, **options):
         valid = None if lengths is None else _valid(inputs, lengths)
         if start is None:
-            first_layer, x = 0, _embedded(config, _blanked(inputs, valid), num_tokens)
+            first_layer, x = 0, _embedded(config, _zeroed(inputs, valid), num_tokens)
         else:
             first_layer, x = start
         mask = _mask(config, lengths)
@@ -138,7 +138,7 @@ def build(
 
 
 def _mask(config, lengths):
-    """Returns who may attend to whom, in all layers."""
+    """Returns the mask of all layers."""
     window, is_causal = config.attention.window, config.family == "causal"
     kinds = []
     if window is not None:
@@ -160,19 +160,19 @@ def _check_start(config, start):
 
 
 def _valid(inputs, lengths):
-    """Returns which positions of inputs `[B, T, ...]` count: `[B, T]`."""
+    """Returns the valid positions of inputs `[B, T, ...]`, `[B, T]` booleans."""
     return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
 
 
-def _blanked(inputs, valid):
-    """Puts zeros where inputs do not count, so that NaN there reaches no gradient."""
+def _zeroed(inputs, valid):
+    """Returns inputs with zeros in padding, so that NaN there reaches no gradient."""
     if valid is None:
         return inputs
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
 
 
 def _embedded(config, inputs, num_tokens):
-    """Returns `[B, T, D]` from tokens or features, plus positions where added."""
+    """Returns `[B, T, D]`: embedded inputs, plus positions of the kinds that add."""
     if num_tokens is None:
         x = hk.Linear(config.model_size, name="embedding")(inputs)
     else:
@@ -188,7 +188,7 @@ def _embedded(config, inputs, num_tokens):
 
 
 def _bias(config):
-    """Returns the score bias of all layers, or of each where they have own heads."""
+    """Returns the score bias of all layers, or a list of one per pruned layer."""
     if config.embedding.positions == "alibi":
         bias = positions.alibi(config.attention.num_heads)
     elif config.embedding.positions == "t5":
@@ -209,7 +209,7 @@ def _layer(config, implementation, i):
     heads = architecture.heads_of_layers(config)[i]
     attention_fields, feed_forward_fields = config.attention, config.feed_forward
 
-    if hk.running_init():  # of parameters alone, on one example
+    if hk.running_init():  # makes parameters from one example, on one device
         implementation = attention_fields.implementation
 
     def make_attention():
@@ -261,11 +261,11 @@ def _layer(config, implementation, i):
 
 
 def _make_score(config):
-    """Returns what makes the score that `config.model.attention` describes."""
+    """Returns a function of (num_heads, key_size) to the score, or None for default."""
     if config.score == "additive":
         return modules.additive_score
     if config.scale is None and config.soft_cap is None:
-        return None  # the attention's own
+        return None  # the default: dot products over sqrt(key_size)
     return lambda num_heads, key_size: attention.dot_product(
         config.scale, config.soft_cap
     )

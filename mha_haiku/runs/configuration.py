@@ -1,4 +1,4 @@
-"""The config of a run: its fields, what they may be, and how two of them differ.
+"""The config of a run: its fields, their checks, and the difference of two configs.
 
 Every mistake found here is a `ConfigError` that names the field by its whole path,
 before anything compiles.
@@ -22,34 +22,44 @@ _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 
 _TRAINING = {
-    "steps": Field(400, "training steps in all", _STEPS),
-    "batch_size": Field(128, "examples in a step, over all devices", _COUNT),
-    "steps_per_dispatch": Field(50, "steps in one compiled call", _COUNT),
+    "steps": Field(400, "training steps of the whole run", _STEPS),
+    "batch_size": Field(128, "examples of a step, over all devices", _COUNT),
+    "steps_per_dispatch": Field(
+        50, "most steps in one call of the compiled program", _COUNT
+    ),
     "report_every": Field(50, "steps between reports", _STEPS),
     "evaluate_every": Field(200, "steps between evaluations", _STEPS),
-    "evaluation_examples": Field(1024, "held-out examples", _COUNT),
+    "evaluation_examples": Field(
+        1024, "held-out examples that each evaluation takes", _COUNT
+    ),
     "checkpoint_every": Field(200, "steps between checkpoints", _STEPS),
     "timeline_every": Field(
         0,
-        "steps between looks at what heads do, for heads/timeline.png; 0: none",
+        "steps between measurements of heads for heads/timeline.png; 0: none",
         fields.integer(0, 2**31 - 1),
     ),
     "non_finite": Field(
         "abort",
-        "what follows a step whose loss or gradient is not finite",
+        "what to do at a step whose loss or gradient is not finite",
         OneOf(("abort", "skip")),
     ),
-    "max_skips": Field(10, "steps skipped in a row; one more ends the run", _STEPS),
+    "max_skips": Field(
+        10, "with skip: most steps skipped in a row; one more ends the run", _STEPS
+    ),
     "tensorboard": Field(
         False, "whether TensorBoard files are written too", fields.boolean
     ),
 }
 
-# What is kept of attention maps; see `studies.attention_dump`.
+# The attention maps that are saved; see `studies.attention_dump`.
 _ATTENTION = {
-    "examples": Field(8, "examples whose maps are kept", _COUNT),
-    "dtype": Field("float16", "of maps in files", OneOf(("float16", "float32"))),
-    "full_length": Field(256, "longer inputs get pooled maps", _COUNT),
+    "examples": Field(8, "held-out examples whose maps are saved", _COUNT),
+    "dtype": Field(
+        "float16", "number format of saved maps", OneOf(("float16", "float32"))
+    ),
+    "full_length": Field(
+        256, "longest input whose maps are saved whole; longer ones are pooled", _COUNT
+    ),
     "pooled_size": Field(
         128, "rows and columns of a pooled map", fields.integer(1, 2**14)
     ),
@@ -65,7 +75,7 @@ _SECTIONS = {
 }
 
 RENAMED = fields.renamed("config", _SECTIONS)
-"""What fields are called now, by the names that they had formerly."""
+"""The names of fields now, by their former names."""
 
 
 def declared(task_name: str) -> fields.Section:
@@ -78,11 +88,11 @@ def declared(task_name: str) -> fields.Section:
       ConfigError: If there is no such task.
     """
     options = tasks.options(task_name)
-    name = Field(task_name, "what is learned", lambda path, value: tasks.options(value))
+    name = Field(task_name, "task to learn", lambda path, value: tasks.options(value))
     return {
         "seed": Field(
             0,
-            "what every random number of the run is made from",
+            "seed of all random numbers of the run",
             fields.integer(0, 2**32 - 1),
         ),
         "task": {"name": name, **options["task"]},
@@ -106,7 +116,7 @@ def with_task(
 ) -> ml_collections.ConfigDict:
     """Returns a copy of a config that describes the given task.
 
-    The task's class becomes known by name in this process; see `tasks.register`.
+    The task's class is registered in this process; see `tasks.register`.
     """
     if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
         raise TypeError(
@@ -125,7 +135,7 @@ def with_task(
 def set_task(config: ml_collections.ConfigDict, name: str) -> None:
     """Gives a config another task, in place.
 
-    Options that both tasks have stay; the others are as they are by default.
+    Options that both tasks have keep their values; the others get their defaults.
 
     Args:
       config: The config of a run.
@@ -165,7 +175,7 @@ def validate(
 
 @checks.user_mistakes()
 def check_fields(config: ml_collections.ConfigDict) -> None:
-    """Checks every field of a config, whatever devices there are; see `validate`."""
+    """Checks every field of a config except against the devices; see `validate`."""
     values = config.to_dict()
     fields.check("config", values, declared(task_name(values)))
     models.check(config.model)
@@ -195,8 +205,8 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
     """Checks that the model of a valid config suits the task.
 
     Raises:
-      ConfigError: If the positions are too few, the devices cannot share them, or the
-        model answers something else.
+      ConfigError: If the model has too few positions, the devices cannot divide them,
+        or the model has another kind of output.
     """
     sharing.check_sequence(config, task.sequence_length)
     model, embedding = config.model, config.model.embedding
@@ -223,7 +233,7 @@ def make_task(
 
     Args:
       config: A valid config.
-      kept: What a run kept of its task; see `folders.read_kept`.
+      kept: What a run stored of its task; see `folders.read_kept`.
 
     Raises:
       ConfigError: If there is no such task, or it does not take these options.

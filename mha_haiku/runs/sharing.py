@@ -1,4 +1,4 @@
-"""How the devices of a run share its work; `config.devices`.
+"""How devices divide the work of a run: `config.devices`.
 
 T positions, H heads, G key/value heads, F hidden units.
 """
@@ -19,15 +19,15 @@ _PARTS = fields.integer(1, 2**20)
 FIELDS = {
     "data": Field(
         None,
-        "parts that each batch is shared in; None: as many as heads and sequence leave",
+        "parts that each batch is divided into; None: devices / (heads * sequence)",
         fields.optional(_PARTS),
         int,
     ),
-    "heads": Field(1, "parts of the heads and hidden units; divides them", _PARTS),
-    "sequence": Field(1, "parts of the positions; divides them", _PARTS),
+    "heads": Field(1, "parts that heads and hidden units are divided into", _PARTS),
+    "sequence": Field(1, "parts that positions are divided into", _PARTS),
     "shard_parameters": Field(
         False,
-        "whether parameters and the optimizer's state are shared over data as well",
+        "whether parameters and optimizer state are divided over data as well",
         fields.boolean,
     ),
 }
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 def make(
     config: ml_collections.ConfigDict, available: Sequence[jax.Device]
 ) -> devices.Placement:
-    """Returns the placement of a valid config's work on some devices.
+    """Returns the placement of a run on some devices, from its valid config.
 
     Raises:
       ConfigError: If the devices cannot share it so; see `shape`.
@@ -58,7 +58,7 @@ def make(
 
 
 def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
-    """Returns the mesh that a config asks for, of this many devices.
+    """Returns the sizes of the mesh that a config describes, for so many devices.
 
     Raises:
       ConfigError: If its axes do not multiply to the devices, or do not divide the
@@ -68,12 +68,12 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
     data, rest = config.devices.data, 0
     if data is None:
         data, rest = divmod(num_devices, heads * sequence)
-    found = Shape(data, heads, sequence)
-    if rest or math.prod(found) != num_devices:
-        told = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
+    sizes = Shape(data, heads, sequence)
+    if rest or math.prod(sizes) != num_devices:
+        given = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
         raise ConfigError(
             f"config.devices must multiply to the {num_devices} "
-            f"device{'s' * (num_devices > 1)} there are, got {told} {sequence}."
+            f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
         )
     if sequence > 1:
         with checks.user_mistakes():
@@ -84,7 +84,7 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
             )
     _check_heads(config.model, heads)
     _check_batch(config.training.batch_size, data)
-    return found
+    return sizes
 
 
 def check_sequence(config: ml_collections.ConfigDict, length: int) -> None:

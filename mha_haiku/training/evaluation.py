@@ -1,4 +1,4 @@
-"""Held-out evaluation: a fixed set of examples, with a key and data of its own."""
+"""Evaluation on a fixed set of held-out examples, with their own key and data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,12 +38,13 @@ def make_evaluation(
 ) -> Callable[[Any, Any, np.uint32], losses.Sums]:
     """Returns the program that evaluates on the first `num_examples` held-out examples.
 
-    They are taken in whole batches; what the last one has too many of gets no weight,
-    so the result is the same whatever the number of devices.
+    They come in whole batches; surplus examples of the last batch get weight 0, so that
+    the result does not depend on the number of devices.
 
     Returns:
-      `evaluate(params, data, seed)`, a program of the placement: params and data as it
-      puts them, seed a scalar; the sums over all examples, on every device.
+      `evaluate(params, data, seed)`, a program of the placement: params and data as
+      `placement.put_state` and `put` return them, seed a scalar. It returns the sums
+      over all examples, on every device.
     """
     num_batches = -(-num_examples // batch_size)
 

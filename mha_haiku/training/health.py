@@ -1,6 +1,6 @@
-"""The health of a run: steps that are not finite, and losses that jump.
+"""The health of a run: nonfinite steps, and losses that jump.
 
-It is part of the training state, so that a resumed run sees what it would have seen.
+It is part of the training state, so that a resumed run continues with the same window.
 
 Dimensions: W losses in the window.
 """
@@ -15,11 +15,11 @@ SPIKE = 6.0  # standard deviations above the window's mean
 
 
 class Health(NamedTuple):
-    """What the steps so far were like."""
+    """The last losses, and how many steps were skipped."""
 
     losses: Array  # [W] float32, of the last finite steps; inf where there was none yet
-    skipped: Array  # [] int32, steps that were not finite and so not applied
-    skipped_in_a_row: Array  # [] int32, those at the end
+    skipped: Array  # [] int32, nonfinite steps, which were not applied
+    skipped_in_a_row: Array  # [] int32, those since the last finite step
 
 
 def initial() -> Health:
@@ -29,7 +29,7 @@ def initial() -> Health:
 
 
 def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
-    """Returns the health after a step, and how far its loss is out.
+    """Returns the health after a step, and how far its loss is above the others.
 
     Args:
       health: The health before the step.
@@ -37,17 +37,17 @@ def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
       finite: `[]` bool, whether the loss and its gradient are.
 
     Returns:
-      The new health, and `[]` float32: by how many standard deviations of the window's
-      losses `loss` is above their mean. 0 while the window is not full, and where the
-      step is not finite. A deviation counts as a thousandth of the mean at least, so
-      that the rounding of a constant loss is none.
+      The new health, and `[]` float32: by how many standard deviations `loss` is above
+      the mean of the window. 0 while the window is not full, and for a nonfinite step.
+      The deviation is taken as a thousandth of the mean at least, so that rounding of a
+      constant loss is not a jump.
     """
     is_full = jnp.isfinite(health.losses[0])  # the oldest
     window = jnp.where(is_full, health.losses, 0)
     mean = window.mean()
     deviation = jnp.sqrt(jnp.square(window - mean).mean())
     deviation = jnp.maximum(deviation, jnp.maximum(1e-3 * jnp.abs(mean), 1e-12))
-    # Selected before the division, so that nothing that is not finite is computed.
+    # Selected before the division, so that no nonfinite number is computed.
     above = jnp.where(is_full & finite, loss - mean, 0) / deviation
     moved = jnp.concatenate([health.losses[1:], loss.astype(jnp.float32).reshape(1)])
     skipped = 1 - finite.astype(jnp.int32)

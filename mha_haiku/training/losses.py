@@ -14,8 +14,8 @@ class Sums(NamedTuple):
     """Weighted sums over examples; a mean is `loss / weight`, in nats per target."""
 
     loss: Array  # [] float32, nats
-    correct: Array  # [] float32, targets predicted right
-    weight: Array  # [] float32, targets that count
+    correct: Array  # [] float32, weight of the targets that were predicted
+    weight: Array  # [] float32, weight of all targets
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
@@ -50,13 +50,13 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
 def sums(logits: Array, targets: Array, weights: Array, correct: Array) -> Sums:
     """Returns the sums of loss, right answers and weights.
 
-    A position of weight zero adds exactly nothing, even if its logits are not finite.
+    A position of weight zero adds exactly 0, even if its logits are nonfinite.
 
     Args:
       logits: `[B, T, C]` with a target per position, or `[B, T]` for a task over sets,
         whose target is one of the T elements.
       targets: `[B, T]`, or `[B]` for sets.
-      weights: Like `targets`: 1 where the target counts, 0 where not.
+      weights: Like `targets`: 1 where the target counts, else 0.
       correct: Like `targets`: boolean, whether the prediction is right.
     """
     counts = weights > 0

@@ -10,19 +10,29 @@ from mha_haiku import checks, fields, modules
 from mha_haiku.fields import Field
 
 FIELDS = {
-    "learning_rate": Field(1e-2, "the highest, after warm-up", checks.positive_number),
+    "learning_rate": Field(
+        1e-2, "largest learning rate, reached after warm-up", checks.positive_number
+    ),
     "warmup_steps": Field(
         50,
-        "in which the learning rate rises from 0",
+        "steps in which the learning rate rises from 0",
         fields.integer(0, 2**31 - 1),
     ),
-    "final_learning_rate_fraction": Field(0.1, "where the cosine ends", fields.portion),
-    "weight_decay": Field(0.0, "not of biases and norms", checks.non_negative_number),
+    "final_learning_rate_fraction": Field(
+        0.1,
+        "learning rate at the last step, as a share of learning_rate",
+        fields.portion,
+    ),
+    "weight_decay": Field(
+        0.0,
+        "AdamW's weight decay, of all parameters but biases and norms",
+        checks.non_negative_number,
+    ),
     "b1": Field(0.9, "decay of Adam's mean of gradients", checks.fraction),
     "b2": Field(0.98, "decay of Adam's mean of squared gradients", checks.fraction),
     "clip_norm": Field(
         1.0,
-        "global norm above which gradients shrink; None: none do",
+        "gradients of a larger global norm are scaled to this; None: no clipping",
         fields.optional(checks.positive_number),
     ),
 }
@@ -52,8 +62,8 @@ def make(
 ) -> optax.GradientTransformation:
     """Returns AdamW as the config describes it.
 
-    Weight decay leaves out what has fewer than two axes in a layer: biases, and the
-    scales and offsets of the norms.
+    Weight decay applies to parameters with at least two axes per layer: not to biases,
+    nor to the scales and offsets of norms.
 
     Args:
       config: `config.optimizer` of a run; `clip_norm` None means no clipping.

@@ -1,6 +1,6 @@
 """The training step: a pure function of the state, the data and the seed.
 
-One dispatch runs as many steps as it is told to, in one compiled program. Everything
+One dispatch runs any number of steps in one compiled program. Everything
 random is derived from (seed, step, index of the example), so resuming needs no state
 besides `TrainState`, and the global batch is the same on any number of devices. A step
 whose loss or gradient is not finite counts, but changes no parameter.
@@ -33,12 +33,12 @@ class TrainState(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one dispatch says of each step; 0 and True for those it did not take."""
+    """Numbers of each step of a dispatch; 0 and True for steps that it did not take."""
 
     sums: losses.Sums  # [N] each, over the step's examples
     gradient_norm: Array  # [N] float32, before clipping
-    finite: Array  # [N] bool, whether loss and gradient were, and so were applied
-    deviations: Array  # [N] float32, of the loss from those before; see `health`
+    finite: Array  # [N] bool, whether loss and gradient were; if not, none is applied
+    deviations: Array  # [N] float32, how far the loss is out; see `health.observe`
 
 
 def stream(seed: int | Array, name: str) -> Array:
@@ -58,7 +58,7 @@ def initial_state(
     task: tasks.Task,
     seed: int | Array,
 ) -> TrainState:
-    """Returns the state before the first step (jit it, or see it by `eval_shape`)."""
+    """Returns the state before the first step; under jit or `eval_shape`."""
     key = stream(seed, "init")
     example = jax.eval_shape(
         lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.data_shapes
@@ -70,7 +70,7 @@ def initial_state(
 
 
 def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """Returns the state before the first step from some parameters on."""
+    """Returns the state before the first step, with these parameters."""
     return TrainState(
         jnp.zeros((), jnp.int32), params, optimizer.init(params), health.initial()
     )
@@ -106,7 +106,7 @@ def gradients(
 ) -> tuple[Any, losses.Sums]:
     """Returns the gradient of the mean loss over the global batch, and its sums.
 
-    Both are those of all devices; only inside a program of the placement.
+    Both are summed over all devices. Call it inside a program of the placement only.
     """
     data_key = jax.random.fold_in(stream(seed, "data"), step)
     example = placement.batch(
@@ -141,19 +141,19 @@ def make_dispatch(
 
     Args:
       model: The model.
-      task: What it learns.
+      task: The task that it learns.
       optimizer: Turns gradients into updates.
       batch_size: B, examples per step over all devices.
       placement: The devices to run on.
-      max_steps: N, steps that one dispatch takes at most.
-      max_skips: How many steps in a row may be not finite; one more ends the dispatch.
+      max_steps: N, the largest number of steps of a dispatch.
+      max_skips: How many steps in a row may be nonfinite; one more ends the dispatch.
 
     Returns:
       `dispatch(state, data, seed, stop)`, a program of the placement: state (donated)
-      and data as it puts them, seed and stop scalars. It takes the steps from
-      `state.step` to `stop`, any number of them by the same program and the same to the
-      bit in dispatches of any length; it stops early as `max_steps` and `max_skips`
-      say.
+      and data as `placement.put_state` and `put` return them, seed and stop scalars. It
+      takes the steps from `state.step` to `stop`, or fewer because of `max_steps` or
+      `max_skips`. The same program takes any number of steps, with the same bits
+      however they are divided into dispatches.
     """
 
     def take_step(state, data, seed):

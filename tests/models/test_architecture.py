@@ -91,11 +91,11 @@ _REFUSALS = [
     ),
     (
         {"embedding__positions": "t5", "attention__num_heads": 0},
-        "embedding.positions = 't5' tells attention alone",
+        "embedding.positions = 't5' works through attention",
     ),
     (
         {"attention__score": "additive", "attention__soft_cap": 2.0},
-        "attention.soft_cap is of dot products, and must be None .* got 2.0",
+        "attention.soft_cap is only for dot products, and must be None .* got 2.0",
     ),
 ]
 

@@ -236,7 +236,9 @@ def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
     params = jax.tree.map(lambda x: x * np.nan, loaded.params)
     loaded = loaded._replace(params=params)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
-    with pytest.raises(ConfigError, match="In 2 held-out examples no head sees"):
+    with pytest.raises(
+        ConfigError, match="In 2 held-out examples every query is fully masked"
+    ):
         head_statistics.measure(Bench.load("anywhere"), examples=2)
 
 
