@@ -1,8 +1,8 @@
-"""Finds the one image of another digit among ten: in layer 1, others attend to it.
+"""Finds the one image of another digit among ten: in layer 1 the others attend to it.
 
 Run: python -m experiments.train --config=configs/digits_anomaly.py
 Expect: 92 percent held-out accuracy, loss 0.302 (chance 10 percent, 2.303); 51 s on 2
-CPU cores. The held-out sets are of images that it never saw.
+CPU cores. Held-out sets consist of images that are not in training.
 """
 
 from ml_collections import config_dict

@@ -2,7 +2,7 @@
 
 Run: python -m experiments.train --config=configs/induction_one_layer.py
 Expect: 12 percent held-out accuracy, loss 2.84 (chance 3.12 percent, 3.466); 42 s on 2
-CPU cores. It tells which tokens are still to come, not which is next.
+CPU cores. It learns which tokens have not been repeated yet, not which is next.
 """
 
 from ml_collections import config_dict

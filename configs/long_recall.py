@@ -2,11 +2,11 @@
 
 Run: python -m experiments.train --config=configs/long_recall.py
 Expect: 98.8 percent held-out accuracy, loss 0.052 (chance 6.25 percent, 2.773), after
-three commands at shorter lengths; 740 s on 2 CPU cores in all, which did other work.
+three commands at shorter lengths; 740 s in all on 2 CPU cores that did other work.
 
-By itself it has learnt nothing after 260 steps, for what is to be found is one key
-among 8,192. So it starts short: the same command three times before, on the same folder
-and with --override_config (as this one too), with
+Trained at this length only, it has learnt nothing after 260 steps: the query has to
+find one key among 8,192 tokens. So it starts with short sequences. Run the same command
+three times before, on the same folder and with --override_config (as this one), with
 
     --config.task.sequence_length=256 --config.training.batch_size=32
     --config.training.steps=350

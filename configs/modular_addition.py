@@ -1,8 +1,8 @@
-"""Adds modulo 47 and comes to generalize to sums that it never saw.
+"""Adds modulo 47 and generalizes, late, to sums that are not in training.
 
 Run: python -m experiments.train --config=configs/modular_addition.py
 Expect: 100 percent held-out accuracy, loss 0.0005 (chance 2.13 percent, 3.850); 48 s on
-2 CPU cores. It knows its training sums by heart at step 300, the held-out ones at 1000.
+2 CPU cores. It has learnt the training sums at step 300, and the held-out ones at 1000.
 """
 
 from ml_collections import config_dict

@@ -1,4 +1,4 @@
-"""Says at each position whether the number of ones so far is odd.
+"""Decides at each position whether the number of ones so far is odd.
 
 Run: python -m experiments.train --config=configs/parity.py
 Expect: 99.99 percent held-out accuracy, loss 0.0007 (chance 50 percent, 0.693); 85 s on

@@ -1,4 +1,4 @@
-"""Sorts tokens: in layer 1, place t of the result attends to the t-th smallest ones.
+"""Sorts tokens: in layer 1, position t attends to the t-th smallest tokens.
 
 Run: python -m experiments.train --config=configs/sort.py
 Expect: 99.98 percent held-out accuracy, loss 0.0013 (chance 24.4 percent, 1.990); 46 s

@@ -1,8 +1,8 @@
-"""What every script has: its flags, a config, and one way to end when all is not well.
+"""What all scripts share: their flags, the config, and how errors are reported.
 
-A script ends with status 0 when it is done; with 2 after a user's mistake, told in at
-most two lines on stderr; with 1 after a fault, told in one line; and with 130 when
-interrupted. A traceback is shown with `--debug` only.
+A script ends with status 0 when it is done; with 2 after a user's mistake, reported in
+at most two lines on stderr; with 1 after a fault, reported in one line; and with 130
+when interrupted. A traceback is shown with `--debug` only.
 
 jax and mha_haiku are imported inside functions: `--help` needs neither.
 """
@@ -19,7 +19,7 @@ from absl import flags
 
 from experiments import config_files, shared_flags, warning_lines
 
-# The extra of setup.cfg that installs a package which only some runs need.
+# The extra of setup.cfg that installs a package that only some runs need.
 _EXTRAS = {
     "matplotlib": "plots",
     "sklearn": "data",
@@ -28,18 +28,17 @@ _EXTRAS = {
 }
 
 
-_MOST = 2**31 - 1  # of any integer
-_MOST_EXAMPLES = 2**20  # what is measured over more would not end
+_MOST = 2**31 - 1  # the largest integer of any flag
+_MOST_EXAMPLES = 2**20  # more would take too long
 
 
 def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
-    """Returns a script's flags, and `--debug` and `--help`.
+    """Returns the flags of a script, with `--debug` and `--help` added.
 
-    They are a script's own, not absl's global ones, so that scripts can be imported
-    beside each other.
+    They are not absl's global flags, so that several scripts can be imported together.
 
     Args:
-      table: Of each flag its type, its default and its help. Types are `str`, `int`,
+      table: The type, default and help of each flag. Types are `str`, `int`, `float`,
         `bool`, and `list` for integers with commas between them. With a flag named
         `config`, fields of that config can be overridden by `--config.<field>=value`.
     """
@@ -87,13 +86,13 @@ def run(
         print("Interrupted.", file=sys.stderr)
         shared_flags.leave(values, 130)
         return 130
-    except BrokenPipeError:  # of `... | head`: nobody reads on
+    except BrokenPipeError:  # the reader of `... | head` has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if values["debug"].value or "--debug" in argv:  # parsed, or not that far
             traceback.print_exc()
-        status = _tell(error)
+        status = _report(error)
         shared_flags.leave(values, status)
         return status
 
@@ -226,19 +225,19 @@ def _help(values, description: str) -> str:
     return "\n".join(lines)
 
 
-def _tell(error: Exception) -> int:
-    """Writes what went wrong on stderr; returns the exit status."""
+def _report(error: Exception) -> int:
+    """Prints an error on stderr; returns the exit status."""
     from mha_haiku import checks
 
-    # Bytes of a name that are no text are surrogates, which no stream takes.
-    told = str(error).encode("utf-8", "backslashreplace").decode()
+    # File names with bytes that are not UTF-8 have surrogates, which cannot be printed.
+    text = str(error).encode("utf-8", "backslashreplace").decode()
     if isinstance(error, checks.ConfigError):
-        first, *others = told.splitlines() or [""]
+        first, *others = text.splitlines() or [""]
         print(f"error: {first}", file=sys.stderr)
         if others:
             print(" ".join(line.strip() for line in others), file=sys.stderr)
         return 2
-    message = f"{type(error).__name__}: {' '.join(told.split())}"
+    message = f"{type(error).__name__}: {' '.join(text.split())}"
     extra = _EXTRAS.get(error.name) if isinstance(error, ImportError) else None
     hint = "--debug shows the traceback"
     if extra:

@@ -1,11 +1,11 @@
-"""Config files: found, loaded, overridden from the command line, and described.
+"""Config files: list, load, override from the command line, and describe them.
 
-A config file is Python that runs: it has a function `get_config()` that starts from
+A config file is executed. It has a function `get_config()` that starts from
 `runs.default_config()` and sets what differs.
 
 `ml_collections.config_flags` is not used: it answers a misspelt field with three
-tracebacks, and its `--help` lists no fields. What is wanted of it, to set a field from
-text of the type of its default, is `override`.
+tracebacks, and its `--help` lists no fields. `override` does the part that is needed:
+it sets a field from text, by the type of the field's default.
 """
 
 import ast
@@ -34,7 +34,7 @@ def available() -> list[str]:
 
 
 def title(path: str) -> str:
-    """Returns the first line of a config file's docstring; the file does not run."""
+    """Returns the first line of a config file's docstring, without executing it."""
     try:
         docstring = ast.get_docstring(ast.parse(_source(path)))
     except SyntaxError:
@@ -43,13 +43,13 @@ def title(path: str) -> str:
 
 
 def load(path: str) -> config_dict.ConfigDict:
-    """Returns the config that the file's `get_config()` gives.
+    """Returns the config that the file's `get_config()` returns.
 
     Args:
-      path: Of the file, from the working directory or from the project's folder.
+      path: The file, relative to the working directory or to the project's folder.
 
     Raises:
-      ConfigError: If there is no such file or it gives no config.
+      ConfigError: If there is no such file, or it does not return a config.
     """
     source = _source(path)
     try:
@@ -78,13 +78,13 @@ def load(path: str) -> config_dict.ConfigDict:
 def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]]):
     """Sets fields of `config` from text.
 
-    Another task has other options: those that both have stay, and the others are as
-    they are by default.
+    If the task changes, options that both tasks have keep their values, and the others
+    get their defaults.
 
     Args:
       config: Changed in place.
       overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, or
-        one that it had formerly, and the text to read with the type of its default.
+        its former name, and the text to parse by the type of its default.
 
     Raises:
       ConfigError: If there is no such field, or the text is not of its type.
@@ -127,7 +127,7 @@ def describe(path: str) -> list[str]:
 
 def _set(section, key, name, text) -> None:
     kind = section.get_type(key)
-    # "none" is also a name, of no positions for one.
+    # "none" may also be a choice, as of config.model.embedding.positions.
     is_none = text.lower() == "none" and (kind is not str or section[key] is None)
     try:
         section[key] = None if is_none else _parse(text, kind)
@@ -201,8 +201,7 @@ def _unknown_field(config, fields, name: str, text: str) -> Exception:
 
 
 def _mistake(message: str) -> Exception:
-    # mha_haiku is imported where something went wrong only: it takes as long as all of
-    # --help may.
+    # mha_haiku is imported only here: that takes as long as all of --help.
     from mha_haiku import checks
 
     return checks.ConfigError(message)

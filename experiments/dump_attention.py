@@ -1,10 +1,10 @@
-"""Writes the attention maps of a run that has been trained, as arrays and pictures.
+"""Writes the attention maps of a trained run, as arrays and pictures.
 
 Run: python -m experiments.dump_attention --workdir=runs/reverse --layers=0 --heads=0
 
-Long inputs get pooled maps, unless --weights asks for all. What each head does, in
-numbers over the same examples, is in statistics.npz. Maps of a text of your own, of
---tokens or of --text_file, go into a folder beside those of held-out examples.
+Maps of long inputs are pooled, unless --weights is given. Statistics of each head over
+the same examples are in statistics.npz. Maps of your own --text, --text_file or
+--tokens go into a folder beside those of held-out examples.
 """
 
 import functools
@@ -19,12 +19,20 @@ FLAGS = command_line.flag_values(
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "layers": (list, None, "Layers, as 0,2; all if left out."),
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
-        "examples": (list, None, "Held-out examples, as 0,2; the first if left out."),
-        "text": (str, None, "Text to show in place of samples."),
+        "examples": (
+            list,
+            None,
+            "Indices of held-out examples, as 0,2; the first ones if left out.",
+        ),
+        "text": (str, None, "Text to show in place of held-out examples."),
         "text_file": (str, None, "File with the text to show."),
-        "tokens": (list, None, "Token ids to show in place of samples, as 4,1,2."),
-        "out": (str, None, "Folder to write; <workdir>/attention, or own_text there."),
-        "weights": (bool, False, "Write whole maps also of long inputs."),
+        "tokens": (list, None, "Token ids to show in place of examples, as 4,1,2."),
+        "out": (
+            str,
+            None,
+            "Folder to write to; <workdir>/attention, or own_text there.",
+        ),
+        "weights": (bool, False, "Write whole maps of long inputs too."),
         **shared_flags.DISTRIBUTED,
     }
 )

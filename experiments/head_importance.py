@@ -1,10 +1,10 @@
-"""Measures how much a trained run needs each of its heads, and draws it.
+"""Measures and draws how much a trained run needs each of its heads.
 
 Run: python -m experiments.head_importance --workdir=runs/sort --metric=accuracy
 
-Ablation (what closing a head costs), gradients of its gate, integrated gradients and
-its confidence, over held-out examples. It prints a line per head and how far the
-measures agree, and writes head_importance.csv and head_importance.png.
+The measures are ablation (what closing a head costs), the gradient of its gate,
+integrated gradients and its confidence, on held-out examples. It prints a line per head
+and how far the measures agree, and writes head_importance.csv and head_importance.png.
 """
 
 import functools
@@ -17,10 +17,14 @@ FLAGS = command_line.flag_values(
     {
         "workdir": (str, None, "Folder of the run."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "examples": (int, 128, "How many held-out examples the means are over."),
-        "metric": (str, "loss", "What ablation is the change of: loss or accuracy."),
-        "closing": (str, "mean", "What closed heads say: zero, mean or resample."),
-        "out": (str, None, "Folder to write; <workdir>/heads if left out."),
+        "examples": (int, 128, "Number of held-out examples to average over."),
+        "metric": (
+            str,
+            "loss",
+            "Ablation measures the change of this: loss or accuracy.",
+        ),
+        "closing": (str, "mean", "What closed heads pass on: zero, mean or resample."),
+        "out": (str, None, "Folder to write to; <workdir>/heads if left out."),
         **shared_flags.DISTRIBUTED,
     }
 )

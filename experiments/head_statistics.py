@@ -16,9 +16,9 @@ FLAGS = command_line.flag_values(
     {
         "workdir": (str, None, "Folder of the run."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "examples": (int, 64, "How many held-out examples the means are over."),
+        "examples": (int, 64, "Number of held-out examples to average over."),
         "layers": (list, None, "Layers, as 0,2; all if left out."),
-        "out": (str, None, "Folder to write; <workdir>/attention if left out."),
+        "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
         **shared_flags.DISTRIBUTED,
     }
 )

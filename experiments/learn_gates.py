@@ -1,10 +1,10 @@
-"""Closes heads of a trained run by learned gates, and compares with training anew.
+"""Closes heads of a trained run by learned gates; compares with training from scratch.
 
 Run: python -m experiments.learn_gates --workdir=runs/induction_two_layers --penalty=0.1
 
-Hard-concrete gates are trained together with the model, at a price per open head; the
-heads whose gates close are pruned, and the rest is tuned. Then the same architecture is
-trained from scratch for as many steps. Both become runs of their own.
+Hard-concrete gates are trained together with the model, with a penalty per open head.
+Heads whose gates close are pruned, and the rest is tuned. Then the same architecture is
+trained from scratch for as many steps. Both are saved as new runs.
 """
 
 import functools
@@ -16,7 +16,7 @@ from experiments import command_line
 FLAGS = command_line.flag_values(
     {
         "workdir": (str, None, "Folder of the run, which has converged."),
-        "penalty": (float, 0.01, "Price of an open head, in nats."),
+        "penalty": (float, 0.01, "Penalty per open head, in nats."),
         "steps": (int, 500, "Training steps with gates."),
         "tuning_steps": (int, 500, "Training steps of the pruned model."),
         "scratch": (bool, True, "Whether to train the same model from scratch too."),

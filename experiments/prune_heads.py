@@ -1,12 +1,12 @@
-"""Removes the heads that a trained run needs least, and says what that costs and gains.
+"""Removes the heads that a trained run needs least, and measures loss and speed.
 
 Run: python -m experiments.prune_heads --workdir=runs/sort --sweep
      python -m experiments.prune_heads --workdir=runs/sort --keep=0.5 --out=runs/small
      python -m experiments.prune_heads --workdir=runs/sort --metric_drop=0.01
 
---sweep prints and draws the whole curve. --keep prunes to that share of the heads, and
---metric_drop to the fewest with which the held-out accuracy falls by no more than that;
-the pruned model is a run of its own, which --steps trains on. --keep_units=0.5 prunes
+--sweep prints and draws the whole curve. --keep keeps that share of the heads, and
+--metric_drop the fewest heads whose held-out accuracy falls by at most that. The pruned
+model is saved as a new run, which --steps trains further. --keep_units=0.5 prunes
 each layer's hidden units too, before the heads.
 """
 
@@ -20,14 +20,14 @@ FLAGS = command_line.flag_values(
     {
         "workdir": (str, None, "Folder of the run."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "sweep": (bool, False, "Measure models of every size, and save none."),
+        "sweep": (bool, False, "Measure models of all sizes, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
         "metric_drop": (float, None, "How far the held-out accuracy may fall."),
         "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
-        "order": (str, "ablation", "By what heads go; greedy, or a measure's name."),
-        "closing": (str, "zero", "What closed heads say: zero, mean or resample."),
+        "order": (str, "ablation", "Order of removal: greedy, or a measure's name."),
+        "closing": (str, "zero", "What closed heads pass on: zero, mean or resample."),
         "examples": (int, 256, "How many held-out examples determine the order."),
-        "steps": (int, 0, "Steps to train the pruned model on."),
+        "steps": (int, 0, "Further training steps of the pruned model."),
         "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
     }
 )

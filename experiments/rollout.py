@@ -1,11 +1,11 @@
-"""Compares roll-out and raw attention with what blanking inputs out changes.
+"""Compares roll-out and raw attention with the effect of replacing inputs.
 
 Run: python -m experiments.rollout --workdir=runs/rollout --train
 
-With --train it first trains configs/papers/rollout.py there, unless that is done. It
-prints the correlations, and writes rollout.csv and rollout.png; for that run beside
-those of Abnar and Zuidema (2020). Any run with tokens and an answer at positions will
-do.
+With --train it first trains configs/papers/rollout.py in that folder, unless it has
+been. It prints the correlations, and writes rollout.csv and rollout.png; for that run
+with those of Abnar and Zuidema (2020) beside them. It takes any run with tokens as
+inputs and an answer at each position.
 """
 
 import functools
@@ -19,9 +19,9 @@ FLAGS = command_line.flag_values(
         "workdir": (str, None, "Folder of the run."),
         "train": (bool, False, "Train configs/papers/rollout.py there first."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "examples": (int, 256, "How many held-out examples are looked at."),
-        "flow_examples": (int, 32, "For how many of them flow is computed."),
-        "out": (str, None, "Folder to write; <workdir>/attention if left out."),
+        "examples": (int, 256, "Number of held-out examples."),
+        "flow_examples": (int, 32, "Number of these for which flow is computed."),
+        "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
     }
 )
 

@@ -1,4 +1,4 @@
-"""Flags that several scripts have, and what they do.
+"""Flags that several scripts share, and the functions behind them.
 
 jax and mha_haiku are imported inside functions: `--help` needs neither.
 """
@@ -9,17 +9,21 @@ import sys
 
 from absl import flags
 
-# Of scripts that several processes can run together; see `devices.cluster.join`.
+# For scripts that several processes can run together; see `devices.cluster.join`.
 DISTRIBUTED = {
     "distributed": (bool, False, "Run with other processes, as on a cluster."),
     "coordinator": (
         str,
         None,
-        "host:port of process 0; Slurm, Open MPI or a TPU pod tells if left out.",
+        "host:port of process 0; if left out, from Slurm, Open MPI or the TPU pod.",
     ),
-    "num_processes": (int, None, "How many processes there are; likewise."),
-    "process_id": (int, None, "Which one this is, from 0; likewise."),
-    "join_seconds": (int, 60, "How long to wait for the other processes."),
+    "num_processes": (
+        int,
+        None,
+        "How many processes there are; if left out, likewise.",
+    ),
+    "process_id": (int, None, "Which one this is, from 0; if left out, likewise."),
+    "join_seconds": (int, 60, "Seconds to wait for the other processes at the start."),
 }
 COMPILATION_CACHE = {
     "compilation_cache": (
@@ -35,7 +39,7 @@ COMPILATION_CACHE = {
 
 
 def use_compilation_cache(folder: str) -> None:
-    """Makes jax keep all that it compiles in `folder`; nowhere if that is ""."""
+    """Makes jax store compiled programs in `folder`; "" means none."""
     if not folder:
         return
     try:
@@ -46,13 +50,13 @@ def use_compilation_cache(folder: str) -> None:
     import jax
 
     jax.config.update("jax_compilation_cache_dir", folder)
-    # By itself jax keeps what took a second to compile; most here takes less.
+    # By default jax stores programs that took a second to compile; most here take less.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def join(values: flags.FlagValues) -> None:
-    """Meets the other processes, where the script can be run by several."""
+    """Connects to the other processes, if the script can be run by several."""
     if "distributed" not in values:
         return
     given = values.coordinator, values.num_processes, values.process_id

@@ -2,7 +2,7 @@
 
 Run: python -m experiments.train --config=configs/reverse.py --config.model.num_heads=2
 
-The same command on a folder that holds a run goes on where that one stopped.
+The same command on a folder with a run resumes that run.
 """
 
 import functools
@@ -13,13 +13,21 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "config": (str, None, "File with the run's config; it is Python and runs."),
+        "config": (
+            str,
+            None,
+            "File with the run's config; it is Python, and is executed.",
+        ),
         "workdir": (
             str,
             None,
             "Folder of the run; runs/<name of the config> if left out.",
         ),
-        "override_config": (bool, False, "Go on with a run that had another config."),
+        "override_config": (
+            bool,
+            False,
+            "Resume a run even though its config was different.",
+        ),
         **shared_flags.COMPILATION_CACHE,
         **shared_flags.DISTRIBUTED,
     }
@@ -40,8 +48,8 @@ def main(config) -> int:
         override_config=FLAGS.override_config,
         observers=[timeline.Timeline(config.training.timeline_every)],
     )
-    if summary.interrupted:  # whoever interrupts may not wait for maps
-        if cluster.leave():  # with several processes the first tells
+    if summary.interrupted:  # no maps then, which take a while
+        if cluster.leave():  # only the first process prints
             print("Interrupted; the same command goes on from here.", file=sys.stderr)
             dump = f"python -m experiments.dump_attention --workdir={workdir}"
             print(f"Its maps so far: {dump}", file=sys.stderr)

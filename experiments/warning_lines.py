@@ -1,4 +1,4 @@
-"""What goes on in spite of something is told in a line `warning: ...` on stderr."""
+"""Warnings of mha_haiku are printed as lines `warning: ...` on stderr."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ def shown() -> Iterator[None]:
     """Shows the warnings of mha_haiku while entered."""
     logger, handler = logging.getLogger("mha_haiku"), _Lines()
     logger.addHandler(handler)
-    # Other packages install handlers of their own at the root, which would repeat it.
+    # Other packages install handlers at the root logger, which would print them again.
     before, logger.propagate = logger.propagate, False
     try:
         yield
@@ -21,7 +21,7 @@ def shown() -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Writes a line per warning, above a progress bar that is there."""
+    """Writes a line per warning, above the progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         import tqdm

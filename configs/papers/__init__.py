@@ -1,1 +1,1 @@
-"""Configs of published results, made again small."""
+"""Configs that reproduce published results at a small size."""

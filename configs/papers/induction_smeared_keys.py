@@ -1,7 +1,7 @@
 """Continues a repeated random sequence with one layer whose keys are smeared.
 
-A key mixed with the one before it knows what it followed, so that one layer does what
-takes two otherwise (Olsson et al. 2022, argument 2).
+A key that is mixed with the one before it contains the previous token, so that one
+layer does what otherwise takes two (Olsson et al. 2022, argument 2).
 
 Run: python -m experiments.train --config=configs/papers/induction_smeared_keys.py
 Expect: 100 percent held-out accuracy, loss 0.00002 (chance 3.12 percent, 3.466); 94 s

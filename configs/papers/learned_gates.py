@@ -1,12 +1,12 @@
-r"""Predicts the next character in four layers, for gates to close most heads of.
+r"""Predicts the next character in four layers, most of whose heads gates then close.
 
 Run: python -m experiments.train --config=configs/papers/learned_gates.py
 Expect: 65.5 percent held-out accuracy, loss 1.295 (unigram 24.7 percent, 3.238); 86 s
 on 2 CPU cores that did other work.
 
-Then gates close heads of the trained model, and what is left is trained on; the same
-heads from scratch take as many steps in all. Voita et al. (2019),
-https://arxiv.org/abs/1905.09418, found the former to be better:
+Then gates close heads of the trained model, and the rest is trained further. A model
+with the same heads is trained from scratch for as many steps. Voita et al. (2019),
+https://arxiv.org/abs/1905.09418, report that the former is better:
 
 python -m experiments.learn_gates --workdir=runs/learned_gates --penalty=0.2 \
     --steps=1000 --tuning_steps=4000

@@ -1,4 +1,4 @@
-"""Restores hidden characters in six layers, to ask which inputs an answer needs.
+"""Restores hidden characters in six layers, to measure which inputs an answer needs.
 
 Run: python -m experiments.train --config=configs/papers/rollout.py
 Expect: 65 percent held-out accuracy, loss 1.33 (unigram 24.7 percent, 3.238); 146 s on
@@ -6,9 +6,10 @@ Expect: 65 percent held-out accuracy, loss 1.33 (unigram 24.7 percent, 3.238); 1
 
 Then `python -m experiments.rollout --workdir=runs/rollout` compares roll-out with raw
 attention as Abnar and Zuidema (2020), https://arxiv.org/abs/2005.00928, do in table 1;
-with --train it does both. Expect correlations in the last layer, with how much blanking
-an input out changes the right answer's probability, of 0.60 and 0.47 (published: 0.71
-and 0.29); with how much that falls, of 0.21 and 0.24: then roll-out is not the better.
+with --train it does both. Expect in the last layer correlations of 0.60 (roll-out) and
+0.47 (raw; published: 0.71 and 0.29) with the absolute change of the right answer's
+probability when an input is replaced. With the signed fall they are 0.21 and 0.24:
+roll-out is not better there.
 """
 
 from ml_collections import config_dict
