@@ -1,4 +1,4 @@
-"""A run on disk: its folder, config, lock, log, checkpoints, and the loop."""
+"""A run on disk: its folder, config, lock, log, checkpoints and training loop."""
 
 from mha_haiku.runs.configuration import default_config
 from mha_haiku.runs.folders import Run, load_run

@@ -1,11 +1,11 @@
-"""Files that are written whole or not at all, and logs whose lines prove themselves.
+"""Files that are written whole or not at all, and logs with a checksum in each line.
 
 A line of a log is a JSON object whose last field is the CRC-32 of the text before it:
 
     {"step": 100, "loss": 0.25, "crc32": "8d1c9f6e"}
 
-so a line that was changed on the disk is noticed, and left out with a warning. Logs are
-only ever appended to and cut off, never written again, so a kill loses no line of them.
+so that a line that was changed on the disk is noticed, and left out with a warning.
+Logs are only appended to and truncated, never rewritten, so that a kill loses no line.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ Content = str | bytes | Callable[[BinaryIO], Any]
 
 
 def write(path: str | os.PathLike, content: Content) -> Path:
-    """Writes a file that is whole or not there, and makes its folder where missing.
+    """Writes a file whole or not at all; creates its folder if it is missing.
 
-    A reader sees the file of before or the new one, never a part; so does whoever comes
-    after a kill.
+    A reader sees the old file or the new one, never a part, even after a kill: the
+    content goes to another file, which is then renamed.
 
     Args:
-      path: Where to; `~` is the user's home.
+      path: The file; `~` is the user's home.
       content: Text (UTF-8), bytes, or a function that writes to the open file.
 
     Returns:
@@ -48,7 +48,7 @@ def write(path: str | os.PathLike, content: Content) -> Path:
     path = Path(path).expanduser()
     if "\0" in str(path):
         raise ConfigError(f"{str(path)!r} cannot be written: no path has a NUL.")
-    # Of this process, so that two that write the same file do not mix.
+    # With the process's id, so that two processes writing the same file do not mix.
     partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +105,11 @@ class _Line(NamedTuple):
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a log, in order; none where there is no file.
 
-    A last line that a kill cut off is left out. So is a line that was changed since it
+    A last line that a kill cut off is left out. So is a line that was changed after it
     was written, with a warning.
 
     Args:
-      path: What a `LineWriter` wrote.
+      path: A log of `LineWriter`; may be missing.
 
     Raises:
       ConfigError: If the file cannot be read.
@@ -127,15 +127,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class LineWriter:
     """Appends records to a log, each at once.
 
-    What a full disk refuses is kept, and written when there is room again.
+    Records that a full disk refuses are kept, and written once there is room again.
     """
 
     def __init__(self, path: Path, *, last_step: int | None = None):
-        """Opens the log, making it and its folder where they are missing.
+        """Opens the log; creates it and its folder if they are missing.
 
         Args:
-          path: Where it is.
-          last_step: Records whose "step" is above this are cut off; None: none are.
+          path: The log.
+          last_step: Records of a larger "step" are cut off; None: all stay.
 
         Raises:
           ConfigError: If it cannot be opened.
@@ -149,7 +149,7 @@ class LineWriter:
             if end < len(content):
                 self._file.truncate(end)
             if end and content[end - 1 : end] != b"\n":
-                self._pending = b"\n"  # of a line that a kill left without it
+                self._pending = b"\n"  # a kill left the last line without it
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
 
@@ -160,7 +160,7 @@ class LineWriter:
         self.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one record, which JSON must be able to hold."""
+        """Writes one record of JSON values."""
         text = json.dumps(record).encode()
         end = b', "crc32": "%08x"}\n' % zlib.crc32(text)
         self._pending += text[:-1] + end
@@ -192,13 +192,13 @@ def _read_bytes(path) -> bytes:
 
 
 def _parse(content: bytes) -> list[_Line]:
-    """Returns the lines of a log, without a last one that was cut off."""
+    """Returns the lines of a log, except a last one that was cut off."""
     lines, start = [], 0
     for text in io.BytesIO(content):
         end = start + len(text)
         line = _Line(start, end, _record(text.removesuffix(b"\n")))
-        # A kill leaves the beginning of a line. More than a whole line is damage: its
-        # newline became something else.
+        # A kill leaves the beginning of a line. If the text without its last byte is a
+        # whole record, it was not cut off: its newline was damaged.
         was_cut = line.record is None and not text.endswith(b"\n")
         if not was_cut or _record(text[:-1]) is not None:
             lines.append(line)
@@ -217,7 +217,7 @@ def _record(text: bytes) -> dict[str, Any] | None:
 
 
 def _end_of_kept(content: bytes, last_step: int | None) -> int:
-    """Returns how many bytes stay: up to the first step above the last, or a cut."""
+    """Returns how many bytes stay: those before the first record after `last_step`."""
     end = 0
     for line in _parse(content):
         step = -1 if line.record is None else line.record.get("step", -1)

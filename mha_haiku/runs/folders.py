@@ -1,4 +1,4 @@
-"""The folder of a run: where its files are, and what is read back from it."""
+"""The folder of a run: the paths of its files, config.json, and loading the run."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files
 from mha_haiku.training import evaluation, optimizers, stepping
 
-_FORM = 2  # of a run's folder; version 0.1.0 wrote none
+_FORM = 2  # version of the folder's format; mha_haiku 0.1.0 wrote none
 
 
 class Folder(NamedTuple):
@@ -65,14 +65,16 @@ class Folder(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run that is back from its folder."""
+    """A run, loaded from its folder."""
 
     config: ml_collections.ConfigDict
     task: tasks.Task
     model: models.Model
     params: Any
     step: int
-    placement: devices.Sharded | None = None  # of model and parameters, if they share
+    placement: devices.Sharded | None = (
+        None  # of model and parameters; None: one device
+    )
 
     def examples(self, count: int) -> tasks.Example:
         """Returns the first held-out examples, a batch of B = `count`."""
@@ -85,7 +87,7 @@ class Run(NamedTuple):
         """Returns the attention map of each layer.
 
         Args:
-          inputs: A text, as `task.encode` takes it, or a batch of examples.
+          inputs: A text for `task.encode`, or a batch of examples.
         """
         lengths = None
         if isinstance(inputs, str):
@@ -115,7 +117,7 @@ class Run(NamedTuple):
         return heads.MEASURES[measure].measure(of)
 
     def looped(self) -> "Run":
-        """Returns the run with layers that are looped over, so that each is reached."""
+        """Returns the run with unstacked layers, so that each can be reached."""
         if not self.config.model.scan_layers:
             return self
         config = self.config.copy_and_resolve_references()
@@ -126,7 +128,7 @@ class Run(NamedTuple):
 
 
 def open_folder(workdir: str | os.PathLike) -> Folder:
-    """Returns the folder for training in, made where it is missing.
+    """Returns the folder to train in; creates it if it is missing.
 
     Raises:
       ConfigError: If it is a file, or cannot be written to.
@@ -181,7 +183,7 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
-    """Returns `read_kept` of the first process, on all."""
+    """Returns on all processes what `read_kept` returns on the first."""
     kept = cluster.first_does(lambda: read_kept(folder))
     return None if kept is None else tasks.Kept(*kept)
 
@@ -196,7 +198,7 @@ def make_model(
     Args:
       config: The run's config.
       task: The task.
-      placement: The devices that share its attention; None: any one of them.
+      placement: The devices that divide its attention; None: a single device.
     """
     implementation = config.model.attention.implementation
     if placement is not None:
@@ -213,7 +215,7 @@ def make_model(
 def abstract_state(
     config: ml_collections.ConfigDict, task: tasks.Task, model: models.Model
 ) -> stepping.TrainState:
-    """Returns the shapes and dtypes of the run's state, computing nothing."""
+    """Returns the shapes and dtypes of the run's state, without computing it."""
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)
     return jax.eval_shape(
         lambda: stepping.initial_state(model, transformation, task, config.seed)
@@ -224,8 +226,8 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     """Returns the resolved config of the run in the folder, or None for a new run.
 
     Raises:
-      ConfigError: If config.json is not what `write_config` writes, is of an older
-        version, or is no config that a run may have.
+      ConfigError: If config.json was changed, is of another version, or has a config
+        that is not valid.
     """
     saved = _read_whole(folder)
     if saved is None:
@@ -238,10 +240,10 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:
-    """Returns what the run in the folder kept of its task; None for nothing.
+    """Returns what the run in the folder stored of its task; None: nothing.
 
     Raises:
-      ConfigError: If the tokenizer is missing, or is not as it was written.
+      ConfigError: If the tokenizer is missing or was changed.
     """
     saved = _read_whole(folder)
     if saved is None or saved["text"] is None:
@@ -258,10 +260,10 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
 
 
 def changed_task(folder: Folder) -> str | None:
-    """Returns a line where the file of the run's task is not as it was, else None.
+    """Returns a message if the file of the run's task has changed, else None.
 
     Raises:
-      ConfigError: If the file is gone.
+      ConfigError: If the file is missing.
     """
     saved = _read_whole(folder) or {}
     before = saved.get("task_sha256")
@@ -278,13 +280,13 @@ def write_config(
     used: Sequence[jax.Device],
     task: tasks.Task | None = None,
 ) -> None:
-    """Writes config.json: the resolved config and what it ran with.
+    """Writes config.json: the resolved config, versions and devices.
 
     Args:
       folder: The run's folder.
       config: The resolved config.
       used: The devices.
-      task: The task. A tokenizer that it has is written to tokenizer.json.
+      task: The task. Its tokenizer, if it has one, is written to tokenizer.json.
     """
     import haiku
     import jaxlib
@@ -314,7 +316,7 @@ def write_config(
 
 
 def _read_whole(folder) -> dict[str, Any] | None:
-    """Returns what `write_config` wrote, all of it; None where there is no file."""
+    """Returns all that `write_config` wrote, verified; None if there is no file."""
     saved = files.read_json(folder.config)
     if saved is None:
         return None

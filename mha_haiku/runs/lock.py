@@ -1,7 +1,7 @@
 """The lock of a run's folder: one process trains in it at a time.
 
-The kernel holds the lock (`flock`), and lets go of it when the process ends, however it
-ends: a lock that a kill left behind is free. The file only tells whose it is.
+The kernel holds the lock (`flock`) and releases it when the process ends, also by a
+kill. The content of the file only names the owner, for messages.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ class Lock:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # While it is held, so that what is removed is our own.
+        # Removed while it is locked, so that it cannot be another process's file.
         self._path.unlink(missing_ok=True)
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:

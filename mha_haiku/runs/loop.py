@@ -1,7 +1,7 @@
-"""The training loop, which owns a run's input and output.
+"""The training loop: when to take steps, report, evaluate, save and observe.
 
-Between reports nothing happens on the host but a dispatch of many steps; see
-`training.stepping`. Who wants to look at the parameters hands it an `Observer`.
+Between reports the host only starts dispatches of many steps; see `training.stepping`.
+An `Observer` is called with the parameters.
 """
 
 import contextlib
@@ -33,15 +33,15 @@ _logger = logging.getLogger("mha_haiku")
 
 
 class Observer:
-    """Looks at a run's parameters while it trains; also for subclasses.
+    """Is called with the parameters of a run while it trains; meant for subclasses too.
 
     Attributes:
-      every: Steps between two looks; 0: it never looks. It also looks before the first
-        step and after the last, and at each step at most once.
+      every: Steps between two calls of `look`; 0: none. It is also called before the
+        first step and after the last, but at most once at each step.
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
-        """Takes how often to look, and what is called with the step and parameters."""
+        """Takes the steps between calls, and a function of step and parameters."""
         self.every = checks.non_negative_integer("every", every)
         self._look = look
 
@@ -52,7 +52,7 @@ class Observer:
         task: tasks.Task,
         step: int,
     ) -> None:
-        """Is called before the first look, with the step that the run starts at."""
+        """Is called before the first `look`, with the step at which the run starts."""
 
     def look(self, step: int, params: Any) -> None:
         """Is called on the first process, with host arrays."""
@@ -72,28 +72,27 @@ def train(
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> opening.Summary:
-    """Trains a model, or goes on with the run that is in `workdir`.
+    """Trains a model, or resumes the run in `workdir`.
 
-    A run that is killed and started again ends with the parameters, bit for bit, of one
-    that was not. A run that has ended is left as it is. The first SIGINT or SIGTERM
-    saves a checkpoint and returns; the second raises KeyboardInterrupt.
+    A run that is killed and started again ends with the same parameters, bit for bit,
+    as one that was not. A run that has ended stays as it is. The first SIGINT or
+    SIGTERM saves a checkpoint and returns; the second raises KeyboardInterrupt.
 
     Args:
       config: A whole config.
       workdir: The run's folder.
-      task: What is learned, in place of what `config.task` and `config.data` describe.
-      override_config: Whether to resume though the config, or the text that it names,
-        is not the run's.
-      observers: Who looks at the parameters; with several processes the same on all.
-      devices: The devices that share the work; None means all of all processes.
+      task: The task, in place of the one that `config.task` and `config.data` describe.
+      override_config: Whether to resume even if the config, or the text that it names,
+        differs from the run's.
+      observers: Called with the parameters; with several processes the same on all.
+      devices: The devices that divide the work; None: all devices of all processes.
 
     Returns:
-      How it ended; also in summary.json.
+      The summary, which is also in summary.json.
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If the loss or its gradient stops being finite, more often
-        in a row than the config allows.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.
     """
     started = time.perf_counter()
@@ -124,7 +123,7 @@ def train(
 def _run(
     config, folder, stored, placement, observers, override_config
 ) -> opening.Summary:
-    """Takes the steps that are left; `wall_seconds` is still to be filled in."""
+    """Takes the remaining steps; the summary's `wall_seconds` is left at 0."""
     training = config.training
     kept = None
     if stored.latest() is not None:
@@ -132,7 +131,7 @@ def _run(
         if kept is not None and override_config:
             kept = kept._replace(text=None)  # another text, in the same tokens
     task = configuration.make_task(config, kept)
-    _ = task.train_data  # read now, so that faults of a text show before it compiles
+    _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
     is_first = cluster.is_first()
     reports = metrics_log.read(folder.metrics) if is_first else []
@@ -178,7 +177,7 @@ def _run(
             stack.callback(observer.end)
         _look(trainer, observers)
         _take_steps(trainer, training, interruption, observers)
-        stored.close()  # while a signal still waits
+        stored.close()  # signals are still deferred here, so that saving completes
         if trainer.step < training.steps:
             kept = "is saved" if trainer.step else "begins again"
             log.say(f"Interrupted at step {trainer.step}, which {kept}.")
@@ -201,8 +200,8 @@ def _run(
 def _take_steps(trainer, training, interruption, observers) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved.
 
-    What is due when depends on the step alone, so that a resumed run reports, evaluates
-    and saves where an uninterrupted one does. Every checkpoint of these is evaluated.
+    What is due depends only on the step, so that a resumed run reports, evaluates and
+    saves at the same steps as an uninterrupted one. Every due checkpoint is evaluated.
     """
     saved = reported = trainer.step
 
@@ -235,9 +234,9 @@ def _take_steps(trainer, training, interruption, observers) -> None:
 
 
 def _look(trainer, observers) -> None:
-    """Shows the parameters to the observers, on the first process."""
+    """Calls the observers with the parameters, on the first process."""
     if observers:
-        params = trainer.params()  # which all processes gather
+        params = trainer.params()  # a collective: all processes must take part
         for observer in observers if cluster.is_first() else ():
             observer.look(trainer.step, params)
 
@@ -269,7 +268,7 @@ def _opening_line(config, trainer, placement, compile_seconds) -> str:
 class _Interruption:
     """While entered, notes the first SIGINT or SIGTERM in `is_requested`.
 
-    The second raises KeyboardInterrupt. The handlers that were there come back on
+    The second raises KeyboardInterrupt. The former handlers are restored on
     leaving. Outside the main thread, where Python allows no handlers, nothing changes.
     """
 

@@ -1,4 +1,4 @@
-"""What a run says while it runs: metrics.jsonl, a bar or plain lines, TensorBoard."""
+"""The output of a run: metrics.jsonl, a progress bar or lines, and TensorBoard."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ _logger = logging.getLogger("mha_haiku")
 
 
 class MetricsLog:
-    """Writes the metrics of a run as they come.
+    """Writes the metrics of a run as they arrive.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
     event; see `events_of_steps`. On a terminal a bar on stderr shows the progress,
@@ -39,12 +39,12 @@ class MetricsLog:
 
         Args:
           path: metrics.jsonl. Lines of steps after `start` are dropped from it.
-          start: The step the run starts or resumes from.
+          start: The step from which the run starts or resumes.
           steps: The step it ends at.
-          baseline: "accuracy" and "loss" of the best answer that ignores the input.
-          baseline_name: What that is called.
+          baseline: "accuracy" and "loss" of the best answer without the input.
+          baseline_name: The name of that answer, "chance" or "unigram".
           tensorboard: Whether to write TensorBoard's files beside metrics.jsonl.
-          seconds: How long the run has trained before, up to `start`.
+          seconds: The seconds that the run has trained up to `start`.
 
         Raises:
           ConfigError: If TensorBoard is asked for and tensorboardX is not installed.
@@ -78,7 +78,7 @@ class MetricsLog:
           step: The steps taken.
           metrics: Numbers by name; with `held_out_loss` and `held_out_accuracy` when
             this report has an evaluation.
-          learning_rate: Of the last step.
+          learning_rate: That of the last step.
         """
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}
@@ -99,7 +99,7 @@ class MetricsLog:
             self.say(self._evaluation_line(step, metrics))
 
     def event(self, event: dict[str, Any]) -> None:
-        """Writes one event, at once, and warns of it."""
+        """Writes one event, at once, and logs a warning."""
         self._lines.append(event)
         _logger.warning(_sentence(event))
 
@@ -172,14 +172,15 @@ def events_of_steps(
 ) -> list[dict[str, Any]]:
     """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
 
-    Each has "step" and "event": "not_finite", with "what" is not ("loss" or
-    "gradient") and how many steps were "skipped" so far, or "loss_spike", with the
-    "loss" and by how many "deviations" it is above the mean of the window.
+    Each has "step" and "event". Event "not_finite" has "what" ("loss" or "gradient")
+    and "skipped", the number of steps skipped so far. Event "loss_spike" has the "loss"
+    and "deviations", by how many standard deviations it is above the mean of the
+    window.
 
     Args:
       first: The steps taken before the dispatch.
-      report: Of its steps, as host arrays.
-      skipped: How many steps were skipped before it.
+      report: The report of its steps, as host arrays.
+      skipped: The number of steps skipped before it.
     """
     events = []
     flagged = ~report.finite | (report.deviations > health.SPIKE)
@@ -217,7 +218,7 @@ def _open_tensorboard(folder):
 
 
 def _sentence(event: dict[str, Any]) -> str:
-    """Returns what a warning says of an event."""
+    """Returns the text of the warning for an event."""
     if event["event"] == "not_finite":
         return (
             f"The {event['what']} is not finite at step {event['step']}: it is not "

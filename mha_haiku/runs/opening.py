@@ -1,4 +1,4 @@
-"""How a run begins: one process opens its folder, and all go on where it stopped."""
+"""How a run starts: one process opens its folder, and all resume where it stopped."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ from mha_haiku.runs import checkpoints, configuration, files, folders, lock
 
 
 class Summary(NamedTuple):
-    """How a run ended; summary.json."""
+    """How a run ended; the content of summary.json."""
 
     steps: int  # taken in all
     metrics: dict[str, float]  # of the last report
-    baseline: dict[str, float]  # of the best answer that ignores the input
+    baseline: dict[str, float]  # of the best answer without the input
     baseline_name: str
     interrupted: bool  # by SIGINT or SIGTERM, before the last step
     resumed_from: int  # the step this process started at
-    skipped_steps: int  # of all, those whose loss or gradient was not finite
+    skipped_steps: int  # of the whole run, those with a nonfinite loss or gradient
     wall_seconds: float  # of this process, inside `train`
     compile_seconds: float
-    steps_per_second: float  # of training alone: no compilation, evaluation or saving
+    steps_per_second: float  # of training only: no compilation, evaluation or saving
     examples_per_second: float
 
 
@@ -34,8 +34,9 @@ class Opened(NamedTuple):
 
     Attributes:
       folder: The folder.
-      stored: Its checkpoints, to be entered; of the first process, or `Elsewhere`.
-      finished: How a run ended that has nothing left to do; None: there is.
+      stored: Its checkpoints, to be entered; the null object `Elsewhere` on other
+        processes than the first.
+      finished: The summary if the run has ended already, else None.
     """
 
     folder: folders.Folder
@@ -66,10 +67,10 @@ def open_run(
     """Opens a run's folder on the first process, which holds its lock.
 
     Args:
-      stack: What lets go of the lock.
+      stack: Releases the lock when it is closed.
       config: A valid config.
       workdir: The folder.
-      override_config: Whether to resume though the config is not the run's.
+      override_config: Whether to resume even if the config differs from the run's.
 
     Raises:
       ConfigError: On all processes, if the config and the folder do not fit.
@@ -89,19 +90,19 @@ def open_run(
         _check_steps(config, stored)
         return {"finished": None, "latest": stored.latest()}
 
-    found = cluster.first_does(open_here)
-    stored = opened[0] if opened else checkpoints.Elsewhere(found["latest"])
-    finished = found["finished"] and Summary(**found["finished"])
+    shared = cluster.first_does(open_here)
+    stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
+    finished = shared["finished"] and Summary(**shared["finished"])
     return Opened(folders.Folder(Path(workdir).expanduser()), stored, finished)
 
 
 def _check_unchanged(folder, config, override) -> bool:
-    """Returns whether the folder's run has another config; refuses that unless told."""
+    """Returns whether the run's config differs; refuses that without `override`."""
     saved = folders.read_config(folder)
     if saved is None:
         return False
     lines = configuration.difference(saved, configuration.to_json(config))
-    # How devices share the work changes none of it.
+    # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
     if config.task.name == saved["task"]["name"]:
         lines += filter(None, [folders.changed_task(folder)])
@@ -116,7 +117,7 @@ def _check_unchanged(folder, config, override) -> bool:
 
 
 def _finished(folder, config, stored) -> Summary | None:
-    """Returns the summary of a run that has nothing left to do."""
+    """Returns the summary of a run that has taken all its steps, else None."""
     contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None

@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, lines with the time left elsewhere."""
+"""Progress: a bar on a terminal, elsewhere lines with the time left."""
 
 import sys
 import time
@@ -11,8 +11,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 class Bar:
     """Progress towards a known total, on stderr.
 
-    On a terminal it is a bar of tqdm's. In a pipe or a file it is lines, each with the
-    time gone and the time left, one every ten seconds.
+    On a terminal it is tqdm's bar. In a pipe or a file it prints a line every ten
+    seconds, with the time elapsed and the time left.
     """
 
     def __init__(
@@ -26,17 +26,17 @@ class Bar:
         leave: bool = False,
         prints: bool = True,
     ):
-        """Opens the bar; its clock starts.
+        """Opens the bar and starts its clock.
 
         Args:
-          total: Where it ends.
-          unit: What is counted, "step".
-          name: What it is the progress of.
-          start: Where it begins.
-          doing: What is done until the first `advance`: "compiling".
+          total: The count at the end.
+          unit: What is counted, such as "step".
+          name: The name of the bar.
+          start: The count at the beginning.
+          doing: What happens until the first `advance`, such as "compiling".
           leave: Whether the bar stays on the terminal when it is closed.
-          prints: Whether there are lines where there is no terminal; False leaves
-            them to the caller, with `times`.
+          prints: Whether to print lines where there is no terminal; if not, the
+            caller prints its own, with `times`.
         """
         import tqdm
 
@@ -68,7 +68,7 @@ class Bar:
         self.close()
 
     def advance(self, count: int = 1) -> None:
-        """Moves on by some units."""
+        """Adds to the count."""
         if self._doing:
             self._doing = ""
             self._bar.set_postfix_str("")
@@ -82,11 +82,11 @@ class Bar:
                 self._last_line = now
 
     def note(self, text: str) -> None:
-        """Shows some words beside the bar, where there is one."""
+        """Shows a text beside the bar, if there is one."""
         self._bar.set_postfix_str(text)
 
     def print(self, line: str, file: TextIO | None = None) -> None:
-        """Prints a line, on stdout if not said otherwise, above the bar."""
+        """Prints a line above the bar; on stdout unless `file` is given."""
         if self.is_drawn:
             self._bar.write(line, file=file)
         else:
@@ -94,7 +94,7 @@ class Bar:
         self._last_line = time.perf_counter()
 
     def times(self) -> str:
-        """Returns the time gone and the time left: "0:12 elapsed, 1:40 left"."""
+        """Returns the times elapsed and left: "0:12 elapsed, 1:40 left"."""
         gone = time.perf_counter() - self._opened
         done = self.place - self._start
         text = f"{_clock(gone)} elapsed"
@@ -103,14 +103,14 @@ class Bar:
         return text
 
     def close(self) -> None:
-        """Takes the bar away, or lets it stand as `leave` says."""
+        """Removes the bar, unless `leave` was given."""
         self._bar.close()
 
 
 def over(
     items: Iterable[Any], *, name: str, unit: str = "step", doing: str = "compiling"
 ) -> Iterator[Any]:
-    """Yields the items, of a known length, and shows how many are done; see `Bar`."""
+    """Yields items of known number, and shows how many are done; see `Bar`."""
     with Bar(len(items), unit=unit, name=name, doing=doing) as bar:
         for item in items:
             yield item
@@ -118,7 +118,7 @@ def over(
 
 
 def say(what: str) -> None:
-    """Says on stderr what begins now: "compiling", "drawing"."""
+    """Prints on stderr what begins now, such as "compiling"."""
     _print(f"{what} ...")
 
 

@@ -1,4 +1,4 @@
-"""What trains a run: its state, the compiled programs, what it reports and saves."""
+"""The `Trainer` of a run: its state, compiled programs, reports and checkpoints."""
 
 import math
 import time
@@ -21,7 +21,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class Programs(NamedTuple):
-    """What was compiled, with the arguments that never change."""
+    """The compiled programs, with their arguments that never change."""
 
     placement: devices.Placement
     learning_rate: Any  # from the number of a step, counted from 0; on the host
@@ -93,7 +93,7 @@ def max_skips(training: ml_collections.ConfigDict) -> int:
 
 
 class Trainer:
-    """Takes a run's steps, and reports and saves them. When is decided in `loop.py`."""
+    """Takes steps, reports and saves; `loop.py` decides when."""
 
     def __init__(
         self,
@@ -107,7 +107,8 @@ class Trainer:
         self._placement = programs.placement
         self.step = int(self._placement.fetch(state.step))
         self.skipped = int(self._placement.fetch(state.health.skipped))
-        # How many steps a dispatch takes to notice an interruption in time.
+        # How many steps a dispatch may take, so that an interruption is noticed in
+        # time.
         self.affordable_steps = 1
         self.metrics: dict[str, float] = {}  # of the last report
         self.seconds = 0.0  # spent in training steps
@@ -212,8 +213,8 @@ class Trainer:
 def _means(window) -> dict[str, float]:
     """Returns the means over a window's steps, and the last norm of the gradient.
 
-    They come from the steps themselves, so that they are the same to the bit in
-    dispatches of any length. Where no step is finite there is nothing to tell.
+    They are computed from the numbers of each step, so that their bits do not depend on
+    how steps are divided into dispatches. If no step is finite there are none.
     """
     steps = jax.tree.map(lambda *parts: np.concatenate(parts), *window)
     finite = steps.finite

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: committed as a whole, and proved whole when read."""
+"""Checkpoints of a run: written as a whole, and verified when read."""
 
 from mha_haiku.runs.checkpoints.store import Checkpoints, Elsewhere, SaveError
 

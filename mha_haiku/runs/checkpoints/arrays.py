@@ -1,6 +1,6 @@
 """The arrays of a checkpoint: one safetensors file, compared by their names.
 
-A name is where the array stands in the tree, ".params['encoder/norm']['scale']". The
+A name is the path of an array in the tree, ".params['encoder/norm']['scale']". The
 file is a JSON header and the bytes of the arrays; other tools read it as it is.
 """
 
@@ -18,12 +18,12 @@ from jax.tree_util import keystr
 from mha_haiku.checks import ConfigError
 
 _ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
-_METADATA = "__metadata__"  # what a safetensors file has beside its arrays
-_MOST_BYTES = 2**26  # of a header; more is none
+_METADATA = "__metadata__"  # a name that safetensors reserves in the header
+_MOST_BYTES = 2**26  # of a header; a larger number is damage
 
 
 def describe(tree: Any) -> dict[str, dict[str, Any]]:
-    """Returns "dtype" and "shape" of each array, or shape, of a tree, by its name."""
+    """Returns "dtype" and "shape" of each leaf of a tree, by its name."""
     return {
         keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
         for path, x in jax.tree.leaves_with_path(tree)
@@ -33,12 +33,12 @@ def describe(tree: Any) -> dict[str, dict[str, Any]]:
 def compare(
     saved: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], where: str
 ) -> None:
-    """Refuses arrays that are not those wanted.
+    """Raises an error unless the saved arrays are those that are wanted.
 
     Args:
-      saved: `describe` of what was saved.
-      wanted: `describe` of what this config's model has.
-      where: What holds the saved ones, as a sentence begins.
+      saved: `describe` of the saved tree.
+      wanted: `describe` of the state of this config's model.
+      where: The place of the saved tree, as the beginning of a sentence.
 
     Raises:
       ConfigError: If they differ in names, shapes or dtypes; it names the parameter.
@@ -47,10 +47,10 @@ def compare(
     unknown = [name for name in saved if name not in wanted]
     if missing or unknown:
         parts = [("lacks", missing), ("also has", unknown)]
-        told = [f"it {verb} {_listed(names)}" for verb, names in parts if names]
+        parts = [f"it {verb} {_listed(names)}" for verb, names in parts if names]
         raise ConfigError(
             f"{where} does not hold the parameters of this config's model:\n"
-            f"{'; '.join(told)}."
+            f"{'; '.join(parts)}."
         )
     for name, has in wanted.items():
         for what in ("shape", "dtype"):
@@ -105,7 +105,10 @@ def read(path: Path, abstract: Any) -> Any:
 
 
 def _names(path) -> list[str]:
-    """Returns the names in a safetensors file; safetensors takes the last of twins."""
+    """Returns the names in a safetensors file, with repetitions.
+
+    safetensors itself would silently take the last of several arrays of one name.
+    """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > _MOST_BYTES:

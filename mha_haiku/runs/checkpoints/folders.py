@@ -1,8 +1,8 @@
-"""The folders of checkpoints, `<step>/` each: which are there, good, and kept.
+"""The folders of checkpoints, one `<step>/` each: which exist, are good, and stay.
 
-A folder gets its name in one rename, when all of it is on the disk: what a kill left
-half done has another name. So a `<step>/` that does not match its manifest, or has
-none, was damaged later. Nothing here knows of threads; see `store.py`.
+A folder is renamed to `<step>/` once all of it is on the disk; after a kill,
+half-written ones have other names. So a `<step>/` that does not match its manifest, or
+has none, was damaged later. Threads are the business of `store.py`.
 """
 
 import os
@@ -25,14 +25,14 @@ class Folders:
     """The folders of the checkpoints of one run."""
 
     def __init__(self, root: Path):
-        """Takes the folder they are in, which the first `write` makes."""
+        """Takes the folder that contains them, which the first `write` creates."""
         self.root = root
-        self._damage: dict[int, str | None] = {}  # of the steps that were looked at
+        self._damage: dict[int, str | None] = {}  # of the steps that were checked
 
     def steps(self) -> list[int]:
-        """Returns the steps that are there, good or not, ascending.
+        """Returns the steps that exist, good or not, ascending.
 
-        What has the name of a step and is none, such as a link, is a damaged one.
+        Anything with the name of a step counts: a link, for instance, is a damaged one.
         """
         if not self.root.is_dir():
             return []
@@ -40,7 +40,7 @@ class Folders:
         return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
     def check_version(self) -> None:
-        """Raises ConfigError where checkpoints of version 0.1.0 are."""
+        """Raises ConfigError if there are checkpoints of version 0.1.0."""
         for step in self.steps():
             if (self._path(step) / _OLD_ARRAYS).is_dir():
                 raise ConfigError(
@@ -60,7 +60,7 @@ class Folders:
         return self._damage[step]
 
     def newest_known_good(self) -> int | None:
-        """Returns the newest of the steps that were looked at, or written, and good."""
+        """Returns the newest step that was checked or written here, and is good."""
         good = [step for step, damage in self._damage.items() if damage is None]
         return max(good, default=None)
 
@@ -70,14 +70,14 @@ class Folders:
         arrays.compare(saved, arrays.describe(abstract), where)
         try:
             return arrays.read(self._path(step) / _ARRAYS, abstract)
-        except Exception as error:  # of a file that its own manifest belies
+        except Exception as error:  # the file contradicts its manifest
             raise ConfigError(f"{where} is damaged: {error}") from error
 
     def write(self, step: int, tree: Any, held_out_loss: float | None) -> None:
         """Writes a step that is not there.
 
         Raises:
-          Exception: Whatever stands against it; then nothing is there.
+          Exception: Any error of writing; nothing is left then.
         """
         partial = self.root / f"{_PARTIAL}{step}"
         try:
@@ -104,7 +104,7 @@ class Folders:
         return path.name
 
     def prune(self) -> None:
-        """Removes all but the newest two and the one of the least held-out loss."""
+        """Removes all but the newest two and the one with the least held-out loss."""
         steps = self.steps()
         losses = [(self._held_out_loss(step), step) for step in steps]
         _, best = min((x for x in losses if x[0] is not None), default=(None, None))
@@ -116,7 +116,7 @@ class Folders:
                 self._damage.pop(step, None)
 
     def clean(self) -> None:
-        """Removes what a kill left half written or half deleted."""
+        """Removes folders that a kill left half written or half deleted."""
         for prefix in (_PARTIAL, _REMOVED):
             for path in self.root.glob(f"{prefix}*"):
                 _remove(path)

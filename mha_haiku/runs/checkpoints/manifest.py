@@ -1,8 +1,7 @@
-"""What proves a checkpoint whole: manifest.json, with the sha256 of each of its files.
+"""manifest.json, which verifies a checkpoint: the sha256 of each of its files.
 
-Nothing of a checkpoint may differ from its manifest: no file changed, cut short,
-missing or added, and no folder or link in place of a file. It holds a digest of itself
-too.
+A checkpoint must match its manifest: no file changed, cut short, missing or added, and
+no folder or link in place of a file. The manifest contains its own sha256 too.
 """
 
 import hashlib
@@ -13,15 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NAME = "manifest.json"
-_MOST_BYTES = 2**26  # of a manifest; more is none
+_MOST_BYTES = 2**26  # of a manifest; a larger file is damage
 
 
 class DamageError(Exception):
-    """A checkpoint is not what was written; the message says what is wrong."""
+    """A checkpoint differs from what was written; the message names the difference."""
 
 
 class Manifest(NamedTuple):
-    """What manifest.json holds."""
+    """The content of manifest.json."""
 
     step: int
     held_out_loss: float | None
@@ -36,13 +35,13 @@ def write(
     held_out_loss: float | None,
     arrays: dict[str, dict[str, Any]],
 ) -> None:
-    """Writes the manifest of the files that are in `folder`, all of them to the disk.
+    """Writes the manifest of the files in `folder`, and flushes all of them to disk.
 
     Args:
-      folder: Of one checkpoint, with all its files and no manifest.
+      folder: The folder of a checkpoint, with all files but the manifest.
       step: Its step.
-      held_out_loss: Finite, or None where it was not evaluated.
-      arrays: What is known of each array; see `Manifest`.
+      held_out_loss: A finite number, or None if it was not evaluated.
+      arrays: The dtype and shape of each array; see `Manifest`.
     """
     files = {name: _digest(folder / name) for name in _names(folder)}
     manifest = Manifest(step, held_out_loss, arrays, files)
@@ -53,10 +52,10 @@ def write(
 
 
 def read(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint, without a look at the files.
+    """Returns the manifest of a checkpoint, without checking the files.
 
     Raises:
-      DamageError: If there is none, or it is not what `write` wrote.
+      DamageError: If there is none, or it was changed.
     """
     path = folder / NAME
     if folder.is_symlink():
@@ -81,7 +80,7 @@ def read(folder: Path) -> Manifest:
 
 
 def check(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint whose files are all as they were written.
+    """Returns the manifest of a checkpoint, after checking all its files.
 
     Raises:
       DamageError: At the first thing that differs.
@@ -90,11 +89,11 @@ def check(folder: Path) -> Manifest:
     if folder.name != str(manifest.step):
         raise DamageError(f"{NAME} is that of step {manifest.step}")
     try:
-        found = set(_names(folder)) - {NAME}
-        for name in sorted(found - set(manifest.files)):
+        present = set(_names(folder)) - {NAME}
+        for name in sorted(present - set(manifest.files)):
             raise DamageError(f"{name} was added")
         for name, digest in sorted(manifest.files.items()):
-            if name not in found:
+            if name not in present:
                 raise DamageError(f"{name} is missing")
             if _digest(folder / name) != digest:
                 raise DamageError(f"{name} is not as it was written")
@@ -131,7 +130,10 @@ def _check_types(manifest) -> None:
 
 
 def _text(contents) -> str:
-    """Returns the only text that stands for these contents, with its own digest."""
+    """Returns the canonical text of these contents, with a sha256 of itself.
+
+    Canonical, so that any change of the file shows, even one of white space.
+    """
     contents = dict(sorted(contents.items()))
     body = json.dumps(contents, indent=1, sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(body.encode()).hexdigest()
@@ -145,7 +147,7 @@ def _digest(path) -> str:
 
 
 def _to_disk(path) -> None:
-    """Waits until a file, or a folder's list of names, is on the disk itself."""
+    """Waits until a file, or the entries of a folder, are on the disk itself."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved in the background, restored when proved good."""
+"""The checkpoints of a run: saved in the background, verified before restoring."""
 
 import logging
 import math
@@ -13,24 +13,24 @@ _logger = logging.getLogger("mha_haiku")
 
 
 class SaveError(RuntimeError):
-    """The newest checkpoint could not be written; those before it are as they were."""
+    """The newest checkpoint could not be written; the others are unchanged."""
 
 
 class Checkpoints:
     """The checkpoints in one folder: the newest two and the best.
 
     Saving runs in the background; `close` (or leaving the `with`) waits for it, and so
-    does the end of the process. A checkpoint that cannot be written is a warning and
-    leaves the others alone. Trees are host arrays.
+    does the end of the process. A checkpoint that cannot be written causes a warning
+    and leaves the others unchanged. Trees are host arrays.
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False):
-        """Opens the folder; the first save makes it.
+        """Opens the folder, which the first save creates.
 
         Args:
-          folder: Where the steps are, one sub-folder each.
-          read_only: Whether only to restore; then the folder has to be there. If not,
-            nobody else may write to it; a run's folder has a lock.
+          folder: The folder of the steps, one sub-folder each.
+          read_only: Whether only to restore; then the folder must exist. Otherwise no
+            other process may write to it; the lock of the run's folder sees to that.
 
         Raises:
           ConfigError: If there is no such folder to read, or its checkpoints are of
@@ -40,7 +40,7 @@ class Checkpoints:
         self._read_only = read_only
         self._thread: threading.Thread | None = None
         self._failure: SaveError | None = None
-        self._told: set[int] = set()  # damaged steps
+        self._reported: set[int] = set()  # damaged steps
         if not read_only:
             self._folders.clean()
         elif not self._folders.root.is_dir():
@@ -57,15 +57,15 @@ class Checkpoints:
             self._join()
 
     def steps(self) -> list[int]:
-        """Returns the steps that are there, good or not, ascending."""
+        """Returns the steps that exist, good or not, ascending."""
         self._join()
         return self._folders.steps()
 
     def latest(self) -> int | None:
         """Returns the newest good step, or None where nothing has been saved.
 
-        Damaged steps after it are told of in a warning, once; where this may write they
-        are set aside, as `<step>.damaged`.
+        It logs a warning about each damaged step after it, once, and renames that to
+        `<step>.damaged` unless this is read-only.
 
         Raises:
           ConfigError: If there are checkpoints, and none of them is good.
@@ -78,9 +78,9 @@ class Checkpoints:
                 return step
             damaged[step] = damage
         if damaged:
-            told = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+            reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
             raise ConfigError(
-                f"No checkpoint in {self._folders.root} is good: {told}.\n"
+                f"No checkpoint in {self._folders.root} is good: {reasons}.\n"
                 "Put back a copy of one, take another workdir, or remove this one to "
                 "start from the beginning."
             )
@@ -90,7 +90,7 @@ class Checkpoints:
         """Starts to save a tree of host arrays; waits for the save before it.
 
         Args:
-          step: Its step; what is already saved at this step, and good, stays.
+          step: Its step; a good checkpoint of this step is kept as it is.
           tree: Arrays, which must not be changed afterwards.
           held_out_loss: The smallest marks the best step; None is never the best.
 
@@ -162,13 +162,13 @@ class Checkpoints:
         return step
 
     def _leave_out(self, damaged, instead) -> None:
-        """Warns of damaged steps once, and sets them aside where this may write."""
+        """Warns about damaged steps once, and renames them unless this is read-only."""
         for step, damage in damaged.items():
-            if step in self._told:
+            if step in self._reported:
                 continue
             kept = ""
             if self._read_only:
-                self._told.add(step)
+                self._reported.add(step)
             else:
                 kept = f"; it is kept as {self._folders.set_aside(step)}"
             _logger.warning(
@@ -177,7 +177,7 @@ class Checkpoints:
             )
 
     def _write(self, step, tree, held_out_loss) -> None:
-        """Writes one checkpoint, in a thread of its own."""
+        """Writes one checkpoint; runs in its own thread."""
         self._failure = None
         try:
             self._folders.write(step, tree, held_out_loss)
@@ -199,7 +199,7 @@ class Checkpoints:
 
 
 class Elsewhere:
-    """What a process has in place of `Checkpoints` where another one writes them."""
+    """The null object of `Checkpoints`, on processes that do not write them."""
 
     def __init__(self, latest: int | None):
         """Takes the newest good step."""
@@ -212,16 +212,16 @@ class Elsewhere:
         pass
 
     def latest(self) -> int | None:
-        """Returns the newest step that is there, as far as is known here."""
+        """Returns the newest step, as far as this process knows."""
         return self._latest
 
     def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
-        """Takes note of the step."""
+        """Remembers the step."""
         del tree, held_out_loss
         self._latest = step
 
     def restore(self, abstract: Any, step: int | None = None) -> Any:
-        """Raises RuntimeError: only the process that writes reads."""
+        """Raises RuntimeError: only the first process reads checkpoints."""
         raise RuntimeError("checkpoints are read by the first process alone.")
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class Elsewhere:
 
 
 def _reason(error) -> str:
-    """Returns the one sentence in what safetensors or the system says."""
+    """Returns the message of safetensors or of the system, on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())
