@@ -1,11 +1,12 @@
-"""Injects faults into runs, for real, and prints how many they survived.
+"""Injects real faults into runs, and prints how many the runs survived.
 
 Run: python scripts/check_reliability.py
      python scripts/check_reliability.py --quick --only=kills,full_disks
 
 Every run is a process that trains configs/reverse.py for 300 steps, with a checkpoint
-each 20; it must come to the bits of a run that nothing happened to. Exit status 1 where
-a line is not full. A line that this machine cannot have is said to be left out.
+every 20; it must end with the same bits as an undisturbed run. The exit status is 1 if
+any fault was not survived. Faults that this machine cannot produce are left out, with a
+message.
 """
 
 import functools
@@ -26,7 +27,11 @@ FLAGS = command_line.flag_values(
     {
         "quick": (bool, False, "A few times each, to see that all of it works."),
         "only": (str, "", "Names of lines, with commas between; all if left out."),
-        "seed": (int, 0, "Of the random moments and places."),
+        "seed": (
+            int,
+            0,
+            "Seed of the random moments and places of faults.",
+        ),
     }
 )
 
@@ -41,24 +46,39 @@ class _Line(NamedTuple):
 
 
 def _lines() -> dict[str, _Line]:
-    from scripts import reliability_faults as faults
-    from scripts import reliability_uses as uses
+    from scripts import reliability_faults, reliability_uses
 
     return {
-        "kills": _Line("kill -9 at a random moment", faults.kills, 50, 3),
+        "kills": _Line("kill -9 at a random moment", reliability_faults.kills, 50, 3),
         "signals": _Line(
-            "SIGTERM, SIGINT: under 5 s, no lost step", faults.signals, 20, 2
+            "SIGTERM, SIGINT: under 5 s, no lost step",
+            reliability_faults.signals,
+            20,
+            2,
         ),
-        "exits": _Line("exit or exception right after a save", faults.exits, 4, 4),
+        "exits": _Line(
+            "exit or exception right after a save", reliability_faults.exits, 4, 4
+        ),
         "corruptions": _Line(
-            "bits flipped; files cut, missing, added", faults.corruptions, 300, 40
+            "bits flipped; files cut, missing, added",
+            reliability_faults.corruptions,
+            300,
+            40,
         ),
-        "full_disks": _Line("full disk, then room again", faults.full_disks, 5, 5),
-        "second_writers": _Line("a second writer", uses.second_writers, 4, 4),
-        "changed_configs": _Line("another config or model", uses.changed_configs, 5, 5),
-        "device_counts": _Line("1 to 4 devices and back", uses.device_counts, 2, 2),
+        "full_disks": _Line(
+            "full disk, then room again", reliability_faults.full_disks, 5, 5
+        ),
+        "second_writers": _Line(
+            "a second writer", reliability_uses.second_writers, 4, 4
+        ),
+        "changed_configs": _Line(
+            "another config or model", reliability_uses.changed_configs, 5, 5
+        ),
+        "device_counts": _Line(
+            "1 to 4 devices and back", reliability_uses.device_counts, 2, 2
+        ),
         "not_finite_steps": _Line(
-            "gradients not finite, spikes", uses.not_finite_steps, 4, 4
+            "gradients not finite, spikes", reliability_uses.not_finite_steps, 4, 4
         ),
     }
 

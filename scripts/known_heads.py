@@ -121,11 +121,11 @@ ALL: dict[str, Callable[..., KnownHeads]] = {
 }
 
 
-def auroc(found: np.ndarray, real: np.ndarray) -> float:
+def auroc(values: np.ndarray, real: np.ndarray) -> float:
     """Returns the probability that a real head is ranked above another.
 
     Args:
-      found: `[L, H]`, the larger the more important; NaN where there is no head.
+      values: `[L, H]`, the larger the more important; NaN where there is no head.
       real: `[L, H]` booleans.
 
     Returns:
@@ -135,8 +135,8 @@ def auroc(found: np.ndarray, real: np.ndarray) -> float:
     """
     import scipy.stats
 
-    there = ~np.isnan(found)
-    positive, negative = found[there & real], found[there & ~real]
+    exists = ~np.isnan(values)
+    positive, negative = values[exists & real], values[exists & ~real]
     if not positive.size or not negative.size:
         raise ValueError("there must be real heads and others.")
     wins = scipy.stats.mannwhitneyu(positive, negative).statistic

@@ -1,7 +1,7 @@
 """Runs commands on a disk of 4 MiB; in a namespace of its own, as root there.
 
 reliability_faults.py runs it in `unshare --map-root-user --mount`, with the mount
-point, a folder for what is left, and the commands as JSON.
+point, a folder for the resulting runs, and the commands as JSON.
 """
 
 import json
@@ -25,7 +25,7 @@ def main(disk: pathlib.Path, out: pathlib.Path, commands: list[list[str]]) -> No
             )
         (disk / "ballast").unlink(missing_ok=True)
         done = subprocess.run(command, capture_output=True, text=True)
-        ends.append({"status": done.returncode, "told": done.stderr})
+        ends.append({"status": done.returncode, "stderr": done.stderr})
         shutil.copytree(disk / "run", out / str(i))
     print(json.dumps(ends))
 

@@ -107,10 +107,10 @@ def corruptions(subject: Subject, count: int, chance: random.Random) -> Outcomes
             path.unlink()
         else:
             path.with_name(path.name + "x").write_bytes(data)
-        found = subject.latest(workdir)
+        latest = subject.latest(workdir)
         shutil.rmtree(workdir)
         what = f"{kind} {path.relative_to(folder)}"
-        yield None if found == before else f"{what}: step {found} taken"
+        yield None if latest == before else f"{what}: step {latest} taken"
 
 
 def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
@@ -126,7 +126,7 @@ def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
         subject.command(workdir, fault='{"fill": 100}'),
         subject.command(workdir),
     ]
-    # A mount of its own, which nobody else sees and which ends with the process.
+    # A mount in a namespace of its own, invisible outside, which ends with the process.
     isolated = ["unshare", "--map-root-user", "--mount", sys.executable, "-m"]
     done = subprocess.run(
         [*isolated, "scripts.reliability_disk", disk, out, json.dumps(commands)],
@@ -140,14 +140,16 @@ def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
             f"no small disk can be mounted: {done.stderr.strip()[-200:]}"
         )
     through, full, after = json.loads(done.stdout)
-    is_told = "No space left on device" in through["told"] and not through["status"]
-    yield None if is_told else f"status {through['status']}: {through['told']}"
+    is_reported = (
+        "No space left on device" in through["stderr"] and not through["status"]
+    )
+    yield None if is_reported else f"status {through['status']}: {through['stderr']}"
     is_same = subject.is_as_reference(out / "0")
     yield None if is_same else "other bits after the disk was full for a while"
-    is_told = full["status"] == 1 and "could not be written" in full["told"]
-    yield None if is_told else f"status {full['status']}: {full['told']}"
+    is_reported = full["status"] == 1 and "could not be written" in full["stderr"]
+    yield None if is_reported else f"status {full['status']}: {full['stderr']}"
     kept = subject.latest(out / "1")
     # That of step 80 was perhaps still being written.
     yield None if kept in (60, 80) else f"step {kept} is the last good one"
     is_same = after["status"] == 0 and subject.is_as_reference(out / "2")
-    yield None if is_same else f"status {after['status']}: {after['told']}"
+    yield None if is_same else f"status {after['status']}: {after['stderr']}"

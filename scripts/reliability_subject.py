@@ -28,7 +28,7 @@ STEPS, EVERY = FIELDS["training.steps"], FIELDS["training.checkpoint_every"]
 
 
 class UnavailableError(Exception):
-    """This machine cannot have a fault."""
+    """This machine cannot produce a fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,12 @@ class End:
 
     status: int
     out: str
-    told: str  # on stderr
+    stderr: str
 
     @property
     def line(self) -> str:
         """Returns stderr as one line, warnings left out."""
-        lines = [x for x in self.told.splitlines() if not x.startswith("warning:")]
+        lines = [x for x in self.stderr.splitlines() if not x.startswith("warning:")]
         return " ".join(lines)
 
 
@@ -96,7 +96,7 @@ class Subject:
         """Runs to a good end."""
         end = self.run(workdir, *flags, devices=devices)
         if end.status:
-            raise RuntimeError(f"a run ended with {end.status}: {end.told}")
+            raise RuntimeError(f"a run ended with {end.status}: {end.stderr}")
 
     def after_resuming(self, workdir, *, is_report_split: bool = False) -> str | None:
         """Runs to the end; returns what is not as in the reference.
@@ -225,8 +225,8 @@ class Process:
             status = self._process.wait()
         for thread in self._threads:
             thread.join()
-        out, told = ("".join(self._parts[name]) for name in ("stdout", "stderr"))
-        return End(status, out, told)
+        stdout, stderr = ("".join(self._parts[name]) for name in ("stdout", "stderr"))
+        return End(status, stdout, stderr)
 
     def _read(self, name) -> None:
         for line in getattr(self._process, name):

@@ -26,7 +26,7 @@ def second_writers(subject: Subject, count: int, chance: random.Random) -> Outco
     second = subject.run(workdir)
     yield None if second.status == 2 else f"status {second.status}"
     owner = f"process {first.pid} on {socket.gethostname()}"
-    yield None if owner in second.line else f"told {second.line!r}"
+    yield None if owner in second.line else f"stderr {second.line!r}"
     first.send(signal.SIGKILL)
     first.end()
     yield None if (workdir / "lock.json").exists() else "the kill left no lock"
@@ -38,20 +38,20 @@ def changed_configs(subject: Subject, count: int, chance: random.Random) -> Outc
     del count, chance
     workdir = shutil.copytree(subject.reference, subject.new_workdir())
 
-    def refused(*flags, told):
+    def refused(*flags, expected):
         end = subject.run(workdir, *flags)
-        is_good = end.status == 2 and all(part in end.line for part in told)
+        is_good = end.status == 2 and all(part in end.line for part in expected)
         return None if is_good else f"status {end.status}: {end.line}"
 
     other, longer = "--config.optimizer.b1=0.5", f"--config.training.steps={STEPS + 20}"
-    yield refused(other, told=["config.optimizer.b1: 0.9 -> 0.5"])
+    yield refused(other, expected=["config.optimizer.b1: 0.9 -> 0.5"])
     wider = ["--config.model.hidden_size=48", longer, "--override_config"]
-    yield refused(*wider, told=["has the shape", "feed_forward", "48"])
+    yield refused(*wider, expected=["has the shape", "feed_forward", "48"])
     fewer = ["--config.model.with_bias=False", longer, "--override_config"]
-    yield refused(*fewer, told=["it also has", "['b']"])
+    yield refused(*fewer, expected=["it also has", "['b']"])
     _save_as_double(subject, workdir)
     yield refused(
-        longer, "--override_config", told=["has the dtype float64", "embedding"]
+        longer, "--override_config", expected=["has the dtype float64", "embedding"]
     )
     workdir = shutil.copytree(subject.reference, subject.new_workdir())
     end = subject.run(workdir, other, longer, "--override_config")
@@ -108,9 +108,9 @@ def not_finite_steps(subject: Subject, count: int, chance: random.Random) -> Out
 
     workdir = subject.new_workdir()
     end = subject.run(workdir, fault=json.dumps({"spike": [290]}))
-    found = [(event["event"], event["step"]) for event in events(workdir)]
-    is_good = found == [("loss_spike", 290)] and "at step 290" in end.told
-    yield None if is_good else f"logged {found}"
+    recorded = [(event["event"], event["step"]) for event in events(workdir)]
+    is_good = recorded == [("loss_spike", 290)] and "at step 290" in end.stderr
+    yield None if is_good else f"logged {recorded}"
 
 
 def _save_as_double(subject, workdir) -> None:

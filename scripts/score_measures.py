@@ -44,8 +44,10 @@ def main() -> None:
         parser.error(f"--seeds must be at least 1, got {seeds}")
     print(f"{'':24}" + "".join(f"{name:>20}" for name in MEASURES))
     for name, make in known_heads.ALL.items():
-        found = [known_heads.scores(make(seed=seed), MEASURES) for seed in range(seeds)]
-        _print(name, {key: np.mean([each[key] for each in found]) for key in MEASURES})
+        scores = [
+            known_heads.scores(make(seed=seed), MEASURES) for seed in range(seeds)
+        ]
+        _print(name, {key: np.mean([each[key] for each in scores]) for key in MEASURES})
     _print("trained, dead heads", known_heads.scores(_with_dead_heads(), MEASURES))
 
 

@@ -67,7 +67,7 @@ FIELDS = {
     ),
     "precision": Field(
         "float32",
-        "number format of the computation; parameters are always float32",
+        "number format of the computation, with parameters in float32",
         OneOf(PRECISIONS),
     ),
     "rematerialize": Field(
@@ -163,7 +163,7 @@ FIELDS = {
             formerly="config.model.smear_keys",
         ),
         "residual": Field(
-            True, "whether its output is added to its input", fields.boolean
+            True, "whether attention adds its output to its input", fields.boolean
         ),
         "implementation": Field(
             "auto",
@@ -197,7 +197,7 @@ FIELDS = {
             formerly="config.model.with_bias",
         ),
         "residual": Field(
-            True, "whether its output is added to its input", fields.boolean
+            True, "whether this part adds its output to its input", fields.boolean
         ),
         "hidden_sizes": Field(
             None,
@@ -221,7 +221,7 @@ FIELDS = {
         ),
         "position": Field(
             "pre",
-            "where it stands: before (pre) or after (post) each part of a layer",
+            "whether norms come before or after the parts of a layer",
             OneOf(("pre", "post")),
             formerly="config.model.norm_position",
         ),

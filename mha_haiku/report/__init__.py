@@ -1,6 +1,6 @@
-"""Pictures, tables and a page, from arrays alone: nothing here runs a model.
+"""Pictures, tables and a page, made from arrays: nothing here runs a model.
 
-Each function returns the bytes or the text of a file; who asks for it writes it.
+Each function returns the bytes or the text of a file; its caller writes the file.
 """
 
 from mha_haiku.report import curves, drawing, figures, heads, labels, maps, page, tables

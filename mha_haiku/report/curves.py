@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Pruning(NamedTuple):
-    """What pruned models are worth, a point per model.
+    """Metric and speed of pruned models, a point per model.
 
     Attributes:
-      kept: How many heads each has left.
+      kept: The number of heads of each.
       metric: The metric of each.
-      metric_name: What the metric is.
+      metric_name: The name of the metric, for the axis.
       speed_up: How many times faster than the whole model each was, measured.
       ideal: The same by operation counts.
     """
@@ -48,9 +48,9 @@ def learning(
     Args:
       reports: The lines of metrics.jsonl: `step`, and with it `loss`, `accuracy`,
         `held_out_loss` and `held_out_accuracy` where a line has them.
-      title: Of which run.
-      baseline: "loss" and "accuracy" of the best answer that ignores the input.
-      baseline_name: What that is called.
+      title: The name of the run.
+      baseline: "loss" and "accuracy" of the best answer without the input.
+      baseline_name: The name of that answer.
     """
     units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
 
@@ -78,13 +78,13 @@ def learning(
 def timeline(
     steps: np.ndarray, scores: Mapping[str, PerHead], *, title: str
 ) -> "Figure":
-    """Returns a PNG: a panel per score, in it a line per head, coloured by layer.
+    """Returns a PNG: a panel per score with a line per head, coloured by layer.
 
     Args:
       steps: `[P]`.
       scores: By their names, each with a mean `[P, L, H]`, NaN where there is no head.
         A score without a unit is a share, from 0 to 1.
-      title: Of which run.
+      title: The name of the run.
     """
     import matplotlib
     from matplotlib import lines
@@ -129,7 +129,7 @@ def pruning(curve: Pruning, *, title: str) -> "Figure":
 
     Args:
       curve: A point per pruned model.
-      title: Of which run.
+      title: The name of the run.
     """
     sheet = drawing.sheet(8.5, 3.6, title=title)
     left, right = sheet.subplots(1, 2)
@@ -158,14 +158,14 @@ def rollout(
 
     Args:
       correlations: By the name of the measure, its mean and standard error `[L, 2]`.
-      published: What a paper found for the same model and data, by name; may be empty.
-      title: Of which run, and over what.
+      published: Numbers of a paper for the same model and data, by name; may be empty.
+      title: The run, and what means are over.
     """
     sheet = drawing.sheet(
         8.0,
         4.4,
         title=title,
-        note="How well attention ranks inputs by what blanking them out changes.",
+        note="How well attention ranks inputs by the effect of replacing them.",
     )
     axes = sheet.subplots()
     for i, (name, numbers) in enumerate(correlations.items()):

@@ -1,4 +1,4 @@
-"""What all pictures share: a sheet, its bytes, scales of colour, and ink one can read.
+"""What all pictures share: figures, PNG bytes, colour scales, and readable ink.
 
 Pictures are drawn without a window and without `pyplot`. The same numbers give the same
 file, whatever the version of matplotlib.
@@ -41,10 +41,10 @@ _WIDER_FONTS = (
 
 
 class Scale(NamedTuple):
-    """Which colours numbers have: from `low` to `high` on a colour map.
+    """How numbers map to colours: from `low` to `high` on a colour map.
 
-    0 is always on the scale, so that what is small looks small beside what is large;
-    where signs differ 0 is white and in the middle.
+    0 is always on the scale, so that small numbers look small beside large ones. If
+    signs differ, 0 is white and in the middle.
     """
 
     low: float
@@ -53,12 +53,12 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
-        """Returns the scale of some numbers; NaN are none.
+        """Returns the scale for some numbers; NaN are ignored.
 
         Args:
           values: Any shape.
-          unit: Of the numbers. One that is no nats, keys or positions is that of
-            shares, whose scale goes to 1 even where all are small.
+          unit: Their unit. Units other than nats, keys, positions and bits are those of
+            shares, whose scale goes to 1 even if all are small.
         """
         known = values[np.isfinite(values)]
         top = rounded_up(np.abs(known).max(initial=0.0))
@@ -71,7 +71,7 @@ class Scale(NamedTuple):
         return cls(0.0, top, "viridis")
 
     def ink(self, value: float) -> str:
-        """Returns "black" or "white": what is read better on the colour of a number."""
+        """Returns "black" or "white", whichever contrasts more with the colour."""
         import matplotlib
 
         share = (value - self.low) / (self.high - self.low)
@@ -94,9 +94,9 @@ def is_possible() -> bool:
 
 
 def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
-    """Makes a function that draws one that returns the bytes of a PNG file.
+    """Turns a function that draws a figure into one that returns a PNG file's bytes.
 
-    What draws is its `__wrapped__`.
+    The original function is its `__wrapped__`.
     """
 
     @functools.wraps(draw)
@@ -105,7 +105,8 @@ def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
 
         style = {"font.family": list(fonts()[0]), "text.usetex": False}
         with matplotlib.rc_context(style), warnings.catch_warnings():
-            # What no font has is spelt as a code point; shaping may ask for more.
+            # Characters that no font has are replaced by their code points beforehand;
+            # shaping may still ask for other glyphs.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             content = io.BytesIO()
             # Without the version of matplotlib, the same numbers give the same file.
@@ -123,7 +124,7 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
     Args:
       width: Inches.
       height: Inches.
-      title: Of which run; above all axes, on the left.
+      title: The name of the run; above all axes, on the left.
       note: How to read the picture; a line below the title.
     """
     from matplotlib import figure
@@ -213,10 +214,12 @@ def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
     families = ("DejaVu Sans", *(name for name in _WIDER_FONTS if name in installed))
-    found = [font_manager.get_font(font_manager.findfont(name)) for name in families]
+    available = [
+        font_manager.get_font(font_manager.findfont(name)) for name in families
+    ]
 
     @functools.cache
     def has_glyph(character: str) -> bool:
-        return any(font.get_char_index(ord(character)) for font in found)
+        return any(font.get_char_index(ord(character)) for font in available)
 
     return families, has_glyph

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = 0
 _BAR_INCHES = 1.0  # the colour bar, its numbers and its name
-# Up to this many positions tokens stand on the axes; above it, position numbers.
+# Up to this many positions the axes show tokens; above it, position numbers.
 _MOST_TOKENS = 64
 _LONGEST_TOKEN = 12
 # With more keys than this most weights are small, and a square-root scale shows them.
@@ -44,8 +44,8 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
 
     Args:
       saved: The run's maps.
-      layer: The place of the layer among those of the maps.
-      scale: What the colours mean, from 0 to the largest weight of the run.
+      layer: The index of the layer among those of the maps.
+      scale: The colour scale, from 0 to the largest weight of the run.
 
     Returns:
       A figure that belongs to no window.

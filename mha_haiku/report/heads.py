@@ -1,8 +1,8 @@
 """Numbers per head, as a table and as pictures: what heads do, how much they matter.
 
-L layers, H heads. What a number is called, what it means and its unit come with it, so
-that whatever is handed in is shown; nothing here knows a statistic or a measure by name
-but those that make a head positional.
+L layers, H heads. Each number comes with its name, label and unit, so that any number
+can be shown; only the three statistics that make a head positional are known by name
+here.
 """
 
 import math
@@ -32,11 +32,11 @@ class PerHead(NamedTuple):
 
     Attributes:
       mean: `[L, H]` over examples; NaN where a layer has fewer heads.
-      unit: Of the number.
-      label: What it is, in a few words.
-      standard_error: `[L, H]`, of the mean; None where that is not known.
-      ranks: `[L, H, 2]`, the lowest and highest rank that are likely, 1 for the largest
-        number; None where that is not known.
+      unit: The unit of the number.
+      label: What the number is, in a few words.
+      standard_error: `[L, H]`, of the mean; None if unknown.
+      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
+        unknown.
     """
 
     mean: np.ndarray
@@ -72,8 +72,8 @@ def table(
             csv = (f"{name}_rank_low", f"{name}_rank_high")
             columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
     rows = []
-    there = ~np.isnan([each.mean for each in numbers.values()]).all(0)
-    for i, h in np.argwhere(there).tolist():
+    exists = ~np.isnan([each.mean for each in numbers.values()]).all(0)
+    for i, h in np.argwhere(exists).tolist():
         row = {"layer": layers[i], "head": heads[i][h]}
         for name, each in numbers.items():
             error = each.standard_error
@@ -94,15 +94,15 @@ def legend(numbers: Numbers) -> str:
 
 
 def positional(numbers: Numbers, layer: int, head: int) -> str | None:
-    """Returns "-1", "0" or "+1" where a head is positional, else None.
+    """Returns "-1", "0" or "+1" if a head is positional, else None.
 
-    It is where at least 0.9 of its queries have their largest weight on the previous,
-    the own or the next position.
+    A head is positional if at least 0.9 of its queries have their largest weight on the
+    previous, their own or the next position.
 
     Args:
       numbers: With `largest_at_previous`, `largest_at_own` and `largest_at_next`.
-      layer: The place of the layer.
-      head: The place of the head.
+      layer: The row of the layer in the numbers.
+      head: The column of the head.
 
     Source: Voita et al. 2019, section 5.1, https://arxiv.org/abs/1905.09418.
     """
@@ -118,8 +118,8 @@ def statistics_picture(
     """Returns a heat map of each number, heads by layer, as the bytes of a PNG file.
 
     Args:
-      numbers: What is shown.
-      title: Of which run, and over what.
+      numbers: The numbers to show, by their names.
+      title: The run, and what means are over.
       layers: The number of each layer.
     """
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
@@ -152,7 +152,7 @@ def importance_picture(
 
     Args:
       numbers: The measures.
-      title: Of which run, and over what.
+      title: The run, and what means are over.
       heads: For each layer the names of its heads.
     """
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
@@ -181,20 +181,24 @@ def importance_picture(
     return sheet
 
 
-def _draw_bars(axes: "Axes", of: PerHead, heads: Sequence[Sequence[int]]) -> None:
-    there = np.argwhere(~np.isnan(of.mean))
-    order = there[np.argsort(-of.mean[tuple(there.T)], kind="stable")]
+def _draw_bars(axes: "Axes", numbers: PerHead, heads: Sequence[Sequence[int]]) -> None:
+    cells = np.argwhere(~np.isnan(numbers.mean))
+    order = cells[np.argsort(-numbers.mean[tuple(cells.T)], kind="stable")]
     places = tuple(order.T)
     spread = None
-    if of.standard_error is not None:
-        spread = np.nan_to_num(of.standard_error[places])
+    if numbers.standard_error is not None:
+        spread = np.nan_to_num(numbers.standard_error[places])
     axes.bar(
-        range(len(order)), of.mean[places], yerr=spread, color="tab:blue", capsize=2
+        range(len(order)),
+        numbers.mean[places],
+        yerr=spread,
+        color="tab:blue",
+        capsize=2,
     )
     axes.axhline(0, color="0.5", lw=0.5)
-    axes.set_title(of.label, fontsize=8, loc="left", parse_math=False)
+    axes.set_title(numbers.label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
-    axes.set_ylabel(of.unit, fontsize=7)
+    axes.set_ylabel(numbers.unit, fontsize=7)
     axes.set_xlabel("layer.head", fontsize=8)
     shown = order.tolist() if len(order) <= _MOST_NAMES else []
     names = [f"{i}.{heads[i][h]}" for i, h in shown]

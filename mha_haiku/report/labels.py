@@ -1,7 +1,7 @@
 """Token text that a reader can see, and that a font can draw.
 
-A token may be a space, a line break, half an emoji or an invisible character that turns
-the text around it; on an axis or a page each has to be something one can point at.
+A token may be a space, a line break, half an emoji or an invisible character that
+reverses the text around it; on an axis or a page each must be visible.
 """
 
 import unicodedata
@@ -15,18 +15,18 @@ _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 
 
 def visible(text: str) -> str:
-    """Returns `text` with all that is invisible in it replaced by something to see.
+    """Returns `text` with visible symbols in place of invisible characters.
 
     A space is ␣, a line break ↵, a carriage return ⇠, a tab ⇥, the empty text ∅; any
     other invisible character is its code point, such as U+200B.
     """
     shown = "".join(map(_visible_character, text)) or "∅"
-    # A combining mark with nothing to stand on takes the usual dotted circle.
+    # A combining mark without a base character gets the usual dotted circle.
     return "◌" + shown if unicodedata.combining(shown[0]) else shown
 
 
 def one_line(text: str) -> str:
-    """Returns `text`, a title or a name, as `visible` but with its spaces kept."""
+    """Returns `text`, a title or a name, like `visible` but with spaces kept."""
     return "".join(c if c == " " else _visible_character(c) for c in text)
 
 

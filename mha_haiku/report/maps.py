@@ -20,16 +20,16 @@ from mha_haiku import checks
 
 @dataclasses.dataclass(frozen=True)
 class Maps:
-    """What a report shows of one run.
+    """The maps of one run, as a report shows them.
 
     Attributes:
-      title: Which run and step.
+      title: The run and its step.
       layers: The number of each layer in the model, `[L]`.
       layer_names: `[L]`.
       head_names: For each layer, `[H]`.
       weights: For each layer, `[N, H, T', S']` attention weights.
       means: For each layer, `[H, T', S']`, over `mean_examples` examples; or None.
-      mean_examples: How many examples `means` is over; 0 where there is none.
+      mean_examples: The number of examples of `means`; 0 without means.
       example_names: `[N]`: "held-out example 3", "own text".
       tokens: `[N, T]` text of each position.
       query_edges: `[T' + 1]`: query bin `i` covers positions `edges[i]:edges[i + 1]`.
@@ -100,7 +100,7 @@ def load(path: str | os.PathLike[str]) -> Maps:
         raise checks.ConfigError(
             f"{path} cannot be read: {error.strerror or error}."
         ) from None
-    # What lone, damaged and pickled arrays raise.
+    # Raised for files that are not archives, are damaged, or hold pickled objects.
     except (
         EOFError,
         TypeError,
@@ -115,11 +115,11 @@ def load(path: str | os.PathLike[str]) -> Maps:
 
 
 def checked(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> Maps:
-    """Returns the maps in arrays that are, or are to be, a `maps.npz`.
+    """Returns the maps in the arrays of a `maps.npz`, which may not be written yet.
 
     Args:
       arrays: By their names.
-      path: Where they are from, or go to; for messages.
+      path: The file, for messages.
 
     Raises:
       ConfigError: As `load`.
@@ -128,7 +128,7 @@ def checked(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> M
 
 
 class _Reader:
-    """Takes arrays out of the archive, each checked for its type and shape."""
+    """Takes arrays from the archive, and checks the type and shape of each."""
 
     def __init__(self, path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]):
         self._path = path
@@ -205,8 +205,8 @@ class _Reader:
         weights = self._array(name, shape, "f", "floating-point numbers")
         # Written so that a NaN fails it too.
         if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
-            found = f"values from {weights.min()} to {weights.max()}"
-            self._fail(name, "hold finite weights of at least 0", found)
+            given = f"values from {weights.min()} to {weights.max()}"
+            self._fail(name, "hold finite weights of at least 0", given)
         return weights
 
     def _edges(self, name: str, num_positions: int) -> np.ndarray:
@@ -234,5 +234,5 @@ class _Reader:
             self._fail(name, f"have shape {wanted.replace(chr(39), '')}", array.shape)
         return array
 
-    def _fail(self, name: str, wanted: str, found: Any) -> None:
-        raise checks.ConfigError(f"{self._path}: {name} must {wanted}, got {found}.")
+    def _fail(self, name: str, wanted: str, given: Any) -> None:
+        raise checks.ConfigError(f"{self._path}: {name} must {wanted}, got {given}.")

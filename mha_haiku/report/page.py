@@ -24,8 +24,8 @@ import numpy as np
 from mha_haiku.report import labels
 from mha_haiku.report.maps import Maps
 
-# Cells of all maps together: up to the first many two bytes a cell, then one byte; with
-# more than the second the last examples are left out.
+# Cells of all maps together: up to the first number with two bytes a cell, above it
+# with one; above the second number the last examples are left out.
 _MOST_FINE_CELLS = 2**18
 _MOST_CELLS = 2**24
 _MOST_ANSWERS = 512
@@ -43,7 +43,7 @@ def render(saved: Maps) -> str:
       A whole HTML document that asks for no other file.
     """
     script = "\n".join(map(_source, _SCRIPTS))
-    # A function of its own, so that the page's names are not the window's.
+    # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
     style = _source("viewer.css")
     policy = (
@@ -185,26 +185,26 @@ def _bins(
 
 
 def _answers(saved: Maps, example: int, tokens: list[str]) -> dict[str, Any]:
-    """Returns what was predicted and wanted: `[position, input, prediction, target]`.
+    """Returns predictions and targets: rows `[position, input, prediction, target]`.
 
     The position is None where the whole input has one answer.
     """
     predictions = saved.predictions[example].tolist()
     targets = saved.targets[example].tolist()
     whole = len(predictions) == 1 < saved.tokens.shape[1]
-    found = [
+    answers = [
         (None if whole else position, "" if whole else tokens[position], *answer)
         for position, answer in enumerate(zip(predictions, targets, strict=True))
         if any(answer) and position < len(tokens)
     ]
-    counted = [(got, wanted) for *_, got, wanted in found if wanted]
+    counted = [(got, wanted) for *_, got, wanted in answers if wanted]
     return {
         "right": sum(got == wanted for got, wanted in counted),
         "counted": len(counted),
-        "total": len(found),
+        "total": len(answers),
         "shown": [
             (*where, *(labels.visible(text) if text else "" for text in (got, wanted)))
-            for *where, got, wanted in found[:_MOST_ANSWERS]
+            for *where, got, wanted in answers[:_MOST_ANSWERS]
         ],
     }
 

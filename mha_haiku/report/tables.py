@@ -15,11 +15,11 @@ class Column(NamedTuple):
     """A column.
 
     Attributes:
-      name: Of its cells in a row, and its heading.
-      unit: Below the heading.
-      shown: How the text shows a cell, for `str.format`.
-      csv: The names of its columns in a CSV file: one for each part of its cells, which
-        are tuples where there are more. None: one, of the column's own name.
+      name: The key of its cells in a row, and its heading.
+      unit: Shown below the heading.
+      shown: The format of a cell in text, for `str.format`.
+      csv: The headers of its columns in a CSV file: one for each part of a cell that is
+        a tuple. None: one column with the name.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Table(NamedTuple):
     """Rows of named columns.
 
     Attributes:
-      columns: In their order.
-      rows: Cells by the names of columns; what is missing, None or NaN stays empty.
-      num_keys: How many of the first columns say which row it is.
+      columns: The columns, in order.
+      rows: Cells by the names of columns; missing ones, None and NaN stay empty.
+      num_keys: How many of the first columns identify a row.
     """
 
     columns: Sequence[Column]
@@ -44,11 +44,12 @@ class Table(NamedTuple):
     def text(self, width: int = 100) -> str:
         """Returns lines of text, the columns aligned.
 
-        Where they do not fit beside each other they stand in blocks, one below the
-        other, each of which begins with the columns that say which row it is.
+        If they do not fit beside each other they are put in blocks, one below the
+        other, each beginning with the columns that identify a row.
 
         Args:
-          width: Characters of a line, but for a column that is wider by itself.
+          width: The largest number of characters of a line; a single wider column is
+            allowed.
         """
         keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
         keys = [self._aligned(column) for column in keys]

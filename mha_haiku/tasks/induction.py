@@ -45,7 +45,7 @@ class Induction(base.Task):
         32, "tokens in an example, an even number", fields.integer(4, sampling.LARGEST)
     )
     num_tokens: int = fields.option(
-        32, "vocabulary", fields.integer(2, sampling.LARGEST)
+        32, "number of different tokens", fields.integer(2, sampling.LARGEST)
     )
 
     def __post_init__(self):

@@ -28,7 +28,7 @@ class UniformTokensTask(base.Task):
         16, "tokens in an example", fields.integer(1, sampling.LARGEST)
     )
     num_tokens: int = fields.option(
-        10, "vocabulary", fields.integer(2, sampling.LARGEST)
+        10, "number of different tokens", fields.integer(2, sampling.LARGEST)
     )
 
     @property
