@@ -69,6 +69,7 @@ class Origin:
     def tree_flatten(self):
         """Returns the arrays among the two as leaves, and the integers."""
         both = self.query, self.key
+        # None in the place of an integer, as None has no leaf.
         leaves = tuple(None if isinstance(x, int) else x for x in both)
         return leaves, tuple(x if isinstance(x, int) else None for x in both)
 
@@ -85,7 +86,10 @@ def _is_zero(position) -> bool:
 
 
 def batch_axes(ndim: int) -> str:
-    """Returns a letter for each batch axis: "B" for the first, "b" for the others."""
+    """Returns a letter for each batch axis: "B" for the first, "b" for the others.
+
+    The first alone is that which devices share.
+    """
     return "Bb"[:ndim] + "b" * (ndim - 2)
 
 

@@ -113,7 +113,8 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
                 sizes.columns,
                 origin=view.origin,
             )
-            # Where all is hidden, its largest score is HIDDEN and its weights say 1.
+            # Where all is hidden, the largest score is HIDDEN itself, and each weight
+            # exp(HIDDEN - HIDDEN) = 1, which means nothing.
             fully_masked = largest <= HIDDEN
             total = jnp.where(fully_masked, 1, total)
             mixed = jnp.where(fully_masked[:, None], 0, mixed / total[:, None])
@@ -206,6 +207,8 @@ def backward(
             )
             return tiles.add(query_grad, part, rows.start, 0), *sums
 
+        # Sums of keys as [K, S] and [V, S]: a tile's columns are then contiguous, and
+        # sums over queries are made fastest.
         sums = (
             jnp.zeros(view.query.shape, dtype),
             jnp.zeros(view.key.shape[::-1], dtype),

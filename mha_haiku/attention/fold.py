@@ -95,6 +95,8 @@ class Observation(abc.ABC):
     def add(self, tile: Tile, sums: Sums) -> Sums:
         """Returns the sums of a tile's queries, keys and head after the tile.
 
+        What it adds must be 0 where weights are 0: tiles that the mask rules out are
+        skipped, and tiles may repeat rows and columns, which then weigh nothing.
         To be differentiated it has to add to the sums; what it does otherwise (the
         largest so far) has to be of `lax.stop_gradient(tile.weights)`.
         """
@@ -287,7 +289,7 @@ class Walk:
             is_new = None
             if size % self.sizes.rows:
                 is_new = rows.array() >= fresh_from
-            rows += start
+            rows += start  # from here on in the map; `fresh_from` was not
             normalizers = tuple(
                 _normalizer(tiles.take(head.logsumexp, rows, -1), is_new)
                 for head in self.heads

@@ -4,7 +4,9 @@
 in a tile; H heads, K size per head. What a tile adds to the sums is a function of its
 log weights and of what is given, which JAX differentiates. Sums add up over the tiles,
 so every tile has the cotangents of the whole sums, and nothing of size T x S is kept:
-the gradient computes log weights again from the scores, as that of attention does.
+the gradient computes log weights again from the scores, as that of attention does. As a
+log weight is a score less the logsumexp, the gradient takes two paths: to queries, keys
+and bias here, and by the logsumexp into the gradient of the attention that made it.
 """
 
 import dataclasses
@@ -36,8 +38,9 @@ Array = jax.Array
 # finite: exp of it is 0 in float64 too.
 _LOW = -1e4
 
-# What runs a fold over maps that devices share, "forward" as `fold` does with a mesh
-# too; `attention.sharded` enters it, so that the core need not know of it.
+# What runs a fold over maps that devices share: under "forward" a function with the
+# arguments of `fold`. `attention.sharded` enters it, so that the core need not know of
+# it. Gradients need none: `backward` runs on whole arrays, on a mesh too.
 SHARED: dict[str, Callable] = {}
 
 

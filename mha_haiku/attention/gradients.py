@@ -112,7 +112,8 @@ def _forward(forward, options, primals):
     inputs = jax.tree.map(lambda x: x.value, primals)
     is_wanted = [x.perturbed for x in jax.tree.leaves(primals.bias)]
     values, logsumexp, saved = forward(inputs, options)
-    # None in place of False, as it has no leaf and so stays static.
+    # Residuals are a pytree, in which a bool would be traced. None is structure, and so
+    # says "no" while the program is made.
     wants_bias = True if any(is_wanted) else None
     return (values, logsumexp), (inputs, values, logsumexp, saved, wants_bias)
 
@@ -143,4 +144,5 @@ def _backward(backward, options, residuals, cotangents):
     arrays = [
         gradient.astype(x.dtype) for gradient, x in zip(arrays, inputs[:3], strict=True)
     ]
+    # None: mask, nonfinite, rng and origin have no gradient.
     return (Inputs(*arrays, bias, score, None, None, None, None),)

@@ -78,7 +78,8 @@ def attend(
       value: `[B..., S, G, V]`.
       mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
         None: everything is seen. True means "may attend".
-      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`.
+      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
+        it scores stay above -1e30, below which tiles take a key for masked.
       score: `scores.dot_product()` when None, scaled by 1 / sqrt(K).
       dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
         one, and the weights that stay grow by 1 / (1 - dropout_rate).

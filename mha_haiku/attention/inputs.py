@@ -12,13 +12,19 @@ Three numbers say "not this one", and each has its place:
 - `HIDDEN`, very low but finite, is the score of a masked pair in tiles. A running
   maximum of -inf would give exp(-inf - -inf) = NaN, and `weight * log(weight)` 0 x -inf
   = NaN; with HIDDEN both are 0 without a `where` per score. A fully masked query is one
-  whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN.
+  whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN: so a
+  score of a key that may be seen must be above it, or tiles take it for masked, which
+  whole rows do not. Made from HIDDEN are a normalizer (-HIDDEN, in `fold`) that takes a
+  query's weights away, the start of a largest log weight (2 HIDDEN, in `observations`),
+  and in its place, where gradients multiply it, the log weight `fold_gradient._LOW`.
 - `NaN` says that something was not finite. A matrix product would spread a masked
   NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
   `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
   mask allows: it reaches just the queries that may attend to such a vector, as their
   values and their logsumexp. All that follows goes by the logsumexp: where it is NaN,
-  weights are NaN, and there is no gradient (inf in its place makes all weights 0).
+  weights are NaN, and there is no gradient (inf in its place makes all weights 0). NaN
+  of another origin, a bias or a product that overflows, is not taken out of the scores,
+  and may spread to gradients.
 
 Without a mask (`masks.Full`) none of this is done: NaN spreads by itself.
 """
@@ -133,6 +139,7 @@ def dropout_factors(
     )
     fold_columns = jax.vmap(jax.random.fold_in, (None, 0))
     keys = jax.vmap(fold_columns, (0, None))(row_keys, tiles.as_array(columns))
+    # A folded key is a hash already: its first word serves as the random bits.
     bits = jax.random.key_data(keys)[..., 0]
     is_kept = bits >= jnp.uint32(round(rate * 2**32))
     return is_kept.astype(jnp.float32) / (1 - rate)

@@ -25,12 +25,14 @@ class RowSum(NamedTuple):
 
     Attributes:
       from_tile: From a tile and its products with the columns, `[R]` each, to what it
-        adds, `[R]`; or to a tuple of such, where `size` says how many.
+        adds, `[R]`; or to a tuple of such, where `size` says how many. 0 where weights
+        are 0, as tiles are skipped and rows and columns repeat; see `fold.Observation`.
       columns: Functions of a tile, to `[C]` each: numbers of its keys whose sums,
         weighted by the weights, are wanted. All columns of all sums are one matrix
         product, which makes them nearly free.
       size: How many sums it is, of which `Statistic.from_sums` gets a tuple; None: one.
-      is_largest: Whether the largest counts in place of the sum.
+      is_largest: Whether the largest counts in place of the sum. That has no gradient,
+        but for `LARGEST`, which `statistics` gives one.
     """
 
     from_tile: Callable[..., Any]
@@ -300,6 +302,7 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             "share of queries",
             "largest weight on the previous position",
             (AT_OFFSETS, LARGEST),
+            # Both are of the same numbers, behind the barrier: equal to the last bit.
             lambda at, largest: at[0] >= largest,
             source="a head for which one of these three is 0.9 or more is positional: "
             "Voita et al. 2019, section 5.1",

@@ -236,7 +236,9 @@ def over_keys(
         return body(columns, seen_from, carry)
 
     # Open tiles come first, in a loop of their own whose body has no mask. Those before
-    # and behind them share a second loop, which jumps over them: one body is compiled.
+    # and behind them share a second loop, which jumps over them (`+ num_open`): one
+    # body is compiled. So nothing that depends on the order of the keys may be carried.
+    # The last tile starts earlier, and hides what is before its own place, `j * width`.
     def masked(i, carry):
         j = i + first
         if isinstance(j, int) and isinstance(open_first, int):

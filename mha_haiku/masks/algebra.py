@@ -144,7 +144,8 @@ class Mask(abc.ABC):
         Args:
           batch_shape: B....
           num_heads: H.
-          num_queries: The position after the last query; None: not known.
+          num_queries: The position after the last query, which is T where the first
+            stands at 0; None: not known.
           num_keys: S.
         """
         self.check_shape(batch_shape, num_heads, num_queries, num_keys)
@@ -164,11 +165,20 @@ class Mask(abc.ABC):
         return ranks[0]
 
     # What a kind of mask has to say of itself. "aligned" arrays have the axes
-    # [B..., H, ...], each of its full size or of size 1.
+    # [B..., H, ...]; B... and H may have size 1, the positions (R, C, T, S) are full.
 
     @abc.abstractmethod
-    def aligned_tile(self, rows: Array, columns: Array, batch_ndim: int) -> Array:
-        """Returns the mask at positions `rows` x `columns` as `[B..., H, R, C]`."""
+    def aligned_tile(
+        self, rows: Array | tiles.Span, columns: Array | tiles.Span, batch_ndim: int
+    ) -> Array:
+        """Returns the mask at positions `rows` x `columns` as `[B..., H, R, C]`.
+
+        Args:
+          rows: R positions, an array or a `tiles.Span`: `tiles.on_rows`, `take` and
+            `as_array` know both.
+          columns: C positions, likewise.
+          batch_ndim: How many axes B... are.
+        """
 
     def batch_ranks(self) -> tuple[int, ...] | None:
         """Returns the possible numbers of batch axes, likeliest first; None: any."""
@@ -211,7 +221,7 @@ class Mask(abc.ABC):
           first_query: Where the first of the queries stands.
 
         Returns:
-          `[B..., H, S]`, or None where surely every key is seen.
+          `[B..., H, S]`, or None where each key is surely seen by at least one query.
         """
         sizes = num_queries, num_keys, batch_ndim, first_query
         return ~self._any_in_blocks(-2, *sizes).any(0)

@@ -122,6 +122,7 @@ class Padding(_Lengths):
     def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
         queries = first_query + jnp.arange(num_queries)
         queries = tiles.on_columns(queries, batch_ndim - 1)
+        # Always true, `queries >= first_query` gives the axis of queries its size.
         masked = (self.lengths <= 0)[..., None, None] & (queries >= first_query)
         if self.query_lengths is None:
             return masked

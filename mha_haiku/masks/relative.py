@@ -129,7 +129,11 @@ class Dilated(_Relative):
 
 @tiles.pytree(meta=("global_positions",))
 class GlobalTokens(_Relative):
-    """Positions that see all and are seen by all."""
+    """Positions that see all and are seen by all.
+
+    They may be anywhere, so that its `key_range` is all keys: a union with it, as
+    `window | global_tokens`, skips no tile.
+    """
 
     global_positions: tuple[int, ...]
 
@@ -141,4 +145,5 @@ class GlobalTokens(_Relative):
 def _aligned_or_none(flags: Array | np.ndarray, batch_ndim: int) -> Array | None:
     if isinstance(flags, np.ndarray) and not flags.any():
         return None
+    # [1..., 1, S]: without the axis of queries, which counts as a batch axis less.
     return tiles.on_columns(flags, batch_ndim - 1)

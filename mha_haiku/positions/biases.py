@@ -42,7 +42,9 @@ class ScoreBias(abc.ABC):
     """What is added to the scores; a pytree."""
 
     @abc.abstractmethod
-    def aligned_tile(self, rows: Array, columns: Array, batch_ndim: int) -> Array:
+    def aligned_tile(
+        self, rows: Array | tiles.Span, columns: Array | tiles.Span, batch_ndim: int
+    ) -> Array:
         """Returns the bias at positions `rows` x `columns` as `[B..., H, R, C]`."""
 
     @abc.abstractmethod
