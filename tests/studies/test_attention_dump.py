@@ -269,7 +269,7 @@ def test_a_page_is_made_of_what_a_user_gives(
     [
         ({"layers": [2]}, "layers must be an integer from 0 to 1, got 2"),
         ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
-        ({"examples": 0}, "examples must be an integer of at least 1, got 0"),
+        ({"examples": 0}, "examples must be an integer from 1 to 65536, got 0"),
         ({"examples": [-1]}, "examples must be .*got -1"),
         ({"tokens": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
         ({"tokens": []}, "tokens must not be empty"),
