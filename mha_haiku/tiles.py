@@ -1,7 +1,7 @@
 """How rectangles of `[B..., H, T, S]` arrays are addressed, and what they are made of.
 
 Masks and score biases are pytrees that give tiles of themselves: positions of rows and
-columns come in, and arrays whose axes stand beside `[B..., H, T, S]` go out.
+columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
@@ -149,12 +149,12 @@ def as_array(index: Array | Span) -> Array:
 
 
 def on_rows(rows: Array | Span, batch_ndim: int) -> Array:
-    """Returns positions `[R]` as `[1..., 1, R, 1]`, beside `[B..., H, T, S]`."""
+    """Returns positions `[R]` as `[1..., 1, R, 1]`, to meet `[B..., H, R, C]`."""
     return as_array(rows).reshape((1,) * (batch_ndim + 1) + (-1, 1))
 
 
 def on_columns(columns: Array | Span, batch_ndim: int) -> Array:
-    """Returns positions `[C]` as `[1..., 1, 1, C]`, beside `[B..., H, T, S]`."""
+    """Returns positions `[C]` as `[1..., 1, 1, C]`, to meet `[B..., H, R, C]`."""
     return as_array(columns).reshape((1,) * (batch_ndim + 2) + (-1,))
 
 

@@ -18,6 +18,7 @@ from jax import lax
 
 from mha_haiku import tiles
 from mha_haiku.attention import sweep, views
+from mha_haiku.attention.inputs import HIDDEN
 
 Array = jax.Array
 Tree = Any  # a pytree of arrays
@@ -369,5 +370,5 @@ def _normalizer(logsumexp: Array, is_new: Array | None) -> Array:
     Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
     HIDDEN, while log weights stay finite, as -inf - -inf would not.
     """
-    logsumexp = jnp.where(logsumexp == -jnp.inf, -views.HIDDEN, logsumexp)
-    return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -views.HIDDEN)
+    logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
+    return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -HIDDEN)

@@ -31,10 +31,11 @@ from mha_haiku.attention.fold import (
     forward,
     take,
 )
+from mha_haiku.attention.inputs import HIDDEN
 
 Array = jax.Array
 
-# A log weight in place of views.HIDDEN, where products with large cotangents must stay
+# A log weight in place of HIDDEN, where products with large cotangents must stay
 # finite: exp of it is 0 in float64 too.
 _LOW = -1e4
 
@@ -296,7 +297,7 @@ def _add_tile(
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
     log_weights = jax.tree.map(
-        lambda x: jnp.where(x < views.HIDDEN / 2, _LOW, x), log_weights
+        lambda x: jnp.where(x < HIDDEN / 2, _LOW, x), log_weights
     )
     own = walk.given_of(block, columns)
     is_wanted = tuple(x is not None for x in _leaves(given_grad))

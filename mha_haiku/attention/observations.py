@@ -17,6 +17,7 @@ from jax import lax
 
 from mha_haiku import checks, tiles
 from mha_haiku.attention import fold, fold_gradient, products, sweep, views
+from mha_haiku.attention.inputs import HIDDEN
 
 Array = jax.Array
 Mesh = jax.sharding.Mesh | None
@@ -181,7 +182,7 @@ class _Top(fold.Observation):
 
     def nothing(self, num_queries, num_keys, given, dtype):
         shape = num_queries, self.k
-        lowest = jnp.full(shape, 2 * views.HIDDEN, dtype)  # below all that is masked
+        lowest = jnp.full(shape, 2 * HIDDEN, dtype)  # below all that is masked
         return fold.Sums((lowest, jnp.full(shape, -1, jnp.int32)))
 
     def add(self, tile, sums):
@@ -203,7 +204,7 @@ def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> To
     frozen = lax.stop_gradient(factors)
     sums = fold_gradient.fold(_Top(k), (frozen,), fold.NOTHING_GIVEN, sizes, mesh)
     log_weights, keys = sums.queries
-    keys = jnp.where(log_weights > views.HIDDEN / 2, keys, -1)
+    keys = jnp.where(log_weights > HIDDEN / 2, keys, -1)
     at_keys = fold.Given(jnp.swapaxes(keys, -2, -3))
     weights = fold.Sums(jnp.exp(log_weights))
     weights = fold_gradient.known(

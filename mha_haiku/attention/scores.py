@@ -120,7 +120,10 @@ class DotProduct(Score):
 
 @tiles.pytree(data=("weight",))
 class Additive(Score):
-    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`."""
+    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
+
+    A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
+    """
 
     weight: Array
 
@@ -156,5 +159,5 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
 
 
 def _is_exact(dtype) -> bool:
-    """Whether nothing is lost by scaling an array of this dtype."""
+    """Whether the dtype is that of scores, so that scaling it first loses no digits."""
     return dtype == products.accumulation_dtype(dtype)

@@ -86,6 +86,7 @@ class Head:
         )[0]
         if seen_from is None or (isinstance(seen_from, int) and not seen_from):
             return tile
+        # With -1 batch axes, that is without those and heads, positions are [1, C].
         return jnp.where(tiles.on_columns(columns, -1) >= seen_from, tile, HIDDEN)
 
 

@@ -17,7 +17,8 @@ from mha_haiku.modules import anatomy
 
 Array = jax.Array
 
-# Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map).
+# Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map or
+# maps).
 CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
 # From (the call, L, x [..., T, D], L things given or None) to (x, the L layers' maps).
 LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]

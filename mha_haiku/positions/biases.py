@@ -58,7 +58,7 @@ class ScoreBias(abc.ABC):
         """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
 
     def aligned(self, batch_ndim: int) -> "ScoreBias":
-        """Returns the bias with its arrays' axes standing beside `[B..., H, T, S]`.
+        """Returns the bias with arrays that broadcast against `[B..., H, T, S]`.
 
         They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
         a bias inside a stack of attention maps keeps its meaning.
