@@ -390,7 +390,7 @@ def _first_logit(logits, example):
 def test_scanned_layers_have_no_gradients_of_outputs():
     of = conftest.config(scan_layers=True)
     model, params = conftest.build(of), conftest.random_params(of)
-    with pytest.raises(ValueError, match="start needs layers that are looped over"):
+    with pytest.raises(ValueError, match="scanned layers must be alike"):
         jax.eval_shape(
             lambda: output_gradients(model, params, conftest.example(), _first_logit)
         )
