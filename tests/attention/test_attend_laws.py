@@ -11,6 +11,7 @@ import pytest
 from mha_haiku import masks, positions
 from mha_haiku.attention import Blockwise, additive, attend
 from mha_haiku.attention import dot_product as dot_product_score
+from tests import everyday
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
 LENGTHS = np.asarray([4, 2])
@@ -194,7 +195,7 @@ PER_POSITION = {
 
 
 @pytest.mark.parametrize("implementation", ["dense", Blockwise(rows=2, columns=4)])
-@pytest.mark.parametrize("name", PER_POSITION)
+@pytest.mark.parametrize("name", everyday.some(PER_POSITION, 3))
 def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implementation):
     query, key, value = arrays((B,), S, S, H, G, K, V)
     mask, bias = PER_POSITION[name]

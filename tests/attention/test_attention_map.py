@@ -11,6 +11,7 @@ from jax import lax
 
 from mha_haiku import masks, positions
 from mha_haiku.attention import AttentionMap, additive, attend, bin_edges
+from tests import everyday
 
 B, T, S, H, G, K, V = 2, 7, 9, 4, 2, 6, 3
 L = 4  # as many as there are virtual devices
@@ -116,7 +117,9 @@ def pooled_of(weights, rows, columns):
     return np.stack(cells, -2)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (1, 2), (7, 9), (100, 100)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), everyday.some([(3, 4), (1, 2), (7, 9), (100, 100)], 1)
+)
 def test_pooled_cells_are_the_mass_of_the_map(rows, columns, attention_map, weights):
     rows, columns = min(rows, T), min(columns, S)
     pooled = jax.jit(lambda m: m.pooled(rows, columns))(attention_map)
@@ -160,6 +163,7 @@ def stack_of(arrays):
     return inputs, np.random.default_rng(0).integers(1, S + 1, [L, B])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [jax.vmap, jax.pmap])
 def test_map_passes_into_and_out_of_maps_over_an_axis(transform, arrays):
     inputs, lengths = stack_of(arrays)

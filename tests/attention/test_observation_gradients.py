@@ -204,6 +204,7 @@ def total(results, names):
     return sum(weighted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_equal_those_of_the_whole_matrix(case):
     mask_kind, *kinds = case
@@ -233,6 +234,7 @@ def test_gradients_equal_those_of_the_whole_matrix(case):
         assert name == "value" or np.abs(values).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_queries_that_see_nothing_have_no_gradient_and_spread_none():
     """In float32, with an example that is all padding, and a NaN that is masked."""
     arrays = {

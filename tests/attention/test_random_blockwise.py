@@ -239,6 +239,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(seed=st.just(0), **CASES)
 def test_blockwise_equals_dense_and_the_oracle(seed, number, is_poisoned):

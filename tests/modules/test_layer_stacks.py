@@ -181,6 +181,7 @@ def _compiled_size(stack, num_layers):
     return len(jax.jit(loss).lower(params).as_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda stack: stack, modules.rematerialized])
 def test_what_is_compiled_grows_with_layers_of_a_loop_and_not_of_a_scan(wrap):
     small, large = (_compiled_size(wrap(modules.scanned), n) for n in (2, 9))
@@ -199,6 +200,7 @@ def _temporary_bytes(stack):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_scanned_layers_computed_again_need_a_third_of_the_memory():
     again = _temporary_bytes(modules.rematerialized(modules.scanned))
     assert again < _temporary_bytes(modules.scanned) / 3

@@ -130,6 +130,7 @@ def test_runs_of_other_versions_are_refused_by_name(tmp_path, make_config):
         folders.read_config(folder)
 
 
+@pytest.mark.slow
 def test_notebook_asks_a_run_for_examples_maps_and_importance(tmp_path, make_config):
     config = make_config(training__steps=2, optimizer__warmup_steps=1)
     config.model.update(scan_layers=True, num_layers=2)

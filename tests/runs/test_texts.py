@@ -83,6 +83,7 @@ def test_text_that_changed_is_refused_where_it_is_needed(trained, path, tmp_path
     assert len(str(refusal.value).splitlines()) == 2 and path.name in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_resuming_with_another_text_is_refused_unless_told(trained, path, tmp_path):
     workdir = _unfinished(trained, tmp_path)
     folder, config = folders.Folder(workdir), runs.load(workdir).config
@@ -103,6 +104,7 @@ def test_resumed_run_reads_the_same_text(trained, path):
     assert run.task.keep() == fresh.keep()
 
 
+@pytest.mark.slow
 def test_topics_of_another_python_are_named(tmp_path, monkeypatch):
     config = _config("")
     _train(config, tmp_path)

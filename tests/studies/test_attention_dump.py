@@ -13,7 +13,7 @@ from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
-from tests import jaxprs, oracles
+from tests import everyday, jaxprs, oracles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -250,7 +250,10 @@ def test_text_and_tokens_of_a_user(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "own", [{"text": "4 0 1 1 2 3"}, {"tokens": [4, 0, 1, 1, 2, 3]}, {"text": "3 1"}]
+    "own",
+    everyday.some(
+        [{"text": "4 0 1 1 2 3"}, {"tokens": [4, 0, 1, 1, 2, 3]}, {"text": "3 1"}], 2
+    ),
 )
 @pytest.mark.parametrize("full_length", [256, 2])
 def test_a_page_is_made_of_what_a_user_gives(
@@ -302,6 +305,7 @@ def test_own_text_has_a_folder_of_its_own(trained):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_own_text_may_be_longer_than_the_training_with_a_warning(
     make_config, tmp_path, monkeypatch, caplog
 ):

@@ -141,6 +141,7 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
         assert each.unit and each.label, name
 
 
+@pytest.mark.slow
 def test_padding_and_empty_examples_do_not_count(of_task):
     loaded = of_task(Padded())
     table = head_statistics.measure(Bench.load("anywhere"), examples=40)
@@ -156,6 +157,7 @@ def test_padding_and_empty_examples_do_not_count(of_task):
             np.testing.assert_allclose(found, error, 1e-3, 1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_batches_change_nothing(of_task, monkeypatch):
     of_task(Padded())
     whole = head_statistics.measure(Bench.load("anywhere"), examples=N)
@@ -165,6 +167,7 @@ def test_batches_change_nothing(of_task, monkeypatch):
         np.testing.assert_allclose(in_parts.numbers[name].mean, each.mean, 1e-5, 1e-6)
 
 
+@pytest.mark.slow
 def test_features_have_no_tokens_to_compare(of_task):
     of_task(Features())
     table = head_statistics.measure(Bench.load("anywhere"), examples=N)

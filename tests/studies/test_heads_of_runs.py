@@ -16,6 +16,7 @@ from mha_haiku.training import evaluation
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
+@pytest.mark.slow
 def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path):
     folder = trained(make_config)
     found = head_importance.measure(Bench.load(folder), examples=9, metric="accuracy")

@@ -112,6 +112,7 @@ def test_held_out_metrics_are_those_of_the_training(
     assert pruned_runs.held_out(known)["accuracy"] == 1
 
 
+@pytest.mark.slow
 def test_points_are_the_models_that_they_name(
     trained, make_config, tmp_path, monkeypatch
 ):

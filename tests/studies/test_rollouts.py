@@ -111,6 +111,7 @@ def _probabilities(loaded, example, row):
     return lambda inputs: np.asarray(apply(inputs), np.float64)[n, row, targets]
 
 
+@pytest.mark.slow
 def test_the_mask_stands_in_for_each_input(of_task):
     loaded = of_task(Masked())
     example, found = _held_out(loaded), _looked(loaded)
@@ -129,6 +130,7 @@ def test_the_mask_stands_in_for_each_input(of_task):
         np.testing.assert_allclose(found["drop"][:, s], drop, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_tokens_stand_in_where_there_is_no_mask(of_task):
     loaded = of_task(Padded())
     example = _held_out(loaded)

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from mha_haiku import masks
 from mha_haiku.attention import attend
 from mha_haiku.attention.fused import kernel_attention, kernels
+from tests import everyday
 
 B, T, S, H, G, K = 2, 5, 6, 4, 2, 8
 FUSED = functools.partial(kernel_attention.attend, kernel=kernels.CuDNN("xla"))
@@ -71,7 +72,10 @@ def test_query_that_sees_nothing_gets_zeros_and_has_no_gradient(name, arrays):
 
 @pytest.mark.parametrize("filling", [-1e30, 3e38, np.nan])
 @pytest.mark.parametrize(
-    "kernel, sizes", [(kernels.CuDNN("xla"), (T, S)), (kernels.FlashTPU(), (128, 128))]
+    "kernel, sizes",
+    everyday.some(
+        [(kernels.CuDNN("xla"), (T, S)), (kernels.FlashTPU(), (128, 128))], 1
+    ),
 )
 def test_content_of_padding_is_not_felt_bit_for_bit(kernel, sizes, filling, arrays):
     query, key, value = arrays((B,), *sizes, 2, 1, K, K)

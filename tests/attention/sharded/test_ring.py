@@ -10,6 +10,7 @@ import pytest
 
 from mha_haiku import attention, devices, masks, positions
 from mha_haiku.attention.sharded import ring
+from tests import everyday
 
 B, T, H, G, K, V = 2, 24, 4, 2, 5, 3
 LENGTHS = jnp.array([20, 5])
@@ -65,12 +66,17 @@ _EVERY_DAY = {("causal padding", 2), ("segments", 2), ("window", 4)}
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        pytest.param(
-            *case, marks=[] if case in _EVERY_DAY else pytest.mark.slow, id=str(case)
-        )
-        for case in itertools.product(MASKS, (2, 4))
-    ],
+    everyday.some(
+        [
+            pytest.param(
+                *case,
+                marks=[] if case in _EVERY_DAY else pytest.mark.slow,
+                id=str(case),
+            )
+            for case in itertools.product(MASKS, (2, 4))
+        ],
+        1,
+    ),
 )
 def test_ring_equals_blockwise_on_one_device(name, size):
     mask = MASKS[name]()
@@ -94,7 +100,9 @@ def test_other_keys_than_queries():
     _assert_close(found, _found("dense", mask, num_keys=T + 8))
 
 
-@pytest.mark.parametrize("shape", [{"heads": 2, "sequence": 2}, {"data": 2}], ids=str)
+@pytest.mark.parametrize(
+    "shape", everyday.some([{"heads": 2, "sequence": 2}, {"data": 2}], 1), ids=str
+)
 @pytest.mark.parametrize("kind", ["alibi", "table", "array"])
 def test_biases_and_their_gradients(kind, shape):
     generator = np.random.default_rng(1)
@@ -137,6 +145,7 @@ def test_masked_nan_is_not_felt_by_any_device():
     assert np.isfinite(found.logsumexp).all()
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_forward_and_backward():
     """The values are linear in what a value vector is, with the kept weights."""
     query, key, value, cotangent = _inputs()
@@ -236,6 +245,7 @@ def test_other_observations_of_shared_maps():
     _assert_close(observed(shared), observed("blockwise"))
 
 
+@pytest.mark.slow
 def test_memory_of_a_device_falls_with_the_ring():
     def size(count):
         mesh = _mesh(sequence=count)
