@@ -174,7 +174,12 @@ def test_snippets_run_and_give_what_their_comments_say(notebook):
     corner = weights[:, :, :3][..., [0, 9]]
     np.testing.assert_allclose(notebook["corner"], corner, rtol=2e-6)
     assert notebook["coarse"].shape == (2, 8, 5, 5)
-    assert notebook["values"].shape == (2, 10, 8, 16)
+    assert notebook["statistics"].entropy.shape == (1, 2)
+    assert notebook["zoom"].shape == (1, 2, 64, 64)
+    assert notebook["largest"].positions.shape == (1, 2, 4096, 5)
+    assert notebook["moved"].shape == notebook["values"].shape == (1, 4096, 2, 16)
+    assert notebook["spread"].shape == notebook["query"].shape
+    assert np.abs(notebook["spread"]).max() > 0
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
+from mha_haiku import tasks
 from mha_haiku.tasks import digits_anomaly
 
 
@@ -84,7 +85,7 @@ def test_labels_are_the_digits(sampled):
 
 def test_logits_are_one_per_image():
     task = make()
-    batch = digits_anomaly.task_lib.Example(
+    batch = tasks.Example(
         inputs=np.zeros((2, 6, 64), np.float32),
         targets=np.array([4, 1], np.int32),
         weights=np.ones(2, np.float32),
