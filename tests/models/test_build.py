@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, models, modules
+from mha_haiku import models, modules
+from mha_haiku.attention import implementations
 from tests import oracles
 from tests.tiny_runs import model_config
 
@@ -442,8 +443,9 @@ def test_implementation_is_the_one_of_the_config(implementation, monkeypatch):
         asked.append(implementation)
         return real_attend(*args, implementation="dense", **kwargs)
 
-    real_attend = attention.attend
-    monkeypatch.setattr(attention, "attend", attend)
+    # What the module calls once it has checked the mask itself.
+    real_attend = implementations.attend_within
+    monkeypatch.setattr(implementations, "attend_within", attend)
     model = _build(attention__implementation=implementation)
     jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
     assert set(asked) == {implementation}
