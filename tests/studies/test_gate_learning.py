@@ -102,7 +102,7 @@ def test_learning_closes_the_heads_that_are_not_needed(make_config):
 def test_parameters_learn_together_with_gates(make_config):
     known = known_heads.reverse(num_heads=3, examples=8)
     known.subject.params["logits"]["w"] *= 0.1
-    bench = _known_bench(known, make_config, optimizer__learning_rate=0.5)
+    bench = _known_bench(known, make_config, optimizer__learning_rate=0.1)
     options = {"penalty": 0.0, "steps": 40, "initial": 8.0}
     found = gate_learning.learn_gates(bench, **options)
     assert found.loss[-5:].mean() < 0.5 * found.loss[0]
