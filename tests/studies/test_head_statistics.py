@@ -15,7 +15,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.runs import checkpoints, configuration, folders
 from mha_haiku.studies import head_statistics
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.training import evaluation, stepping
+from mha_haiku.training import evaluation
 from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -69,25 +69,6 @@ def untrained(make_config, tmp_path):
     with checkpoints.Checkpoints(folder.checkpoints) as stored:
         stored.save(0, state)
     return folder.root
-
-
-@pytest.fixture
-def of_task(make_config, monkeypatch):
-    """A function that makes `load_run` return an untrained model of a task."""
-
-    def make(task, **fields):
-        config = make_config(**fields)
-        model = folders.make_model(config, task)
-        key = stepping.stream(0, "init")
-        example = tasks.batch(task, key, (), jnp.arange(1))
-        params = jax.jit(model.init)(key, example.inputs, example.lengths)
-        # Far from uniform attention.
-        params = jax.tree.map(lambda x: 2 * np.asarray(x), params)
-        loaded = folders.Run(config, task, model, params, 4)
-        monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
-        return loaded
-
-    return make
 
 
 def _oracle(loaded, count):

@@ -19,7 +19,7 @@ from mha_haiku.heads.rollout import rollout_dense
 from mha_haiku.runs import folders
 from mha_haiku.studies import blank_out, rollouts
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.training import evaluation, stepping
+from mha_haiku.training import evaluation
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -60,25 +60,6 @@ class Masked(Padded):
 class Features(Padded):
     num_tokens: None = None
     feature_size: int = 3
-
-
-@pytest.fixture
-def of_task(make_config, monkeypatch):
-    """A function that makes `load_run` return an untrained model of a task."""
-
-    def make(task, **fields):
-        config = make_config(**fields)
-        model = folders.make_model(config, task)
-        key = stepping.stream(0, "init")
-        example = tasks.batch(task, key, (), jnp.arange(1))
-        params = jax.jit(model.init)(key, example.inputs, example.lengths)
-        # Far from uniform attention.
-        params = jax.tree.map(lambda x: 2 * np.asarray(x), params)
-        loaded = folders.Run(config, task, model, params, 4)
-        monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
-        return loaded
-
-    return make
 
 
 def _held_out(loaded):
