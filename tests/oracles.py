@@ -10,7 +10,6 @@ query/key size, V value size per head and D model width. Parameters are those of
 our modules: `{"query": {"w": ..., "b": ...}, ...}`.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -225,24 +224,65 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-def transformer(parameters, tokens, config):
-    """Returns the logits `[B, T, C]` of a model of `models.build`, layer by layer.
+def turned(x, frequencies):
+    """Returns `[B, T, H, K]` with features i and i + K / 2 as a complex number, turned.
+
+    Args:
+      x: `[B, T, H, K]`.
+      frequencies: `[K / 2]`, radians per position.
+    """
+    real, imaginary = np.split(x, 2, axis=-1)
+    angles = np.outer(np.arange(x.shape[1]), frequencies)[:, None]
+    number = (real + 1j * imaginary) * np.exp(1j * angles)
+    return np.concatenate([number.real, number.imag], axis=-1)
+
+
+ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "swiglu": silu,
+    "geglu": gelu,
+    "geglu_tanh": gelu_tanh,
+}
+
+
+def transformer(
+    parameters, tokens, config, *, segments=None, lengths=None, num_classes=None
+):
+    """Returns the logits of a model of `models.build`, layer by layer.
 
     Args:
       parameters: Of looped layers, by the names of their modules.
       tokens: `[B, T]`.
-      config: `config.model`, of the family encoder or causal, with positions learned or
-        none and the activation gelu.
+      config: `config.model`, of the family encoder or causal, with positions learned,
+        rotary or none.
+      segments: `[B, T]`; None: all 0.
+      lengths: `[B]`, numbers of valid positions; None: all are.
+      num_classes: C, where it is less than the vocabulary and logits are tied.
+
+    Returns:
+      `[B, T, C]`, or `[B, C]` where they are pooled.
     """
     parameters = float64(parameters)
-    own = config.attention
-    x = parameters["embedding"]["embeddings"][tokens]
+    own, embedding, end = config.attention, config.embedding, config.output
+    table = parameters["embedding"]["embeddings"]
+    x = embedding.scale * table[tokens]
     if "positions" in parameters:
         x = x + parameters["positions"]["positions"][: x.shape[1]]
+    if embedding.segments:
+        segments = np.zeros_like(tokens) if segments is None else segments
+        x = x + parameters["segments"]["embeddings"][segments]
+    lengths = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths)
+    valid = np.arange(x.shape[1]) < lengths[:, None]
     back = np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1]))
-    allowed = back >= 0 if config.family == "causal" else np.ones_like(back, bool)
-    if own.window is not None:
-        allowed = allowed & (abs(back) <= own.window)
+
+    def allowed(i):
+        window = own.window[i] if isinstance(own.window, list | tuple) else own.window
+        seen = back >= 0 if config.family == "causal" else np.ones_like(back, bool)
+        seen = seen if window is None else seen & (abs(back) <= window)
+        return seen & valid[:, None, :, None] & valid[:, None, None, :]
 
     def normed(name, x):
         kinds = {"layer_norm": layer_norm, "rms_norm": rms_norm}
@@ -251,8 +291,8 @@ def transformer(parameters, tokens, config):
             return x
         return kinds[config.norm.kind](x, parameters[name], config.norm.epsilon)
 
-    def attended(name, x):
-        maps = nested(parameters, name)
+    def attended(i, x):
+        maps = nested(parameters, f"encoder/layer_{i}/attention")
 
         def heads(kind):
             projected = linear(maps[kind], x)
@@ -260,12 +300,19 @@ def transformer(parameters, tokens, config):
 
         query, key, value = (heads(kind) for kind in ("query", "key", "value"))
         if own.qk_norm:
-            query = rms_norm(query, maps["query_norm"])
-            key = rms_norm(key, maps["key_norm"])
+            query = rms_norm(query, maps["query_norm"], config.norm.epsilon)
+            key = rms_norm(key, maps["key_norm"], config.norm.epsilon)
         if own.smear_keys:
             share = 1 / (1 + np.exp(-maps["smear"]))[:, None]
             before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
             key = share * key + (1 - share) * before
+        if embedding.positions == "rotary":
+            pairs = np.arange(own.key_size // 2)
+            turns = embedding.rotary_period ** (-2 * pairs / own.key_size)
+            if embedding.frequencies is not None:
+                turns = np.asarray(embedding.frequencies)
+                turns = turns[i] if turns.ndim == 2 else turns
+            query, key = turned(query, turns), turned(key, turns)
 
         def score(query, key, head):
             if own.score == "additive":
@@ -273,30 +320,54 @@ def transformer(parameters, tokens, config):
             scale, cap = own.scale, own.soft_cap
             return dot_product(query, key, head, scale=scale, soft_cap=cap)
 
-        values = attention(query, key, value, allowed=allowed, score=score).values
+        values = attention(query, key, value, allowed=allowed(i), score=score).values
         return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
 
-    def fed_forward(name, x):
-        hidden = gelu(linear(parameters[f"{name}/hidden"], x))
-        return linear(parameters[f"{name}/output"], hidden)
+    def fed_forward(i, x):
+        maps = nested(parameters, f"encoder/layer_{i}/feed_forward")
+        activation = ACTIVATIONS[config.feed_forward.activation]
+        hidden = linear(maps["hidden"], x)
+        if config.feed_forward.activation.endswith(("glu", "glu_tanh")):
+            hidden = hidden * activation(linear(maps["gate"], x))
+        else:
+            assert "gate" not in maps
+            hidden = activation(hidden)
+        return linear(maps["output"], hidden)
 
-    def added(x, part, norm, has_residual):
-        is_pre = config.norm.position == "pre"
-        output = part(normed(norm, x) if is_pre else x)
+    def added(x, part, i, norm, has_residual):
+        name, is_post = f"encoder/layer_{i}/{norm}", config.norm.position == "post"
+        output = part(i, x if is_post else normed(name, x))
+        if config.norm.position == "both":
+            output = normed(f"{name}_after", output)
         output = x + output if has_residual else output
-        return output if is_pre else normed(norm, output)
+        return normed(name, output) if is_post else output
 
+    if embedding.norm:
+        x = normed("embedding_norm", x)
     for i in range(config.num_layers):
-        layer = f"encoder/layer_{i}"
+        entered = x
         if own.num_heads:
-            attend = functools.partial(attended, f"{layer}/attention")
-            x = added(x, attend, f"{layer}/norm_1", own.residual)
+            x = added(x, attended, i, "norm_1", own.residual)
         if config.feed_forward.hidden_size:
-            feed = functools.partial(fed_forward, f"{layer}/feed_forward")
-            x = added(x, feed, f"{layer}/norm_2", config.feed_forward.residual)
-    if config.norm.position == "pre":
+            is_parallel = config.feed_forward.parallel
+            source, rest = (entered, x - entered) if is_parallel else (x, 0)
+            has_residual = config.feed_forward.residual
+            x = rest + added(source, fed_forward, i, "norm_2", has_residual)
+    if config.norm.position != "post":
         x = normed("encoder/norm", x)
-    return linear(parameters["logits"], x)
+    if end.pool is not None:
+        counted = valid if end.pool == "mean" else np.arange(x.shape[1]) == 0
+        counted = np.broadcast_to(counted, valid.shape)
+        x = np.stack([row[count].mean(0) for row, count in zip(x, counted)])  # noqa: B905
+    if end.hidden is not None:
+        x = ACTIVATIONS[end.hidden](linear(parameters["output_hidden"], x))
+    if end.norm:
+        x = normed("output_norm", x)
+    if end.tied:
+        x = x @ table[:num_classes].T + parameters.get("logits", {}).get("b", 0.0)
+    else:
+        x = linear(parameters["logits"], x)
+    return x if end.soft_cap is None else end.soft_cap * np.tanh(x / end.soft_cap)
 
 
 def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):

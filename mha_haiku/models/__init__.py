@@ -9,9 +9,11 @@ from mha_haiku.models.architecture import (
     LayerHeads,
     check,
     default_config,
+    frequencies,
     heads_of_layers,
     hidden_sizes,
     key_size,
+    windows,
 )
 from mha_haiku.models.build import Model, Output, build
 from mha_haiku.modules import stacked, unstacked
@@ -28,9 +30,11 @@ __all__ = [
     "build",
     "check",
     "default_config",
+    "frequencies",
     "heads_of_layers",
     "hidden_sizes",
     "key_size",
     "stacked",
     "unstacked",
+    "windows",
 ]

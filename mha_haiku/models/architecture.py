@@ -4,10 +4,11 @@ L layers; H heads and G key/value heads of an unpruned layer.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from mha_haiku import attention, checks, fields, modules
 from mha_haiku.fields import Field, OneOf
@@ -15,13 +16,30 @@ from mha_haiku.fields import Field, OneOf
 if TYPE_CHECKING:
     import ml_collections
 
+
+class Activation(NamedTuple):
+    """What hidden units go through.
+
+    Attributes:
+      activation: Applied to the hidden units, or to the gate.
+      gated: Whether the hidden units are multiplied by a gate, a linear map of its own.
+    """
+
+    activation: Callable[[jax.Array], jax.Array]
+    gated: bool = False
+
+
 # The values that fields may have, and what they stand for.
+_GELU_TANH = functools.partial(jax.nn.gelu, approximate=True)
 ACTIVATIONS = {
-    "gelu": modules.gelu,
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-    "swiglu": jax.nn.silu,
+    "gelu": Activation(modules.gelu),
+    "gelu_tanh": Activation(_GELU_TANH),
+    "relu": Activation(jax.nn.relu),
+    "swiglu": Activation(jax.nn.silu, gated=True),
+    "geglu": Activation(modules.gelu, gated=True),
+    "geglu_tanh": Activation(_GELU_TANH, gated=True),
 }
+OUTPUT_ACTIVATIONS = {"gelu": modules.gelu, "tanh": jnp.tanh, "relu": jax.nn.relu}
 NORMS = {
     "layer_norm": modules.LayerNorm,
     "rms_norm": modules.RMSNorm,
@@ -34,12 +52,36 @@ PRECISIONS = {
 }
 FAMILIES = ("encoder", "causal", "set_classifier")
 SCORES = ("dot_product", "additive")
+NORM_POSITIONS = ("pre", "post", "both")
+POOLS = ("first", "mean")
 
 
 def _a_list(name: str, value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise checks.ConfigError(f"{name} must be a list, got {value!r}.")
     return value
+
+
+def _window(name: str, value: Any) -> Any:
+    check = fields.optional(fields.integer(0, 2**31 - 1))
+    if not _is_list(value):
+        return check(name, value)
+    for i, each in enumerate(value):
+        check(f"{name}[{i}]", each)
+    return value
+
+
+def _frequencies(name: str, value: Any) -> Any:
+    by_layer = any(map(_is_list, _a_list(name, value)))
+    for i, row in enumerate(value if by_layer else [value]):
+        own = f"{name}[{i}]" if by_layer else name
+        for j, each in enumerate(_a_list(own, row)):
+            checks.non_negative_number(f"{own}[{j}]", each)
+    return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 _SIZE = fields.integer(1, 2**20)
@@ -94,6 +136,30 @@ FIELDS = {
             fields.integer(1, 2**24),
             formerly="config.model.max_length",
         ),
+        "scale": Field(
+            1.0,
+            "factor of embeddings, before positions are added; not of tied logits",
+            checks.positive_number,
+        ),
+        "segments": Field(
+            0,
+            "kinds of segments, each with an embedding; 0: none",
+            fields.integer(0, 2**20),
+        ),
+        "norm": Field(
+            False, "whether the sum of all embeddings is normalized", fields.boolean
+        ),
+        "rotary_period": Field(
+            10_000.0,
+            "largest period of rotary positions, over 2 pi",
+            checks.positive_number,
+        ),
+        "frequencies": Field(
+            None,
+            "radians per position of rotary pairs, a list of key_size / 2, or a list "
+            "of such lists for each layer; None: from rotary_period",
+            fields.optional(_frequencies),
+        ),
     },
     "attention": {
         "num_heads": Field(
@@ -134,9 +200,8 @@ FIELDS = {
         "window": Field(
             None,
             "how many positions to either side a query sees (a causal model: before "
-            "it); None: all",
-            fields.optional(fields.integer(0, 2**31 - 1)),
-            int,
+            "it); None: all; or a list of these, one for each layer",
+            _window,
         ),
         "with_bias": Field(
             True,
@@ -186,7 +251,7 @@ FIELDS = {
         ),
         "activation": Field(
             "gelu",
-            "activation function of the hidden units",
+            "activation function of the hidden units (with a gate: those in -glu)",
             OneOf(ACTIVATIONS),
             formerly="config.model.activation",
         ),
@@ -198,6 +263,11 @@ FIELDS = {
         ),
         "residual": Field(
             True, "whether this part adds its output to its input", fields.boolean
+        ),
+        "parallel": Field(
+            False,
+            "whether this part reads what attention reads, and both are added to it",
+            fields.boolean,
         ),
         "hidden_sizes": Field(
             None,
@@ -222,12 +292,43 @@ FIELDS = {
         "position": Field(
             "pre",
             "whether norms come before or after the parts of a layer",
-            OneOf(("pre", "post")),
+            OneOf(NORM_POSITIONS),
             formerly="config.model.norm_position",
         ),
     },
     "output": {
+        "pool": Field(
+            None,
+            "what the logits read: each position (None), the first one (first), or the "
+            "mean of the valid ones (mean)",
+            fields.optional(OneOf(POOLS)),
+            str,
+        ),
+        "hidden": Field(
+            None,
+            "activation function of one more layer before the logits, of gelu, tanh "
+            "and relu; None: no such layer",
+            fields.optional(OneOf(OUTPUT_ACTIVATIONS)),
+            str,
+        ),
+        "norm": Field(
+            False, "whether what the logits read is normalized last", fields.boolean
+        ),
+        "logits": Field(
+            True, "whether there are logits; a trained model needs them", fields.boolean
+        ),
+        "tied": Field(
+            False,
+            "whether logits are dot products with the embeddings of tokens",
+            fields.boolean,
+        ),
         "with_bias": Field(True, "whether the logits have a bias", fields.boolean),
+        "soft_cap": Field(
+            None,
+            "bounds logits x to soft_cap * tanh(x / soft_cap); None: no bound",
+            fields.optional(checks.positive_number),
+            float,
+        ),
     },
 }
 
@@ -273,6 +374,32 @@ def hidden_sizes(config: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def windows(config: Any) -> tuple[int | None, ...]:
+    """Returns the window of each of the L layers, None for one that sees everything.
+
+    Args:
+      config: `config.model`.
+    """
+    given = config.attention.window
+    return tuple(given) if _is_list(given) else (given,) * config.num_layers
+
+
+def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
+    """Returns the rotary frequencies `[K / 2]` of each of the L layers.
+
+    None stands for those of `embedding.rotary_period`.
+
+    Args:
+      config: `config.model`.
+    """
+    given = config.embedding.frequencies
+    if given is None:
+        return (None,) * config.num_layers
+    if not any(_is_list(each) for each in given):
+        given = [given] * config.num_layers
+    return tuple(map(tuple, given))
+
+
 def key_size(config: Any) -> int:
     """Returns K, the size of a head's queries, keys and values.
 
@@ -281,6 +408,15 @@ def key_size(config: Any) -> int:
     """
     given = config.attention.key_size
     return given or config.model_size // max(1, config.attention.num_heads)
+
+
+def make_norm(config: Any) -> Callable[..., Callable[[jax.Array], jax.Array]]:
+    """Returns what makes the norms of a model from their `name`.
+
+    Args:
+      config: `config.model`.
+    """
+    return functools.partial(NORMS[config.norm.kind], config.norm.epsilon)
 
 
 def default_config() -> "ml_collections.ConfigDict":
@@ -332,7 +468,10 @@ def check(config: "ml_collections.ConfigDict") -> None:
         raise checks.ConfigError(
             f"{name} = 'sinusoidal' needs an even model_size, got {model_size}."
         )
-    _check_pruned(config)
+    _check_by_layer(config)
+    _check_rotary(config)
+    _check_parts(config)
+    _check_output(config)
 
 
 def _layer_heads(config, names) -> LayerHeads:
@@ -349,24 +488,27 @@ def _layer_heads(config, names) -> LayerHeads:
     )
 
 
-def _check_pruned(config) -> None:
-    """Checks the fields in which a pruned model has a value per layer."""
+def _check_by_layer(config) -> None:
+    """Checks the fields that may have a value per layer."""
     kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
-    for field, given in (
-        ("attention.kept_heads", kept),
-        ("feed_forward.hidden_sizes", sizes),
+    window, turns = config.attention.window, config.embedding.frequencies
+    for field, given, is_alike in (
+        ("attention.kept_heads", kept, False),
+        ("feed_forward.hidden_sizes", sizes, False),
+        ("attention.window", window, len(set(windows(config))) == 1),
+        ("embedding.frequencies", turns, len(set(frequencies(config))) == 1),
     ):
-        if given is None:
+        if not _is_list(given) or (given is turns and not any(map(_is_list, given))):
             continue
         if len(given) != config.num_layers:
             raise checks.ConfigError(
                 f"config.model.{field} must have an entry for each of the "
-                f"{config.num_layers} layers, got {given!r}."
+                f"{config.num_layers} layers, got {len(given)}."
             )
-        if config.scan_layers:
+        if config.scan_layers and not is_alike:
             raise checks.ConfigError(
                 f"config.model.scan_layers must be False with {field}: scanned layers "
-                "must have the same shapes."
+                "must be alike in all but the values of their parameters."
             )
     for i, heads in enumerate(kept or ()):
         name = f"config.model.attention.kept_heads[{i}]"
@@ -376,6 +518,65 @@ def _check_pruned(config) -> None:
             raise checks.ConfigError(f"{name} must not repeat a head, got {heads!r}.")
     for i, size in enumerate(sizes or ()):
         fields.integer(1, 2**22)(f"config.model.feed_forward.hidden_sizes[{i}]", size)
+
+
+def _check_rotary(config) -> None:
+    """Checks the frequencies of rotary positions."""
+    name, kind = "config.model.embedding.frequencies", config.embedding.positions
+    if config.embedding.frequencies is None:
+        return
+    if kind != "rotary":
+        raise checks.ConfigError(
+            f"{name} is only for rotary positions, and must be None with positions = "
+            f"{kind!r}."
+        )
+    for i, each in enumerate(frequencies(config)):
+        if len(each) != key_size(config) // 2:
+            raise checks.ConfigError(
+                f"{name} must have a number for each of the key_size / 2 = "
+                f"{key_size(config) // 2} pairs of features, got {len(each)} for layer "
+                f"{i}."
+            )
+
+
+def _check_parts(config) -> None:
+    """Checks how the parts of a layer are added, and whether norms are any."""
+    has_residuals = config.attention.residual and config.feed_forward.residual
+    if config.feed_forward.parallel and not has_residuals:
+        raise checks.ConfigError(
+            "config.model.feed_forward.parallel needs attention.residual = True and "
+            "feed_forward.residual = True: both parts are added to what they read."
+        )
+    if config.feed_forward.parallel and config.norm.position == "post":
+        raise checks.ConfigError(
+            "config.model.feed_forward.parallel needs norm.position = pre or both, "
+            "got 'post'."
+        )
+    for section in ("embedding", "output"):
+        if config[section].norm and config.norm.kind == "none":
+            raise checks.ConfigError(
+                f"config.model.{section}.norm must be False with norm.kind = 'none'."
+            )
+
+
+def _check_output(config) -> None:
+    """Checks what stands between the last layer and the logits."""
+    output, name = config.output, "config.model.output"
+    is_set = config.family == "set_classifier"
+    for field in ("pool", "tied"):
+        if is_set and output[field]:
+            raise checks.ConfigError(
+                f"{name}.{field} must be {FIELDS['output'][field].default} for a "
+                "set_classifier, which has a logit for each element."
+            )
+    if is_set and not output.logits:
+        raise checks.ConfigError(f"{name}.logits must be True for a set_classifier.")
+    for field in ("hidden", "norm", "tied", "soft_cap"):
+        if not output.logits and output[field]:
+            raise checks.ConfigError(
+                f"{name}.{field} must be {FIELDS['output'][field].default} with logits "
+                f"= False: it is part of the logits, got {output[field]!r}."
+            )
 
 
 def _nearest_divisor(number, wanted):

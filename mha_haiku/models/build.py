@@ -1,9 +1,9 @@
 """Whole models as pure functions, built from a config.
 
-B batch, T positions, D width, H heads, V value size per head, F hidden units, L layers,
-C classes. Families differ in their targets: `encoder` classifies each position,
-`causal` the same but from earlier positions only, and `set_classifier` chooses one
-element of a set, independent of the order.
+B batch, T positions, D width, H heads, V value size per head, K key size per head, F
+hidden units, L layers, C classes. Families differ in their targets: `encoder`
+classifies each position, `causal` the same but from earlier positions only, and
+`set_classifier` chooses one element of a set, independent of the order.
 """
 
 import functools
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jmp
 
 from mha_haiku import attention, checks, masks, modules, positions
-from mha_haiku.models import architecture
+from mha_haiku.models import architecture, ends
 
 Array = jax.Array
 
@@ -26,14 +26,17 @@ class Output(NamedTuple):
     """What a model returns.
 
     Attributes:
-      logits: `[B, T, C]` float32; of a set classifier `[B, T]`, one per element.
+      logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
+        classifier `[B, T]`, one per element; None where the config wants none.
       maps: One attention map of shape `(B, H, T, T)` per layer.
       hidden: The input of each layer, `[B, T, D]`.
+      output: What the last norm returns, `[B, T, D]` float32, before any pooling.
     """
 
-    logits: Array
+    logits: Array | None
     maps: tuple[attention.AttentionMap, ...]
     hidden: tuple[Array, ...] = ()
+    output: Array | None = None
 
 
 class Model(NamedTuple):
@@ -41,10 +44,11 @@ class Model(NamedTuple):
 
     Attributes:
       init: `init(rng, inputs, lengths=None) -> params`.
-      apply: `apply(params, rng, inputs, *, lengths=None, interventions=None,
-        start=None, is_training) -> Output`. Inputs are tokens `[B, T]` or features
-        `[B, T, D]`; lengths `[B]` are the numbers of valid positions. `rng` is for
-        dropout, and may be None without it. `interventions`, a
+      apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
+        interventions=None, start=None, is_training) -> Output`. Inputs are tokens
+        `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of valid
+        positions; segments `[B, T]` integers, of models that have such (None: all 0).
+        `rng` is for dropout, and may be None without it. `interventions`, a
         `modules.Interventions` of L layers, close heads and hidden units. `start` is
         `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, with `hidden` as the
         input of layer l. With l = L none runs, and the last norm and the logits read
@@ -69,41 +73,48 @@ def build(
       config: `config.model`; `architecture.FIELDS` has its fields.
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
-      num_classes: C.
+      num_classes: C; with tied logits at most `num_tokens`.
       implementation: That of attention, as in `attend`; None: the config's.
 
     Raises:
-      checks.ConfigError: If a field is out of range.
+      checks.ConfigError: If a field is out of range, or logits cannot be tied.
     """
     architecture.check(config)
+    if config.output.tied and (num_tokens is None or num_tokens < num_classes):
+        raise checks.ConfigError(
+            "config.model.output.tied needs inputs that are tokens, and a token for "
+            f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
+        )
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
+    make_norm = architecture.make_norm(config)
     implementation = implementation or config.attention.implementation
 
-    def forward(inputs, lengths=None, start=None, **options):
+    def forward(inputs, lengths=None, segments=None, start=None, **options):
         valid = None if lengths is None else _valid(inputs, lengths)
+        embedding = ends.make_embedding(config, num_tokens)
         if start is None:
-            first_layer, x = 0, _embedded(config, _zeroed(inputs, valid), num_tokens)
+            inputs, first_layer = _zeroed(inputs, valid), 0
+            x = ends.embedded(config, embedding, inputs, segments)
         else:
             first_layer, x = start
-        mask = _mask(config, lengths)
         encoder = modules.Encoder(
             config.num_layers,
             functools.partial(_layer, config, implementation),
-            make_norm=_make_norm(config) if config.norm.position == "pre" else None,
+            make_norm=None if config.norm.position == "post" else make_norm,
             stack=_stack(config),
             name="encoder",
         )
         x, maps, hidden = encoder.encode(
-            x, mask, bias=_bias(config), first_layer=first_layer, **options
+            x,
+            _masks(config, lengths),
+            bias=_bias(config),
+            first_layer=first_layer,
+            **options,
         )
-        is_set = config.family == "set_classifier"
-        logits = hk.Linear(
-            1 if is_set else num_classes, config.output.with_bias, name="logits"
-        )(x)
-        logits = policy.cast_to_output(logits[..., 0] if is_set else logits)
-        if is_set and valid is not None:
-            logits = jnp.where(valid, logits, -jnp.inf)
-        return Output(logits, maps, hidden)
+        logits = None
+        if config.output.logits:
+            logits = ends.logits(config, embedding, x, valid, num_classes, policy)
+        return Output(logits, maps, hidden, policy.cast_to_output(x))
 
     transformed = hk.transform(forward)
 
@@ -117,18 +128,22 @@ def build(
         inputs,
         *,
         lengths=None,
+        segments=None,
         interventions=None,
         start=None,
         is_training,
     ):
         if start is not None:
             _check_start(config, start)
+        if segments is not None:
+            _check_segments(config, inputs, segments)
         params, inputs = policy.cast_to_compute((params, inputs))
         return transformed.apply(
             params,
             rng,
             inputs,
             lengths,
+            segments,
             start,
             interventions=interventions,
             is_training=is_training,
@@ -137,9 +152,14 @@ def build(
     return Model(init, apply)
 
 
-def _mask(config, lengths):
-    """Returns the mask of all layers."""
-    window, is_causal = config.attention.window, config.family == "causal"
+def _masks(config, lengths):
+    """Returns the mask of all layers, or a list of L where windows differ."""
+    own = [_mask(config, window, lengths) for window in architecture.windows(config)]
+    return own if len(set(architecture.windows(config))) > 1 else own[0]
+
+
+def _mask(config, window, lengths):
+    is_causal = config.family == "causal"
     kinds = []
     if window is not None:
         kinds.append(masks.window(window, 0 if is_causal else window))
@@ -159,6 +179,20 @@ def _check_start(config, start):
         )
 
 
+def _check_segments(config, inputs, segments):
+    if not config.embedding.segments:
+        raise ValueError(
+            "segments must be None: config.model.embedding.segments is 0, so that the "
+            "model has none."
+        )
+    is_integer = jnp.issubdtype(jnp.result_type(segments), jnp.integer)
+    if not is_integer or jnp.shape(segments) != inputs.shape[:2]:
+        raise ValueError(
+            f"segments must be integers of shape [B, T] = {inputs.shape[:2]}, got "
+            f"{jnp.result_type(segments)} of shape {jnp.shape(segments)}."
+        )
+
+
 def _valid(inputs, lengths):
     """Returns the valid positions of inputs `[B, T, ...]`, `[B, T]` booleans."""
     return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
@@ -169,22 +203,6 @@ def _zeroed(inputs, valid):
     if valid is None:
         return inputs
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
-
-
-def _embedded(config, inputs, num_tokens):
-    """Returns `[B, T, D]`: embedded inputs, plus positions of the kinds that add."""
-    if num_tokens is None:
-        x = hk.Linear(config.model_size, name="embedding")(inputs)
-    else:
-        x = modules.TokenEmbedding(num_tokens, config.model_size, name="embedding")(
-            inputs
-        )
-    if config.embedding.positions == "learned":
-        x = modules.LearnedPositions(config.embedding.max_length, name="positions")(x)
-    if config.embedding.positions == "sinusoidal":
-        encoding = positions.sinusoidal(jnp.arange(x.shape[-2]), config.model_size)
-        x = x + encoding.astype(x.dtype)[None]
-    return x
 
 
 def _bias(config):
@@ -208,6 +226,7 @@ def _bias(config):
 def _layer(config, implementation, i):
     heads = architecture.heads_of_layers(config)[i]
     attention_fields, feed_forward_fields = config.attention, config.feed_forward
+    make_norm = architecture.make_norm(config)
 
     if hk.running_init():  # makes parameters from one example, on one device
         implementation = attention_fields.implementation
@@ -228,8 +247,10 @@ def _layer(config, implementation, i):
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
             make_score=_make_score(attention_fields),
-            rotary=positions.rotary if config.embedding.positions == "rotary" else None,
-            qk_norm=attention_fields.qk_norm,
+            rotary=_rotary(config, i),
+            # The root mean square, whatever the norms of the residual stream are.
+            qk_norm=attention_fields.qk_norm
+            and functools.partial(modules.RMSNorm, config.norm.epsilon),
             smear=modules.smeared_keys if attention_fields.smear_keys else None,
             implementation=implementation,
             name="attention",
@@ -240,8 +261,7 @@ def _layer(config, implementation, i):
     def make_feed_forward():
         return modules.FeedForward(
             hidden_size,
-            activation=architecture.ACTIVATIONS[feed_forward_fields.activation],
-            gated=feed_forward_fields.activation == "swiglu",
+            **architecture.ACTIVATIONS[feed_forward_fields.activation]._asdict(),
             with_bias=feed_forward_fields.with_bias,
             name="feed_forward",
         )
@@ -251,12 +271,24 @@ def _layer(config, implementation, i):
         make_feed_forward if hidden_size else None,
         num_heads=None if attention_fields.num_heads else 0,
         hidden_size=None if hidden_size else 0,
-        make_norm=_make_norm(config),
+        make_norm=make_norm,
         norm_position=config.norm.position,
+        parallel=feed_forward_fields.parallel,
         attention_residual=attention_fields.residual,
         feed_forward_residual=feed_forward_fields.residual,
         dropout_rate=config.dropout_rate,
         name=f"layer_{i}",
+    )
+
+
+def _rotary(config, i):
+    """Returns what turns the queries and keys of layer i, or None."""
+    if config.embedding.positions != "rotary":
+        return None
+    return functools.partial(
+        positions.rotary,
+        max_period=config.embedding.rotary_period,
+        frequencies=architecture.frequencies(config)[i],
     )
 
 
@@ -274,7 +306,3 @@ def _make_score(config):
 def _stack(config):
     stack = modules.scanned if config.scan_layers else modules.looped
     return modules.rematerialized(stack) if config.rematerialize else stack
-
-
-def _make_norm(config):
-    return functools.partial(architecture.NORMS[config.norm.kind], config.norm.epsilon)

@@ -13,6 +13,7 @@ from mha_haiku.modules.intervention import DecoderInterventions, Interventions
 from mha_haiku.modules.layer_parameters import stacked, unstacked
 from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
 from mha_haiku.modules.multi_head_attention import (
+    Bias,
     MultiHeadAttention,
     NoAttention,
     additive_score,
@@ -21,6 +22,7 @@ from mha_haiku.modules.multi_head_attention import (
 from mha_haiku.modules.norms import LayerNorm, RMSNorm, no_norm
 
 __all__ = [
+    "Bias",
     "Decoder",
     "DecoderInterventions",
     "DecoderLayer",

@@ -46,7 +46,9 @@ _AXES = {
     "value/b": Axis(KEY_VALUE_HEADS, -1),
     "linear/w": Axis(HEADS, -2, is_read=True),  # [H V, D]
     "query_norm/scale": Axis(HEAD_FEATURES, -1),  # [K]
+    "query_norm/offset": Axis(HEAD_FEATURES, -1),
     "key_norm/scale": Axis(HEAD_FEATURES, -1),
+    "key_norm/offset": Axis(HEAD_FEATURES, -1),
     "score": Axis(HEADS, -2),  # [H, K]
     "smear": Axis(KEY_VALUE_HEADS, -1),  # [G]
     "hidden/w": Axis(UNITS, -1),  # [D, F]

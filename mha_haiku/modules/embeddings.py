@@ -13,19 +13,52 @@ Array = jax.Array
 
 
 class TokenEmbedding(hk.Module):
-    """A learned vector per token."""
+    """A learned vector per token, which may serve for logits as well."""
 
-    def __init__(self, num_tokens: int, size: int, name: str | None = None):
-        """Initialises the module for C = `num_tokens` and D = `size`."""
+    def __init__(
+        self,
+        num_tokens: int,
+        size: int,
+        name: str | None = None,
+        *,
+        w_init: hk.initializers.Initializer | None = None,
+    ):
+        """Initialises the module.
+
+        Args:
+          num_tokens: C.
+          size: D.
+          name: The module's name.
+          w_init: Initialiser of the vectors; normal of deviation 1 if left out.
+        """
         super().__init__(name=name)
         self.num_tokens = num_tokens
         self.size = size
+        self.w_init = w_init or hk.initializers.RandomNormal(1.0)
 
     def __call__(self, tokens: Array) -> Array:
         """Returns the embeddings `[..., D]` of tokens `[...]` in 0..C - 1."""
-        init = hk.initializers.RandomNormal(1.0)
-        table = hk.get_parameter("embeddings", (self.num_tokens, self.size), init=init)
-        return embed(tokens, table)
+        return embed(tokens, self._table())
+
+    @hk.name_like("__call__")
+    def logits(self, x: Array, num_classes: int | None = None) -> Array:
+        """Returns the dot product of each vector with each token's embedding.
+
+        Args:
+          x: `[..., D]`.
+          num_classes: Of the first so many tokens alone; None: of all C.
+
+        Returns:
+          `[..., num_classes]`.
+
+        Source: Press and Wolf 2017, section 3, https://arxiv.org/abs/1608.05859.
+        """
+        return jnp.einsum("...d,cd->...c", x, self._table()[:num_classes])
+
+    @hk.transparent
+    def _table(self) -> Array:
+        shape = (self.num_tokens, self.size)
+        return hk.get_parameter("embeddings", shape, init=self.w_init)
 
 
 class LearnedPositions(hk.Module):

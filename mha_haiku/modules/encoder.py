@@ -40,6 +40,25 @@ def pre_norm(
     return x + output if residual else output, *rest
 
 
+def both_norms(
+    x: Array,
+    sublayer: Callable,
+    norm: Callable,
+    norm_after: Callable,
+    *,
+    residual: bool = True,
+) -> tuple[Array, tuple]:
+    """Returns `x + norm_after(sublayer(norm(x)))`, and what else the sublayer returns.
+
+    Without the residual the sum has no `x`.
+
+    Source: Gemma Team 2024 (Gemma 2), section 2, https://arxiv.org/abs/2408.00118.
+    """
+    output, *rest = sublayer(norm(x))
+    output = norm_after(output)
+    return x + output if residual else output, *rest
+
+
 def post_norm(
     x: Array, sublayer: Callable, norm: Callable, *, residual: bool = True
 ) -> tuple[Array, tuple]:
@@ -53,7 +72,12 @@ def post_norm(
     return norm(x + output if residual else output), *rest
 
 
-_NORM_POSITIONS = {"pre": pre_norm, "post": post_norm}
+# Adds a part to the residual, and what the names of the norms that it takes end in.
+_NORM_POSITIONS = {
+    "pre": (pre_norm, ("",)),
+    "post": (post_norm, ("",)),
+    "both": (both_norms, ("", "_after")),
+}
 
 
 class Layer(hk.Module):
@@ -86,7 +110,8 @@ class Layer(hk.Module):
           make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
             `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
             none.
-          norm_position: "pre" or "post"; see `pre_norm` and `post_norm`.
+          norm_position: "pre", "post" or "both"; see `pre_norm`, `post_norm` and
+            `both_norms`.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
           dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
@@ -108,7 +133,7 @@ class Layer(hk.Module):
         self.hidden_size = hidden_size
         self.make_norm = make_norm
         self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
-        self._add = _NORM_POSITIONS[norm_position]
+        self._add, self._norm_suffixes = _NORM_POSITIONS[norm_position]
         self._attention_residual = attention_residual
         self._feed_forward_residual = feed_forward_residual
 
@@ -122,6 +147,7 @@ class Layer(hk.Module):
         make: MakeAttention | None,
         names: tuple[str, str],
         rate: float,
+        residual: bool | None = None,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns `x` after an attention part, and its map.
@@ -133,6 +159,7 @@ class Layer(hk.Module):
           make: Makes the attention; None: the sizes do.
           names: Of the attention and of its norm.
           rate: Of dropout.
+          residual: Whether x is added; None: as the layer says.
           **options: Of the attention's call.
         """
         if make is None and not self.num_heads:
@@ -147,14 +174,20 @@ class Layer(hk.Module):
             )
             return dropout(output, rate), attention_map
 
-        norm = self.make_norm(name=names[1])
-        return self._add(x, attend, norm, residual=self._attention_residual)
+        residual = self._attention_residual if residual is None else residual
+        return self._add(x, attend, *self._norms(names[1]), residual=residual)
 
     @hk.transparent
     def _fed_forward(
-        self, x: Array, given: intervention.Interventions, *, norm: str, rate: float
+        self,
+        x: Array,
+        given: intervention.Interventions,
+        *,
+        norm: str,
+        rate: float,
+        residual: bool | None = None,
     ) -> Array:
-        """Returns `x` after the feed-forward part, whose norm has the given name."""
+        """Returns `x` after the feed-forward part; arguments as in `_attended`."""
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -167,9 +200,14 @@ class Layer(hk.Module):
             output = make()(x, interventions=given, dropout_rate=rate)
             return (dropout(output, rate),)
 
-        norm = self.make_norm(name=norm)
-        (x,) = self._add(x, feed, norm, residual=self._feed_forward_residual)
+        residual = self._feed_forward_residual if residual is None else residual
+        (x,) = self._add(x, feed, *self._norms(norm), residual=residual)
         return x
+
+    @hk.transparent
+    def _norms(self, name: str) -> list[Callable[[Array], Array]]:
+        """Returns the norms of a part, from the name of the first."""
+        return [self.make_norm(name=name + suffix) for suffix in self._norm_suffixes]
 
     @hk.transparent
     def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
@@ -193,6 +231,36 @@ class EncoderLayer(Layer):
     `EncoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one.
     """
 
+    def __init__(
+        self,
+        make_attention: MakeAttention | None = None,
+        make_feed_forward: MakeFeedForward | None = None,
+        *,
+        parallel: bool = False,
+        **options,
+    ):
+        """Initialises the module; other arguments as in `Layer`.
+
+        Args:
+          make_attention: See `Layer`.
+          make_feed_forward: See `Layer`.
+          parallel: Whether the feed-forward part reads what attention reads, with its
+            own norm, and both are added to it (Wang and Komatsuzaki 2021, GPT-J,
+            https://github.com/kingoflolz/mesh-transformer-jax).
+          **options: See `Layer`.
+
+        Raises:
+          ValueError: If parallel parts have no residual, or norms after it.
+        """
+        super().__init__(make_attention, make_feed_forward, **options)
+        has_residual = self._attention_residual and self._feed_forward_residual
+        if parallel and (not has_residual or self._add is post_norm):
+            raise ValueError(
+                "parallel parts must both have a residual and a norm_position of pre "
+                "or both."
+            )
+        self._parallel = parallel
+
     def __call__(
         self,
         x: Array,
@@ -213,7 +281,12 @@ class EncoderLayer(Layer):
         """
         rate = self.dropout_rate if is_training else 0.0
         given = intervention.checked(interventions)
-        x, attention_map = self._attended(
+        # Where a part is missing, the other alone is the sequence of both.
+        has_attention = self.make_attention or self.num_heads
+        has_feed_forward = self.make_feed_forward or self.hidden_size
+        is_parallel = self._parallel and has_attention and has_feed_forward
+        own = {"residual": False} if is_parallel else {}
+        attended, attention_map = self._attended(
             x,
             None,
             mask,
@@ -222,9 +295,17 @@ class EncoderLayer(Layer):
             rate=rate,
             bias=bias,
             interventions=given.for_attention(),
+            **own,
         )
-        x = self._fed_forward(x, given.for_feed_forward(), norm="norm_2", rate=rate)
-        return x, attention_map
+        fed_forward = self._fed_forward(
+            x if is_parallel else attended,
+            given.for_feed_forward(),
+            norm="norm_2",
+            rate=rate,
+            **own,
+        )
+        output = x + attended + fed_forward if is_parallel else fed_forward
+        return output, attention_map
 
 
 class Encoded(NamedTuple):
@@ -331,7 +412,7 @@ class Encoder(Stack):
     make_sized_layer = EncoderLayer
 
     def __call__(
-        self, x: Array, mask: masks.Mask | Array | None = None, **options
+        self, x: Array, mask: masks.Mask | Array | Sequence | None = None, **options
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
         """Returns the output `[B..., T, D]` and one attention map per layer.
 
@@ -344,7 +425,7 @@ class Encoder(Stack):
     def encode(
         self,
         x: Array,
-        mask: masks.Mask | Array | None = None,
+        mask: masks.Mask | Array | Sequence | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
@@ -355,7 +436,8 @@ class Encoder(Stack):
 
         Args:
           x: `[B..., T, D]`.
-          mask: Which position may attend to which, in all layers.
+          mask: Which position may attend to which, in all layers; or a sequence of L
+            masks, which must be alike where layers are scanned.
           is_training: Whether there is dropout.
           bias: What is added to the scores of all layers; or a sequence of L of them.
           interventions: What is done to heads and hidden units of each layer.
@@ -368,16 +450,17 @@ class Encoder(Stack):
         """
         given = intervention.checked(interventions)
         per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
-        shared = {"mask": mask, "is_training": is_training}
-        if isinstance(bias, list | tuple):
-            if len(bias) != self.num_layers:
+        shared = {"is_training": is_training}
+        for name, value in (("mask", mask), ("bias", bias)):
+            if not isinstance(value, list | tuple):
+                shared[name] = value
+                continue
+            if len(value) != self.num_layers:
                 raise ValueError(
-                    f"bias must be of all layers, or a sequence of L = "
-                    f"{self.num_layers} of them, got {len(bias)}."
+                    f"{name} must be of all layers, or a sequence of L = "
+                    f"{self.num_layers} of them, got {len(value)}."
                 )
-            per_layer["bias"] = bias
-        else:
-            shared["bias"] = bias
+            per_layer[name] = value
 
         def call(layer, x, **own):
             return layer(x, **shared, **own)

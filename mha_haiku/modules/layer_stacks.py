@@ -119,8 +119,8 @@ def _stacked(given: Any) -> Any:
 
     if len({jax.tree.structure(each) for each in given}) > 1:
         raise ValueError(
-            "scanned layers must be alike, got something for some of them alone; gates "
-            "of 1 leave a layer as it is."
+            "scanned layers must be alike, got something for some of them alone, or of "
+            "another kind; gates of 1 leave a layer as it is."
         )
 
     def stack(path, *leaves):

@@ -47,7 +47,7 @@ class MultiHeadAttention(hk.Module):
         groups: Sequence[int] | None = None,
         make_score: Callable[[int, int], attention.Score] | None = None,
         rotary: Callable[[Array, Array], Array] | None = None,
-        qk_norm: bool = False,
+        qk_norm: bool | Callable[..., Callable[[Array], Array]] = False,
         smear: Callable[[Array], Array] | None = None,
         implementation: str | Callable = "auto",
         name: str | None = None,
@@ -73,7 +73,9 @@ class MultiHeadAttention(hk.Module):
           rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
             `positions.rotary` does.
           qk_norm: Whether queries and keys are normalised by their root mean square,
-            with learned scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442).
+            with learned scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442);
+            or what makes these norms from a `name`, as
+            `functools.partial(modules.RMSNorm, 1e-6)` does.
           smear: Mixes keys `[B..., S, G, K]` along S before they are compared, as
             `modules.smeared_keys` does.
           implementation: See `attend`.
@@ -106,7 +108,7 @@ class MultiHeadAttention(hk.Module):
         self.b_init = b_init
         self.make_score = make_score
         self.rotary = rotary
-        self.qk_norm = qk_norm
+        self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
         self.smear = smear
         self.implementation = implementation
 
@@ -154,8 +156,8 @@ class MultiHeadAttention(hk.Module):
         key = self._heads(key, self.num_key_value_heads, self.key_size, "key")
         value = self._heads(value, self.num_key_value_heads, self.value_size, "value")
         if self.qk_norm:
-            query = norms.RMSNorm(name="query_norm")(query)
-            key = norms.RMSNorm(name="key_norm")(key)
+            query = self.qk_norm(name="query_norm")(query)
+            key = self.qk_norm(name="key_norm")(key)
         if self.smear is not None:
             key = self.smear(key)
         if self.rotary is not None:
@@ -253,8 +255,17 @@ class NoAttention(hk.Module):
         del value, options
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
         if self.with_bias:
-            output = output + _Bias(name="linear")(output)
+            output = Bias(name="linear")(output)
         return output, map_of_no_heads(query, key, mask)
+
+
+class Bias(hk.Module):
+    """The bias "b" of a linear map whose weights are elsewhere, or nowhere."""
+
+    def __call__(self, x: Array) -> Array:
+        """Returns `x` `[..., D]` plus the bias."""
+        bias = hk.get_parameter("b", x.shape[-1:], x.dtype, init=jnp.zeros)
+        return x + jnp.broadcast_to(bias, x.shape)
 
 
 def map_of_no_heads(
@@ -318,11 +329,3 @@ def _blanked(x: Array, blank: Array | None) -> Array:
         return x
     blank = blank.all(-2)[..., None]
     return jnp.where(blank, 0, x)
-
-
-class _Bias(hk.Module):
-    """The bias "b" of a linear map that has no inputs."""
-
-    def __call__(self, like: Array) -> Array:
-        bias = hk.get_parameter("b", like.shape[-1:], like.dtype, init=jnp.zeros)
-        return jnp.broadcast_to(bias, like.shape)

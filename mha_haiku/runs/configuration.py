@@ -216,6 +216,10 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             f"length {task.sequence_length} with learned positions, got "
             f"{embedding.max_length}."
         )
+    if not model.output.logits:
+        raise ConfigError(
+            "config.model.output.logits must be True to train: the loss is of logits."
+        )
     example = _example(config.task.name, task)
     is_set, wants_set = model.family == "set_classifier", example.targets.ndim == 0
     if is_set != wants_set:
@@ -223,6 +227,12 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
         raise ConfigError(
             f"config.model.family must be {wanted} for the task {task.name!r}, "
             f"got {model.family!r}."
+        )
+    if model.output.pool is not None:
+        raise ConfigError(
+            "config.model.output.pool must be None to train: the task "
+            f"{task.name!r} has a target for each position, got "
+            f"{model.output.pool!r}."
         )
 
 
@@ -278,6 +288,27 @@ def _example(name: str, task: tasks.Task) -> tasks.Example:
                 f"{getattr(example, part).shape}."
             )
     return example
+
+
+def completed(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a config of before, with the fields that came since.
+
+    A new field's default means what was done before there was a choice.
+
+    Args:
+      values: As of `to_json`, or of any config.
+
+    Raises:
+      ConfigError: If they name no task.
+    """
+    return _completed(values, to_json(default_config(task_name(values))))
+
+
+def _completed(values, default):
+    if not isinstance(values, dict) or not isinstance(default, dict):
+        return values
+    own = {name: _completed(values[name], default.get(name)) for name in values}
+    return own | {name: default[name] for name in default if name not in values}
 
 
 def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

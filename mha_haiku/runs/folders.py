@@ -225,6 +225,8 @@ def abstract_state(
 def read_config(folder: Folder) -> dict[str, Any] | None:
     """Returns the resolved config of the run in the folder, or None for a new run.
 
+    Fields that the package got after the run have their defaults.
+
     Raises:
       ConfigError: If config.json was changed, is of another version, or has a config
         that is not valid.
@@ -233,10 +235,11 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     if saved is None:
         return None
     try:
-        configuration.check_fields(ml_collections.ConfigDict(saved["config"]))
+        config = configuration.completed(saved["config"])
+        configuration.check_fields(ml_collections.ConfigDict(config))
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return saved["config"]
+    return config
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:

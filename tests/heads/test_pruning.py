@@ -39,6 +39,13 @@ KINDS = {
         "attention__qk_norm": True,
     },
     "biases apart": {"attention__with_bias": False, "attention__residual": False},
+    "both, parallel": {
+        "norm_position": "both",
+        "feed_forward__parallel": True,
+        "activation": "geglu",
+        "attention__window": [1, None, 2],
+        "output__tied": True,
+    },
     "post": {"norm_position": "post", "activation": "swiglu"},
 }
 

@@ -7,6 +7,7 @@ import pytest
 from mha_haiku import checks, models
 from tests.tiny_runs import model_config
 
+ROTARY = {"embedding__positions": "rotary", "attention__key_size": 4}
 _REFUSALS = [
     ({"family": "decoder"}, "family must be one of encoder, causal, set_classifier"),
     ({"family": "casual"}, "family .* Did you mean 'causal'?"),
@@ -15,7 +16,7 @@ _REFUSALS = [
         "feed_forward.activation .* got 'gleu'. Did you mean 'gelu'?",
     ),
     ({"norm__kind": "batch"}, "norm.kind must be one of layer_norm, rms_norm, none"),
-    ({"norm__position": "middle"}, "norm.position must be one of pre, post; got"),
+    ({"norm__position": "middle"}, "norm.position must be one of pre, post, both; got"),
     ({"norm__epsilon": 0.0}, "norm.epsilon must be a finite number above 0, got 0.0"),
     ({"norm__epsilon": math.nan}, "norm.epsilon must be a finite number above 0"),
     ({"embedding__positions": "rotory"}, "embedding.positions .* mean 'rotary'?"),
@@ -94,6 +95,82 @@ _REFUSALS = [
         "embedding.positions = 't5' works through attention",
     ),
     (
+        {"attention__window": [1, -1], "num_layers": 2},
+        r"attention.window\[1\] must be an integer from 0 to",
+    ),
+    (
+        {"attention__window": [1, None]},
+        "attention.window must have an entry for each of the 1 layers, got 2",
+    ),
+    (
+        {"attention__window": [1, None], "num_layers": 2, "scan_layers": True},
+        "scan_layers must be False with attention.window: scanned layers must be alike",
+    ),
+    (
+        {"embedding__frequencies": [0.1]},
+        "embedding.frequencies is only for rotary positions, .* positions = 'learned'",
+    ),
+    (
+        {**ROTARY, "embedding__frequencies": [0.1, 2.0, 1.0]},
+        "embedding.frequencies must have a number for each of the key_size / 2 = 2 .* "
+        "got 3 for layer 0",
+    ),
+    (
+        {**ROTARY, "embedding__frequencies": [[0.1, 2.0], [1.0]], "num_layers": 2},
+        "embedding.frequencies must have .* got 1 for layer 1",
+    ),
+    (
+        {**ROTARY, "embedding__frequencies": [[0.1, 2.0]], "num_layers": 2},
+        "embedding.frequencies must have an entry for each of the 2 layers, got 1",
+    ),
+    (
+        {
+            **ROTARY,
+            "embedding__frequencies": [[0.1, 2.0], [1, 2]],
+            "num_layers": 2,
+            "scan_layers": True,
+        },
+        "scan_layers must be False with embedding.frequencies",
+    ),
+    (
+        {**ROTARY, "embedding__frequencies": [0.1, math.nan]},
+        r"embedding.frequencies\[1\] must be a finite number of at least 0, got nan",
+    ),
+    (
+        {**ROTARY, "embedding__frequencies": [[0.1], 2.0]},
+        r"embedding.frequencies\[1\] must be a list, got 2.0",
+    ),
+    ({**ROTARY, "embedding__rotary_period": 0.0}, "embedding.rotary_period must be a"),
+    ({"embedding__scale": math.inf}, "embedding.scale must be a finite number above"),
+    ({"embedding__segments": -1}, "embedding.segments must be an integer from 0 to"),
+    (
+        {"embedding__norm": True, "norm__kind": "none"},
+        "embedding.norm must be False with norm.kind = 'none'",
+    ),
+    (
+        {"feed_forward__parallel": True, "attention__residual": False},
+        "feed_forward.parallel needs attention.residual = True and",
+    ),
+    (
+        {"feed_forward__parallel": True, "norm__position": "post"},
+        "feed_forward.parallel needs norm.position = pre or both, got 'post'",
+    ),
+    ({"output__pool": "last"}, "output.pool must be one of first, mean; got 'last'"),
+    ({"output__hidden": "gleu"}, "output.hidden must be .* Did you mean 'gelu'?"),
+    ({"output__soft_cap": -1.0}, "output.soft_cap must be a finite number above 0"),
+    (
+        {"output__tied": True, "family": "set_classifier"},
+        "output.tied must be False for a set_classifier",
+    ),
+    (
+        {"output__logits": False, "family": "set_classifier"},
+        "output.logits must be True for a set_classifier",
+    ),
+    (
+        {"output__logits": False, "output__hidden": "tanh"},
+        "output.hidden must be None with logits = False: .* got 'tanh'",
+    ),
+    (
         {"attention__score": "additive", "attention__soft_cap": 2.0},
         "attention.soft_cap is only for dot products, and must be None .* got 2.0",
     ),
@@ -102,8 +179,9 @@ _REFUSALS = [
 
 @pytest.mark.parametrize(("fields", "message"), _REFUSALS)
 def test_fields_out_of_range_are_refused_by_their_path(fields, message):
-    with pytest.raises(checks.ConfigError, match=rf"^config\.model\.{message}"):
+    with pytest.raises(checks.ConfigError, match=rf"^config\.model\.{message}") as told:
         models.check(model_config(**fields))
+    assert len(str(told.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
@@ -116,6 +194,10 @@ def test_fields_out_of_range_are_refused_by_their_path(fields, message):
         {"embedding__positions": "rotary", "attention__num_heads": 16},
         {"attention__implementation": "fused"},
         {"attention__num_heads": 0, "embedding__positions": "sinusoidal"},
+        {"attention__window": [2, 2], "num_layers": 2, "scan_layers": True},
+        {**ROTARY, "embedding__frequencies": [1, 0.5], "scan_layers": True},
+        {**ROTARY, "embedding__frequencies": [[1, 0]] * 3, "num_layers": 3},
+        {"output__logits": False, "output__pool": "mean"},
     ],
 )
 def test_fields_in_range_are_accepted(fields):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import models, modules
+from mha_haiku import checks, models, modules
 from mha_haiku.attention import implementations
 from tests import oracles
 from tests.tiny_runs import model_config
@@ -295,6 +295,55 @@ OPTIONS = {
         "attention__output_bias": False,
         "output__with_bias": False,
     },
+    "like BERT": {
+        "embedding__segments": 3,
+        "embedding__norm": True,
+        "norm__position": "post",
+        "norm__epsilon": 0.03,
+        "output__hidden": "gelu",
+        "output__norm": True,
+        "output__tied": True,
+    },
+    "like Gemma": {
+        "family": "causal",
+        "embedding__scale": 1.7,
+        "embedding__positions": "rotary",
+        "embedding__frequencies": [[1.5, 0.3], [0.4, 0.01]],
+        "attention__num_key_value_heads": 1,
+        "attention__window": [1, None],
+        "attention__qk_norm": True,
+        "feed_forward__activation": "geglu_tanh",
+        "norm__kind": "rms_norm",
+        "norm__epsilon": 0.1,
+        "norm__position": "both",
+        "output__tied": True,
+        "output__with_bias": False,
+        "output__soft_cap": 0.8,
+    },
+    "like GPT-NeoX": {
+        "family": "causal",
+        "embedding__positions": "rotary",
+        "embedding__frequencies": [0.7, 0.0],
+        "feed_forward__parallel": True,
+    },
+    "parallel, both norms": {
+        "feed_forward__parallel": True,
+        "feed_forward__activation": "gelu_tanh",
+        "norm__position": "both",
+    },
+    "like Llama": {
+        "family": "causal",
+        "embedding__positions": "rotary",
+        "embedding__rotary_period": 50.0,
+        "feed_forward__activation": "swiglu",
+    },
+    "sentence classes": {
+        "embedding__positions": "none",
+        "feed_forward__activation": "geglu",
+        "output__pool": "mean",
+        "output__hidden": "tanh",
+    },
+    "first position": {"output__pool": "first", "output__hidden": "relu"},
 }
 
 
@@ -303,12 +352,20 @@ OPTIONS = {
 def test_every_option_of_a_layer_is_its_formula(name):
     config = _config(num_layers=2, **OPTIONS[name])
     model = _build(num_layers=2, **OPTIONS[name])
-    tokens = _inputs("encoder")
+    tokens, given = _inputs("encoder"), {"lengths": np.array([T, 3])}
+    if config.embedding.segments:
+        given["segments"] = np.array([[0, 0, 1, 2, 2], [1, 1, 0, 2, 0]])
     params = _parameters(model, tokens)
     run = jax.jit(functools.partial(model.apply, is_training=False))
-    output = run(params, None, tokens)
-    wanted = oracles.transformer(params, tokens, config)
-    np.testing.assert_allclose(output.logits, wanted, rtol=1e-4, atol=1e-5)
+    output = run(params, None, tokens, **given)
+    wanted = oracles.transformer(params, tokens, config, **given, num_classes=C)
+    counted = np.arange(T) < given["lengths"][:, None]
+    if config.output.pool is not None:
+        counted = np.ones(B, bool)
+    assert output.logits.shape == wanted.shape
+    found, wanted = output.logits[counted], wanted[counted]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert output.output.shape == (B, T, D)
     num_heads = config.attention.num_heads
     assert [each.shape for each in output.maps] == [(B, num_heads, T, T)] * 2
     names = {f"{path}/{leaf}" for path in params for leaf in params[path]}
@@ -319,6 +376,127 @@ def test_every_option_of_a_layer_is_its_formula(name):
         ("logits", config.output.with_bias),
     ):
         assert any(f"{part}/b" in path for path in biases) == bool(has_bias), part
+    assert ("logits/w" in names) != config.output.tied
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("name", ["like BERT", "like GPT-NeoX", "parallel, both norms"])
+def test_options_hold_in_scanned_layers_and_half_precision(name):
+    fields, tokens = {"num_layers": 2} | OPTIONS[name], _inputs("encoder")
+    config = _config(**fields)
+    params = _parameters(_build(**fields), tokens)
+    wanted = oracles.transformer(params, tokens, config, num_classes=C)
+    fields |= {"scan_layers": True, "rematerialize": True}
+    for precision, tolerance in (("float32", 1e-5), ("bfloat16", 0.05)):
+        model = _build(**fields, precision=precision)
+        run = jax.jit(functools.partial(model.apply, is_training=False))
+        output = run(models.stacked(params), None, tokens)
+        difference = np.abs(output.logits - wanted).max()
+        assert difference < tolerance * np.abs(wanted).max()
+        assert output.logits.dtype == output.output.dtype == np.float32
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_options_hold_where_layers_start_in_the_middle():
+    """Layers have their own windows and frequencies, and a lens reads tied logits."""
+    fields, tokens = {"num_layers": 2} | OPTIONS["like Gemma"], _inputs("causal")
+    model = _build(**fields)
+    params = _parameters(model, tokens)
+    run = jax.jit(functools.partial(model.apply, params, None, is_training=False))
+    whole = run(tokens)
+    after = jax.jit(
+        lambda x: model.apply(params, None, tokens, start=(1, x), is_training=False)
+    )(whole.hidden[1])
+    np.testing.assert_allclose(after.logits, whole.logits, rtol=1e-5, atol=1e-6)
+    read = model.apply(
+        params, None, tokens, start=(2, whole.hidden[1]), is_training=False
+    )
+    fields |= {"num_layers": 1, "attention__window": 1}
+    shallow = _config(**fields | {"embedding__frequencies": [1.5, 0.3]})
+    wanted = oracles.transformer(params, tokens, shallow, num_classes=C)
+    np.testing.assert_allclose(read.logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_are_made_of_the_output_by_hand():
+    tokens, lengths = _inputs("encoder"), np.array([T, 3])
+
+    def run(params=None, **fields):
+        model = _build(**fields, feed_forward__hidden_size=0)
+        params = params or _parameters(model, tokens)
+        found = model.apply(params, None, tokens, lengths=lengths, is_training=False)
+        return params, found
+
+    params, tied = run(output__tied=True)
+    table, bias = params["embedding"]["embeddings"], params["logits"]["b"]
+    assert table.shape == (NUM_TOKENS, D) and bias.shape == (C,)
+    wanted = np.stack([tied.output @ row for row in table[:C]], axis=-1) + bias
+    np.testing.assert_allclose(tied.logits, wanted, rtol=1e-5, atol=1e-6)
+    _, capped = run(params, output__tied=True, output__soft_cap=0.5)
+    assert np.abs(tied.logits).max() > 0.5 > np.abs(capped.logits).max()
+    np.testing.assert_allclose(np.arctanh(2 * capped.logits) / 2, wanted, rtol=1e-3)
+    params, pooled = run(output__pool="mean")
+    x = np.asarray(pooled.output)
+    means = np.stack([x[0].mean(0), (x[1, 0] + x[1, 1] + x[1, 2]) / 3])
+    wanted = means @ params["logits"]["w"] + params["logits"]["b"]
+    np.testing.assert_allclose(pooled.logits, wanted, rtol=1e-5, atol=1e-6)
+    shapes = jax.eval_shape(
+        _build(output__logits=False).init, jax.random.key(0), tokens
+    )
+    assert not {"logits", "logits/w"} & set(shapes)
+    del params["logits"]
+    _, without = run(params, output__logits=False)
+    assert without.logits is None
+    assert_equal(np.asarray(without.output), np.asarray(pooled.output))
+
+
+def test_nan_in_padding_reaches_no_pooled_logit():
+    model = models.build(
+        _config(output__pool="mean", embedding__norm=True),
+        num_tokens=None,
+        feature_size=FEATURE_SIZE,
+        num_classes=C,
+    )
+    inputs, lengths = _inputs("set_classifier"), np.array([3, 0])
+    params = _parameters(model, inputs)
+    padded = (np.arange(T) >= lengths[:, None])[..., None]
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
+    def gradient(params, inputs):
+        logits = model.apply(
+            params, None, inputs, lengths=lengths, is_training=False
+        ).logits
+        return (logits**2).sum(), logits
+
+    wanted = gradient(params, np.where(padded, 0, inputs))
+    found = gradient(params, np.where(padded, np.float32(np.nan), inputs))
+    jax.tree.map(assert_equal, found, wanted)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted))
+
+
+def test_options_that_the_inputs_cannot_have_are_refused():
+    with pytest.raises(checks.ConfigError, match="a token for each of the 14 classes"):
+        models.build(
+            _config(output__tied=True), num_tokens=13, feature_size=None, num_classes=14
+        )
+    with pytest.raises(checks.ConfigError, match="got no tokens"):
+        models.build(
+            _config(output__tied=True), num_tokens=None, feature_size=3, num_classes=2
+        )
+    tokens = _inputs("encoder")
+    for fields, segments, message in (
+        ({}, np.zeros((B, T), int), "segments must be None: .* is 0"),
+        (
+            {"embedding__segments": 2},
+            np.zeros(T, int),
+            r"shape \[B, T\] = \(2, 5\), got int.* of shape \(5,\)",
+        ),
+        ({"embedding__segments": 2}, np.zeros((B, T)), "integers .* got float"),
+    ):
+        model = _build(**fields)
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+        with pytest.raises(ValueError, match=message):
+            model.apply(params, None, tokens, segments=segments, is_training=False)
 
 
 def test_scanned_layers_take_models_of_one_part():
@@ -373,7 +551,7 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
 
     def run(model):
         def loss(params):
-            logits, maps, _ = model.apply(
+            logits, maps, *_ = model.apply(
                 params,
                 None,
                 inputs,
@@ -411,7 +589,7 @@ def test_scanned_layers_take_every_positions_in_either_precision(positions, prec
         """The shapes in training, with gates to be compared mapped over."""
 
         def apply(params, key, gates):
-            logits, maps, _ = model.apply(
+            logits, maps, *_ = model.apply(
                 params,
                 key,
                 inputs,

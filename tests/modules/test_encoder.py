@@ -60,7 +60,7 @@ class _Recorder:
 
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", ["pre", "post", "both"])
 def test_layer_is_its_formula(norm_position, norm, normal, random_parameters):
     x = normal(B, T, D)
     make = {"layer_norm": modules.LayerNorm, "rms_norm": modules.RMSNorm}[norm]
@@ -93,6 +93,11 @@ def test_layer_is_its_formula(norm_position, norm, normal, random_parameters):
     if norm_position == "pre":
         middle = x + attention(normalised("norm_1", x))
         wanted = middle + feed_forward(normalised("norm_2", middle))
+    elif norm_position == "both":
+        attended = attention(normalised("norm_1", x))
+        middle = x + normalised("norm_1_after", attended)
+        fed = feed_forward(normalised("norm_2", middle))
+        wanted = middle + normalised("norm_2_after", fed)
     else:
         middle = normalised("norm_1", x + attention(x))
         wanted = normalised("norm_2", middle + feed_forward(middle))
@@ -154,6 +159,50 @@ def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     of_examples = np.stack([np.ones((L, H)), gates], axis=1)
     mixed, _ = apply(params, None, x, interventions=_gates(of_examples))
     assert_close(mixed, np.stack([plain[0][0], found[0][1]]))
+
+
+def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
+    x = normal(B, T, D)
+    own = [masks.causal(), masks.window(1, 0), masks.full()]
+    model = _encoder()
+    params = random_parameters(model, x)
+    output, weights = jax.jit(model.apply)(params, None, x, own)
+    for mask, found in zip(own, weights, strict=True):
+        assert_equal(found[0, 0] > 0, mask.array(T, T))
+    # The same masks one layer at a time, from the second on.
+    rest = jax.jit(functools.partial(model.apply, first_layer=1))
+    found, of_rest = rest(params, None, x, own)
+    assert_equal(of_rest[0][0, 0] > 0, own[1].array(T, T))
+    assert np.abs(found - output).max() > 1e-3
+    with pytest.raises(ValueError, match="mask must be .* L = 3 of them, got 2"):
+        jax.eval_shape(model.apply, params, None, x, own[:2])
+    scanned = _encoder(stack=modules.scanned)
+    with pytest.raises(ValueError, match="scanned layers must be alike, got something"):
+        jax.eval_shape(scanned.init, jax.random.key(0), x, own)
+    alike = [masks.padding(np.array([5, 3]))] * L
+    jax.eval_shape(scanned.init, jax.random.key(0), x, alike)
+
+
+def test_parallel_parts_read_the_same_and_are_added(normal, random_parameters):
+    x = normal(B, T, D)
+
+    def run(params=None, **options):
+        """Runs a layer; without attention or feed-forward part it is the other's."""
+        options = {"num_heads": H, "key_size": K, "hidden_size": F} | options
+        model = hk.transform(
+            lambda x: modules.EncoderLayer(**options, name="layer")(
+                x, is_training=False
+            )[0]
+        )
+        params = params or random_parameters(model, x)
+        return params, np.asarray(jax.jit(model.apply)(params, None, x))
+
+    params, found = run(parallel=True)
+    _, attended = run(params, hidden_size=0)
+    _, fed_forward = run(params, num_heads=0)
+    assert_close(found, x + (attended - x) + (fed_forward - x))
+    # Of one part, parallel and sequential are the same.
+    assert_equal(run(params, num_heads=0, parallel=True)[1], fed_forward)
 
 
 def test_layers_with_different_numbers_of_heads_take_a_list_of_gates(
@@ -362,6 +411,14 @@ def test_is_training_has_no_default(module, normal):
         (
             lambda: modules.EncoderLayer(num_heads=-1, hidden_size=1),
             "num_heads must be .* got -1",
+        ),
+        (
+            lambda: _layer(0, parallel=True, norm_position="post"),
+            "parallel parts must both have a residual and a norm_position of pre or",
+        ),
+        (
+            lambda: _layer(0, parallel=True, attention_residual=False),
+            "parallel parts must both have a residual",
         ),
         (
             lambda: modules.Encoder(1, _layer, num_heads=2),

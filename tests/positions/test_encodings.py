@@ -68,6 +68,23 @@ def test_rotary_positions_may_differ_between_examples():
     )
 
 
+def test_rotary_turns_by_given_frequencies():
+    x = np.random.default_rng(0).normal(size=[B, T, H, K]).astype(np.float32)
+    pairs = 50.0 ** (-np.arange(0, K, 2) / K)
+    np.testing.assert_array_equal(
+        positions.rotary(x, np.arange(T), frequencies=list(pairs)),
+        positions.rotary(x, np.arange(T), max_period=50.0),
+    )
+    # A pair of frequency 0 does not turn, a quarter turn is made by hand.
+    turns = [np.pi / 2] + [0.0] * (K // 2 - 1)
+    found = positions.rotary(x, np.arange(T), frequencies=turns)
+    wanted = x.copy()
+    wanted[:, 1, :, 0], wanted[:, 1, :, K // 2] = -x[:, 1, :, K // 2], x[:, 1, :, 0]
+    np.testing.assert_allclose(found[:, :2], wanted[:, :2], atol=1e-6)
+    with pytest.raises(ValueError, match=rf"K / 2 = {K // 2} pairs .*shape \(1,\)"):
+        positions.rotary(x, np.arange(T), frequencies=[1.0])
+
+
 def test_rotary_is_float64_for_float64():
     with jax.enable_x64(True):
         x = np.random.default_rng(0).normal(size=[T, H, K])

@@ -165,6 +165,15 @@ def test_family_must_answer_what_the_task_asks(make_config, task):
         configuration.validate_for_task(make_config(), OneOfSet())
 
 
+def test_models_that_give_no_logits_by_position_train_on_no_task(make_config):
+    for field, value in (("logits", False), ("pool", "mean")):
+        config = make_config(**{f"model__output__{field}": value})
+        message = f"^config.model.output.{field} must be .* to train"
+        with pytest.raises(ConfigError, match=message) as refusal:
+            configuration.validate_for_task(config, configuration.make_task(config))
+        assert len(str(refusal.value).splitlines()) <= 2
+
+
 def test_task_is_made_of_its_options(make_config):
     task = configuration.make_task(make_config())
     assert task == tasks.make("reverse", sequence_length=6, num_tokens=5)

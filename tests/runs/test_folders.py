@@ -1,5 +1,6 @@
 """The folder of a run, and what comes back from it."""
 
+import contextlib
 import json
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, configuration, files, folders
+from mha_haiku.runs import checkpoints, configuration, files, folders, opening
 
 
 def test_folder_is_made(tmp_path):
@@ -112,6 +113,30 @@ def test_config_that_is_none_is_refused_though_its_digest_is_right(
     message = r"config\.json cannot be used: config\.training\.steps must be"
     with pytest.raises(ConfigError, match=message):
         folders.read_config(folder)
+
+
+def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
+    folder, config = folders.Folder(tmp_path), make_config(model__num_layers=1)
+    folders.write_config(folder, config, jax.local_devices()[:1])
+    contents = json.loads(folder.config.read_text())
+    model = contents["config"]["model"]
+    for section, field in (
+        ("embedding", "norm"),
+        ("feed_forward", "parallel"),
+        ("output", "tied"),
+    ):
+        del model[section][field]
+    del contents["config"]["training"]["tensorboard"], contents["sha256"]
+    files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
+    assert folders.read_config(folder) == configuration.to_json(config)
+    # Such a run goes on with the config of today.
+    with contextlib.ExitStack() as stack:
+        opened = opening.open_run(stack, config, tmp_path, override_config=False)
+        assert opened.finished is None
+        config.model.feed_forward.parallel = True
+    with contextlib.ExitStack() as stack:
+        with pytest.raises(ConfigError, match="parallel: False -> True"):
+            opening.open_run(stack, config, tmp_path, override_config=False)
 
 
 def test_runs_of_other_versions_are_refused_by_name(tmp_path, make_config):

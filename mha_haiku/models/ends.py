@@ -1,0 +1,111 @@
+"""The two ends of a model: from inputs to the first layer, from the last to logits.
+
+B batch, T positions, D width, C classes. `embedding` is a table of vectors by token, or
+a linear map of features; tied logits read the table once more.
+"""
+
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mha_haiku import modules, positions
+from mha_haiku.models import architecture
+
+Array = jax.Array
+
+
+def make_embedding(config: Any, num_tokens: int | None) -> hk.Module:
+    """Returns the module that embeds inputs.
+
+    Args:
+      config: `config.model`.
+      num_tokens: Vocabulary of the inputs; None where they are features.
+    """
+    if num_tokens is None:
+        return hk.Linear(config.model_size, name="embedding")
+    return modules.TokenEmbedding(num_tokens, config.model_size, name="embedding")
+
+
+def embedded(
+    config: Any, embedding: hk.Module, inputs: Array, segments: Array | None
+) -> Array:
+    """Returns `[B, T, D]`: embedded inputs, plus positions and segments, normalized.
+
+    Args:
+      config: `config.model`.
+      embedding: As `make_embedding` makes it.
+      inputs: `[B, T]` tokens, or `[B, T, ...]` features.
+      segments: `[B, T]` integers; None: all 0.
+    """
+    own = config.embedding
+    x = embedding(inputs)
+    if own.scale != 1:
+        x = x * own.scale
+    if own.positions == "learned":
+        x = modules.LearnedPositions(own.max_length, name="positions")(x)
+    if own.positions == "sinusoidal":
+        encoding = positions.sinusoidal(jnp.arange(x.shape[-2]), config.model_size)
+        x = x + encoding.astype(x.dtype)[None]
+    if own.segments:
+        table = modules.TokenEmbedding(
+            own.segments,
+            config.model_size,
+            name="segments",
+            w_init=hk.initializers.RandomNormal(0.02),
+        )
+        x = x + table(jnp.zeros(x.shape[:2], int) if segments is None else segments)
+    return _normed(config, own.norm, "embedding_norm", x)
+
+
+def logits(
+    config: Any,
+    embedding: hk.Module,
+    x: Array,
+    valid: Array | None,
+    num_classes: int,
+    policy: jmp.Policy,
+) -> Array:
+    """Returns the logits: `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`.
+
+    Args:
+      config: `config.model`.
+      embedding: As `make_embedding` makes it.
+      x: `[B, T, D]`, the output of the last layer.
+      valid: `[B, T]`, which positions are no padding; None: all.
+      num_classes: C.
+      policy: Tells the dtype of logits.
+    """
+    own, is_set = config.output, config.family == "set_classifier"
+    x = _pooled(own.pool, x, valid)
+    if own.hidden is not None:
+        hidden = hk.Linear(config.model_size, name="output_hidden")(x)
+        x = architecture.OUTPUT_ACTIVATIONS[own.hidden](hidden)
+    x = _normed(config, own.norm, "output_norm", x)
+    if own.tied:
+        x = embedding.logits(x, num_classes)
+        x = modules.Bias(name="logits")(x) if own.with_bias else x
+    else:
+        x = hk.Linear(1 if is_set else num_classes, own.with_bias, name="logits")(x)
+    x = policy.cast_to_output(x[..., 0] if is_set else x)
+    if own.soft_cap is not None:
+        x = own.soft_cap * jnp.tanh(x / own.soft_cap)
+    return jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
+
+
+def _normed(config, is_normed: bool, name: str, x: Array) -> Array:
+    return architecture.make_norm(config)(name=name)(x) if is_normed else x
+
+
+def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
+    """Returns `[B, D]` of `[B, T, D]`, or x itself without pooling."""
+    if pool == "first":
+        return x[:, 0]
+    if pool == "mean":
+        counts = jnp.ones(x.shape[:2], bool) if valid is None else valid
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        total = jnp.where(counts[..., None], x, 0).sum(1, dtype=dtype)
+        return (total / jnp.maximum(counts.sum(1), 1)[:, None]).astype(x.dtype)
+    return x
