@@ -173,10 +173,11 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     task = configuration.make_task(config, shared_kept(folder))
     model = make_model(config, task)
     abstract = abstract_state(config, task, model)
+    abstract = stepping.Parameters(abstract.step, abstract.params)
 
     def restore():
         with checkpoints.Checkpoints(folder.checkpoints, read_only=True) as stored:
-            return stored.restore(abstract, step)
+            return stored.restore(abstract, step, partly=True)
 
     state = cluster.first_reads(restore, abstract)
     return Run(config, task, model, state.params, int(state.step))
@@ -316,6 +317,43 @@ def write_config(
         "devices": [f"{device.device_kind} {device.id}" for device in used],
     }
     files.write_json(folder.config, contents | {"sha256": _digest(contents)})
+
+
+def check_free(workdir: str | os.PathLike) -> None:
+    """Raises ConfigError if a folder, which may be missing, holds a run."""
+    folder = Folder(Path(workdir).expanduser())
+    if read_config(folder) is not None:
+        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
+
+
+def write_run(
+    workdir: str | os.PathLike,
+    config: ml_collections.ConfigDict,
+    params: Any,
+    task: tasks.Task,
+) -> Path:
+    """Writes parameters as a new run at step 0, ready for training.
+
+    Args:
+      workdir: The folder of the new run, which must not hold one.
+      config: Its config.
+      params: The parameters of the config's model; no state of an optimizer is stored.
+      task: The task, whose tokenizer is kept.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ConfigError: If there is a run in the folder, or it cannot be written to.
+      SaveError: If the parameters cannot be written.
+    """
+    check_free(workdir)
+    folder = open_folder(workdir)
+    state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(0, state)
+    write_config(folder, config, jax.local_devices(), task)
+    return folder.root
 
 
 def _read_whole(folder) -> dict[str, Any] | None:

@@ -41,7 +41,8 @@ def prepare(
 ) -> tuple[stepping.TrainState, Programs]:
     """Returns the state to start from, on its devices, and the compiled programs.
 
-    The state is the newest of `stored`, or a new one.
+    The state is the newest of `stored`, or a new one. Where that has parameters alone,
+    the optimizer starts anew.
     """
     training = config.training
     transformation = optimizers.make(config.optimizer, steps=training.steps)
@@ -72,7 +73,9 @@ def prepare(
         state = placement.initial_state(initial, seed)
     else:
         abstract = jax.eval_shape(initial, seed)
-        state = devices.cluster.first_reads(lambda: stored.restore(abstract), abstract)
+        state = devices.cluster.first_reads(
+            lambda: _restored(stored, abstract, transformation), abstract
+        )
         state = placement.put_state(state)
     schedule = jax.jit(optimizers.schedule(config.optimizer, steps=training.steps))
     programs = Programs(
@@ -85,6 +88,16 @@ def prepare(
         seed=seed,
     )
     return state, programs
+
+
+def _restored(stored, abstract, transformation) -> stepping.TrainState:
+    """Returns the newest state, as host arrays."""
+    alone = stepping.Parameters(abstract.step, abstract.params)
+    if stored.fields() != {f".{field}" for field in alone._fields}:
+        return stored.restore(abstract)
+    alone = stored.restore(alone)
+    state = stepping.state_of(alone.params, transformation)._replace(step=alone.step)
+    return jax.tree.map(np.asarray, state)
 
 
 def max_skips(training: ml_collections.ConfigDict) -> int:

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from mha_haiku import checks, devices, heads, models
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, folders
+from mha_haiku.runs import folders
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.training import evaluation, optimizers, stepping
+from mha_haiku.training import evaluation
 
 ORDERS = (*heads.MEASURES, "greedy")
 _TIMED_SECONDS = 1.0
@@ -167,13 +166,6 @@ def held_out(run: folders.Run) -> dict[str, float]:
     return evaluation.means(placement.fetch(sums))
 
 
-def check_free(workdir: str | os.PathLike) -> None:
-    """Raises ConfigError if a folder, which may be missing, holds a run."""
-    folder = folders.Folder(Path(workdir).expanduser())
-    if folders.read_config(folder) is not None:
-        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
-
-
 def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes a run's parameters as a new run at step 0, ready for training.
 
@@ -188,17 +180,10 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     Raises:
       ConfigError: If there is a run in the folder, or it cannot be written to.
     """
-    check_free(workdir)
-    folder = folders.open_folder(workdir)
     config = run.config.copy_and_resolve_references()
     config.training.steps = steps
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps)
-    transformation = optimizers.make(config.optimizer, steps=steps)
-    state = jax.device_get(stepping.state_of(run.params, transformation))
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(0, jax.tree.map(np.asarray, state))
-    folders.write_config(folder, config, jax.local_devices(), run.task)
-    return folder.root
+    return folders.write_run(workdir, config, jax.device_get(run.params), run.task)
 
 
 class _Timed:

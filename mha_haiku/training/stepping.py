@@ -24,12 +24,19 @@ _STREAMS = ("init", "data", "dropout", "held_out")
 
 
 class TrainState(NamedTuple):
-    """What a checkpoint holds."""
+    """What a checkpoint of a run in training holds."""
 
     step: Array  # [] int32, steps taken
     params: Any
     optimizer_state: optax.OptState
     health: health.Health
+
+
+class Parameters(NamedTuple):
+    """What a checkpoint of parameters alone holds: the first fields of `TrainState`."""
+
+    step: Array
+    params: Any
 
 
 class Report(NamedTuple):

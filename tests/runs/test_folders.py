@@ -10,6 +10,7 @@ import pytest
 from mha_haiku import runs
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import checkpoints, configuration, files, folders, opening
+from mha_haiku.training import optimizers, stepping
 
 
 def test_folder_is_made(tmp_path):
@@ -79,6 +80,38 @@ def test_run_comes_back_from_its_folder(tmp_path, make_config):
         jax.tree.map(np.testing.assert_array_equal, found, params)
     with pytest.raises(ConfigError, match="no checkpoint of step 5 .*: 4, 8"):
         folders.load_run(tmp_path, 5)
+
+
+def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_config):
+    config = make_config(
+        training__steps=4, training__checkpoint_every=4, optimizer__warmup_steps=1
+    )
+    task = configuration.make_task(config)
+    model = folders.make_model(config, task)
+    start = folders.abstract_state(config, task, model)
+    params = jax.tree.map(lambda x: np.full(x.shape, 0.01, x.dtype), start.params)
+    folder = folders.Folder(folders.write_run(tmp_path / "alone", config, params, task))
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        assert stored.fields() == {".step", ".params"}
+    loaded = folders.load_run(folder.root)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    # The same as a whole state.
+    whole = folders.open_folder(tmp_path / "whole")
+    transformation = optimizers.make(config.optimizer, steps=4)
+    state = stepping.state_of(params, transformation)
+    with checkpoints.Checkpoints(whole.checkpoints) as stored:
+        stored.save(0, jax.tree.map(np.asarray, state))
+    folders.write_config(whole, config, jax.local_devices(), task)
+    ends = []
+    for each in (folder, whole):
+        runs.train(config, each.root, devices=jax.local_devices()[:1])
+        ends.append(folders.load_run(each.root).params)
+        with checkpoints.Checkpoints(each.checkpoints) as stored:
+            assert ".optimizer_state" in stored.fields()
+            assert ".optimizer_state" not in stored.fields(0) or each is whole
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    with pytest.raises(ConfigError, match="alone holds a run; give an empty folder"):
+        folders.write_run(folder.root, config, params, task)
 
 
 def test_missing_run_is_refused(tmp_path):

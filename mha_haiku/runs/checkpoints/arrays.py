@@ -7,7 +7,9 @@ file is a JSON header and the bytes of the arrays; other tools read it as it is.
 import errno
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from mha_haiku.checks import ConfigError
 _ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
 _METADATA = "__metadata__"  # a name that safetensors reserves in the header
 _MOST_BYTES = 2**26  # of a header; a larger number is damage
+_FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
 
 
 def describe(tree: Any) -> dict[str, dict[str, Any]]:
@@ -28,6 +31,16 @@ def describe(tree: Any) -> dict[str, dict[str, Any]]:
         keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
         for path, x in jax.tree.leaves_with_path(tree)
     }
+
+
+def fields(names: Iterable[str]) -> set[str]:
+    """Returns the fields of a tree: the first parts of its arrays' names, ".params"."""
+    return {_FIELD.match(name)[0] for name in names if _FIELD.match(name)}
+
+
+def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """Returns the arrays that are in some fields of a tree; see `describe`."""
+    return {name: x for name, x in described.items() if fields([name]) <= wanted}
 
 
 def compare(
@@ -81,12 +94,13 @@ def write(path: Path, tree: Any) -> None:
     safetensors.numpy.save_file(arrays, path)
 
 
-def read(path: Path, abstract: Any) -> Any:
-    """Returns the tree in a safetensors file, as host arrays.
+def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
+    """Returns a tree of arrays of a safetensors file, on the host.
 
     Args:
       path: What `write` wrote.
-      abstract: A tree of the shapes and dtypes that are there; see `compare`.
+      abstract: A tree of the shapes and dtypes to read; see `compare`.
+      names: The names of all arrays of the file; None: those of the tree.
 
     Raises:
       ValueError: If the file holds anything else, or a name twice.
@@ -94,7 +108,7 @@ def read(path: Path, abstract: Any) -> Any:
     import safetensors
 
     wanted = describe(abstract)
-    if sorted(_names(path)) != sorted(wanted):
+    if sorted(_names(path)) != sorted(names or wanted):
         raise ValueError(f"{path} must hold the arrays of its manifest, each once.")
     with safetensors.safe_open(path, framework="np") as file:
         arrays = {name: file.get_tensor(name) for name in wanted}

@@ -64,12 +64,26 @@ class Folders:
         good = [step for step, damage in self._damage.items() if damage is None]
         return max(good, default=None)
 
-    def read(self, step: int, abstract: Any, where: str) -> Any:
-        """Returns the tree of a good step; see `arrays.compare` for what it refuses."""
+    def fields(self, step: int) -> set[str]:
+        """Returns the fields of the tree of a good step, as ".params"."""
+        return arrays.fields(manifest.read(self._path(step)).arrays)
+
+    def read(self, step: int, abstract: Any, where: str, *, partly: bool) -> Any:
+        """Returns the tree of a good step; see `arrays.compare` for what it refuses.
+
+        Args:
+          step: The step.
+          abstract: The shapes and dtypes of the tree.
+          where: The place of the saved tree, as the beginning of a sentence.
+          partly: Whether fields that `abstract` lacks are left out, not refused.
+        """
         saved = manifest.read(self._path(step)).arrays
-        arrays.compare(saved, arrays.describe(abstract), where)
+        wanted, names = arrays.describe(abstract), list(saved)
+        if partly:
+            saved = arrays.of_fields(saved, arrays.fields(wanted))
+        arrays.compare(saved, wanted, where)
         try:
-            return arrays.read(self._path(step) / _ARRAYS, abstract)
+            return arrays.read(self._path(step) / _ARRAYS, abstract, names)
         except Exception as error:  # the file contradicts its manifest
             raise ConfigError(f"{where} is damaged: {error}") from error
 

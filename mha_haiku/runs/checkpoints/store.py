@@ -110,13 +110,21 @@ class Checkpoints:
         )
         self._thread.start()
 
-    def restore(self, abstract: Any, step: int | None = None) -> Any:
+    def fields(self, step: int | None = None) -> set[str]:
+        """Returns the fields of what was saved, {".step", ".params"}; see `restore`."""
+        return self._folders.fields(self._existing(step))
+
+    def restore(
+        self, abstract: Any, step: int | None = None, *, partly: bool = False
+    ) -> Any:
         """Returns the tree saved at a step, as host arrays.
 
         Args:
           abstract: A tree with the structure, shapes and dtypes of what was saved, as
             from `jax.eval_shape`.
           step: Which step; None means the newest good one.
+          partly: Whether the checkpoint may have more fields at the top of the tree,
+            which are not read.
 
         Raises:
           ConfigError: If there is no such step, it is damaged, or it holds a tree of
@@ -124,7 +132,7 @@ class Checkpoints:
         """
         step = self._existing(step)
         where = f"The checkpoint of step {step} in {self._folders.root}"
-        return self._folders.read(step, abstract, where)
+        return self._folders.read(step, abstract, where, partly=partly)
 
     def close(self) -> None:
         """Waits until everything is on disk.
@@ -220,7 +228,9 @@ class Elsewhere:
         del tree, held_out_loss
         self._latest = step
 
-    def restore(self, abstract: Any, step: int | None = None) -> Any:
+    def restore(
+        self, abstract: Any, step: int | None = None, *, partly: bool = False
+    ) -> Any:
         """Raises RuntimeError: only the first process reads checkpoints."""
         raise RuntimeError("checkpoints are read by the first process alone.")
 

@@ -68,3 +68,18 @@ def test_tree_of_another_model_is_refused(tmp_path, make_tree):
             stored.restore(wider)
         with pytest.raises(ConfigError, match="does not hold the parameters"):
             stored.restore(more)
+
+
+def test_part_of_the_fields_is_read_alone(tmp_path, make_tree):
+    tree = make_tree(3)
+    with checkpoints.Checkpoints(tmp_path) as stored:
+        stored.save(3, tree)
+        assert stored.fields() == {"['step']", "['params']", "['state']"}
+        part = {name: tree[name] for name in ("step", "params")}
+        found = stored.restore(part, partly=True)
+        jax.tree.map(np.testing.assert_array_equal, found, part)
+        with pytest.raises(ConfigError, match="also has .*state"):
+            stored.restore(part)
+        del part["params"]["b"]  # a field is read as a whole
+        with pytest.raises(ConfigError, match="also has .*params.*b"):
+            stored.restore(part, partly=True)
