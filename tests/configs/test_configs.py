@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from experiments import config_files
-from mha_haiku.runs import configuration, loop
+from mha_haiku import runs
+from mha_haiku.runs import configuration, folders, loop
+from mha_haiku.training import stepping
 
 _REPOSITORY = pathlib.Path(config_files.__file__).resolve().parents[1]
 _CONFIGS = config_files.available()
@@ -63,6 +65,52 @@ def _compiled_fast():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "task": {"name": "reverse"},
+            "embedding": {"segments": 2, "norm": True},
+            "norm": {"position": "post"},
+            "output": {"hidden": "gelu", "norm": True, "tied": True},
+        },
+        {
+            "task": {"name": "induction"},
+            "family": "causal",
+            "embedding": {
+                "positions": "rotary",
+                "frequencies": [[1.0, 0.5], [0.1, 0.0]],
+                "scale": 2.0,
+            },
+            "attention": {
+                "num_heads": 2,
+                "key_size": 4,
+                "window": [3, None],
+                "soft_cap": 5.0,
+                "qk_norm": True,
+            },
+            "feed_forward": {"parallel": True, "activation": "geglu_tanh"},
+            "norm": {"kind": "rms_norm", "position": "both"},
+            "output": {"tied": True, "with_bias": False, "soft_cap": 3.0},
+        },
+    ],
+)
+def test_fields_of_other_peoples_models_train(fields, tmp_path, _compiled_fast):
+    config = runs.default_config(fields["task"]["name"])
+    model = {name: value for name, value in fields.items() if name != "task"}
+    config.model.update({"num_layers": 2, "model_size": 8} | model)
+    config.optimizer.update(warmup_steps=1, weight_decay=0.1)
+    config.training.update(steps=2, batch_size=4, evaluation_examples=3)
+    summary = loop.train(config, tmp_path, devices=jax.local_devices()[:1])
+    assert np.isfinite(summary.metrics["held_out_loss"])
+    run = folders.load_run(tmp_path)
+    first = run.model.init(stepping.stream(config.seed, "init"), run.examples(1).inputs)
+    moved = jax.tree.map(lambda x, y: bool(np.any(x != y)), first, run.params)
+    still = {path for path, leaves in moved.items() if not any(leaves.values())}
+    assert not still
 
 
 @pytest.mark.parametrize(
