@@ -417,7 +417,9 @@ class _Observed(fold.Observation):
         cells = sums.head
         if self.grid is not None:
             cells = self.grid.add(cells, products[:, len(wanted) :], tile)
-        received = jnp.ones(tile.rows.size, dtype) @ tile.weights
+        # A sum, and no product with ones: that is the same for all heads, and where two
+        # heads are taken together XLA would copy their tile to make it one product.
+        received = tile.weights.sum(0)
         return fold.Sums(
             self.merge(sums.queries, tuple(parts)), sums.keys + received, cells
         )
