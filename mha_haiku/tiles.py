@@ -5,7 +5,6 @@ columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,37 @@ Array = jax.Array
 Index = slice | range | np.ndarray | Array
 
 
-class Span(NamedTuple):
-    """Positions from `start` on, `size` of them; the start may be traced.
+def _static_integers(cls):
+    """Makes a frozen dataclass a pytree: arrays in it are leaves, integers are static.
+
+    So what is known of positions while a program is compiled stays known.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+
+    def flatten(x):
+        values = [getattr(x, name) for name in names]
+        # None in the place of an integer, as None has no leaf.
+        leaves = [None if isinstance(value, int) else value for value in values]
+        return leaves, tuple(v if isinstance(v, int) else None for v in values)
+
+    def unflatten(integers, leaves):
+        pairs = zip(integers, leaves, strict=True)
+        return cls(*(leaf if n is None else n for n, leaf in pairs))
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls
+
+
+@_static_integers
+class Span:
+    """Positions from `start` on, `size` of them.
 
     Stands for an array of positions, but arrays are sliced by it and not gathered.
+
+    Attributes:
+      start: An integer, or a scalar array that may be traced.
+      size: An integer.
     """
 
     start: int | Array
@@ -28,7 +54,7 @@ class Span(NamedTuple):
     def __len__(self) -> int:
         return self.size
 
-    def __add__(self, offset: int) -> "Span":
+    def __add__(self, offset: int | Array) -> "Span":
         return Span(self.start + offset, self.size)
 
     @property
@@ -41,14 +67,12 @@ class Span(NamedTuple):
         return self.start + lax.iota(jnp.int32, self.size)
 
 
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True)
+@_static_integers
 class Origin:
     """Where a rectangle stands: the positions of its first query and first key.
 
     Queries and keys in arrays are counted from here; masks and biases are asked at
-    absolute positions, which `rows` and `columns` give. Integers are static, so that
-    what a mask rules out may be known while a program is compiled; arrays are leaves.
+    absolute positions, which `rows` and `columns` give.
 
     Attributes:
       query: An integer, or a scalar array that may be traced.
@@ -65,20 +89,6 @@ class Origin:
     def columns(self, columns: Index | Span) -> Index | Span:
         """Returns the absolute positions of keys."""
         return columns if _is_zero(self.key) else columns + self.key
-
-    def tree_flatten(self):
-        """Returns the arrays among the two as leaves, and the integers."""
-        both = self.query, self.key
-        # None in the place of an integer, as None has no leaf.
-        leaves = tuple(None if isinstance(x, int) else x for x in both)
-        return leaves, tuple(x if isinstance(x, int) else None for x in both)
-
-    @classmethod
-    def tree_unflatten(cls, integers, leaves):
-        """Undoes `tree_flatten`."""
-        return cls(
-            *(y if x is None else x for x, y in zip(integers, leaves, strict=True))
-        )
 
 
 def _is_zero(position) -> bool:
