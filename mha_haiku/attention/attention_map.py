@@ -33,7 +33,8 @@ class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
     A row sums to 1, or to 0 where every key is masked. Weights are those before
-    dropout. Maps pass through jit, vmap, pmap and scan; stacking maps adds batch axes.
+    dropout. Maps pass through jit, vmap, pmap and scan; stacking maps adds batch axes
+    (where `first_query` was an integer).
 
     Attributes:
       query: `[B..., T, H, K]`.
@@ -108,7 +109,8 @@ class AttentionMap:
     ) -> statistics.Statistics:
         """Returns statistics of what each head does; one pass over the tiles.
 
-        Queries that see nothing (padding) do not count.
+        Queries that see nothing (padding) do not count. One that counts and is NaN makes
+        its head NaN.
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.
@@ -128,9 +130,10 @@ class AttentionMap:
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
+        factors = self._factors()
         given = statistics.given_of(
             self.shape,
-            query_offset=self.origin.query if query_offset is None else query_offset,
+            origin=self.origin if query_offset is None else tiles.Origin(query_offset),
             counted=counted,
             positions=positions,
             tokens=tokens,
@@ -138,7 +141,7 @@ class AttentionMap:
         )
         grid = None if pooled is None else observations.Grid.of(self.shape, *pooled)
         return statistics.statistics(
-            self._factors(),
+            factors,
             given,
             counted,
             grid=grid,
@@ -257,6 +260,13 @@ class AttentionMap:
         return fold_gradient.fold(observation, (self._factors(),), given, **self._how())
 
     def _factors(self) -> views.Factors:
+        if jnp.ndim(self.origin.query):
+            raise ValueError(
+                "an attention map has one first_query, got an array of shape "
+                f"{jnp.shape(self.origin.query)}: maps were stacked whose first_query "
+                "was an array. Ask each of them under jax.vmap, or stack maps whose "
+                "first_query is one integer."
+            )
         return views.Factors(
             self.query,
             self.key,

@@ -284,6 +284,8 @@ class Walk:
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
         """Returns `carry` after `function(block, carry)` of each block of queries."""
+        if not self.num_keys:
+            return carry
         start, size = self.queries.start, len(self.queries)
 
         def body(rows, fresh_from, carry):

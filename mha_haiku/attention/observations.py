@@ -64,13 +64,20 @@ class Bins(NamedTuple):
         return (inside & ((position - self.start) // self.width == bins)).astype(dtype)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns `total [..., bins, n]` per position that counts, `[..., size]`."""
+        """Returns the mean over the positions of each bin that count.
+
+        Args:
+          total: `[..., bins, n]`, the sums.
+          counts: `[..., size]`, as `views.counting` has them: a bin with NaN is NaN.
+        """
         size = self.stop - self.start
         counted = tiles.take(counts, tiles.Span(self.start, size), -1)
         fill = [(0, 0)] * (counts.ndim - 1) + [(0, self.count * self.width - size)]
-        counted = jnp.pad(counted.astype(total.dtype), fill)
-        per_bin = counted.reshape(*counted.shape[:-1], self.count, self.width).sum(-1)
-        return total / jnp.maximum(per_bin, 1)[..., None]
+        counted = jnp.pad(counted, fill)
+        counted = counted.reshape(*counted.shape[:-1], self.count, self.width)
+        per_bin = jnp.maximum(jnp.nansum(counted, -1), 1)[..., None]
+        is_nan = jnp.isnan(counted).any(-1)[..., None]
+        return jnp.where(is_nan, jnp.nan, total / per_bin)
 
 
 class Grid(NamedTuple):
@@ -156,17 +163,19 @@ def pooled(
     factors: views.Factors, *, grid: Grid, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
     """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
+    factors, counts = views.counting(factors)
     sums = fold_gradient.fold(
         _Pooled(grid), (factors,), fold.NOTHING_GIVEN, sizes, mesh
     )
-    return grid.rows.mean(sums.head, factors.logsumexp > -jnp.inf)
+    return grid.rows.mean(sums.head, counts)
 
 
 class Top(NamedTuple):
     """The largest weights of each row.
 
     Attributes:
-      weights: `[B..., H, T, k]`, falling; 0 where a row sees fewer keys.
+      weights: `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it
+        is NaN, without positions.
       positions: `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
     """
 
@@ -201,6 +210,7 @@ class _Top(fold.Observation):
 @functools.partial(jax.jit, static_argnames=("k", "sizes", "mesh"))
 def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> Top:
     """Returns the k largest weights of each row; see `AttentionMap.top`."""
+    factors, counts = views.counting(factors)
     frozen = lax.stop_gradient(factors)
     sums = fold_gradient.fold(_Top(k), (frozen,), fold.NOTHING_GIVEN, sizes, mesh)
     log_weights, keys = sums.queries
@@ -210,7 +220,7 @@ def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> To
     weights = fold_gradient.known(
         weights, _AtKeys(), (factors,), at_keys, sizes
     ).queries
-    return Top(weights, keys)
+    return Top(jnp.where(jnp.isnan(counts)[..., None], jnp.nan, weights), keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,9 +297,11 @@ def apply_transposed(
     factors: views.Factors, y: Array, *, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
     """Returns the transposed map times `y`; see `AttentionMap.apply_transposed`."""
-    given = fold.Given(queries=y.astype(factors.logsumexp.dtype))
+    factors, counts = views.counting(factors)
+    given = fold.Given(queries=y.astype(counts.dtype))
     sums = fold_gradient.fold(_TransposedProduct(), (factors,), given, sizes, mesh)
-    return jnp.moveaxis(sums.keys, -3, -2)
+    has_nan = jnp.isnan(counts).any(-1)[..., None, None]
+    return jnp.moveaxis(jnp.where(has_nan, jnp.nan, sums.keys), -3, -2)
 
 
 def factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
@@ -361,15 +373,19 @@ def divergence(
       mesh: The devices that share the maps, or None.
     """
     maps = (factors,) if other is None else (factors, other)
-    dtype = factors.logsumexp.dtype
-    sees = [(each.logsumexp > -jnp.inf).astype(dtype) for each in maps]
+    maps, counts = zip(*map(views.counting, maps), strict=True)
+    weighs = [(x > 0).astype(x.dtype) for x in counts]
+    sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
     # [B..., T, 1, H]: what is given of a head is here that of all heads.
-    all_see = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in sees]
+    all_weigh = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in weighs]
     sums = fold_gradient.fold(
-        _Divergence(), maps, fold.Given(tuple(all_see)), sizes, mesh
+        _Divergence(), maps, fold.Given(tuple(all_weigh)), sizes, mesh
     )
-    counts = jnp.einsum("...ht,...gt->...hg", sees[0], sees[-1])
-    return jnp.maximum(sums.head, 0) / jnp.maximum(counts, 1)
+    in_both = functools.partial(jnp.einsum, "...ht,...gt->...hg")
+    count = in_both(weighs[0], weighs[-1])
+    has_nan = in_both(sees[0], sees[-1]) > count
+    mean = jnp.maximum(sums.head, 0) / jnp.maximum(count, 1)
+    return jnp.where(has_nan, jnp.nan, mean)
 
 
 def check_comparable(map_shape: tuple[int, ...], other_shape: tuple[int, ...]):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mha_haiku import tiles
 from mha_haiku.attention import fold, fold_gradient, observations, sweep, views
 
 Array = jax.Array
@@ -125,7 +126,7 @@ def gini(amounts: Array, left_out: Array | None = None) -> Array:
     rank = jnp.cumsum(jnp.ones_like(ordered), -1) - left_out.sum(-1, keepdims=True)
     total = ordered.sum(-1)
     weighted = (jnp.maximum(rank, 0) * ordered).sum(-1)
-    has_some = total > 0
+    has_some = total != 0  # so that NaN is passed on
     count = jnp.maximum(counted, 1)
     unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
     unequal -= (count + 1) / count
@@ -214,8 +215,9 @@ def _induction(tile):
 
 
 def _root(x):
-    """Returns the square root, whose derivative at 0 is 0 here."""
-    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
+    """Returns the square root, whose derivative at 0, and at NaN, is 0 here."""
+    root = jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
+    return jnp.where(jnp.isnan(x), jnp.nan, root)
 
 
 ENTROPY = RowSum(_entropy)
@@ -364,7 +366,8 @@ Statistics = NamedTuple(
 Statistics.__doc__ = """What a head does, averaged over the queries that see a key.
 
 Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
-masked), but for the last ones. Positions, distances and tokens are those of the
+masked), but for the last ones. A query that counts and sees a nonfinite number makes its
+head NaN. Positions, distances and tokens are those of the
 inputs. What needs an argument that was not given is None.
 
 Attributes:
@@ -454,9 +457,8 @@ def statistics(
       mesh: The devices that share the map, or None.
     """
     num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
-    if counted is not None:
-        logsumexp = jnp.where(counted[..., None, :], factors.logsumexp, -jnp.inf)
-        factors = factors._replace(logsumexp=logsumexp)
+    factors, counts = views.counting(factors, counted)
+    has_weights, is_nan = counts > 0, jnp.isnan(counts)
     entries = [
         entry
         for entry in STATISTICS.values()
@@ -465,10 +467,11 @@ def statistics(
     ]
     wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
     sums = fold_gradient.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
-    counts = factors.logsumexp > -jnp.inf
-    count = jnp.maximum(counts.sum(-1), 1)
-    # Rows that do not count may be NaN, which would spread to means and gradients.
-    rows = jax.tree.map(lambda x: jnp.where(counts, x, 0), sums.queries)
+    count = jnp.maximum((counts != 0).sum(-1), 1)
+    # Rows without weights may be NaN, which would spread to means and gradients. NaN of
+    # rows that count is put back last, where nothing differentiates it.
+    rows = jax.tree.map(lambda x: jnp.where(has_weights, x, 0), sums.queries)
+    received = jnp.where(is_nan.any(-1)[..., None], jnp.nan, sums.keys)
     row_sums = dict(zip(wanted, rows, strict=True))
     row_sums[LARGEST] = observations.largest(
         row_sums[LARGEST], factors, sizes=sizes, mesh=mesh
@@ -476,13 +479,14 @@ def statistics(
 
     def finished(entry):
         each_query = entry.from_sums(*(row_sums[each] for each in entry.sums))
-        each_query = jnp.where(counts, each_query, 0).astype(sums.keys.dtype)
+        each_query = jnp.where(has_weights, each_query, 0).astype(sums.keys.dtype)
+        each_query = jnp.where(is_nan, jnp.nan, each_query)
         return entry.from_mean(each_query if per_query else each_query.sum(-1) / count)
 
     unseen = factors.mask.aligned_unseen_keys(
         num_queries, num_keys, factors.logsumexp.ndim - 2, factors.origin.query
     )
-    head_sums = HeadSums(counts, sums.keys, unseen)
+    head_sums = HeadSums(counts != 0, received, unseen)
     results = {
         name: entry.from_sums(head_sums)
         for name, entry in STATISTICS.items()
@@ -491,13 +495,13 @@ def statistics(
     results |= {entry.name: finished(entry) for entry in entries}
     pooled = None if grid is None else grid.rows.mean(sums.head, counts)
     missing = dict.fromkeys(STATISTICS)
-    return Statistics(**missing | results, received=sums.keys, pooled=pooled)
+    return Statistics(**missing | results, received=received, pooled=pooled)
 
 
 def given_of(
     map_shape: tuple[int, ...],
     *,
-    query_offset: int | Array,
+    origin: tiles.Origin,
     counted: Array | None,
     positions: Array | None,
     tokens: Array | None,
@@ -517,7 +521,7 @@ def given_of(
     _check_fits("positions", positions, keys_shape, bool)
     _check_fits("tokens", tokens, queries_shape, jnp.integer)
     _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
-    position = jnp.arange(num_queries) + query_offset
+    position = origin.rows(tiles.Span(0, num_queries)).array()
     queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
     keys = {}
     if positions is not None:

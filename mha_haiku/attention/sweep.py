@@ -61,6 +61,8 @@ def default_sizes(
       columns: Keys in a tile, at most.
     """
     rows, columns, _ = Sizes(512, columns, 1).fitted(num_queries, num_keys)
+    if not num_queries * num_keys:
+        return Sizes(rows, columns, 1)  # `lax.map` cannot batch empty results
     size = rows * columns
     together = _SCORES.get(platform, _SCORES_ON_ACCELERATORS) // size
     pair = _SCORES_OF_TWO.get(platform, _SCORES_ON_ACCELERATORS) // size
@@ -263,6 +265,7 @@ def _divisor(shape: tuple[int, ...], most: int) -> int:
 
 def _even(size: int, most: int) -> int:
     """Returns the width of about equal parts of at most `most`."""
+    size = max(size, 1)  # an empty map has no tile, but tiles have a size
     parts = -(-size // min(most, size))
     width = -(-size // parts)
     return min(size, most, -(-width // _MULTIPLE) * _MULTIPLE)

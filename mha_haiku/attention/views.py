@@ -155,6 +155,36 @@ def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
     return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
 
 
+def counting(
+    factors: Factors, counted: Array | None = None
+) -> tuple[Factors, Array]:
+    """Returns a map of the rows that can be summed over, and which of its rows count.
+
+    What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
+    NaN. So rows of NaN weigh nothing here, and whoever finishes the sums puts NaN where
+    such a row counts.
+
+    Args:
+      factors: Of the map.
+      counted: `[B..., T]` booleans, the queries that count; None: all that see.
+
+    Returns:
+      Factors in which rows that do not count, and rows of NaN, have no weights; and
+      `[B..., H, T]`: 1 for a row that counts, 0 for one that does not, NaN for one that
+      counts and is NaN.
+    """
+    logsumexp, is_nan = factors.logsumexp, jnp.isnan(factors.logsumexp)
+    counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(logsumexp.dtype)
+    if counted is not None:
+        counts = jnp.where(counted[..., None, :], counts, 0)
+    has_weights = counts > 0
+    query = factors.query
+    if isinstance(factors.mask, masks.Full):  # else zeros stand for NaN in it already
+        query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
+    logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
+    return factors._replace(query=query, logsumexp=logsumexp), counts
+
+
 def head_of(inputs: Inputs | Factors, example: tuple, head: Array) -> Head:
     """Returns one head of one example.
 

@@ -212,3 +212,35 @@ def test_map_can_be_differentiated_through(inputs):
     expected = weights * (slope - (weights * slope).sum(-1, keepdims=True))
     np.testing.assert_allclose(change, expected, rtol=1e-4, atol=2e-6)
     assert np.abs(expected).max() > 0.1
+
+
+def test_an_empty_map_can_be_observed(arrays):
+    mask = masks.causal() & masks.padding([0, 0])
+    for num_queries, num_keys in ((0, 3), (2, 0)):
+        inputs = arrays((B,), num_queries, num_keys, H, G, K, V)
+        found = attend(*inputs, mask=mask)[1]
+        numbers = jax.tree.leaves(found.statistics(per_query=True))
+        assert not any(np.any(x) for x in numbers)
+        np.testing.assert_array_equal(found.divergence(), np.zeros([B, H, H]))
+        values = found.apply(jnp.ones((B, num_keys, 1, V)))
+        np.testing.assert_array_equal(values, np.zeros([B, num_queries, H, V]))
+        with pytest.raises(ValueError, match=r"in 0\.\.0, at least one"):
+            found.pooled()
+    with pytest.raises(ValueError, match="k must be an integer from 1 to 0, got 1"):
+        found.top(1)
+
+
+def test_stacked_maps_with_positions_of_their_own_are_refused(inputs):
+    query, key, value = inputs
+
+    @jax.jit
+    def maps(first_query):
+        return attend(query, key, value, first_query=first_query)[1]
+
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), maps(2), maps(2))
+    for ask in (AttentionMap.weights, AttentionMap.statistics, AttentionMap.apply):
+        more = (jnp.ones((2, B, S, 1, V)),) if ask is AttentionMap.apply else ()
+        with pytest.raises(ValueError, match=r"one first_query.*\(2,\).*jax\.vmap"):
+            ask(stacked, *more)
+    weights = jax.vmap(AttentionMap.weights)(stacked)
+    np.testing.assert_array_equal(weights[1], maps(2).weights())
