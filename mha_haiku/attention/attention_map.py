@@ -109,8 +109,8 @@ class AttentionMap:
     ) -> statistics.Statistics:
         """Returns statistics of what each head does; one pass over the tiles.
 
-        Queries that see nothing (padding) do not count. One that counts and is NaN makes
-        its head NaN.
+        Queries that see nothing (padding) do not count. One that counts and sees NaN
+        makes its head NaN.
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.

@@ -20,7 +20,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from mha_haiku import tiles
-from mha_haiku.attention import sweep, views
+from mha_haiku.attention import reverse_only, sweep, views
 from mha_haiku.attention.fold import (
     Block,
     Given,
@@ -38,6 +38,12 @@ Array = jax.Array
 # A log weight in place of HIDDEN, where products with large cotangents must stay
 # finite: exp of it is 0 in float64 too.
 _LOW = -1e4
+
+_REFUSAL = (
+    "observations of an attention map have first derivatives alone, in reverse mode "
+    "(jax.grad, jax.vjp); a second one, and forward mode, have to be made from its "
+    "weights(), of attention by implementation='formula'."
+)
 
 # What runs a fold over maps that devices share: under "forward" a function with the
 # arguments of `fold`. `attention.sharded` enters it, so that the core need not know of
@@ -160,7 +166,9 @@ def _differentiable(run: Callable, pull_back: Callable) -> Callable:
 
     function = jax.custom_vjp(run)
     function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
-    return function
+    return lambda maps, given: function(
+        *reverse_only.reverse_only((maps, given), _REFUSAL)
+    )
 
 
 def _is_perturbed(primals):
@@ -175,11 +183,7 @@ def _once(function, *arguments):
 
 @_once.defjvp
 def _refuse(*_):
-    raise ValueError(
-        "observations of an attention map have first derivatives alone, in reverse "
-        "mode; a second one has to be made from its weights(), of attention by "
-        "implementation='formula'."
-    )
+    raise ValueError(_REFUSAL)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))

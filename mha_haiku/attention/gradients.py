@@ -17,10 +17,15 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from mha_haiku.attention import products, scores
+from mha_haiku.attention import products, reverse_only, scores
 from mha_haiku.attention.inputs import Inputs
 
 Array = jax.Array
+_FORWARD_MODE = (
+    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a gradient of "
+    "its own; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) take "
+    "implementation='formula'."
+)
 
 
 class RowGradients(NamedTuple):
@@ -101,7 +106,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             functools.partial(_backward, backward, options),
             symbolic_zeros=True,
         )
-        return function(inputs)
+        return function(reverse_only.reverse_only(inputs, _FORWARD_MODE))
 
     return attend
 

@@ -366,9 +366,9 @@ Statistics = NamedTuple(
 Statistics.__doc__ = """What a head does, averaged over the queries that see a key.
 
 Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
-masked), but for the last ones. A query that counts and sees a nonfinite number makes its
-head NaN. Positions, distances and tokens are those of the
-inputs. What needs an argument that was not given is None.
+masked), but for the last ones. A query that counts and sees NaN makes its head NaN.
+Positions, distances and tokens are those of the inputs. What needs an argument that was
+not given is None.
 
 Attributes:
 """ + "\n".join(

@@ -155,9 +155,7 @@ def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
     return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
 
 
-def counting(
-    factors: Factors, counted: Array | None = None
-) -> tuple[Factors, Array]:
+def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, Array]:
     """Returns a map of the rows that can be summed over, and which of its rows count.
 
     What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
