@@ -1,7 +1,9 @@
 """The `Trainer` of a run: its state, compiled programs, reports and checkpoints."""
 
 import math
+import os
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +11,7 @@ import ml_collections
 import numpy as np
 
 from mha_haiku import devices, models, tasks
+from mha_haiku.checks import ConfigError
 from mha_haiku.runs import checkpoints, metrics_log
 from mha_haiku.training import evaluation, losses, optimizers, stepping
 
@@ -69,10 +72,11 @@ def prepare(
     def initial(seed):
         return stepping.initial_state(model, transformation, task, seed)
 
+    abstract = jax.eval_shape(initial, seed)
+    _check_fits(abstract, placement.devices)
     if stored.latest() is None:
         state = placement.initial_state(initial, seed)
     else:
-        abstract = jax.eval_shape(initial, seed)
         state = devices.cluster.first_reads(
             lambda: _restored(stored, abstract, transformation), abstract
         )
@@ -98,6 +102,24 @@ def _restored(stored, abstract, transformation) -> stepping.TrainState:
     alone = stored.restore(alone)
     state = stepping.state_of(alone.params, transformation)._replace(step=alone.step)
     return jax.tree.map(np.asarray, state)
+
+
+def _check_fits(abstract: Any, on: Sequence[jax.Device]) -> None:
+    """Raises ConfigError if a state is larger than the memory of its devices."""
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+    if on[0].platform == "cpu":  # whose devices share the memory of a machine
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = pages * jax.process_count()
+    else:
+        limits = (each.memory_stats() or {} for each in jax.local_devices())
+        memory = sum(x.get("bytes_limit", math.inf) for x in limits)
+        memory *= jax.process_count()
+    if size > memory:
+        raise ConfigError(
+            f"config.model and config.optimizer must fit into {memory / 2**30:.3g} GiB "
+            "of memory; the parameters and what the optimizer keeps of them take "
+            f"{size / 2**30:.3g} GiB."
+        )
 
 
 def max_skips(training: ml_collections.ConfigDict) -> int:

@@ -316,3 +316,13 @@ def test_bad_config_touches_nothing(make_config, tmp_path):
     with pytest.raises(ConfigError, match="multiple of the 2 devices"):
         _train(make_config(training__batch_size=5), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(
+    make_config, tmp_path
+):
+    config = make_config()
+    config.model.model_size = 2**20
+    config.model.feed_forward.hidden_size = 2**22
+    with pytest.raises(ConfigError, match=r"must fit into .* GiB .* take .* GiB"):
+        _train(config, tmp_path / "run")
