@@ -87,13 +87,19 @@ def prune_units(
       `feed_forward.hidden_sizes`.
 
     Raises:
-      ValueError: If a unit is kept that is not there, or none is, or the parameters of
-        a layer have no hidden units by the names that `modules.anatomy` knows.
+      ValueError: If a layer has no feed-forward part, a unit is kept that is not there,
+        or none is, or the parameters of a layer have no hidden units by the names that
+        `modules.anatomy` knows.
     """
     keep = [_indices(row) for row in keep]
     for i, (units, size) in enumerate(
         zip(keep, models.hidden_sizes(config), strict=True)
     ):
+        if not size:
+            raise ValueError(
+                f"layer {i} has no feed-forward part, and so no hidden units to keep "
+                f"some of, got {units}."
+            )
         if not units or units != sorted(set(units) & set(range(size))):
             raise ValueError(
                 f"layer {i} must keep at least one of its hidden units 0 to {size - 1},"

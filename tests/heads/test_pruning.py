@@ -228,6 +228,13 @@ def test_parameters_of_other_names_are_refused(change, holder):
         change(fewer, of)
 
 
+@pytest.mark.parametrize("units", [[], [0]])
+def test_layers_without_a_feed_forward_part_have_no_units_to_prune(units):
+    of = config(hidden_size=0)
+    with pytest.raises(ValueError, match=r"layer 0 has no feed-forward part, .* got "):
+        heads.prune_units({}, of, [units] * L)
+
+
 @pytest.mark.parametrize("units", [[], [F], [-1], [4, 4]])
 def test_units_that_are_not_there_are_refused(units):
     of = config()
