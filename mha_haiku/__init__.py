@@ -16,8 +16,9 @@ Attention returns its values and a map, which costs nothing until it is asked:
 `MultiHeadAttention`, `EncoderLayer`, `Encoder`, `DecoderLayer`, `Decoder` and
 `FeedForward` are Haiku modules that return maps too. `models` builds whole models from
 a config's section, `tasks` has data to train them on, `runs` trains and opens what was
-trained, `heads` and `studies` ask which heads matter. `help(mh.masks)` and the like
-tell what each has.
+trained, `heads` and `studies` ask which heads matter. `observe` gives the maps of any
+Haiku model, `interop` knows other libraries. `help(mh.masks)` and the like tell what
+each has.
 """
 
 import importlib
@@ -40,7 +41,8 @@ from mha_haiku.modules import (
 )
 
 if TYPE_CHECKING:
-    from mha_haiku import devices, runs, studies
+    from mha_haiku import devices, interop, runs, studies
+    from mha_haiku.interop import observe
 
 __version__ = "0.2.0"  # setup.cfg reads it here
 
@@ -57,9 +59,11 @@ __all__ = [
     "attention",
     "devices",
     "heads",
+    "interop",
     "masks",
     "models",
     "modules",
+    "observe",
     "positions",
     "runs",
     "studies",
@@ -67,12 +71,14 @@ __all__ = [
 ]
 
 # Imported when first asked for: whoever only attends does not wait for them.
-_LATER = ("devices", "runs", "studies")
+_LATER = ("devices", "interop", "runs", "studies")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "observe":
+        return importlib.import_module(f"{__name__}.interop").observe
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -50,8 +50,8 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
     @jax.jit
     def sums(params, example):
         output = subject.run(model, params, example)
-        length = output.hidden[0].shape[1]
-        counted = jnp.ones(output.hidden[0].shape[:2], jnp.float32)
+        batch_size, length = output.maps[0].shape[0], output.maps[0].shape[-2]
+        counted = jnp.ones((batch_size, length), jnp.float32)
         if example.lengths is not None:
             counted = (jnp.arange(length)[None] < example.lengths[:, None]) * 1.0
         layers = [

@@ -31,8 +31,8 @@ def output_gradients(
 ) -> tuple[models.Output, tuple[Array, ...]]:
     """Returns the model's output and the answer's gradients of the heads' outputs.
 
-    For each layer l the layers from l on run once more, L (L + 1) / 2 in all. Meant to
-    be called under jit.
+    For each layer l the layers from l on run once more, L (L + 1) / 2 in all; all of
+    them where the output has no `hidden`. Meant to be called under jit.
 
     Args:
       model: The model; its layers must not be scanned.
@@ -64,13 +64,14 @@ def output_gradients(
                 model,
                 params,
                 example,
-                start=(i, output.hidden[i]),
+                start=(i, output.hidden[i]) if output.hidden else None,
                 interventions=interventions,
             )
             return answer(closed.logits, example).sum()
 
-        if not output.maps[i].shape[-3]:
-            return jnp.zeros((*output.hidden[i].shape[:-1], 0, 0))
+        *batch_shape, num_heads, length, _ = output.maps[i].shape
+        if not num_heads:
+            return jnp.zeros((*batch_shape, length, 0, 0))
         return jax.grad(score)(subject.head_outputs(output.maps[i]))
 
     return output, tuple(map(output_gradient, range(num_layers)))

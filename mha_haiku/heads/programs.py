@@ -35,6 +35,10 @@ def changes(model, metric, closing) -> Program:
         clean = subject.run(model, params, example)
         replacement = closing(clean)
         before = metric(clean.logits, example)
+        if not clean.hidden:
+            return _changes_of_a_whole(
+                model, metric, params, example, clean, replacement, before
+            )
         layers = []
         for i, each in enumerate(clean.maps):
             # Layers below i do not depend on its gates: start from their output.
@@ -152,6 +156,25 @@ def metrics(model, metric, closing) -> Callable:
         return _over(gated, gates, example).T
 
     return program
+
+
+def _changes_of_a_whole(
+    model, metric, params, example, clean, replacement, before
+) -> list[Array]:
+    """Returns what `changes` does, of a model that cannot start from a layer's input.
+
+    The loop goes over the heads of all layers, so that the model is compiled once.
+    """
+    counts = [each.shape[-3] for each in clean.maps]
+    ends = np.cumsum(counts)[:-1]
+
+    def closed(gates):
+        interventions = modules.Interventions(jnp.split(gates, ends), replacement)
+        output = subject.run(model, params, example, interventions=interventions)
+        return metric(output.logits, example)
+
+    after = _over(closed, 1 - jnp.eye(sum(counts)), example)
+    return jnp.split((after - before[None]).T, ends, axis=-1)
 
 
 def _at_layer(i, num_layers, gates, replacement) -> modules.Interventions:

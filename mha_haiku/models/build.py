@@ -29,7 +29,7 @@ class Output(NamedTuple):
       logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
         classifier `[B, T]`, one per element; None where the config wants none.
       maps: One attention map of shape `(B, H, T, T)` per layer.
-      hidden: The input of each layer, `[B, T, D]`.
+      hidden: The input of each layer, `[B, T, D]`; () if the model cannot `start`.
       output: What the last norm returns, `[B, T, D]` float32, before any pooling.
     """
 
