@@ -1,6 +1,27 @@
-"""Models and weights from elsewhere, and back."""
+"""Models and weights from elsewhere, and back.
 
+`load` reads a model that others stored, `save` writes one that `transformers` opens,
+and `export` writes its forward pass as a program that runs without this package.
+`observe` gives the maps of any Haiku model.
+"""
+
+from mha_haiku.interop.exporting import export, run_exported
+from mha_haiku.interop.families.vit import patches
+from mha_haiku.interop.loading import Imported, Sizes, load, sizes_of
 from mha_haiku.interop.observed_model import observed_model
 from mha_haiku.interop.observing import Observed, observe
+from mha_haiku.interop.saving import save
 
-__all__ = ["Observed", "observe", "observed_model"]
+__all__ = [
+    "Imported",
+    "Observed",
+    "Sizes",
+    "export",
+    "load",
+    "observe",
+    "observed_model",
+    "patches",
+    "run_exported",
+    "save",
+    "sizes_of",
+]

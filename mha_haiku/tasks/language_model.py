@@ -20,7 +20,8 @@ class LanguageModel(text.TextTask):
         targets  o ␣ b e ␣
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance is the unigram predictor, see
+    Metric: accuracy over all positions but those of special tokens, which the file of a
+    tokenizer may put around the window. Chance is the unigram predictor, see
     `TextTask.baseline`. Attributes are those of `TextTask`.
     """
 
@@ -28,10 +29,8 @@ class LanguageModel(text.TextTask):
 
     def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
         """Returns a window of `data` from a random position."""
-        num_starts = len(data) - self.sequence_length
-        start = sampling.integers(sampling.words(key), num_starts)
-        window = jax.lax.dynamic_slice_in_dim(
-            jnp.asarray(data), start, self.sequence_length + 1
+        window, is_text = self.window(
+            sampling.words(key), data, self.sequence_length + 1
         )
-        targets = window[1:]
-        return base.Example(window[:-1], targets, base.all_count(targets))
+        weights = jnp.asarray(is_text[1:], jnp.float32)
+        return base.Example(window[:-1], window[1:], weights)

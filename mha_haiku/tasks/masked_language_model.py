@@ -30,9 +30,11 @@ class MaskedLanguageModel(text.TextTask):
         targets  . o . . e . o .
         weights  0 1 0 0 1 0 1 0
 
-    Metric: accuracy over the chosen positions. Chance is the unigram predictor, see
-    `TextTask.baseline`. Attributes are those of `TextTask`; the mask is the last token,
-    `num_tokens - 1`, and not a class. A user's text may contain `[MASK]`.
+    Special tokens, which the file of a tokenizer may put around the window, are never
+    chosen. Metric: accuracy over the chosen positions. Chance is the unigram predictor,
+    see `TextTask.baseline`. Attributes are those of `TextTask`. The mask is that of the
+    tokenizer; where it has none, the last token, `num_tokens - 1`, which is no class. A
+    user's text may contain `[MASK]`.
 
     Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
     """
@@ -41,13 +43,14 @@ class MaskedLanguageModel(text.TextTask):
 
     @property
     def num_tokens(self) -> int:
-        """Number of the tokenizer's tokens, plus one for the mask."""
-        return self.num_classes + 1
+        """Number of the tokenizer's tokens, plus one for the mask if it has none."""
+        return self.num_classes + (self.encoder.mask is None)
 
     @property
     def mask_token(self) -> int:
         """The token that replaces a masked one."""
-        return self.num_classes
+        mask = self.encoder.mask
+        return self.num_classes if mask is None else mask[0]
 
     def token_label(self, token: int) -> str:
         """Returns the text of a token, `[MASK]` for the mask."""
@@ -57,18 +60,17 @@ class MaskedLanguageModel(text.TextTask):
         """Returns a window of `data` from a random position, with tokens masked."""
         random = sampling.words(key, 2 * self.sequence_length + 1)
         choice, replacement = random[1:].reshape(2, self.sequence_length)
-        num_starts = len(data) - self.sequence_length + 1
-        start = sampling.integers(random[0], num_starts)
-        targets = jax.lax.dynamic_slice_in_dim(
-            jnp.asarray(data), start, self.sequence_length
-        )
+        targets, is_text = self.window(random[0], data, self.sequence_length)
         other = sampling.integers(replacement, self.num_classes)
         inputs = jnp.where(choice < _REPLACED, other, targets)
         inputs = jnp.where(choice < _MASKED, jnp.int32(self.mask_token), inputs)
-        weights = (choice < _CHOSEN).astype(jnp.float32)
+        inputs = jnp.where(is_text, inputs, targets)
+        weights = (is_text & (choice < _CHOSEN)).astype(jnp.float32)
         return base.Example(inputs, targets, weights)
 
     def _tokens(self, text: str) -> np.ndarray:
+        if self.encoder.mask is not None:  # the tokenizer knows it
+            return super()._tokens(text.replace(_MASK, self.encoder.mask[1]))
         mask = np.array([self.mask_token], np.int32)
         pieces = []
         for piece in map(super()._tokens, text.split(_MASK)):

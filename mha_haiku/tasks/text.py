@@ -6,8 +6,10 @@ import hashlib
 import os
 import pathlib
 import platform
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, fields
@@ -17,6 +19,13 @@ _TOKENIZERS = {
     "characters": tokenization.Characters.train,
     "bpe": tokenization.BytePairs.train,
 }
+
+
+def _tokenizer_name(name: str, value: Any) -> str:
+    """Checks that a value names a kind of tokenizer or a file."""
+    if isinstance(value, str) and value.endswith(".json"):
+        return value
+    return checks.choice(name, value, (*_TOKENIZERS, "tokenizer.json"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +49,10 @@ class TextTask(base.Task):
       sequence_length: T, in tokens.
       path: A UTF-8 file, or a folder whose files are read in the order of their names;
         "" is Python's own documentation, `pydoc_data.topics`.
-      tokenizer: "characters" or "bpe", trained on the training part alone.
-      vocabulary_size: The largest number of tokens that the tokenizer may have.
+      tokenizer: "characters" or "bpe", trained on the training part alone; or a file,
+        tokenizer.json, whose special tokens go around every window and are no targets.
+      vocabulary_size: The largest number of tokens that the tokenizer may have; of a
+        file's the smallest number of classes, as models may have more than it names.
       held_out_fraction: The share of the text to evaluate on, from its end.
       kept: What a run stored of this task. Its tokenizer is used, and the text is read
         only once examples are needed; it must then be the text of the run.
@@ -59,13 +70,15 @@ class TextTask(base.Task):
     )
     tokenizer: str = fields.option(
         "characters",
-        "what a token is: a character, or a run of bytes (byte-pair encoding)",
-        fields.OneOf(_TOKENIZERS),
+        "what a token is: characters, bpe (byte-pair encoding), or as a file has it, "
+        "tokenizer.json",
+        _tokenizer_name,
         section="data",
     )
     vocabulary_size: int = fields.option(
         256,
-        "largest number of tokens that the tokenizer may have",
+        "largest number of tokens that the tokenizer may have; of a file's the "
+        "smallest number of classes",
         fields.integer(1, sampling.LARGEST),
         section="data",
     )
@@ -163,13 +176,13 @@ class TextTask(base.Task):
         return self.encoder.label(c)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text.
+        """Returns the tokens of a user's text, special ones around it included.
 
         Args:
           text: Any text of at least 1 token; their number need not be T.
 
         Returns:
-          `[t]` int32, t being the number of tokens of the text.
+          `[t]` int32, t being the number of tokens.
 
         Raises:
           ConfigError: If there are none, or the text is not Unicode.
@@ -184,7 +197,47 @@ class TextTask(base.Task):
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
-        return tokens
+        if not self._num_special:
+            return tokens
+        encoder = self.encoder
+        return np.array([*encoder.before, *tokens, *encoder.after], np.int32)
+
+    def window(
+        self, word: jax.Array, data: np.ndarray, length: int
+    ) -> tuple[jax.Array, np.ndarray]:
+        """Returns tokens from a random position of `data`, special ones around them.
+
+        Args:
+          word: A random word, which decides the position.
+          data: Tokens, `[N]` int32.
+          length: T, of what is returned.
+
+        Returns:
+          Tokens `[T]`, and which of them are not special, `[T]` booleans.
+
+        Raises:
+          ConfigError: If the length leaves no room between special tokens.
+        """
+        before, after = self.encoder.before, self.encoder.after
+        room = length - self._num_special
+        if room < 1:
+            raise checks.ConfigError(
+                f"config.task.sequence_length must be above {self._num_special}, the "
+                f"number of special tokens around a text, got {self.sequence_length}."
+            )
+        start = sampling.integers(word, len(data) - room + 1)
+        tokens = jax.lax.dynamic_slice_in_dim(jnp.asarray(data), start, room)
+        if self._num_special:
+            around = (np.array(each, np.int32) for each in (before, after))
+            first, last = around
+            tokens = jnp.concatenate([first, tokens, last])
+        is_text = np.arange(length)
+        is_text = (is_text >= len(before)) & (is_text < length - len(after))
+        return tokens, is_text
+
+    @property
+    def _num_special(self) -> int:
+        return len(self.encoder.before) + len(self.encoder.after)
 
     def _check_lengths(self, corpus) -> None:
         needed = self.sequence_length + 1
@@ -215,7 +268,7 @@ def load(
       ConfigError: If an argument is not what it must be, or the text is missing, empty,
         binary, or not UTF-8, or is not the text of the run.
     """
-    checks.choice("tokenizer", tokenizer, _TOKENIZERS)
+    _tokenizer_name("tokenizer", tokenizer)
     checks.fraction("held_out_fraction", held_out_fraction)
     if held_out_fraction == 0:
         raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
@@ -225,7 +278,7 @@ def load(
     sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
     name = path or f"pydoc_data.topics of Python {platform.python_version()}"
     if kept is None:
-        trained = _TOKENIZERS[tokenizer](text[:cut], vocabulary_size)
+        trained = _made(tokenizer, text[:cut], vocabulary_size)
     else:
         trained = tokenization.from_json(kept.tokenizer)
         if kept.text is not None and kept.text["sha256"] != sha256:
@@ -241,6 +294,13 @@ def load(
         trained.encode(text[:cut]),
         trained.encode(text[cut:]),
     )
+
+
+def _made(tokenizer: str, text: str, vocabulary_size: int) -> tokenization.Tokenizer:
+    """Returns a tokenizer that was trained on a text, or that of a file."""
+    if tokenizer in _TOKENIZERS:
+        return _TOKENIZERS[tokenizer](text, vocabulary_size)
+    return tokenization.read_file(tokenizer, vocabulary_size)
 
 
 def read(path: str) -> str:

@@ -1,10 +1,12 @@
-"""Text to integers and back: characters, or byte pairs trained on the text."""
+"""Text to integers and back: characters, byte pairs, or what a file describes."""
 
 import dataclasses
 import functools
 import json
+import pathlib
+import re
 from collections import Counter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -12,10 +14,22 @@ from mha_haiku import checks
 
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 
 
 class Tokenizer(Protocol):
-    """Encodes any text, and labels each of its tokens."""
+    """Encodes any text, and labels each of its tokens.
+
+    Attributes:
+      before: Special tokens that stand before every text.
+      after: Those behind it.
+      mask: The token that hides another, and its text; None: there is none.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mask: tuple[int, str] | None
 
     @property
     def num_tokens(self) -> int:
@@ -39,6 +53,9 @@ class Characters:
       alphabet: The known characters, in the order of their tokens 1, 2, ...
     """
 
+    before: ClassVar[tuple[int, ...]] = ()
+    after: ClassVar[tuple[int, ...]] = ()
+    mask: ClassVar[None] = None
     alphabet: str
 
     @classmethod
@@ -90,6 +107,9 @@ class BytePairs:
       tokenizer: A `tokenizers.Tokenizer` of byte-level BPE.
     """
 
+    before: ClassVar[tuple[int, ...]] = ()
+    after: ClassVar[tuple[int, ...]] = ()
+    mask: ClassVar[None] = None
     tokenizer: Any
 
     @classmethod
@@ -132,9 +152,153 @@ class BytePairs:
 
     def label(self, token: int) -> str:
         r"""Returns the token's text; bytes that are not a whole character as `\xe2`."""
-        letters = self.tokenizer.id_to_token(token)
-        run = bytes(_byte_of_letter()[letter] for letter in letters)
-        return run.decode("utf-8", errors="backslashreplace")
+        return _text_of_letters(self.tokenizer.id_to_token(token))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A tokenizer that others have trained, as a file of `tokenizers` describes it.
+
+    Its special tokens go around a whole text: `encode` gives the text's own tokens,
+    `before` and `after` those around.
+
+    Attributes:
+      content: The contents of a tokenizer.json.
+      least_tokens: The vocabulary of the model that it belongs to, which may be larger
+        than its own.
+
+    Raises:
+      ConfigError: If the contents are not those of a tokenizer.
+    """
+
+    content: str
+    least_tokens: int = 0
+
+    def __post_init__(self):
+        """Reads the contents, so that errors show now."""
+        _ = self._tokenizer
+
+    def to_json(self) -> str:
+        """Returns the contents and the vocabulary, in an object."""
+        content = json.loads(self.content)
+        return json.dumps({"pretrained": content, "least_tokens": self.least_tokens})
+
+    @functools.cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens, at least `least_tokens`."""
+        return max(self.least_tokens, 1 + max(self._ids.values()))
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Special tokens before a text, as `[CLS]`."""
+        return self._around[0]
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Special tokens behind a text, as `[SEP]`."""
+        return self._around[1]
+
+    @functools.cached_property
+    def mask(self) -> tuple[int, str] | None:
+        """The token that hides another, and its text."""
+        known = [(self._ids[text], text) for text in _MASKS if text in self._ids]
+        return known[0] if known else None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of `text`, `[T]` int32, without special ones around."""
+        # As one piece: a tokenizer may mark beginnings, and merge over ends of lines.
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32)
+
+    def label(self, token: int) -> str:
+        r"""Returns what a token adds to a text that goes on with it, by its decoder.
+
+        Parts of a character are `\xe2`, special tokens are their names, and tokens that
+        only the model knows are `<49153>`.
+        """
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return f"<{token}>"
+        if token in self._special:
+            return piece
+        if self._is_byte_level:
+            return _text_of_letters(piece)
+        if byte := _BYTE.fullmatch(piece):
+            return rf"\x{byte[1].lower()}"
+        if self._tokenizer.decoder is None:
+            return piece
+        # A decoder drops or adds spaces at the beginning: it is asked behind another.
+        start = self._decode([self._anchor])
+        whole = self._decode([self._anchor, token])
+        return whole.removeprefix(start) if whole.startswith(start) else piece
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            tokenizer = _tokenizers().Tokenizer.from_str(self.content)
+        except checks.ConfigError:
+            raise
+        except Exception as error:  # that of tokenizers is a bare Exception
+            raise checks.ConfigError(
+                f"tokenizer.json is not that of a tokenizer: {error}."
+            ) from None
+        tokenizer.no_truncation()  # windows are cut here, not there
+        tokenizer.no_padding()
+        return tokenizer
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    @functools.cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, each in added.items() if each.special)
+
+    @functools.cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        encoding = self._tokenizer.encode("a")
+        is_special = [bool(each) for each in encoding.special_tokens_mask]
+        first = is_special.index(False) if False in is_special else 0
+        last = (
+            len(is_special) - is_special[::-1].index(False)
+            if not all(is_special)
+            else 0
+        )
+        return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
+
+    @functools.cached_property
+    def _anchor(self) -> int:
+        """A token that others can follow."""
+        return int(self.encode("a")[-1])
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.content).get("decoder"))
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
+    """Returns the tokenizer in a tokenizer.json.
+
+    Args:
+      path: The file.
+      least_tokens: See `Pretrained`.
+
+    Raises:
+      ConfigError: If it cannot be read, or describes no tokenizer.
+    """
+    path = pathlib.Path(path).expanduser()
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise checks.ConfigError(
+            f"tokenizer {str(path)!r} cannot be read: {reason}."
+        ) from None
+    return Pretrained(content, least_tokens)
 
 
 def from_json(text: str) -> Tokenizer:
@@ -146,6 +310,8 @@ def from_json(text: str) -> Tokenizer:
     contents = json.loads(text)
     if "characters" in contents:
         return Characters(contents["characters"])
+    if "pretrained" in contents:
+        return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
     return BytePairs(_tokenizers().Tokenizer.from_str(text))
 
 
@@ -154,9 +320,18 @@ def _tokenizers():
         import tokenizers
     except ImportError as error:
         raise checks.ConfigError(
-            "tokenizer 'bpe' needs tokenizers: pip install 'mha_haiku[data]'."
+            "This tokenizer needs tokenizers: pip install 'mha_haiku[data]'."
         ) from error
     return tokenizers
+
+
+def _text_of_letters(letters: str) -> str:
+    r"""Returns what letters of byte-level BPE stand for; loose bytes as `\xe2`."""
+    byte_of = _byte_of_letter()
+    if not all(letter in byte_of for letter in letters):  # added as it is
+        return letters
+    run = bytes(byte_of[letter] for letter in letters)
+    return run.decode("utf-8", errors="backslashreplace")
 
 
 def _code_points(text: str) -> np.ndarray:

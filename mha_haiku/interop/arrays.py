@@ -1,0 +1,231 @@
+"""Files of arrays: safetensors and GGUF, mapped into memory and read when asked for.
+
+Only formats that hold numbers and nothing else are read. A pickled file (`.bin`, `.pt`)
+runs code of its author when it is opened, and is refused.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from mha_haiku import checks
+
+PICKLED = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+_METADATA = "__metadata__"  # a name that safetensors reserves in the header
+_MOST_BYTES = 2**27  # of a header; a larger number is damage
+
+
+class Stored(NamedTuple):
+    """An array in a file.
+
+    Attributes:
+      shape: Its shape.
+      read: Returns it, as a view of the file where the format allows.
+      file: The file's name.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    file: str
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Returns the arrays of a safetensors file by their names.
+
+    Raises:
+      ConfigError: If the file is cut off or damaged, or holds a name twice.
+    """
+    try:
+        content = np.memmap(path, np.uint8, "r")
+    except ValueError:  # of size 0, which cannot be mapped
+        raise checks.ConfigError(f"{path} is empty.") from None
+    except OSError as error:
+        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    if not 8 < start <= min(len(content), _MOST_BYTES):
+        raise checks.ConfigError(
+            f"{path} is cut off or no safetensors file: its {len(content)} bytes do "
+            "not hold its header."
+        )
+    try:
+        pairs = json.loads(content[8:start].tobytes(), object_pairs_hook=list)
+        entries = [(name, dict(entry)) for name, entry in pairs if name != _METADATA]
+        arrays = [
+            (name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+            for name, entry in entries
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise checks.ConfigError(
+            f"{path} has a header that is not that of a safetensors file."
+        ) from None
+    check_names_once(path, [name for name, *_ in arrays])
+    end = start + max((last for *_, last in arrays), default=0)
+    if end != len(content):
+        what = "is cut off" if end > len(content) else "is too long"
+        raise checks.ConfigError(
+            f"{path} {what}: its header speaks of {end} bytes, and it has "
+            f"{len(content)}."
+        )
+    return {
+        name: _view(path, content[start:], name, kind, shape, first, last)
+        for name, kind, shape, first, last in arrays
+    }
+
+
+def read_shards(index: Path) -> dict[str, Stored]:
+    """Returns the arrays of all files that an index (`*.safetensors.index.json`) names.
+
+    Raises:
+      ConfigError: If a file is missing, or holds other arrays than the index says.
+    """
+    file_of = read_json(index).get("weight_map")
+    if not isinstance(file_of, dict) or not file_of:
+        raise checks.ConfigError(f'{index} must have a "weight_map".')
+    arrays: dict[str, Stored] = {}
+    for file in sorted(set(file_of.values())):
+        path = index.parent / Path(str(file)).name
+        if not path.exists():
+            raise checks.ConfigError(f"{index} names {file!r}, which is not there.")
+        shard = read_safetensors(path)
+        check_names_once(index, [*arrays, *shard])
+        arrays |= shard
+    missing = [name for name in file_of if name not in arrays]
+    if missing:
+        raise checks.ConfigError(
+            f"{index} names arrays that its files lack: {listed(missing)}."
+        )
+    return arrays
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """Returns the fields and the arrays of a GGUF file, arrays dequantised when read.
+
+    Raises:
+      ConfigError: If the file is cut off, damaged, or of a quantisation that `gguf`
+        cannot read; or that package is missing.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise checks.ConfigError(
+            "A GGUF file needs gguf: pip install 'mha_haiku[interop]'."
+        ) from None
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except OSError as error:
+        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except Exception as error:  # whatever a damaged header leads gguf into
+        raise checks.ConfigError(
+            f"{path} is cut off or no GGUF file: {type(error).__name__} ({error})."
+        ) from None
+    arrays = {}
+    check_names_once(path, [tensor.name for tensor in reader.tensors])
+    for tensor in reader.tensors:
+
+        def read(tensor=tensor):
+            try:
+                return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError:
+                raise checks.ConfigError(
+                    f"{path} has {tensor.name} in the quantisation "
+                    f"{tensor.tensor_type.name}, which gguf cannot read."
+                ) from None
+
+        # GGUF counts axes from the last.
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        arrays[tensor.name] = Stored(shape, read, path.name)
+    return fields, arrays
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays by their names as a file that torch's tools read too."""
+    import safetensors.numpy
+
+    arrays = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+    safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file, of which no key may be there twice.
+
+    Raises:
+      ConfigError: If it cannot be read or is no object.
+    """
+
+    def once(pairs):
+        check_names_once(path, [name for name, _ in pairs])
+        return dict(pairs)
+
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
+    except OSError as error:
+        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except checks.ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise checks.ConfigError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise checks.ConfigError(f"{path} must hold a JSON object.")
+    return content
+
+
+def check_names_once(path: Path, names: list[str]) -> None:
+    """Raises ConfigError unless all names differ: of two, readers would take the last.
+
+    Args:
+      path: Where they are.
+      names: The names.
+    """
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    if doubled:
+        raise checks.ConfigError(f"{path} has names twice: {listed(doubled)}.")
+
+
+def listed(names: list[str]) -> str:
+    """Returns up to eight names, and how many more there are."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
+
+
+def _view(path, content, name, kind, shape, first, last) -> Stored:
+    """Returns an array that lies in bytes `first` to `last` of `content`."""
+    if kind not in _DTYPES:
+
+        def refuse():
+            raise checks.ConfigError(
+                f"{path} has {name} as {kind}, which is not supported; it must be one "
+                f"of {', '.join(_DTYPES)}."
+            )
+
+        return Stored(shape, refuse, path.name)
+    dtype = np.dtype(_DTYPES[kind])
+    if not 0 <= first <= last or last - first != math.prod(shape) * dtype.itemsize:
+        raise checks.ConfigError(
+            f"{path} is damaged: {name} of {kind} {list(shape)} cannot lie in bytes "
+            f"{first} to {last}."
+        )
+
+    def read():
+        return content[first:last].view(np.ndarray).view(dtype).reshape(shape)
+
+    return Stored(shape, read, path.name)

@@ -1,0 +1,108 @@
+"""A model's forward pass as a file: StableHLO with the parameters inside.
+
+Whoever runs the file needs JAX and flatbuffers, in which JAX stores programs, and
+nothing else:
+
+    import jax
+    from jax import export
+    program = export.deserialize(bytearray(open("model.stablehlo", "rb").read()))
+    outputs = program.call(tokens, lengths)
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import checks, models
+
+
+def export(
+    file: str | os.PathLike,
+    model: models.Model,
+    params: Any,
+    inputs: Any,
+    *,
+    weights: bool = False,
+    platforms: Sequence[str] | None = None,
+) -> Path:
+    """Writes a model as a program of inputs and lengths that runs without this package.
+
+    The program takes inputs of the shape of `inputs` and their lengths `[B]`, int32,
+    and returns a dict: "logits" (where the model has them), "output", the `[B, T, D]`
+    that the last norm returns, and "weights", where asked for.
+
+    Args:
+      file: Where to.
+      model: The model.
+      params: Its parameters.
+      inputs: An example: tokens `[B, T]` or features `[B, T, D]`; the shape counts.
+      weights: Whether it also returns all attention weights, `[L, B, H, T, T]`; all
+        layers must have the same number of heads then.
+      platforms: What it is to run on, of "cpu", "cuda", "rocm" and "tpu"; None: what it
+        is written on.
+
+    Returns:
+      The file.
+
+    Raises:
+      ConfigError: If the file cannot be written, or flatbuffers is missing.
+    """
+    _check_flatbuffers()
+    inputs = jnp.asarray(inputs)
+
+    def forward(inputs, lengths):
+        output = model.apply(params, None, inputs, lengths=lengths, is_training=False)
+        results = {"output": output.output, "logits": output.logits}
+        if weights:
+            results["weights"] = jnp.stack([each.weights() for each in output.maps])
+        return {name: x for name, x in results.items() if x is not None}
+
+    # A type of its own could not be read where this package is missing.
+    shapes = (
+        jax.ShapeDtypeStruct(inputs.shape, inputs.dtype),
+        jax.ShapeDtypeStruct(inputs.shape[:1], np.int32),
+    )
+    exported = jax.export.export(jax.jit(forward), platforms=platforms)(*shapes)
+    path = Path(file).expanduser()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(exported.serialize())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise checks.ConfigError(
+            f"{path} cannot be written: {error.strerror}."
+        ) from None
+    return path
+
+
+def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]:
+    """Returns the program in a file of `export`, a function of inputs and lengths.
+
+    Raises:
+      ConfigError: If the file cannot be read.
+    """
+    _check_flatbuffers()
+    try:
+        content = Path(file).expanduser().read_bytes()
+        return jax.jit(jax.export.deserialize(bytearray(content)).call)
+    except OSError as error:
+        raise checks.ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    except Exception as error:  # whatever a damaged file leads flatbuffers into
+        raise checks.ConfigError(
+            f"{file} is cut off or no exported program: {type(error).__name__}."
+        ) from None
+
+
+def _check_flatbuffers() -> None:
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise checks.ConfigError(
+            "An exported program needs flatbuffers: pip install 'mha_haiku[interop]'."
+        )

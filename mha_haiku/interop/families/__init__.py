@@ -1,0 +1,16 @@
+"""Families of models that other libraries store: a table of names each."""
+
+from mha_haiku.interop.families import bert, gpt2, gpt_neox, llama, vit
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        bert.BERT,
+        bert.ROBERTA,
+        bert.DISTILBERT,
+        gpt2.GPT2,
+        *llama.ALL,
+        gpt_neox.GPT_NEOX,
+        vit.VIT,
+    )
+}

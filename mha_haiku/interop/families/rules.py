@@ -1,0 +1,340 @@
+"""Fields of `config.json` that several families share, and how they are read.
+
+Files of `transformers` 4 and of 5 say the same things in other words: rotary positions
+as `rope_theta` and `rope_scaling`, or as `rope_parameters`; windows by a pattern, or by
+`layer_types`. Both are read, and what is written opens in both.
+
+L layers, K size of a head.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.interop.families.tables import CannotSayError, Rule
+
+Theirs = Mapping[str, Any]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+GATED_ACTIVATIONS = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "gelu_new": "geglu_tanh",
+}
+HIDDEN = {"gelu": "gelu", "relu": "relu", "tanh": "tanh"}  # of the layer before logits
+
+NO_LOGITS = {"output.logits": False}
+
+# Options that would change numbers and that no family supports otherwise.
+SUPPORTED = {
+    "add_cross_attention": (False,),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "quantization_config": (None,),
+    "num_experts": (None, 0, 1),
+    "num_local_experts": (None, 0, 1),
+    "pretraining_tp": (None, 1),
+    "pruned_heads": (None, {}),
+    "use_bidirectional_attention": (None, False),
+}
+_ROTARY_KINDS = ("default", "linear", "llama3")
+
+
+def _labels(theirs: Theirs) -> dict[str, Any]:
+    names = theirs.get("id2label")
+    return {"num_classes": len(names) if names else theirs.get("num_labels", 2)}
+
+
+def _write_labels(ours: Theirs) -> dict[str, Any]:
+    names = {str(c): f"LABEL_{c}" for c in range(ours["num_classes"])}
+    return {"id2label": names, "label2id": {name: int(c) for c, name in names.items()}}
+
+
+# Classes other than tokens.
+LABELS = Rule(_labels, _write_labels)
+
+
+def positions_after_padding(default: int) -> Rule:
+    """Returns the rule of a table of positions whose first rows are unused."""
+
+    def unused(theirs):
+        return theirs.get("pad_token_id", 1) + 1
+
+    return Rule(
+        lambda theirs: {
+            "embedding.max_length": theirs.get("max_position_embeddings", default)
+            - unused(theirs)
+        },
+        lambda ours: {
+            "max_position_embeddings": ours["embedding.max_length"] + 2,
+            "pad_token_id": 1,
+        },
+    )
+
+
+def biases(default: bool) -> Rule:
+    """Returns the rule of `attention_bias`: of queries, keys, values and the output."""
+    ours_of = ("attention.with_bias", "attention.output_bias")
+
+    def write(ours):
+        if ours[ours_of[0]] != ours[ours_of[1]]:
+            raise CannotSayError("biases of queries, keys and values alone")
+        return {"attention_bias": ours[ours_of[0]]}
+
+    return Rule(
+        lambda theirs: dict.fromkeys(ours_of, theirs.get("attention_bias", default)),
+        write,
+    )
+
+
+def windows(
+    is_local: Callable[[Theirs, int], bool], default: int | None, *, optional: bool
+) -> Rule:
+    """Returns the rule of the positions that each layer's queries see.
+
+    Args:
+      is_local: Whether a layer has a window, where `layer_types` does not say it.
+      default: The window where `sliding_window` is left out, the query itself included.
+      optional: Whether the window counts with `use_sliding_window` alone: in Qwen's
+        configs there is one that most models do not use.
+    """
+
+    def read(theirs):
+        num_layers, window = theirs["num_hidden_layers"], sliding_window(theirs)
+        kinds = theirs.get("layer_types") or [
+            "sliding_attention" if is_local(theirs, i) else "full_attention"
+            for i in range(num_layers)
+        ]
+        for kind in kinds:
+            with checks.user_mistakes():
+                known = ("sliding_attention", "full_attention")
+                checks.choice("config.json's layer_types", kind, known)
+        if window is None:
+            return {"attention.window": None}
+        # Theirs counts the query itself, ours those before it.
+        return {
+            "attention.window": _alike(
+                [window - 1 if kind == "sliding_attention" else None for kind in kinds]
+            )
+        }
+
+    def sliding_window(theirs):
+        if optional and not theirs.get("use_sliding_window", False):
+            return None
+        return theirs.get("sliding_window", default)
+
+    def write(ours):
+        num_layers, window = ours["num_layers"], ours["attention.window"]
+        each = window if isinstance(window, list | tuple) else [window] * num_layers
+        sizes = {size for size in each if size is not None}
+        if len(sizes) > 1:
+            raise CannotSayError(f"windows of {len(sizes)} sizes")
+        kinds = ["full_attention" if w is None else "sliding_attention" for w in each]
+        used = {
+            "use_sliding_window": bool(sizes),
+            "max_window_layers": num_layers - len(sizes and kinds),
+        }
+        return {
+            "sliding_window": sizes.pop() + 1 if sizes else None,
+            "layer_types": kinds,
+            **(used if optional else {}),
+        }
+
+    return Rule(read, write)
+
+
+def one_window(default: int | None) -> Rule:
+    """Returns the rule of Mistral: one window for all layers, or none."""
+    rule = windows(lambda theirs, i: True, default, optional=False)
+
+    def write(ours):
+        if isinstance(ours["attention.window"], list | tuple):
+            raise CannotSayError("windows that differ by layer")
+        return {"sliding_window": rule.write(ours)["sliding_window"]}
+
+    return Rule(rule.read, write)
+
+
+def rotary(theta: float = 10_000.0, share: float = 1.0) -> Rule:
+    """Returns the rule of rotary positions: one kind for all layers.
+
+    Args:
+      theta: The base where `config.json` does not say it.
+      share: The share of a head's features that turn, likewise.
+    """
+
+    def read(theirs):
+        rope = _rope(theirs, theta, share)
+        return _frequencies_field([rope], head_size(theirs))
+
+    def write(ours):
+        rope = _written_rope(
+            ours["embedding.frequencies"], ours["embedding.rotary_period"]
+        )
+        return {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+
+    return Rule(read, write)
+
+
+def rotary_by_layer(theta: float, local_theta: float, kinds: Rule) -> Rule:
+    """Returns the rule of Gemma 3: layers with a window have a base of their own.
+
+    Args:
+      theta: The base of layers without a window, unless `config.json` says it.
+      local_theta: That of layers with one.
+      kinds: The rule of windows, which tells the layers apart.
+    """
+
+    def read(theirs):
+        given = theirs.get("rope_parameters") or {}
+        full = _rope({**theirs, "rope_parameters": given.get("full_attention")}, theta)
+        local = given.get("sliding_attention") or {
+            "rope_theta": theirs.get("rope_local_base_freq", local_theta)
+        }
+        local = _rope({"rope_parameters": local}, local_theta)
+        window = kinds.read(theirs)["attention.window"]
+        if not isinstance(window, list):
+            window = [window] * theirs["num_hidden_layers"]
+        ropes = [full if w is None else local for w in window]
+        return _frequencies_field(ropes, head_size(theirs))
+
+    def write(ours):
+        num_layers, frequencies = ours["num_layers"], ours["embedding.frequencies"]
+        if frequencies is None or not isinstance(frequencies[0], list | tuple):
+            frequencies = [frequencies] * num_layers
+        window = ours["attention.window"]
+        if not isinstance(window, list | tuple):
+            window = [window] * num_layers
+        ropes: dict[str, Any] = {}
+        for each, w in zip(frequencies, window, strict=True):
+            kind = "full_attention" if w is None else "sliding_attention"
+            rope = _written_rope(each, ours["embedding.rotary_period"])
+            if ropes.setdefault(kind, rope) != rope:
+                raise CannotSayError("rotary frequencies that differ by layer")
+        for kind in ("full_attention", "sliding_attention"):
+            ropes.setdefault(kind, {"rope_type": "default", "rope_theta": theta})
+        return {
+            "rope_parameters": ropes,
+            "rope_theta": ropes["full_attention"]["rope_theta"],
+            "rope_local_base_freq": ropes["sliding_attention"]["rope_theta"],
+        }
+
+    return Rule(read, write)
+
+
+def head_size(theirs: Theirs) -> int:
+    """Returns K of the heads that a `config.json` describes."""
+    default = theirs["hidden_size"] // theirs["num_attention_heads"]
+    return theirs.get("head_dim") or default
+
+
+def turning(theirs: Theirs, share: float) -> int:
+    """Returns how many of a head's K features rotary positions turn."""
+    return int(
+        head_size(theirs) * _rope(theirs, 10_000.0, share)["partial_rotary_factor"]
+    )
+
+
+def _rope(theirs: Theirs, theta: float, share: float = 1.0) -> dict[str, Any]:
+    """Returns rotary positions in the words of `transformers` 5."""
+    given = theirs.get("rope_parameters")
+    if given is None:
+        given = dict(theirs.get("rope_scaling") or {})
+        given.setdefault("rope_type", given.pop("type", "default"))
+        given["rope_theta"] = theirs.get(
+            "rope_theta", theirs.get("rotary_emb_base", theta)
+        )
+        given["partial_rotary_factor"] = theirs.get(
+            "rotary_pct", theirs.get("partial_rotary_factor", share)
+        )
+    rope = {
+        "rope_type": "default",
+        "rope_theta": theta,
+        "partial_rotary_factor": share,
+        **given,
+    }
+    with checks.user_mistakes():
+        checks.choice(
+            "config.json's kind of rotary positions (rope_type)",
+            rope["rope_type"],
+            _ROTARY_KINDS,
+        )
+    return rope
+
+
+def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]:
+    """Returns the fields of rotary positions of one kind, or of one per layer."""
+    if all(rope == ropes[0] for rope in ropes):
+        rope = ropes[0]
+        if rope["rope_type"] == "default" and rope["partial_rotary_factor"] == 1:
+            return {
+                "embedding.rotary_period": float(rope["rope_theta"]),
+                "embedding.frequencies": None,
+            }
+        return {"embedding.frequencies": _frequencies(rope, size)}
+    return {"embedding.frequencies": [_frequencies(rope, size) for rope in ropes]}
+
+
+def _frequencies(rope: Theirs, size: int) -> list[float]:
+    """Returns radians per position, `[K/2]`; features that do not turn have 0.
+
+    Source: Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783, section 3.2, and
+    Chen et al. 2023, https://arxiv.org/abs/2306.15595 (linear).
+    """
+    turns = int(size * rope["partial_rotary_factor"])
+    result = float(rope["rope_theta"]) ** (-np.arange(0, turns, 2) / turns)
+    if rope["rope_type"] == "linear":
+        result = result / rope["factor"]
+    if rope["rope_type"] == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        rounds = rope["original_max_position_embeddings"] * result / (2 * np.pi)
+        smooth = np.clip((rounds - low) / (high - low), 0, 1)
+        result = (1 - smooth) * result / rope["factor"] + smooth * result
+    return [*result.tolist(), *[0.0] * ((size - turns) // 2)]
+
+
+def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
+    """Returns rotary positions of given frequencies, as far as they have a name."""
+    if frequencies is None:
+        return {"rope_type": "default", "rope_theta": float(period)}
+    given = np.array(frequencies, float)
+    turning = given[given > 0]
+    if given.ndim > 1 or not len(turning) or (given[: len(turning)] == 0).any():
+        raise CannotSayError("these rotary frequencies")
+    theta = float(period)  # a single pair turns by 1, whatever the base
+    if len(turning) > 1:
+        theta = _rounded(float((turning[0] / turning[1]) ** len(turning)))
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if turning[0] < 1:
+        rope |= {"rope_type": "linear", "factor": _rounded(1 / turning[0])}
+    rope["partial_rotary_factor"] = len(turning) / len(given)
+    wanted = _frequencies(rope, 2 * len(given))
+    if not np.allclose(wanted, given, rtol=1e-9, atol=0):
+        raise CannotSayError("these rotary frequencies")
+    return rope
+
+
+def _rounded(number: float) -> float:
+    """Returns the number with 9 digits, which takes away the rounding of powers."""
+    return float(f"{number:.9g}")
+
+
+def _alike(values: list[Any]) -> Any:
+    """Returns the one value that all are, or the list."""
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+def square_root_of_width(theirs: Theirs) -> dict[str, Any]:
+    """Returns the factor of embeddings in Gemma."""
+    return {"embedding.scale": math.sqrt(theirs["hidden_size"])}

@@ -1,0 +1,169 @@
+"""What a family of models is: a table of names, in both directions.
+
+A `Family` says how the fields of a `config.json` give those of `config.model`, and
+which of its arrays are which of our parameters. Everything is read forwards by `load`
+and backwards by `save`; a row that does not apply (a bias that a model does not have)
+is left out, as the model itself says which parameters it has.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from mha_haiku import checks
+from mha_haiku.interop.families import changes
+
+_REQUIRED = object()
+
+
+class Row(NamedTuple):
+    """One or more arrays of ours and the one or more of theirs that hold the same.
+
+    Attributes:
+      ours: Names such as `attention/query/w`, without `encoder/layer_i/`.
+      theirs: Names such as `attention.self.query.weight`, without the layer's prefix.
+      change: From theirs to ours.
+    """
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    change: changes.Change
+
+
+def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
+    """Returns the row of one array."""
+    return Row((ours,), (theirs,), change)
+
+
+def linear(
+    ours: str, theirs: str, change: changes.Change = changes.transposed
+) -> tuple[Row, ...]:
+    """Returns the rows of a linear map: weight and bias."""
+    return (
+        row(f"{ours}/w", f"{theirs}.weight", change),
+        row(f"{ours}/b", f"{theirs}.bias"),
+    )
+
+
+def norm(
+    ours: str, theirs: str, change: changes.Change = changes.as_it_is
+) -> tuple[Row, ...]:
+    """Returns the rows of a norm: scale, and offset where there is one."""
+    return (
+        row(f"{ours}/scale", f"{theirs}.weight", change),
+        row(f"{ours}/offset", f"{theirs}.bias"),
+    )
+
+
+class Setting(NamedTuple):
+    """A field of `config.model` and the one of `config.json` that says it.
+
+    Attributes:
+      ours: Its name within `config.model`, as `feed_forward.hidden_size`; or one of the
+        other arguments of `models.build`: num_tokens, feature_size, num_classes.
+      theirs: Its name there.
+      default: What `transformers` takes where `config.json` leaves it out.
+      names: Where values have other names: theirs to ours.
+    """
+
+    ours: str
+    theirs: str
+    default: Any = _REQUIRED
+    names: Mapping[Any, Any] | None = None
+
+    def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what `config.json` says of fields of `config.model`.
+
+        Raises:
+          ConfigError: If the field is missing, or has a value that is not supported.
+        """
+        value = theirs.get(self.theirs, self.default)
+        if value is _REQUIRED:
+            raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
+        if self.names is not None:
+            with checks.user_mistakes():
+                checks.choice(f"config.json's {self.theirs}", value, self.names)
+            value = self.names[value]
+        return {self.ours: value}
+
+    def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what `config.json` has to say for fields of `config.model`."""
+        value = ours[self.ours]
+        if self.names is not None:
+            backwards = {ours: theirs for theirs, ours in reversed(self.names.items())}
+            if value not in backwards:
+                raise CannotSayError(f"{self.ours} = {value!r}")
+            value = backwards[value]
+        return {self.theirs: value}
+
+
+class Rule(NamedTuple):
+    """Several fields that belong together; see `Setting`."""
+
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]
+    write: Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class CannotSayError(Exception):
+    """A family has no words for what a config asks for.
+
+    Attributes:
+      count: In how many fields; at least one.
+    """
+
+    def __init__(self, what: str, count: int = 100):
+        """Initialises the error; where nobody counted, there are many."""
+        super().__init__(what)
+        self.count = count
+
+
+class Head(NamedTuple):
+    """What reads the last layer.
+
+    Attributes:
+      architecture: Its class in `transformers`, as `BertForMaskedLM`.
+      fields: What it sets in `config.model`.
+      rows: Its arrays, by their whole names.
+      has: A name that a file has if it has this head, and no head before it has.
+      unused: Prefixes of arrays that the class stores and this head does not read.
+      copies: Names under which files may repeat an array: theirs to theirs.
+      settings: What it reads of `config.json`.
+    """
+
+    architecture: str
+    fields: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+    has: str | None = None
+    unused: tuple[str, ...] = ()
+    copies: Mapping[str, str] = {}
+    settings: tuple[Setting | Rule, ...] = ()
+
+
+class Family(NamedTuple):
+    """A family of models.
+
+    Attributes:
+      name: Its `model_type` in `config.json`.
+      prefix: What names of the model's own arrays begin with where there is a head.
+      layer: What names of a layer's arrays begin with; `{}` is its number.
+      fields: What all its models have in `config.model`.
+      settings: What `config.json` says of the rest.
+      rows: Arrays outside of the layers.
+      layer_rows: Arrays of a layer.
+      heads: What may read the last layer, the first that fits.
+      supported: Values of fields of `config.json` that change numbers and have to be
+        as here, where they are there at all.
+      buffers: Ends of names of arrays that hold no parameters.
+      renamed: Ends and parts of names that older files have, and what they are now.
+    """
+
+    name: str
+    prefix: str
+    layer: str
+    fields: Mapping[str, Any]
+    settings: tuple[Setting | Rule, ...]
+    rows: tuple[Row, ...]
+    layer_rows: tuple[Row, ...]
+    heads: tuple[Head, ...]
+    supported: Mapping[str, tuple[Any, ...]] = {}
+    buffers: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = {}

@@ -1,0 +1,127 @@
+"""ViT: an encoder of patches of an image, classified by its first position."""
+
+import math
+
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.interop.families import changes, rules
+from mha_haiku.interop.families.tables import (
+    CannotSayError,
+    Family,
+    Head,
+    Row,
+    Rule,
+    Setting,
+    linear,
+    norm,
+    row,
+)
+
+
+def patches(images: np.ndarray, size: int) -> np.ndarray:
+    """Returns what a ViT reads of images: a row of zeros, for the class, and patches.
+
+    Args:
+      images: `[B, channels, height, width]`, normalised as the model wants it.
+      size: Height and width of a patch, which divides those of the image.
+
+    Returns:
+      `[B, 1 + N, channels * size * size]`, patches row by row.
+
+    Raises:
+      ValueError: If the size divides the image's not.
+    """
+    batch, channels, height, width = images.shape
+    if height % size or width % size:
+        raise ValueError(
+            f"size must divide height and width, {height} and {width}, got {size}."
+        )
+    cut = images.reshape(batch, channels, height // size, size, width // size, size)
+    rows = cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+    return np.concatenate([np.zeros_like(rows[:, :1]), rows], axis=1)
+
+
+def _image(theirs):
+    size, patch = theirs.get("image_size", 224), theirs.get("patch_size", 16)
+    for name, value in (("image_size", size), ("patch_size", patch)):
+        if not isinstance(value, int):
+            raise checks.ConfigError(
+                f"config.json's {name} must be an integer, got {value!r}: other than "
+                "square images are not supported."
+            )
+    return {
+        "num_tokens": None,
+        "feature_size": theirs.get("num_channels", 3) * patch**2,
+        "embedding.max_length": (size // patch) ** 2 + 1,
+    }
+
+
+def _write_image(ours):
+    if ours["feature_size"] is None:
+        raise CannotSayError("inputs that are tokens")
+    patch = math.isqrt(ours["feature_size"] // 3)
+    side = math.isqrt(ours["embedding.max_length"] - 1)
+    return {"image_size": side * patch, "patch_size": patch, "num_channels": 3}
+
+
+VIT = Family(
+    name="vit",
+    prefix="vit.",
+    layer="encoder.layer.{}.",
+    fields={
+        "family": "encoder",
+        "embedding.positions": "learned",
+        "norm.kind": "layer_norm",
+        "norm.position": "pre",
+    },
+    settings=(
+        Rule(_image, _write_image),
+        Setting("num_layers", "num_hidden_layers", 12),
+        Setting("model_size", "hidden_size", 768),
+        Setting("attention.num_heads", "num_attention_heads", 12),
+        Setting("attention.with_bias", "qkv_bias", True),
+        Setting("feed_forward.hidden_size", "intermediate_size", 3072),
+        Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
+        Setting("norm.epsilon", "layer_norm_eps", 1e-12),
+    ),
+    rows=(
+        Row(
+            ("positions/positions", "embedding/b"),
+            (
+                "embeddings.position_embeddings",
+                "embeddings.cls_token",
+                "embeddings.patch_embeddings.projection.bias",
+            ),
+            changes.class_token,
+        ),
+        row(
+            "embedding/w",
+            "embeddings.patch_embeddings.projection.weight",
+            changes.convolution,
+        ),
+        *norm("encoder/norm", "layernorm"),
+    ),
+    layer_rows=(
+        *norm("norm_1", "layernorm_before"),
+        *linear("attention/query", "attention.attention.query"),
+        *linear("attention/key", "attention.attention.key"),
+        *linear("attention/value", "attention.attention.value"),
+        *linear("attention/linear", "attention.output.dense"),
+        *norm("norm_2", "layernorm_after"),
+        *linear("feed_forward/hidden", "intermediate.dense"),
+        *linear("feed_forward/output", "output.dense"),
+    ),
+    heads=(
+        Head(
+            "ViTForImageClassification",
+            {"output.pool": "first", "output.with_bias": True},
+            linear("logits", "classifier"),
+            has="classifier.weight",
+            settings=(rules.LABELS,),
+            unused=("vit.pooler.",),
+        ),
+        Head("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
+    ),
+    supported=rules.SUPPORTED,
+)

@@ -1,0 +1,276 @@
+"""GGUF files in the words of the hub: fields, arrays, tokenizer.
+
+llama.cpp stores rotary pairs side by side for the architecture "llama", and a byte-pair
+tokenizer as lists; all else differs in its names alone.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.interop import arrays
+from mha_haiku.tasks import tokenization
+
+# What GGUF files are read, and the `model_type` of the same.
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+# Fields that change numbers, and what they must be where they are there.
+_SUPPORTED = {
+    "expert_count": (0,),
+    "rope.scaling.type": ("none",),
+}
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def translated(
+    path: Path, fields: Mapping[str, Any], stored: Mapping[str, arrays.Stored]
+) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
+    """Returns what a `config.json` would say, and the arrays by their names there.
+
+    Args:
+      path: The file.
+      fields: Its fields.
+      stored: Its arrays.
+
+    Raises:
+      ConfigError: If its architecture, or an option of it, is not supported.
+    """
+    kind = fields.get("general.architecture")
+    with checks.user_mistakes():
+        checks.choice(f"{path}: the architecture", kind, _ARCHITECTURES)
+    for name, accepted in _SUPPORTED.items():
+        value = fields.get(f"{kind}.{name}")
+        if value is not None and value not in accepted:
+            raise checks.ConfigError(
+                f"{path}: {kind}.{name} = {value!r} is not supported."
+            )
+    config = {
+        theirs: fields[f"{kind}.{name}"]
+        for name, theirs in _FIELDS.items()
+        if f"{kind}.{name}" in fields
+    }
+    # Stored as a float32, it says 1e-5 in 17 digits.
+    if "rms_norm_eps" in config:
+        config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
+    table = stored.get("token_embd.weight")
+    if table is not None:
+        config.setdefault("vocab_size", table.shape[0])
+    # llama.cpp stores factors of rotary frequencies as an array.
+    if "rope_freqs.weight" in stored:
+        raise checks.ConfigError(
+            f"{path}: rope_freqs.weight, factors of rotary frequencies, is not "
+            "supported; the same model as safetensors is."
+        )
+    config |= {
+        "model_type": _ARCHITECTURES[kind],
+        "architectures": [_CLASSES[kind]],
+        "tie_word_embeddings": "output.weight" not in stored,
+    }
+    if "blk.0.attn_output.bias" in stored:
+        config["attention_bias"] = True
+    renamed = {_renamed(name): array for name, array in stored.items()}
+    if kind == "llama":
+        renamed = _with_halves(config, renamed)
+    return config, renamed
+
+
+def tokenizer(
+    path: Path, fields: Mapping[str, Any], least_tokens: int = 0
+) -> tokenization.Pretrained | None:
+    """Returns the tokenizer that the file describes; None where it has none.
+
+    Args:
+      path: The file.
+      fields: Its fields.
+      least_tokens: See `tokenization.Pretrained`.
+
+    Raises:
+      ConfigError: If it is of a kind that is not read.
+    """
+    kind = fields.get("tokenizer.ggml.model")
+    if kind is None:
+        return None
+    split = fields.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or split not in _SPLITS:
+        raise checks.ConfigError(
+            f"{path} has a tokenizer of the kind {kind!r}, {split!r}, which is not "
+            f"read; 'gpt2' is, with {', '.join(_SPLITS)}."
+        )
+    tokens = fields["tokenizer.ggml.tokens"]
+    kinds = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+    merges = [pair.split(" ", 1) for pair in fields["tokenizer.ggml.merges"]]
+    added = [
+        {
+            "id": i,
+            "content": tokens[i],
+            "special": kind == _CONTROL,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for i, kind in enumerate(kinds)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    first = None
+    if fields.get("tokenizer.ggml.add_bos_token"):
+        first = fields["tokenizer.ggml.bos_token_id"]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    return tokenization.Pretrained(
+        json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": added,
+                "normalizer": None,
+                "pre_tokenizer": {
+                    "type": "Sequence",
+                    "pretokenizers": _SPLITS[split],
+                },
+                "post_processor": _template(tokens, first),
+                "decoder": byte_level,
+                "model": {
+                    "type": "BPE",
+                    "dropout": None,
+                    "unk_token": None,
+                    "continuing_subword_prefix": None,
+                    "end_of_word_suffix": None,
+                    "fuse_unk": False,
+                    "byte_fallback": False,
+                    "ignore_merges": split == "llama-bpe",
+                    "vocab": {token: i for i, token in enumerate(tokens)},
+                    "merges": merges,
+                },
+            }
+        ),
+        least_tokens,
+    )
+
+
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens in GGUF
+
+
+def _pieces(pattern: str) -> list[dict[str, Any]]:
+    """Returns the splitting of a text by a pattern, into bytes as letters."""
+    return [
+        {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+    ]
+
+
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+# How a text is cut before pairs are merged, by the names of llama.cpp.
+_SPLITS = {
+    "gpt-2": [_BYTE_LEVEL],
+    "default": [_BYTE_LEVEL],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL],
+    "qwen2": _pieces(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "llama-bpe": _pieces(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+def _template(tokens, first) -> dict[str, Any] | None:
+    """Returns what puts a token before every text; None: nothing does."""
+    if first is None:
+        return None
+    token = tokens[first]
+    sequences = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    special = {"SpecialToken": {"id": token, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [special, sequences[0]],
+        "pair": [special, sequences[0], special, sequences[1]],
+        "special_tokens": {token: {"id": token, "ids": [first], "tokens": [token]}},
+    }
+
+
+def _renamed(name: str) -> str:
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return _NAMES.get(name, name)
+    layer, part, kind = match.groups()
+    return f"model.layers.{layer}.{_NAMES.get(part, part)}.{kind}"
+
+
+def _with_halves(config, stored) -> dict[str, arrays.Stored]:
+    """Returns arrays in which rotary pairs are half a head apart, not side by side."""
+    result = dict(stored)
+    counts = {
+        "q_proj": config["num_attention_heads"],
+        "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
+    }
+    for name, array in stored.items():
+        count = counts.get(name.split(".")[-2]) if "." in name else None
+        if count:
+
+            def read(array=array, count=count):
+                x = array.read()
+                pairs = x.reshape(count, -1, 2, *x.shape[1:])
+                return pairs.swapaxes(1, 2).reshape(x.shape)
+
+            result[name] = array._replace(read=read)
+    return result

@@ -1,0 +1,390 @@
+"""A stored model as config, parameters and functions of ours.
+
+The model itself says which parameters it has, of which shapes; the table of its family
+says where in the file they are. Whatever is missing, left over or of another shape is
+an error that names it.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import checks, models
+from mha_haiku.interop import arrays, sources
+from mha_haiku.interop.families import FAMILIES, changes, tables
+from mha_haiku.tasks import tokenization
+
+if TYPE_CHECKING:
+    import ml_collections
+
+_logger = logging.getLogger("mha_haiku")
+
+Params = dict[str, dict[str, jax.Array]]
+_LAYER = "encoder/layer_{}/"
+
+
+class Imported(NamedTuple):
+    """A model from elsewhere.
+
+    Attributes:
+      config: `config.model`.
+      params: Its parameters.
+      tokenizer: Its tokenizer; None: it has none.
+      model: The model as pure functions.
+    """
+
+    config: "ml_collections.ConfigDict"
+    params: Params
+    tokenizer: tokenization.Pretrained | None
+    model: models.Model
+
+
+class Sizes(NamedTuple):
+    """What `models.build` is told beside the config; see there."""
+
+    num_tokens: int | None
+    feature_size: int | None
+    num_classes: int
+
+
+def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
+    """Returns a model of another library: config, parameters, tokenizer, functions.
+
+    Args:
+      source: A folder in the layout of the hub (config.json, model.safetensors or its
+        shards, tokenizer.json), a `.safetensors` file in one, a `.gguf` file,
+        `package:NAME` of an installed Python package that holds either, or a name on
+        the hub, `owner/name`. What `save` wrote is a folder of this layout.
+      dtype: That of the parameters, as "bfloat16"; None: float32. Files of float16 and
+        bfloat16 load as either.
+
+    Raises:
+      ConfigError: If there is no such model, its family or an option of it is not
+        supported, or its arrays are not those of its config; the message names them.
+    """
+    found = sources.find(source)
+    kind = found.config.get("model_type")
+    if kind == OWN:
+        return _load_own(found, dtype)
+    with checks.user_mistakes():
+        checks.choice(
+            f"{found.name}: the family of models (model_type)", kind, FAMILIES
+        )
+    family = FAMILIES[kind]
+    stored = named(family, found)
+    head = head_of(family, found, stored)
+    config, sizes = read_config(family, head, found.config)
+    _check_copies(found, head, stored)
+    rows = list(rows_of(family, head, config, sizes))
+    _check_names(found, family, head, rows, stored)
+    theirs = found.config
+    params: Params = {}
+    expected = one_layer_shapes(config, sizes)
+    for each in rows:
+        place = changes.Place(config, theirs, each.layer)
+        _check_shapes(found, each, place, expected, stored)
+        results = each.change.to_ours([stored[n].read() for n in each.theirs], place)
+        for name, x in zip(each.ours, results, strict=True):
+            module, _, parameter = name.rpartition("/")
+            params.setdefault(module, {})[parameter] = _as_parameter(x, dtype)
+    return _imported(found, config, sizes, params)
+
+
+OWN = "mha_haiku"  # `model_type` of models that have no other layout
+
+
+def sizes_of(config: Any, params: Mapping[str, Mapping[str, Any]]) -> Sizes:
+    """Returns the vocabulary or width of the inputs, and the number of classes.
+
+    Args:
+      config: `config.model`.
+      params: Parameters of the model.
+    """
+    embedding = params["embedding"]
+    num_tokens = feature_size = None
+    if "embeddings" in embedding:
+        num_tokens = embedding["embeddings"].shape[0]
+    else:
+        feature_size = embedding["w"].shape[0]
+    logits = params.get("logits", {})
+    num_classes = num_tokens or 1
+    if "w" in logits:
+        num_classes = logits["w"].shape[-1]
+    return Sizes(num_tokens, feature_size, num_classes)
+
+
+def _imported(found, config, sizes, params) -> Imported:
+    tokenizer = found.read_tokenizer(sizes.num_tokens or 0)
+    if tokenizer and sizes.num_tokens and tokenizer.num_tokens > sizes.num_tokens:
+        raise checks.ConfigError(
+            f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
+            f"model of {sizes.num_tokens}: it is that of another model."
+        )
+    model = models.build(config, **sizes._asdict())
+    return Imported(config, params, tokenizer, model)
+
+
+def _load_own(found, dtype) -> Imported:
+    """Returns a model that `save` wrote in the layout of this package."""
+    try:
+        config = _config(found.config["model"])
+        sizes = Sizes(**found.config["sizes"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise checks.ConfigError(
+            f"{found.name}: config.json is not that of a model of mha_haiku: {error}."
+        ) from None
+    model = models.build(config, **sizes._asdict())
+    wanted = {
+        f"{module}/{name}": x.shape for module, name, x in _leaves(shapes(model, sizes))
+    }
+    missing = [name for name in wanted if name not in found.arrays]
+    unknown = [name for name in found.arrays if name not in wanted]
+    _refuse_names(found, missing, unknown)
+    params: Params = {}
+    for name, stored in found.arrays.items():
+        if stored.shape != wanted[name]:
+            raise _wrong_shape(found, name, stored.shape, wanted[name])
+        module, _, parameter = name.rpartition("/")
+        params.setdefault(module, {})[parameter] = _as_parameter(stored.read(), dtype)
+    return _imported(found, config, sizes, params)
+
+
+class PlacedRow(NamedTuple):
+    """A row of a table, at its place: names are whole."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    change: changes.Change
+    layer: int
+
+
+def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
+    """Returns the arrays of a file, but for buffers, by the names that rows have.
+
+    Raises:
+      ConfigError: If two arrays get the same name.
+    """
+    own = {name for head in family.heads for row in head.rows for name in row.theirs}
+    own |= {name for head in family.heads for name in head.copies}
+    result: dict[str, arrays.Stored] = {}
+    has_prefix = any(name.startswith(family.prefix) for name in found.arrays)
+    for name, array in found.arrays.items():
+        if name.endswith(family.buffers):
+            continue
+        for before, after in family.renamed.items():
+            name = name.replace(before, after)
+        if not has_prefix and name not in own:
+            name = family.prefix + name
+        if name in result:
+            raise checks.ConfigError(f"{found.name} has {name} under two names.")
+        result[name] = array
+    return result
+
+
+def head_of(
+    family: tables.Family, found: sources.Source, stored: Mapping[str, Any]
+) -> tables.Head:
+    """Returns the head that config.json names; without a name, that of the arrays."""
+    given = found.config.get("architectures")
+    heads = {head.architecture: head for head in family.heads}
+    if given:
+        with checks.user_mistakes():
+            checks.choice(f"{found.name}: architectures", given[0], heads)
+        return heads[given[0]]
+    for head in family.heads:
+        if head.has is None or head.has in stored:
+            return head
+    return family.heads[-1]
+
+
+def read_config(
+    family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
+) -> tuple["ml_collections.ConfigDict", Sizes]:
+    """Returns `config.model`, and the sizes beside it, that a config.json describes.
+
+    Raises:
+      ConfigError: If an option of it is not supported.
+    """
+    for name, accepted in family.supported.items():
+        if name in theirs and theirs[name] not in accepted:
+            raise checks.ConfigError(
+                f"config.json's {name} = {theirs[name]!r} is not supported: it would "
+                f"change numbers; {' or '.join(map(repr, accepted))} is."
+            )
+    fields = {"num_tokens": None, "feature_size": None, "num_classes": None}
+    fields |= {**family.fields, **head.fields}
+    try:
+        for setting in (*family.settings, *head.settings):
+            fields |= setting.read(theirs)
+    except KeyError as error:
+        raise checks.ConfigError(f"config.json must have {error}.") from None
+    except (TypeError, AttributeError) as error:
+        raise checks.ConfigError(
+            f"config.json has a field of a wrong type: {error}."
+        ) from None
+    sizes = {name: fields.pop(name) for name in Sizes._fields}
+    if sizes["num_classes"] is None:
+        sizes["num_classes"] = sizes["num_tokens"] or 1
+    return _config(fields), Sizes(**sizes)
+
+
+def _config(fields: Mapping[str, Any]) -> "ml_collections.ConfigDict":
+    """Returns `config.model` with fields set, by names such as `norm.epsilon`."""
+    config = models.default_config()
+    for name, value in fields.items():
+        *sections, field = name.split(".")
+        section = config
+        for each in sections:
+            section = section[each]
+        with section.ignore_type():
+            section[field] = value
+    models.check(config)
+    return config
+
+
+def rows_of(
+    family: tables.Family, head: tables.Head, config: Any, sizes: Sizes
+) -> Iterator[PlacedRow]:
+    """Yields the rows that a model of this config has parameters for.
+
+    Raises:
+      RuntimeError: If the table lacks one.
+    """
+    wanted = set(one_layer_shapes(config, sizes))
+    layer_prefix = family.prefix + family.layer
+    placed = [
+        (each.ours, tuple(family.prefix + name for name in each.theirs), each.change)
+        for each in family.rows
+    ]
+    placed += [tuple(each) for each in head.rows]
+    for ours, theirs, change in placed:
+        if wanted.issuperset(ours):
+            wanted -= set(ours)
+            yield PlacedRow(ours, theirs, change, 0)
+    for each in family.layer_rows:
+        first = [_LAYER.format(0) + name for name in each.ours]
+        if not wanted.issuperset(first):
+            continue
+        wanted -= set(first)
+        for i in range(config.num_layers):
+            yield PlacedRow(
+                tuple(_LAYER.format(i) + name for name in each.ours),
+                tuple(layer_prefix.format(i) + name for name in each.theirs),
+                each.change,
+                i,
+            )
+    if wanted:
+        raise RuntimeError(f"{family.name} has no row for {sorted(wanted)}.")
+
+
+def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of the model, cut down to one layer."""
+    config = config.copy_and_resolve_references()
+    with config.ignore_type():
+        config.num_layers = 1
+        config.scan_layers = False
+        for section, field in (("attention", "window"), ("embedding", "frequencies")):
+            value = config[section][field]
+            if isinstance(value, list | tuple) and _is_by_layer(field, value):
+                config[section][field] = value[:1]
+    model = models.build(config, **sizes._asdict())
+    return {
+        f"{module}/{name}": x.shape for module, name, x in _leaves(shapes(model, sizes))
+    }
+
+
+def shapes(model: models.Model, sizes: Sizes) -> Any:
+    """Returns the tree of shapes of a model's parameters."""
+    inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
+    if sizes.num_tokens is None:
+        inputs = jax.ShapeDtypeStruct((1, 1, sizes.feature_size), np.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), inputs)
+
+
+def _is_by_layer(field, value) -> bool:
+    return field == "window" or isinstance(value[0], list | tuple)
+
+
+def _leaves(params) -> Iterator[tuple[str, str, Any]]:
+    for module, parameters in params.items():
+        for name, x in parameters.items():
+            yield module, name, x
+
+
+def _as_parameter(x: np.ndarray, dtype: Any) -> jax.Array:
+    # A copy, as the file that x may be a view of can change.
+    return jnp.array(np.asarray(x, dtype or np.float32))
+
+
+def _check_copies(found, head, stored) -> None:
+    """Takes arrays out that repeat another; raises ConfigError where they differ."""
+    for copy, of in head.copies.items():
+        if (
+            copy in stored
+            and of in stored
+            and found.config.get("tie_word_embeddings", _ties(head))
+        ):
+            if not np.array_equal(stored[copy].read(), stored[of].read()):
+                raise checks.ConfigError(
+                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), and has "
+                    "other numbers in each."
+                )
+            del stored[copy]
+
+
+def _ties(head) -> bool:
+    return any(
+        getattr(setting, "theirs", "") == "tie_word_embeddings" and setting.default
+        for setting in head.settings
+    )
+
+
+def _check_names(found, family, head, rows, stored) -> None:
+    needed = {name for row in rows for name in row.theirs}
+    missing = [name for name in needed if name not in stored]
+    unused = [name for name in stored if name not in needed]
+    left_out = [name for name in unused if name.startswith(head.unused or ("\0",))]
+    unknown = [name for name in unused if name not in left_out]
+    _refuse_names(found, sorted(missing), unknown)
+    if left_out:
+        _logger.warning(
+            f"{found.name}: {head.architecture} leaves out {arrays.listed(left_out)}."
+        )
+
+
+def _refuse_names(found, missing, unknown) -> None:
+    parts = [("lacks", missing), ("also has", unknown)]
+    parts = [f"it {verb} {arrays.listed(names)}" for verb, names in parts if names]
+    if parts:
+        raise checks.ConfigError(
+            f"{found.name} does not hold the arrays of its config.json:\n"
+            f"{'; '.join(parts)}."
+        )
+
+
+def _check_shapes(found, row, place, expected, stored) -> None:
+    """Raises ConfigError unless the arrays of a row have the shapes of the model's.
+
+    The change's inverse, of arrays of the shapes that the model has, tells which.
+    """
+    first = [
+        name.replace(_LAYER.format(row.layer), _LAYER.format(0), 1) for name in row.ours
+    ]
+    # Broadcast zeros take no memory until a change touches them.
+    ours = [np.broadcast_to(np.float32(0), expected[name]) for name in first]
+    wanted = row.change.to_theirs(ours, place)
+    for name, x in zip(row.theirs, wanted, strict=True):
+        if stored[name].shape != x.shape:
+            raise _wrong_shape(found, name, stored[name].shape, x.shape)
+
+
+def _wrong_shape(found, name, shape, wanted) -> checks.ConfigError:
+    return checks.ConfigError(
+        f"{found.name} has {name} of shape {tuple(shape)}; the model of its "
+        f"config.json needs {tuple(wanted)}."
+    )

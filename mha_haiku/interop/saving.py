@@ -1,0 +1,253 @@
+"""Models of ours as folders that `transformers` opens, or that `load` alone reads.
+
+A family can hold a model exactly if what its table writes into `config.json`, read
+again by the same table, is the model's config. So no list says which models can be
+written: a pruned one is refused because no `config.json` brings its heads back.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_haiku import checks, models
+from mha_haiku.interop import arrays, loading
+from mha_haiku.interop.families import FAMILIES, changes, tables
+from mha_haiku.tasks import tokenization
+
+# Fields that change no number of the forward pass, and which no file needs to say.
+_FREE = (
+    "dropout_rate",
+    "precision",
+    "rematerialize",
+    "scan_layers",
+    "attention.implementation",
+)
+
+
+_ABSENT = object()
+
+
+def save(
+    folder: str | os.PathLike,
+    config: Any,
+    params: Mapping[str, Mapping[str, Any]],
+    *,
+    tokenizer: tokenization.Tokenizer | None = None,
+    family: str | None = None,
+) -> Path:
+    """Writes a model as config.json, model.safetensors and tokenizer.json.
+
+    Args:
+      folder: Where to; it is made if it is missing.
+      config: `config.model`.
+      params: The model's parameters; those of scanned layers, too. Their dtype is kept.
+      tokenizer: Its tokenizer, if it is one of `tokenizers`.
+      family: The layout: a family of `transformers`, as "llama", whose class opens it
+        then; None: the first family that can hold the model. "mha_haiku" holds every
+        model, also pruned ones, and is read by `load`.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ConfigError: If the family, or none, can hold the model; the message says what is
+        in the way. Or if the folder cannot be written.
+    """
+    sizes = loading.sizes_of(config, params)
+    if family == loading.OWN:
+        contents, stored = _own(config, params, sizes)
+    else:
+        looped = models.unstacked(params) if config.scan_layers else params
+        contents, stored = _of_a_family(config, looped, sizes, family)
+    folder = Path(folder).expanduser()
+    text = json.dumps(contents, indent=2) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # The config last: without it the folder is no model, should this be cut off.
+        _write(folder / "config.json", None)
+        _write(
+            folder / "model.safetensors",
+            lambda path: arrays.write_safetensors(path, stored),
+        )
+        if tokenizer is not None:
+            content = _tokenizer_file(tokenizer)
+            _write(folder / "tokenizer.json", lambda path: path.write_text(content))
+        _write(folder / "config.json", lambda path: path.write_text(text))
+    except OSError as error:
+        reason = error.strerror or error
+        raise checks.ConfigError(f"{folder} cannot be written: {reason}.") from None
+    return folder
+
+
+def _of_a_family(config, params, sizes, name):
+    """Returns config.json and the arrays in the layout of a family."""
+    if name is not None:
+        with checks.user_mistakes():
+            checks.choice("family", name, (*FAMILIES, loading.OWN))
+    families = FAMILIES.values() if name is None else [FAMILIES[name]]
+    reasons = []
+    for family in families:
+        for head in family.heads:
+            try:
+                theirs = _written(family, head, config, sizes)
+            except tables.CannotSayError as error:
+                reasons.append((error.count, f"{family.name} cannot say {error}"))
+                continue
+            return theirs, _stored(family, head, config, sizes, theirs, params)
+    why = min(reasons, key=lambda reason: reason[0])[1]  # of the nearest
+    raise checks.ConfigError(
+        f"No family of transformers holds this model: {why}.\n"
+        f"family={loading.OWN!r} writes it as safetensors that interop.load reads."
+    )
+
+
+def _written(family, head, config, sizes) -> dict[str, Any]:
+    """Returns the config.json that reads as this config.
+
+    Raises:
+      CannotSayError: If there is none.
+    """
+    ours = {**_flat(config.to_dict()), **sizes._asdict()}
+    ours["attention.key_size"] = models.key_size(config)
+    ours["attention.num_key_value_heads"] = (
+        config.attention.num_key_value_heads or config.attention.num_heads
+    )
+    if ours["attention.scale"] is None:
+        ours["attention.scale"] = ours["attention.key_size"] ** -0.5
+    theirs: dict[str, Any] = {}
+    for setting in (*family.settings, *head.settings):
+        for name, value in setting.write(ours).items():
+            if theirs.setdefault(name, value) != value:
+                raise tables.CannotSayError(f"{name} of two values")
+    theirs = {
+        "architectures": [head.architecture],
+        "model_type": family.name,
+        **theirs,
+    }
+    try:
+        again, again_sizes = loading.read_config(family, head, theirs)
+    except checks.ConfigError as error:
+        raise tables.CannotSayError(str(error)) from None
+    wanted, found = _meaning(config, sizes), _meaning(again, again_sizes)
+    differing = [name for name in wanted if wanted[name] != found.get(name, _ABSENT)]
+    if differing:
+        raise tables.CannotSayError(
+            ", ".join(f"{name} = {wanted[name]!r}" for name in differing[:3]),
+            len(differing),
+        )
+    return theirs
+
+
+def _meaning(config, sizes) -> dict[str, Any]:
+    """Returns the values of fields, those that can be said in several ways in one."""
+    fields = {**_flat(config.to_dict()), **sizes._asdict()}
+    for name in _FREE:
+        del fields[name]
+    fields["attention.key_size"] = models.key_size(config)
+    fields["attention.num_key_value_heads"] = (
+        config.attention.num_key_value_heads or config.attention.num_heads
+    )
+    scale = config.attention.scale or models.key_size(config) ** -0.5
+    fields["attention.scale"] = float(f"{scale:.6g}")
+    fields["embedding.scale"] = float(f"{config.embedding.scale:.6g}")
+    fields["attention.window"] = models.windows(config)
+    if config.embedding.positions == "rotary":
+        fields["embedding.frequencies"] = [
+            [float(f"{x:.6g}") for x in _frequencies(config, each)]
+            for each in models.frequencies(config)
+        ]
+    fields.pop("embedding.rotary_period")
+    if not config.output.logits:  # fields of what is not there
+        for name in ("with_bias", "pool"):
+            fields.pop(f"output.{name}")
+        fields.pop("num_classes")
+    return fields
+
+
+def _frequencies(config, given):
+    size = models.key_size(config)
+    if given is None:
+        return config.embedding.rotary_period ** (-np.arange(0, size, 2) / size)
+    return given
+
+
+def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in section.items():
+        if isinstance(value, dict):
+            fields |= _flat(value, f"{path}{name}.")
+        else:
+            fields[path + name] = value
+    return fields
+
+
+def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:
+    """Returns the arrays by the names of a family."""
+    bare = not head.rows and not head.has
+    prefix = family.prefix if bare else ""
+    result: dict[str, np.ndarray] = {}
+    left = {f"{m}/{name}" for m, module in params.items() for name in module}
+    for row in loading.rows_of(family, head, config, sizes):
+        place = changes.Place(config, theirs, row.layer)
+        ours = []
+        for name in row.ours:
+            module, _, parameter = name.rpartition("/")
+            if name not in left:
+                raise checks.ConfigError(
+                    f"params must have {name}, as the config says."
+                )
+            left.remove(name)
+            ours.append(np.asarray(params[module][parameter]))
+        for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
+            result[name.removeprefix(prefix)] = x
+    if left:
+        raise checks.ConfigError(
+            "params must be those of the config's model, and also have "
+            f"{arrays.listed(sorted(left))}."
+        )
+    return result
+
+
+def _own(config, params, sizes):
+    """Returns config.json and the arrays in the layout of this package."""
+    contents = {
+        "model_type": loading.OWN,
+        "model": _flat(config.to_dict()),
+        "sizes": sizes._asdict(),
+    }
+    stored = {
+        f"{module}/{name}": np.asarray(x)
+        for module, parameters in params.items()
+        for name, x in parameters.items()
+    }
+    return contents, stored
+
+
+def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:
+    content = json.loads(tokenizer.to_json())
+    content = content.get("pretrained", content)
+    if "model" not in content:
+        raise checks.ConfigError(
+            "tokenizer must be one of byte pairs or of a file: that of characters has "
+            "no tokenizer.json."
+        )
+    return json.dumps(content) + "\n"
+
+
+def _write(path: Path, write: Callable[[Path], Any] | None) -> None:
+    """Writes a file whole or not at all; None: removes it."""
+    if write is None:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

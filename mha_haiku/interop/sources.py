@@ -1,0 +1,197 @@
+"""Where models come from: folders and files, installed packages, the hub.
+
+Whatever the place, a source is the same: the fields of a `config.json`, arrays that are
+read when asked for, and a tokenizer.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mha_haiku import checks
+from mha_haiku.interop import arrays, gguf_files
+from mha_haiku.tasks import tokenization
+
+_PACKAGE = "package:"
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_TOKENIZER = "tokenizer.json"
+
+
+class Source(NamedTuple):
+    """A model as it is stored.
+
+    Attributes:
+      name: What to call it in messages.
+      config: What its `config.json` says.
+      arrays: Its arrays, by their names there.
+      read_tokenizer: From the model's vocabulary to its tokenizer, or to None where it
+        has none.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    arrays: Mapping[str, arrays.Stored]
+    read_tokenizer: Callable[[int], tokenization.Pretrained | None]
+
+
+def find(source: str | os.PathLike) -> Source:
+    """Returns the model at a place; see `interop.load`.
+
+    Raises:
+      ConfigError: If there is no model, or it cannot be read.
+    """
+    text = os.fspath(source)
+    if text.startswith(_PACKAGE):
+        return _open(_in_package(text.removeprefix(_PACKAGE)))
+    path = Path(text).expanduser()
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        exists = False
+    if exists:
+        return _open(path)
+    is_name = not text.startswith((".", "/", "~")) and 0 < text.count("/") < 2
+    if not is_name or path.suffix:
+        folder = path.parent
+        siblings = os.listdir(folder) if folder.is_dir() else []
+        raise checks.ConfigError(
+            f"source {text!r} does not exist.{checks.nearest(path.name, siblings)}\n"
+            "It must be a folder with config.json and model.safetensors, a .gguf file, "
+            "package:NAME, or owner/name on the hub."
+        )
+    return _open(_from_hub(text))
+
+
+def _open(path: Path) -> Source:
+    if path.suffix == ".gguf":
+        return _open_gguf(path)
+    _refuse_pickled([path])
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise checks.ConfigError(
+                f"source must be a folder, a .safetensors or a .gguf file, got {path}."
+            )
+        return _open_folder(path.parent, path)
+    return _open_folder(path)
+
+
+def _open_folder(folder: Path, weights: Path | None = None) -> Source:
+    """Returns the model of a folder in the layout of the hub."""
+    files = sorted(file.name for file in folder.iterdir())
+    config = folder / _CONFIG
+    if not config.exists():
+        ggufs = [file for file in files if file.endswith(".gguf")]
+        if len(ggufs) == 1 and weights is None:
+            return _open_gguf(folder / ggufs[0])
+        raise checks.ConfigError(
+            f"{folder} has no config.json, which says what model it is; it has "
+            f"{arrays.listed(files) or 'no files'}."
+        )
+    if weights is not None:
+        stored = arrays.read_safetensors(weights)
+    elif (folder / _WEIGHTS).exists():
+        stored = arrays.read_safetensors(folder / _WEIGHTS)
+    elif (folder / _INDEX).exists():
+        stored = arrays.read_shards(folder / _INDEX)
+    else:
+        _refuse_pickled([folder / file for file in files])
+        raise checks.ConfigError(
+            f"{folder} has no {_WEIGHTS}; it has {arrays.listed(files)}."
+        )
+
+    def read_tokenizer(least_tokens):
+        file = folder / _TOKENIZER
+        if not file.exists():
+            return None
+        return tokenization.read_file(file, least_tokens)
+
+    return Source(str(folder), arrays.read_json(config), stored, read_tokenizer)
+
+
+def _open_gguf(path: Path) -> Source:
+    fields, stored = arrays.read_gguf(path)
+    config, stored = gguf_files.translated(path, fields, stored)
+
+    def read_tokenizer(least_tokens):
+        return gguf_files.tokenizer(path, fields, least_tokens)
+
+    return Source(str(path), config, stored, read_tokenizer)
+
+
+def _refuse_pickled(files: list[Path]) -> None:
+    pickled = [str(file) for file in files if file.suffix in arrays.PICKLED]
+    if pickled:
+        raise checks.ConfigError(
+            f"{arrays.listed(pickled)}: pickled weights are not read, as opening them "
+            "runs any code that is in them.\nSave the model as safetensors where you "
+            "trust it: model.save_pretrained(folder)."
+        )
+
+
+def _in_package(name: str) -> Path:
+    """Returns the one model among the files of an installed package, and runs none."""
+    files = _files_of_package(name)
+    folders = {file.parent for file in files if file.name == _CONFIG}
+    found = {file for file in files if file.suffix == ".gguf"}
+    found |= {
+        file.parent
+        for file in files
+        if file.name in (_WEIGHTS, _INDEX) and file.parent in folders
+    }
+    if not found:
+        _refuse_pickled([file for file in files if file.suffix in arrays.PICKLED])
+        raise checks.ConfigError(
+            f"The package {name!r} has no model: neither config.json beside "
+            "model.safetensors, nor a .gguf file."
+        )
+    if len(found) > 1:
+        names = arrays.listed(sorted(map(str, found)))
+        raise checks.ConfigError(
+            f"The package {name!r} has {len(found)} models; give the path of one: "
+            f"{names}."
+        )
+    return found.pop()
+
+
+def _files_of_package(name: str) -> list[Path]:
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        distribution = None
+    if distribution is not None:
+        return [Path(str(file.locate())) for file in distribution.files or ()]
+    module = name.replace("-", "_")
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        installed = {each.name for each in importlib.metadata.distributions()}
+        raise checks.ConfigError(
+            f"There is no installed package {name!r}."
+            f"{checks.nearest(name, filter(None, installed))}"
+        )
+    roots = [Path(root) for root in spec.submodule_search_locations]
+    return [file for root in roots for file in root.rglob("*") if file.is_file()]
+
+
+def _from_hub(name: str) -> Path:
+    """Returns the folder into which a model of the hub was downloaded."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise checks.ConfigError(
+            f"source {name!r} is no file or folder here, and a name on the hub needs "
+            "huggingface_hub: pip install 'mha_haiku[interop]'."
+        ) from None
+    wanted = ["*.json", "*.safetensors", "*.gguf"]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # of httpx, of the hub, of the disk
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise checks.ConfigError(
+            f"source {name!r} is no file or folder here, and could not be fetched from "
+            f"the hub.\n{reason}"
+        ) from None

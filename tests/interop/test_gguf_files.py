@@ -1,0 +1,153 @@
+"""GGUF files: the same model as a folder of the hub, in another order."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import checks, interop
+from mha_haiku.interop import arrays
+from mha_haiku.tasks import tokenization
+from tests.interop import small_models
+
+gguf = pytest.importorskip("gguf", reason="GGUF files need mha_haiku[interop]")
+
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+TEXT = "Numbers 1234 and words, \u00e9 too."
+
+
+def _in_pairs(x, num_heads):
+    """Rows of each head so that those half a head apart lie side by side."""
+    by_heads = x.reshape(num_heads, 2, -1, x.shape[-1])
+    return np.concatenate(
+        [pair for head in by_heads for pair in head.transpose(1, 0, 2)]
+    )
+
+
+def _write(folder, file, kinds=lambda name: "F32", **fields):
+    """Writes the tiny Llama of a folder as GGUF."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
+    stored = arrays.read_safetensors(folder / "model.safetensors")
+    for name, array in stored.items():
+        x = array.read()
+        if "q_proj" in name or "k_proj" in name:
+            x = _in_pairs(x, x.shape[0] // config["head_dim"])
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        name = name.replace("model.layers.", "blk.")
+        kind = getattr(gguf.GGMLQuantizationType, kinds(name))
+        writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "llama").mkdir()
+    return small_models.write(tmp_path / "llama", "llama")
+
+
+def test_a_gguf_file_is_the_model_of_its_folder(folder, tmp_path):
+    _write(folder, tmp_path / "model.gguf")
+    found, wanted = interop.load(tmp_path / "model.gguf"), interop.load(folder)
+    assert found.config.to_dict() == wanted.config.to_dict()
+    jax.tree.map(np.testing.assert_array_equal, found.params, wanted.params)
+    assert found.tokenizer is None
+
+
+def test_halves_are_read_and_damage_is_refused(folder, tmp_path):
+    file = tmp_path / "model.gguf"
+    _write(folder, file, lambda name: "F32" if "norm" in name else "F16")
+    found, wanted = interop.load(file), interop.load(folder)
+
+    def compare(x, y):
+        y = y if y.ndim == 1 else y.astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(x, y)
+
+    jax.tree.map(compare, found.params, wanted.params)
+    whole = file.read_bytes()
+    for size in (3, 40, 700, len(whole) - 40):
+        file.write_bytes(whole[:size])
+        with pytest.raises(checks.ConfigError, match="cut off or no GGUF"):
+            interop.load(file)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        (
+            {"rope_scaling_type": gguf.RopeScalingType.YARN},
+            "llama.rope.scaling.type = 'yarn' is not supported",
+        ),
+    ],
+)
+def test_options_that_are_not_supported_are_refused(folder, tmp_path, fields, message):
+    _write(folder, tmp_path / "model.gguf", **fields)
+    with pytest.raises(checks.ConfigError, match=message):
+        interop.load(tmp_path / "model.gguf")
+
+
+def test_tokens_are_those_of_the_merges(folder, tmp_path):
+    trained = tokenization.BytePairs.train(TEXT * 9, 270).tokenizer
+    content = json.loads(trained.to_str())["model"]
+    ids = sorted(content["vocab"], key=content["vocab"].get)
+    merges = [" ".join(pair) for pair in content["merges"]]
+    fields = {
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": "smollm",
+        "token_list": [*ids, "<|end|>"],
+        "token_types": [*([1] * len(ids)), 3],
+        "token_merges": merges,
+        "bos_token_id": len(ids),
+        "add_bos_token": True,
+    }
+    file = tmp_path / "model.gguf"
+    # Its vocabulary is larger than that of the model: it is that of another.
+    _write(folder, file, **fields)
+    with pytest.raises(
+        checks.ConfigError, match="tokenizer of 271 tokens, and a model"
+    ):
+        interop.load(file)
+
+    stored = arrays.read_gguf(file)[0]
+    from mha_haiku.interop import gguf_files
+
+    tokenizer = gguf_files.tokenizer(file, stored, 300)
+    assert tokenizer.num_tokens == 300 and tokenizer.before == (len(ids),)
+    assert tokenizer.label(len(ids)) == "<|end|>"
+    tokens = tokenizer.encode(TEXT + "<|end|>").tolist()
+    labels = [tokenizer.label(token) for token in tokens]
+    assert labels[-1] == "<|end|>"
+    assert [x for x in labels if x.isdigit()] == list("1234")  # each on its own
+    _write(folder, file, **{**fields, "tokenizer_pre": "tekken"})
+    with pytest.raises(checks.ConfigError, match="kind 'gpt2', 'tekken', which is not"):
+        interop.load(file)

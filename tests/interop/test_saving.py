@@ -1,0 +1,149 @@
+"""What is saved opens elsewhere and comes back as it was."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import checks, heads, interop, models, modules
+from mha_haiku.interop import arrays, loading
+from mha_haiku.tasks import tokenization
+from tests.interop import small_models, test_families
+from tests.tiny_runs import model_config
+
+
+def _stored(folder):
+    found = arrays.read_safetensors(folder / "model.safetensors")
+    return {name: array.read() for name, array in found.items()}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in test_families.EVERYDAY if "llama_3" not in str(case)]
+)
+def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    imported = interop.load(small_models.write(before, case))
+    kind = json.loads((before / "config.json").read_text())["model_type"]
+    interop.save(after, imported.config, imported.params, family=kind)
+    found, wanted = _stored(after), _stored(before)
+    unread = {name for name in wanted if "pooler" in name and name not in found}
+    assert set(found) == set(wanted) - unread
+    for name, x in found.items():
+        if case != "vit" and case != "gpt2_scaled" and "position_embed" not in name:
+            np.testing.assert_allclose(x, wanted[name], rtol=0, atol=2e-7)
+    again = interop.load(after)
+    for config in (again.config, imported.config):
+        config.attention.key_size = models.key_size(config)
+    if case != "gpt2_scaled":
+        assert again.config.to_dict() == imported.config.to_dict()
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=3e-7),
+        again.params,
+        imported.params,
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "architecture"),
+    [("gpt2", "GPT2LMHeadModel"), ("qwen2", "Qwen2ForCausalLM")],
+)
+def test_the_family_is_found_that_can_hold_a_model(case, architecture, tmp_path):
+    imported = interop.load(small_models.write(tmp_path, case))
+    interop.save(tmp_path / "saved", imported.config, imported.params)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["architectures"] == [architecture]
+
+
+@pytest.fixture
+def pruned(tmp_path):
+    """A pruned model: what it was, its config and its parameters."""
+    imported = interop.load(small_models.write(tmp_path, "gpt2"))
+    keep = np.array([[True, False, True, True], [False, True, True, True]])
+    params, config = heads.prune(imported.params, imported.config, keep)
+    return imported, keep, params, config
+
+
+def test_pruned_models_are_refused_by_families_and_held_by_our_own(pruned, tmp_path):
+    imported, keep, params, config = pruned
+    with pytest.raises(checks.ConfigError, match="kept_heads.*\n.*'mha_haiku' writes"):
+        interop.save(tmp_path / "saved", config, params)
+    assert not (tmp_path / "saved").exists()
+    interop.save(tmp_path / "saved", config, params, family="mha_haiku")
+    again = interop.load(tmp_path / "saved")
+    assert again.config.to_dict() == config.to_dict()
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+    # What was pruned equals what is gated.
+    tokens = small_models.inputs("gpt2")
+    gates = modules.Interventions(heads=keep.astype(np.float32))
+
+    @jax.jit
+    def logits(params, params_of_gated):
+        gated = imported.model.apply(
+            params_of_gated, None, tokens, interventions=gates, is_training=False
+        )
+        found = again.model.apply(params, None, tokens, is_training=False)
+        return found.logits, gated.logits
+
+    found, gated = logits(again.params, imported.params)
+    np.testing.assert_allclose(found, gated, rtol=0, atol=1e-5)
+
+
+def test_rotary_scaling_of_llama_3_is_not_written(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "llama_3"))
+    with pytest.raises(checks.ConfigError, match="cannot say these rotary freq"):
+        interop.save(tmp_path, imported.config, imported.params, family="llama")
+    interop.save(tmp_path, imported.config, imported.params, family="mha_haiku")
+    again = interop.load(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again.params, imported.params)
+    assert again.config.to_dict() == imported.config.to_dict()
+
+
+def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
+    folder = small_models.write(tmp_path, "qwen2")
+    imported = interop.load(folder, dtype="bfloat16")
+    assert {x.dtype.name for x in jax.tree.leaves(imported.params)} == {"bfloat16"}
+    imported.config.scan_layers = True
+    stacked = models.stacked(imported.params)
+    interop.save(tmp_path / "saved", imported.config, stacked)
+    found = _stored(tmp_path / "saved")
+    wanted = _stored(folder)
+    assert set(found) == set(wanted)
+    for name, x in found.items():
+        assert x.dtype.name == "bfloat16"
+        np.testing.assert_array_equal(x, wanted[name].astype(x.dtype))
+
+
+def test_what_transformers_has_no_word_for_is_named(tmp_path):
+    config = model_config(embedding__positions="alibi", attention__num_heads=2)
+    sizes = interop.Sizes(num_tokens=7, feature_size=None, num_classes=7)
+    model = models.build(config, **sizes._asdict())
+    params = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype), loading.shapes(model, sizes)
+    )
+    with pytest.raises(checks.ConfigError, match="bert cannot say .*\n"):
+        interop.save(tmp_path, config, params, family="bert")
+    with pytest.raises(checks.ConfigError, match="family must be one of.*'llama'"):
+        interop.save(tmp_path, config, params, family="lama")
+    interop.save(tmp_path, config, params, family="mha_haiku")
+    again = interop.load(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+def test_parameters_of_another_model_are_refused(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "gpt2"))
+    params = dict(imported.params)
+    extra = {**params, "other": {"w": np.zeros(3)}}
+    with pytest.raises(checks.ConfigError, match="also have other/w"):
+        interop.save(tmp_path / "saved", imported.config, extra)
+    del params["encoder/norm"]
+    with pytest.raises(checks.ConfigError, match="must have encoder/norm/scale"):
+        interop.save(tmp_path / "saved", imported.config, params)
+
+
+def test_tokenizers_go_along(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "gpt2"))
+    own = tokenization.Characters.train("abc", 10)
+    with pytest.raises(checks.ConfigError, match="tokenizer must be one of byte pairs"):
+        interop.save(tmp_path / "s", imported.config, imported.params, tokenizer=own)

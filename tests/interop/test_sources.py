@@ -1,0 +1,265 @@
+"""Where models come from, and what is refused: by name, in at most two lines."""
+
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import checks, interop
+from mha_haiku.interop import arrays
+from tests.interop import small_models
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny GPT-2 in the layout of the hub."""
+    (tmp_path / "gpt").mkdir()
+    return small_models.write(tmp_path / "gpt", "gpt2")
+
+
+def _set(folder, **fields):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, **fields}))
+
+
+def _rewrite(folder, change):
+    """Writes the arrays again, after `change` of the dict of them."""
+    file = folder / "model.safetensors"
+    found = {n: np.array(x.read()) for n, x in arrays.read_safetensors(file).items()}
+    change(found)
+    arrays.write_safetensors(file, found)
+
+
+def _refused(source, message):
+    with pytest.raises(checks.ConfigError, match=message) as caught:
+        interop.load(source)
+    assert str(caught.value).count("\n") < 2
+
+
+def _same(found, wanted):
+    jax.tree.map(np.testing.assert_array_equal, found.params, wanted.params)
+
+
+def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypatch):
+    wanted = interop.load(folder)
+    _same(interop.load(str(folder / "model.safetensors")), wanted)
+    # An installed package: its files lie beside its code, which is not run.
+    package = tmp_path / "site" / "some_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('was run')")
+    for name in ("config.json", "model.safetensors"):
+        (package / name).write_bytes((folder / name).read_bytes())
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    _same(interop.load("package:some-model"), wanted)
+    assert "some_model" not in sys.modules
+    # In two files with an index.
+    stored = arrays.read_safetensors(folder / "model.safetensors")
+    names = sorted(stored)
+    file_of = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(file_of.values()):
+        own = {n: stored[n].read() for n in names if file_of[n] == file}
+        arrays.write_safetensors(folder / file, own)
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": file_of}))
+    _same(interop.load(folder), wanted)
+    (folder / "part-1.safetensors").unlink()
+    _refused(folder, r"names 'part-1.safetensors', which is not there")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_loads_as_either(folder, dtype):
+    whole = interop.load(folder)
+
+    def change(found):
+        for name, x in found.items():
+            found[name] = x.astype(jax.numpy.dtype(dtype))
+
+    _rewrite(folder, change)
+    half = interop.load(folder)
+    kept = interop.load(folder, dtype=dtype)
+    for x, y, z in zip(
+        *(jax.tree.leaves(each.params) for each in (whole, half, kept)), strict=True
+    ):
+        assert (y.dtype, z.dtype) == (np.float32, dtype)
+        np.testing.assert_array_equal(y, x.astype(dtype).astype(np.float32))
+        np.testing.assert_array_equal(z, x.astype(dtype))
+
+
+def test_older_names_and_buffers_are_known(folder):
+    wanted = interop.load(folder)
+
+    def change(found):
+        for name in list(found):
+            found[name.removeprefix("transformer.")] = found.pop(name)
+        found["h.0.attn.bias"] = np.ones((1, 1, 14, 14), bool)
+        found["h.1.attn.masked_bias"] = np.float32(-1e4)
+
+    _rewrite(folder, change)
+    _same(interop.load(folder), wanted)
+
+
+def test_copies_of_tied_arrays_must_be_copies(folder):
+    wanted = interop.load(folder)
+
+    def add(found):
+        found["lm_head.weight"] = np.array(found["transformer.wte.weight"])
+
+    _rewrite(folder, add)
+    _same(interop.load(folder), wanted)
+    _rewrite(folder, lambda found: found["lm_head.weight"].fill(1))
+    _refused(folder, "ties lm_head.weight to transformer.wte.weight")
+    # Untied, it is an array of its own.
+    _set(folder, tie_word_embeddings=False)
+    untied = interop.load(folder)
+    np.testing.assert_array_equal(untied.params["logits"]["w"], np.ones((24, 31)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x: x.pop("transformer.h.1.ln_2.bias"),
+            "\nit lacks transformer.h.1.ln_2.bias",
+        ),
+        (
+            lambda x: x.update({"transformer.h.0.q.weight": np.ones(2)}),
+            "\nit also has transformer.h.0.q.weight",
+        ),
+        (
+            lambda x: x.update({"transformer.wpe.weight": np.ones((13, 24))}),
+            r"transformer.wpe.weight of shape \(13, 24\); .* needs \(14, 24\)",
+        ),
+        (
+            lambda x: x.update(
+                {"transformer.h.1.attn.c_attn.weight": np.ones((72, 24))}
+            ),
+            r"h.1.attn.c_attn.weight of shape \(72, 24\); .* needs \(24, 72\)",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(folder, change, message):
+    _rewrite(folder, change)
+    _refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "gpt3"}, "model_type.* must be one of bert, .*'gpt2'"),
+        ({"architectures": ["GPT2LMHedModel"]}, "Did you mean 'GPT2LMHeadModel'"),
+        ({"add_cross_attention": True}, "add_cross_attention = True is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = .* not supp"),
+        ({"activation_function": "mish"}, "activation_function must be one of gelu"),
+        ({"n_head": "four"}, "attention.num_heads"),
+        ({"n_layer": None}, "num_layers"),
+        ({"n_head": 5}, "must divide model_size"),
+    ],
+)
+def test_configs_that_would_change_numbers_are_refused(folder, fields, message):
+    _set(folder, **fields)
+    _refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "message"),
+    [
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "rope_type.* must be one of default, linear, llama3; got 'yarn'",
+        ),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}},
+            "got 'dynamic'",
+        ),
+        ("qwen3", {"num_experts": 8}, "num_experts = 8 is not supported"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_att"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_ty"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act must be one of silu"),
+    ],
+)
+def test_options_of_families_that_are_not_supported(case, fields, message, tmp_path):
+    small_models.write(tmp_path, case)
+    _set(tmp_path, **fields)
+    _refused(tmp_path, message)
+
+
+def test_damaged_files_are_told_apart(folder, tmp_path):
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:start])
+
+    def write(header, body=whole[start:]):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+    for size in (0, 5, 100, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        _refused(folder, "empty|cut off")
+    file.write_bytes(whole + b"\0")
+    _refused(folder, "too long")
+    name = "transformer.wpe.weight"
+    twice = json.dumps(header)[:-1] + f', "{name}": {json.dumps(header[name])}}}'
+    write(twice.encode())
+    _refused(folder, f"names twice: {name}")
+    write({**header, name: {**header[name], "shape": [14, 25]}})
+    _refused(folder, f"damaged: {name}")
+    write({**header, name: {**header[name], "dtype": "F4"}})
+    _refused(folder, f"{name} as F4, which is not supported")
+    write(b"[1, 2]")
+    _refused(folder, "not that of a safetensors file")
+
+
+def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):
+    _refused(tmp_path / "gtp", "does not exist. Did you mean 'gpt'")
+    _refused("package:jax", "package 'jax' has no model")
+    _refused("package:jaxx", "no installed package 'jaxx'. Did you mean 'jax'")
+    (folder / "config.json").rename(folder / "other.json")
+    _refused(folder, "no config.json.*it has model.safetensors, other.json")
+    _refused(folder / "other.json", "a .safetensors or a .gguf file")
+    (folder / "other.json").rename(folder / "config.json")
+    (folder / "model.safetensors").unlink()
+    _refused(folder, "no model.safetensors; it has config.json")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    _refused(folder, "pytorch_model.bin: pickled weights are not read, as opening")
+    _refused(folder / "pytorch_model.bin", "pickled weights are not read")
+    (folder / "config.json").write_text("{")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    _refused(folder, "cut off or no safetensors file")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    _refused("somebody/model", "needs huggingface_hub: pip install")
+
+
+def test_the_hub_out_of_reach_is_a_clear_error(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fail(name, allow_patterns):
+        assert name == "somebody/model" and "*.bin" not in allow_patterns
+        raise OSError("no network\nhere")
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    _refused(
+        "somebody/model", "could not be fetched from the hub.\nOSError: no network"
+    )
+
+
+def test_names_on_the_hub_are_fetched(folder, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(folder))
+    _same(interop.load("somebody/model"), interop.load(folder))
+
+
+def test_missing_files_of_a_gguf_are_refused(tmp_path):
+    pytest.importorskip("gguf")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(20))
+    _refused(file, "cut off or no GGUF file|unsupported|must be one of")
+    assert pathlib.Path(file).exists()

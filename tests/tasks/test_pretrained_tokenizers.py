@@ -1,0 +1,197 @@
+"""Tokenizers of others: files, of every common kind."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import checks, tasks
+from mha_haiku.tasks import language_model, masked_language_model, tokenization
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXT = "the cat sat on the mat; it's the cats' mat.\n" * 30
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "mat"]
+WORDS += ["sat", "on", ".", "##ting", "a"]
+
+
+def word_pieces() -> str:
+    """The tokenizer.json of one like BERT's that cuts and pads."""
+    vocabulary = {word: i for i, word in enumerate(WORDS)}
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]")
+    )
+    made.normalizer = tokenizers.normalizers.BertNormalizer()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.decoder = tokenizers.decoders.WordPiece()
+    made.add_special_tokens(WORDS[:5])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.enable_truncation(4)
+    made.enable_padding(length=4)
+    return made.to_str()
+
+
+def sentence_pieces() -> str:
+    """One like Llama's: spaces are marks, and bytes that no token has are tokens."""
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=60,
+        special_tokens=["<unk>", "<s>", *(f"<0x{i:02X}>" for i in range(256))],
+        show_progress=False,
+    )
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    trainer.vocab_size = 300
+    made.train_from_iterator([TEXT.replace("\n", " ")], trainer)
+    made.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    content = json.loads(made.to_str())
+    # Bytes are tokens of the vocabulary, and no names to look for in a text.
+    content["added_tokens"] = content["added_tokens"][:2]
+    return json.dumps(content)
+
+
+def byte_pairs() -> str:
+    """One like GPT-2's, with an end of text that goes nowhere by itself."""
+    made = tokenization.BytePairs.train(TEXT, 280).tokenizer
+    made.add_special_tokens(["<|endoftext|>"])
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return made.to_str()
+
+
+MADE = {"word": word_pieces, "sentence": sentence_pieces, "byte": byte_pairs}
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "mask"),
+    [
+        ("word", (2,), (3,), (4, "[MASK]")),
+        ("sentence", (1,), (), None),
+        ("byte", (), (), None),
+    ],
+)
+def test_special_tokens_stand_around_a_text_and_not_in_it(kind, before, after, mask):
+    tokenizer = tokenization.Pretrained(MADE[kind]())
+    assert (tokenizer.before, tokenizer.after, tokenizer.mask) == (before, after, mask)
+    tokens = tokenizer.encode(TEXT[:80])
+    assert len(tokens) > 10 and tokens.dtype == np.int32  # neither cut nor padded
+    assert not set(before + after) & set(tokens.tolist())
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_labels_are_what_the_decoder_says(kind):
+    tokenizer = tokenization.Pretrained(MADE[kind]())
+    tokens = tokenizer.encode("the cats sat on the mat").tolist()
+    joined = "".join(map(tokenizer.label, tokens))
+    assert joined.removeprefix(" ") == "the cats sat on the mat"
+
+
+def test_labels_of_what_is_no_text():
+    words = tokenization.Pretrained(word_pieces(), least_tokens=20)
+    assert [words.label(i) for i in (2, 4, 7, 6)] == ["[CLS]", "[MASK]", "s", " cat"]
+    assert words.num_tokens == 20 and words.label(14) == "<14>"
+    pieces = tokenization.Pretrained(sentence_pieces())
+    assert "".join(map(pieces.label, pieces.encode("é").tolist())) == r" \xc3\xa9"
+    letters = tokenization.Pretrained(byte_pairs())
+    assert letters.label(letters.encode("é")[0]) == r"\xc3"
+    assert letters.label(letters.num_tokens - 1) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_json_gives_the_same_tokenizer(kind):
+    tokenizer = tokenization.Pretrained(MADE[kind](), least_tokens=400)
+    again = tokenization.from_json(tokenizer.to_json())
+    assert isinstance(again, tokenization.Pretrained)
+    assert again.num_tokens == 400
+    np.testing.assert_array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
+    assert [again.label(i) for i in range(9)] == [tokenizer.label(i) for i in range(9)]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a task over a text with a tokenizer of a file."""
+    (tmp_path / "text.txt").write_text(TEXT)
+
+    def make(kind, name, **options):
+        file = tmp_path / "tokenizer.json"
+        file.write_text(MADE[name]())
+        given = {"path": str(tmp_path / "text.txt"), "tokenizer": str(file)}
+        return kind(**{"sequence_length": 9, **given, **options})
+
+    return make
+
+
+def _batch(task):
+    return tasks.batch(task, jax.random.key(0), task.train_data, np.arange(400))
+
+
+def test_masked_windows_have_special_tokens_around_that_never_count(make):
+    task = make(masked_language_model.MaskedLanguageModel, "word")
+    batch = jax.jit(lambda: _batch(task))()
+    for x in (batch.inputs, batch.targets):
+        assert (np.unique(x[:, 0]), np.unique(x[:, -1])) == ([2], [3])
+    assert not batch.weights[:, [0, -1]].any()
+    counts = batch.weights[:, 1:-1] == 1
+    assert 0.12 < counts.mean() < 0.18
+    hidden = np.asarray(batch.inputs)[:, 1:-1][counts] == task.mask_token
+    assert task.mask_token == 4 and 0.75 < hidden.mean() < 0.85
+    windows = {tuple(x) for x in np.asarray(batch.targets)[:, 1:-1].tolist()}
+    text = task.train_data.tolist()
+    assert windows <= {tuple(text[i : i + 7]) for i in range(len(text) - 6)}
+
+
+def test_the_mask_of_a_file_is_a_token_and_a_class(make):
+    task = make(masked_language_model.MaskedLanguageModel, "word", vocabulary_size=21)
+    assert task.num_tokens == task.num_classes == 21
+    labels = [task.token_label(i) for i in task.encode("the [MASK] sat").tolist()]
+    assert labels == ["[CLS]", " the", "[MASK]", " sat", "[SEP]"]
+    without = make(masked_language_model.MaskedLanguageModel, "byte")
+    assert without.mask_token == without.num_classes == without.num_tokens - 1
+
+
+def test_windows_of_language_models_begin_as_a_text_does(make):
+    task = make(language_model.LanguageModel, "sentence")
+    batch = jax.jit(lambda: _batch(task))()
+    assert np.unique(batch.inputs[:, 0]) == [1]
+    np.testing.assert_array_equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert batch.weights.all()
+    text = task.train_data.tolist()
+    windows = {tuple(x) for x in np.asarray(batch.targets).tolist()}
+    assert windows <= {tuple(text[i : i + 9]) for i in range(len(text) - 8)}
+
+
+def test_a_kept_tokenizer_needs_no_file(make, tmp_path):
+    task = make(masked_language_model.MaskedLanguageModel, "word", vocabulary_size=21)
+    kept = task.keep()
+    (tmp_path / "tokenizer.json").unlink()
+    again = type(task)(
+        sequence_length=9, path=task.path, tokenizer=task.tokenizer, kept=kept
+    )
+    assert again.num_classes == 21
+    np.testing.assert_array_equal(again.train_data, task.train_data)
+
+
+def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
+    with pytest.raises(
+        checks.ConfigError, match="tokenizer .* cannot be read: No such"
+    ):
+        tokenization.read_file(tmp_path / "missing.json")
+    (tmp_path / "other.json").write_text('{"model": 3}')
+    with pytest.raises(checks.ConfigError, match="not that of a tokenizer"):
+        tokenization.read_file(tmp_path / "other.json")
+    task = make(masked_language_model.MaskedLanguageModel, "word", sequence_length=2)
+    with pytest.raises(checks.ConfigError, match="sequence_length must be above 2"):
+        _batch(task)
