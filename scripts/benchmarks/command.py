@@ -20,7 +20,7 @@ from absl import flags
 from experiments import command_line
 from scripts.benchmarks import duel, results
 
-_PACKAGES = ("jax", "dm-haiku", "optax", "flax", "equinox", "torch")
+_PACKAGES = ("jax", "dm-haiku", "optax", "flax", "equinox", "torch", "transformers")
 
 
 class Duel(NamedTuple):

