@@ -1,6 +1,7 @@
 """How every test runs: on four CPU devices, with ranks that never promote silently."""
 
 import gc
+import importlib.metadata
 import os
 import pathlib
 
@@ -9,6 +10,14 @@ import pathlib
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+# Nearly all the time of tests goes into compiling, of which this takes a quarter;
+# tests/test_optimised_programs.py looks at programs as users run them.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # others may not know it
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    )
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -47,14 +56,12 @@ def _room_for_programs():
 
 
 @pytest.fixture
-def quick_compilation():
-    """Halves the time of tests that mostly compile each shape anew.
-
-    What has to hold to the bit also in optimised programs is tested of whole models.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
+def optimised():
+    """Compiles as users do: what a program takes of time and memory depends on it."""
+    name = "jax_disable_most_optimizations"
+    jax.config.update(name, False)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update(name, os.environ[name.upper()] == "1")
 
 
 # Fixtures of tests of runs, in several folders.

@@ -80,9 +80,13 @@ def _kind(command: str) -> Kind:
     return kind
 
 
-@pytest.fixture
-def clone(tmp_path, monkeypatch):
-    """A copy of the repository with short configs and this Python as its `.venv`."""
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A copy of the repository with short configs and this Python as its `.venv`.
+
+    Its runs and its compiled programs serve all READMEs.
+    """
+    tmp_path = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("mha_haiku", "experiments", "configs", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
@@ -97,16 +101,21 @@ def clone(tmp_path, monkeypatch):
     for extras in ("test", "data-plots-tensorboard"):  # there is nothing to install
         shutil.copy(ROOT / "setup.cfg", environment / f".installed-{extras}")
     (tmp_path / "book.txt").write_text("The quick brown fox jumps. " * 400)
-    for name in ("MHA_HAIKU_ENVIRONMENT", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", f"{environment / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
 def _run(command: str, folder: pathlib.Path) -> None:
+    environment = dict(os.environ)
+    for name in ("MHA_HAIKU_ENVIRONMENT", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"):
+        environment.pop(name, None)
+    environment["PATH"] = f"{folder / '.venv' / 'bin'}:{environment['PATH']}"
+    environment["XDG_CACHE_HOME"] = str(folder / "cache")
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, capture_output=True, text=True
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-4000:]}"
 

@@ -8,7 +8,6 @@ B batch, T queries, S keys, H query heads, G key heads, K query/key and V value 
 import chex
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import mha_haiku as mh
 from tests import oracles
@@ -30,7 +29,6 @@ def _attended(query, key, value, lengths):
 INPUTS = _normal(B, T, H, K), _normal(B, S, G, K), _normal(B, S, G, V), LENGTHS
 
 
-@pytest.mark.usefixtures("quick_compilation")
 class VariantsTest(chex.TestCase):
     """Each test runs once per variant."""
 

@@ -54,11 +54,6 @@ def check_attention(
     np.testing.assert_allclose(weights, reference.weights, 5 * exact, exact)
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly(quick_compilation):
-    """Every test of this folder compiles quickly."""
-
-
 @pytest.fixture(scope="session")
 def arrays():
     """Returns the maker of queries, keys and values."""

@@ -4,6 +4,7 @@ B batch, T queries, S keys, H query heads, G key heads, K query/key and V value 
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -196,8 +197,12 @@ PER_POSITION = {
 }
 
 
-@pytest.mark.parametrize("implementation", ["dense", Blockwise(rows=2, columns=4)])
-@pytest.mark.parametrize("name", everyday.some(PER_POSITION, 3))
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    everyday.some(
+        itertools.product(PER_POSITION, ["dense", Blockwise(rows=2, columns=4)]), 3
+    ),
+)
 def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implementation):
     query, key, value = arrays((B,), S, S, H, G, K, V)
     mask, bias = PER_POSITION[name]

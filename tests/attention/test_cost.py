@@ -17,9 +17,7 @@ ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
 MASKS = {"full": masks.full(), "causal": masks.causal()}
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly():
-    """Takes the place of the folder's fixture: here programs are optimised."""
+pytestmark = pytest.mark.usefixtures("optimised")
 
 
 def cost(function, with_gradient):

@@ -273,6 +273,7 @@ def test_second_derivative_is_refused_with_the_way_out():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_gradients_of_long_maps_hold_no_matrix():
     """At 32,768 tokens gradients of all observations take less than 200 MiB."""
     length = 32_768

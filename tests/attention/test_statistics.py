@@ -17,7 +17,7 @@ from mha_haiku.attention import (
     sweep,
 )
 from mha_haiku.attention.statistics import gini
-from tests import everyday, jaxprs, oracles
+from tests import jaxprs, oracles
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
 LENGTHS = np.asarray([50, 23])
@@ -55,7 +55,14 @@ RUNS = [
 ]
 
 
-@pytest.fixture(params=RUNS, ids=lambda run: f"{run[0]}, {run[1]}")
+@pytest.fixture(
+    params=[
+        pytest.param(
+            run, id=str(run), marks=[] if i in (1, 2, 5) else [pytest.mark.slow]
+        )
+        for i, run in enumerate(RUNS)
+    ]
+)
 def found(request, arrays, monkeypatch):
     """Returns a map whose observations use tiles of some sizes, and its weights."""
     name, sizes = request.param
@@ -128,7 +135,7 @@ def test_pooled_map_zooms_into_a_part(queries, keys, bins, arrays, monkeypatch):
     np.testing.assert_allclose(cells, expected, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("k", everyday.some([5, S], 3))
+@pytest.mark.parametrize("k", [5, S])
 def test_top_weights_are_the_largest_and_stand_where_they_say(found, k):
     found, weights = found
     top = found.top(k)

@@ -59,14 +59,6 @@ def test_induction_configs_differ_in_layers_alone():
     assert configuration.difference(one, two) == ["config.model.num_layers: 1 -> 2"]
 
 
-@pytest.fixture
-def _compiled_fast():
-    """What runs two steps is not worth optimizing."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
@@ -98,7 +90,7 @@ def _compiled_fast():
         },
     ],
 )
-def test_fields_of_other_peoples_models_train(fields, tmp_path, _compiled_fast):
+def test_fields_of_other_peoples_models_train(fields, tmp_path):
     config = runs.default_config(fields["task"]["name"])
     model = {name: value for name, value in fields.items() if name != "task"}
     config.model.update({"num_layers": 2, "model_size": 8} | model)
@@ -121,7 +113,7 @@ def test_fields_of_other_peoples_models_train(fields, tmp_path, _compiled_fast):
         for path in _CONFIGS
     ],
 )
-def test_config_trains_two_steps(path, tmp_path, _compiled_fast):
+def test_config_trains_two_steps(path, tmp_path):
     config = config_files.load(path)
     config.model.num_layers = 1  # they are alike, and take long to compile
     config.optimizer.warmup_steps = 1

@@ -9,8 +9,6 @@ from mha_haiku import models
 from mha_haiku.runs import checkpoints, configuration, folders
 from mha_haiku.studies import pruned_runs
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture
 def untrained(tmp_path, monkeypatch):

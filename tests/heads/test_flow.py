@@ -10,8 +10,6 @@ from mha_haiku import attention, masks
 from mha_haiku.heads.flow import flow
 from mha_haiku.heads.rollout import rollout_dense
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 B, T, K = 2, 4, 3
 HEADS = (2, 2, 2)
 

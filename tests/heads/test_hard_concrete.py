@@ -3,11 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from mha_haiku.heads import hard_concrete
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LOGITS = np.float32([-3, -0.5, 0, 1, 4])
 

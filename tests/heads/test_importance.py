@@ -22,8 +22,6 @@ from tests.heads.conftest import (
     loss,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N = 2 * B
 
 
@@ -348,6 +346,7 @@ def test_ablation_starts_at_the_layer_of_the_closed_head(subject):
     assert starts[0] == 0 and set(starts[1:]) == set(range(L))
 
 
+@pytest.mark.usefixtures("optimised")
 def test_layers_below_the_closed_head_do_not_run_again(subject):
     """Matrix products of the sweep against those of a loop over whole models."""
     batch = subject.batches[0]

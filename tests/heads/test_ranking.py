@@ -8,8 +8,6 @@ from mha_haiku import heads
 from scripts import known_heads
 from tests.heads.conftest import H, L, build, config
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def _importance(mean, spread, count=200, seed=0):
     noise = np.random.default_rng(seed).standard_normal((count, *np.shape(mean)))

@@ -8,8 +8,6 @@ from mha_haiku import heads, models
 from scripts import known_heads
 from tests.heads.conftest import H, L, build, config, example, random_params
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def _one_head(score_of, length=8, num_tokens=9, family="encoder"):
     """A model whose heads attend as [T, S] scores over positions say."""

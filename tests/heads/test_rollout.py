@@ -17,8 +17,6 @@ from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
 from tests import jaxprs
 from tests.heads import conftest
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 B, T, K, V, D = 2, 7, 3, 4, 6
 HEADS = ((6, 2), (3, 3))  # H and G of each layer
 ROWS = [5, 0, 2]

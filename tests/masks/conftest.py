@@ -149,11 +149,6 @@ def described_compositions(draw):
     )
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly(quick_compilation):
-    """Every test of this folder compiles quickly."""
-
-
 @pytest.fixture(scope="session")
 def random_masks():
     """Returns the hypothesis strategy of masks beside their statements."""

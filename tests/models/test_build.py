@@ -1,6 +1,7 @@
 """Whole models: every family with every kind of positions, in either precision."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 from mha_haiku import checks, models, modules
 from mha_haiku.attention import implementations
-from tests import oracles
+from tests import everyday, oracles
 from tests.tiny_runs import model_config
 
 B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
@@ -91,8 +92,10 @@ def _run(family, positions, precision="float32"):
     return run_on
 
 
-@pytest.mark.parametrize("positions", models.POSITIONS)
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "positions"),
+    everyday.some(itertools.product(models.FAMILIES, models.POSITIONS), 6),
+)
 def test_every_family_runs_with_every_positions_in_either_precision(family, positions):
     inputs = _inputs(family)
     logits, weights = _run(family, positions)(inputs)
@@ -163,8 +166,10 @@ def test_set_classifier_is_permutation_equivariant():
     assert_equal(np.isneginf(wanted), [[False] * 3 + [True] * 2] * B)
 
 
-@pytest.mark.parametrize("positions", models.POSITIONS)
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "positions"),
+    everyday.some(itertools.product(models.FAMILIES, models.POSITIONS), 6),
+)
 def test_content_of_padding_changes_no_bit(family, positions):
     lengths = np.array([3, 4])
     valid = np.arange(T) < lengths[:, None]
@@ -347,7 +352,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_of_a_layer_is_its_formula(name):
     config = _config(num_layers=2, **OPTIONS[name])
@@ -379,7 +383,6 @@ def test_every_option_of_a_layer_is_its_formula(name):
     assert ("logits/w" in names) != config.output.tied
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", ["like BERT", "like GPT-NeoX", "parallel, both norms"])
 def test_options_hold_in_scanned_layers_and_half_precision(name):
     fields, tokens = {"num_layers": 2} | OPTIONS[name], _inputs("encoder")
@@ -396,7 +399,6 @@ def test_options_hold_in_scanned_layers_and_half_precision(name):
         assert output.logits.dtype == output.output.dtype == np.float32
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_options_hold_where_layers_start_in_the_middle():
     """Layers have their own windows and frequencies, and a lens reads tied logits."""
     fields, tokens = {"num_layers": 2} | OPTIONS["like Gemma"], _inputs("causal")
@@ -539,9 +541,10 @@ def test_what_does_not_fit_the_inputs_is_refused():
     init(inputs, max_length=4, positions="rotary")
 
 
-@pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("rematerialize", [False, True])
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "rematerialize"),
+    everyday.some(itertools.product(models.FAMILIES, [False, True]), 2),
+)
 def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, rematerialize):
     fields = {"family": family, "positions": "t5", "num_layers": 3}
     inputs, lengths = _inputs(family), np.array([3, 4])
@@ -573,8 +576,10 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
     assert [each.shape for each in found[1]] == [(B, H, T, T)] * 3
 
 
-@pytest.mark.parametrize("precision", models.PRECISIONS)
-@pytest.mark.parametrize("positions", models.POSITIONS)
+@pytest.mark.parametrize(
+    ("positions", "precision"),
+    everyday.some(itertools.product(models.POSITIONS, models.PRECISIONS), 3),
+)
 def test_scanned_layers_take_every_positions_in_either_precision(positions, precision):
     """A loop of the compiler wants the dtype of what goes round to stay the same."""
     fields = {"positions": positions, "precision": precision, "num_layers": 2}
@@ -629,8 +634,10 @@ def test_implementation_is_the_one_of_the_config(implementation, monkeypatch):
     assert set(asked) == {implementation}
 
 
-@pytest.mark.parametrize("positions", ["learned", "alibi", "t5", "rotary"])
-@pytest.mark.parametrize("start", [1, 2])
+@pytest.mark.parametrize(
+    ("start", "positions"),
+    everyday.some(itertools.product([1, 2], ["learned", "alibi", "t5", "rotary"]), 3),
+)
 def test_layers_that_start_from_what_entered_them_end_like_the_whole(positions, start):
     model = _build(num_layers=3, positions=positions, family="causal")
     inputs = _inputs("causal")
@@ -660,8 +667,10 @@ def test_layers_that_start_from_what_entered_them_end_like_the_whole(positions, 
     assert np.abs(changed.logits - whole.logits).max() > 1e-4
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "scan_layers"),
+    everyday.some(itertools.product(models.FAMILIES, [False, True]), 2),
+)
 def test_logits_read_what_enters_above_the_last_layer(family, scan_layers):
     """The logit lens: a model of fewer layers, read by the same norm and logits."""
     model = _build(family=family, num_layers=3, scan_layers=scan_layers)

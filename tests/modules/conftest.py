@@ -8,11 +8,6 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly(quick_compilation):
-    """Every test of this folder compiles quickly."""
-
-
 @pytest.fixture
 def normal():
     """A function from a shape to float32 normal numbers, others at each call."""

@@ -7,8 +7,6 @@ import pytest
 from mha_haiku import heads, modules
 from scripts import known_heads
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 MEASURES = {name: entry.measure for name, entry in heads.MEASURES.items()}
 
 

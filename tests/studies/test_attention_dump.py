@@ -15,8 +15,6 @@ from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
 from tests import everyday, jaxprs, oracles
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N, T, H = 2, 6, 2
 
 

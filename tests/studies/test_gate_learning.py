@@ -17,8 +17,6 @@ from mha_haiku.studies import gate_learning, pruned_runs
 from mha_haiku.studies.workbench import Bench
 from scripts import known_heads
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.mark.slow
 def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(

@@ -18,8 +18,6 @@ from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from tests import oracles
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N, T, L, H = 7, 6, 2, 2
 NO_MEANS = ("received", "num_queries")
 

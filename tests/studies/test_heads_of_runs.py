@@ -13,8 +13,6 @@ from mha_haiku.studies import head_importance, timeline, workbench
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.mark.slow
 def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path):

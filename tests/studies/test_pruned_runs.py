@@ -18,8 +18,6 @@ from mha_haiku.studies import (
 )
 from mha_haiku.studies.workbench import Bench
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(autouse=True)
 def _speed_is_measured_briefly(monkeypatch):

@@ -21,8 +21,6 @@ from mha_haiku.studies import blank_out, rollouts
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N, T, L = 6, 5, 2
 _FOUND = {}
 

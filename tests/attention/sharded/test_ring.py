@@ -22,7 +22,6 @@ MASKS = {
     "segments": lambda: masks.segments(jnp.repeat(jnp.arange(6), 4)[None]),
     "causal padding": lambda: masks.causal() & masks.padding(LENGTHS),
 }
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def _mesh(data=1, heads=1, sequence=1):
@@ -101,9 +100,15 @@ def test_other_keys_than_queries():
 
 
 @pytest.mark.parametrize(
-    "shape", everyday.some([{"heads": 2, "sequence": 2}, {"data": 2}], 1), ids=str
+    ("kind", "shape"),
+    everyday.some(
+        itertools.product(
+            ["table", "alibi", "array"], [{"heads": 2, "sequence": 2}, {"data": 2}]
+        ),
+        1,
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("kind", ["alibi", "table", "array"])
 def test_biases_and_their_gradients(kind, shape):
     generator = np.random.default_rng(1)
     table = jnp.asarray(generator.normal(size=(8, H)), jnp.float32)
@@ -246,6 +251,7 @@ def test_other_observations_of_shared_maps():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_memory_of_a_device_falls_with_the_ring():
     def size(count):
         mesh = _mesh(sequence=count)

@@ -1,0 +1,37 @@
+"""Programs that are optimised as those of users keep the laws that hold to the bit.
+
+The other tests compile quickly, see conftest.py.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "attention/test_attend_laws.py attention/test_blockwise.py",
+        "attention/fused/test_kernel_attention_laws.py",
+        "models/test_build.py",
+        "runs/test_loop.py runs/test_durability.py",
+    ],
+)
+def test_laws_to_the_bit_hold_in_optimised_programs(tests):
+    files = [f"tests/{name}" for name in tests.split()]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+        + ["-k", "bit"],
+        cwd=_ROOT,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
