@@ -21,6 +21,7 @@ from mha_haiku.attention import (
     fold,
     sweep,
 )
+from tests import everyday
 
 B, T, S, H, G, K, V = 2, 13, 17, 4, 2, 3, 5
 rng = np.random.default_rng(8)
@@ -234,6 +235,51 @@ def test_gradients_equal_those_of_the_whole_matrix(case):
         assert name == "value" or np.abs(values).max() > 1e-3
 
 
+# Masks that no case above has, each with an observation that compiles quickly.
+OTHERS = {
+    "global tokens": (masks.window(3, 1) | masks.global_tokens([0, 7]), "top"),
+    "prefix": (masks.prefix(np.asarray([9, 0])), "part"),
+    "dilated": (masks.causal() & ~masks.dilated(3), "apply_transposed"),
+    "valid lens": (masks.valid_lens(rng.integers(0, S + 1, (B, T))), "divergence"),
+    "pruned groups": (masks.window(7, 0), "apply"),
+}
+
+
+@pytest.mark.parametrize("name", everyday.some(OTHERS, 2))
+def test_gradients_under_other_masks(name):
+    mask, asked = OTHERS[name]
+    observe = {
+        "top": lambda found, _: found.top(3).weights,
+        "part": lambda found, _: found.pooled(
+            2, 3, queries=slice(2, 9), keys=slice(1, 12)
+        ),
+        "apply": lambda found, arrays: found.apply(arrays["x"]),
+        "apply_transposed": lambda found, arrays: found.apply_transposed(arrays["y"]),
+        "divergence": lambda found, _: found.divergence(),
+    }[asked]
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(jnp.asarray, numbers(None, "dot product"))
+
+        def gradients(results_of, implementation):
+            def run(arrays):
+                if name == "pruned groups":  # as what is left of 2 x 3 heads reads them
+                    groups = np.asarray([0, 1, 1, 1])
+                    vectors = ("key", "value")
+                    arrays |= {each: arrays[each][:, :, groups] for each in vectors}
+                found = map_of(arrays, mask, None, "dot product", implementation)
+                results = results_of(found, arrays)
+                return total({asked: results}, [asked]), results
+
+            return jax.jit(jax.grad(run, has_aux=True))(arrays)
+
+        expected = gradients(lambda *x: stated(*x)[asked], "formula")
+        found = gradients(observe, "blockwise")
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, 1e-7, 1e-9), found, expected
+    )
+    assert np.abs(expected[0]["key"]).max() > 1e-3
+
+
 @pytest.mark.slow
 def test_queries_that_see_nothing_have_no_gradient_and_spread_none():
     """In float32, with an example that is all padding, and a NaN that is masked."""
@@ -269,22 +315,31 @@ def test_second_derivative_is_refused_with_the_way_out():
     with pytest.raises(
         ValueError, match=r"weights\(\), of attention by implementation"
     ):
-        jax.grad(lambda q: (jax.grad(entropy)(q) ** 2).sum())(arrays["query"])
+        twice = jax.grad(lambda q: (jax.grad(entropy)(q) ** 2).sum())
+        jax.eval_shape(twice, arrays["query"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
-def test_gradients_of_long_maps_hold_no_matrix():
-    """At 32,768 tokens gradients of all observations take less than 200 MiB."""
+@pytest.mark.parametrize(
+    "observe",
+    [
+        lambda found, x: [*jax.tree.leaves(found.statistics(pooled=(32, 32)))],
+        lambda found, x: [found.top(4).weights],
+        lambda found, x: [found.pooled()],
+        lambda found, x: [found.apply(x)],
+        lambda found, x: [found.apply_transposed(x)],
+    ],
+    ids=["statistics", "top", "pooled", "apply", "apply_transposed"],
+)
+def test_gradients_of_long_maps_hold_no_matrix(observe):
+    """At 32,768 tokens the gradient of any observation takes less than 200 MiB."""
     length = 32_768
     shape = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
 
     def loss(query, key):
         found = attend(query, key, key, mask=masks.causal())[1]
-        statistics = found.statistics(pooled=(32, 32))
-        results = [x for x in statistics if x is not None]
-        results += [found.top(4).weights, found.pooled(), found.apply(key)]
-        results += [found.apply_transposed(query)]
+        results = observe(found, key)
         return sum((x.astype(jnp.float32) ** 2).sum() for x in results)
 
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(shape, shape).compile()
@@ -325,5 +380,36 @@ def test_gradient_of_sums_of_a_part_of_the_queries():
         return (slopes * (attention_map.weights() ** 2).sum(-1)).sum()
 
     np.testing.assert_allclose(
-        *(jax.grad(f)(given["query"]) for f in (in_tiles, whole)), rtol=1e-5, atol=1e-6
+        *(jax.jit(jax.grad(f))(given["query"]) for f in (in_tiles, whole)),
+        rtol=1e-5,
+        atol=1e-6,
     )
+
+
+class Entropies(SquaresOfLaterQueries):
+    """The entropy of the weights of each query from `start` on."""
+
+    def add(self, tile, sums):
+        entropy = -(tile.weights * tile.log_weights).sum(-1)
+        return sums._replace(queries=sums.queries + entropy)
+
+
+def test_neither_large_cotangents_nor_queries_that_see_nan_spoil_a_gradient():
+    """The log weight of a hidden key, times a large cotangent, would overflow."""
+    given = {name: jnp.float32(x) for name, x in numbers(None, "").items()}
+
+    @jax.jit
+    @jax.grad
+    def gradient(arrays, factor):
+        query, key = arrays
+        found = attend(query, key, given["value"], mask=masks.causal())[1]
+        entropy = found.observe(Entropies(0)).queries
+        return factor * jnp.where(jnp.isfinite(entropy), entropy, 0).sum()
+
+    query, key = given["query"], given["key"]
+    wanted = gradient((query, key), 1.0)
+    for one, other in zip(gradient((query, key), 1e12), wanted, strict=True):
+        np.testing.assert_allclose(one / 1e12, other, 1e-5, 1e-6)
+    spoilt, _ = gradient((query, key.at[:, 9].set(jnp.nan)), 1.0)
+    np.testing.assert_allclose(spoilt[:, :9], wanted[0][:, :9], 1e-5, 1e-6)
+    np.testing.assert_array_equal(spoilt[:, 9:], 0)

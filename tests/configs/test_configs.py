@@ -12,6 +12,7 @@ from experiments import config_files
 from mha_haiku import runs
 from mha_haiku.runs import configuration, folders, loop
 from mha_haiku.training import stepping
+from tests import everyday
 
 _REPOSITORY = pathlib.Path(config_files.__file__).resolve().parents[1]
 _CONFIGS = config_files.available()
@@ -105,12 +106,15 @@ def test_fields_of_other_peoples_models_train(fields, tmp_path):
     assert not still
 
 
+# The length of long_recall takes seconds a step.
+_QUICK = [path for path in _CONFIGS if "long_recall" not in path]
+
+
 @pytest.mark.parametrize(
     "path",
     [
-        # Its length takes seconds a step.
-        pytest.param(path, marks=pytest.mark.slow if "long_recall" in path else ())
-        for path in _CONFIGS
+        *everyday.some(_QUICK, 4),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in _CONFIGS if x not in _QUICK),
     ],
 )
 def test_config_trains_two_steps(path, tmp_path):

@@ -41,7 +41,10 @@ def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
     assert [axes.get_title("left") for axes in drawn] == ["what it is", "slope"]
     assert [len(axes.lines) for axes in drawn] == [L * H - 1] * 2
     assert drawn[0].get_ylim() == (-0.02, 1.02)
-    assert drawn[1].get_ylabel() == "nats"
+    assert drawn[1].get_ylabel() == "nats" and drawn[1].get_ylim()[0] == 0
+    below = {"gradient": PerHead(values - 2, "nats", "slope")}
+    sheet = curves.timeline.__wrapped__(np.arange(P), below, title="title")
+    assert sheet.axes[0].get_ylim()[0] == np.nanmin(values) - 2
 
 
 def test_a_pruning_curve_goes_down_to_the_right():
@@ -49,7 +52,9 @@ def test_a_pruning_curve_goes_down_to_the_right():
     left, right = curves.pruning.__wrapped__(curve, title="title").axes
     assert left.lines[0].get_ydata().tolist() == [0.9, 0.8, 0.1]
     assert left.get_xlim()[0] > left.get_xlim()[1]
-    assert len(right.lines) == 2
+    lines = _lines(right)
+    assert lines["measured"].tolist() == [[4, 2, 0], [1, 2, 3]]
+    assert lines["by operations"].tolist() == [[4, 2, 0], [1, 3, 4]]
 
 
 def test_a_roll_out_is_beside_what_was_published_where_that_is_given():
@@ -61,3 +66,7 @@ def test_a_roll_out_is_beside_what_was_published_where_that_is_given():
         sheet = curves.rollout.__wrapped__(correlations, published, title="title")
         (axes,) = sheet.axes
         assert len(axes.get_legend().get_texts()) == count
+        drawn = [container.lines[0] for container in axes.containers]
+        assert [line.get_xdata().tolist() for line in drawn] == [[1, 2], [1, 2]]
+        assert drawn[0].get_ydata().tolist() == [0.5, -0.25]
+    assert _lines(axes)["raw, published"][0].tolist() == [1, 2, 3]

@@ -58,38 +58,35 @@ def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatc
 
 
 def test_damaged_checkpoint_is_trained_again_to_the_same_bits(
-    make_config, tmp_path, caplog
+    make_config, whole, copy, caplog
 ):
-    faults.train(make_config(), tmp_path)
-    wanted, reports = faults.state(tmp_path, make_config()), faults.reports(tmp_path)
-    data = tmp_path / "checkpoints" / "30" / "arrays.safetensors"
+    (_, wanted), reports = whole, faults.reports(copy)
+    data = copy / "checkpoints" / "30" / "arrays.safetensors"
     data.write_bytes(data.read_bytes()[:-1])
-    summary = faults.train(make_config(), tmp_path)
+    summary = faults.train(make_config(), copy)
     assert (summary.resumed_from, summary.steps) == (20, 30)
     (told,) = [x.getMessage() for x in caplog.records]
     assert "step 30" in told and "newest good one is of step 20" in told
     jax.tree.map(
-        np.testing.assert_array_equal, faults.state(tmp_path, make_config()), wanted
+        np.testing.assert_array_equal, faults.state(copy, make_config()), wanted
     )
-    assert faults.reports(tmp_path) == reports
+    assert faults.reports(copy) == reports
 
 
-def test_run_without_a_good_checkpoint_does_not_start_afresh(make_config, tmp_path):
-    faults.train(make_config(), tmp_path)
-    for path in (tmp_path / "checkpoints").glob("*/manifest.json"):
+def test_run_without_a_good_checkpoint_does_not_start_afresh(make_config, copy):
+    for path in (copy / "checkpoints").glob("*/manifest.json"):
         path.unlink()
-    before = sorted(tmp_path.rglob("*"))
+    before = sorted(copy.rglob("*"))
     with pytest.raises(ConfigError, match="No checkpoint in .* is good: step 30: it"):
-        faults.train(make_config(), tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
+        faults.train(make_config(), copy)
+    assert sorted(copy.rglob("*")) == before
 
 
 def test_run_whose_checkpoints_are_gone_says_that_it_starts_afresh(
-    make_config, tmp_path, caplog
+    make_config, copy, caplog
 ):
-    faults.train(make_config(), tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints")
-    assert faults.train(make_config(), tmp_path).resumed_from == 0
+    shutil.rmtree(copy / "checkpoints")
+    assert faults.train(make_config(), copy).resumed_from == 0
     assert "has reports up to step 30 and no checkpoint" in caplog.text
 
 
@@ -107,9 +104,8 @@ def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
 
 
 def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
-    make_config, tmp_path, monkeypatch, caplog
+    make_config, whole, tmp_path, monkeypatch, caplog
 ):
-    faults.train(make_config(), tmp_path / "wanted")
     write, failed = arrays.write, []
 
     def fail_at_ten(folder, tree):
@@ -119,13 +115,11 @@ def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
         write(folder, tree)
 
     monkeypatch.setattr(arrays, "write", fail_at_ten)
-    summary = faults.train(make_config(), tmp_path / "found")
+    summary = faults.train(make_config(), tmp_path)
     assert failed and summary.steps == 30
     assert "step 10 could not be written" in caplog.text
-    states = [
-        faults.state(tmp_path / name, make_config()) for name in ("wanted", "found")
-    ]
-    jax.tree.map(np.testing.assert_array_equal, *states)
+    found = faults.state(tmp_path, make_config())
+    jax.tree.map(np.testing.assert_array_equal, found, whole[1])
 
 
 def test_last_save_that_fails_ends_the_run_with_an_error(

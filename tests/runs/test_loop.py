@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,36 +16,11 @@ import pytest
 from mha_haiku import runs
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainers
-
-
-def _train(config, workdir, **options):
-    return runs.train(config, workdir, devices=jax.local_devices()[:2], **options)
-
-
-def _state(workdir, config, step=None):
-    task = configuration.make_task(config)
-    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
-    folder = pathlib.Path(workdir) / "checkpoints"
-    with checkpoints.Checkpoints(folder, read_only=True) as stored:
-        return stored.restore(abstract, step)
+from tests.runs import faults
 
 
 def _assert_equal(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """The folder of an uninterrupted run, trained once."""
-    return tmp_path_factory.mktemp("runs") / "whole"
-
-
-@pytest.fixture
-def whole(whole_run, make_config):
-    """The same, and the state it ended with."""
-    if not whole_run.exists():
-        _train(make_config(), whole_run)
-    return whole_run, _state(whole_run, make_config())
 
 
 def _interrupt_at(monkeypatch, step, action):
@@ -93,43 +67,41 @@ def test_run_leaves_its_folder(whole, make_config):
 def test_ended_run_is_left_as_it_is(whole, make_config, capsys):
     folder, _ = whole
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    summary = _train(make_config(), folder)
+    summary = faults.train(make_config(), folder)
     assert "has ended at step 30" in capsys.readouterr().out
     assert summary == runs.Summary(**json.loads((folder / "summary.json").read_text()))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_summary_that_a_kill_prevented_is_made_up_for(whole, make_config, tmp_path):
-    folder, _ = whole
-    shutil.copytree(folder, tmp_path / "copy")
-    (tmp_path / "copy" / "summary.json").unlink()
-    before = json.loads((folder / "summary.json").read_text())["metrics"]
-    summary = _train(make_config(), tmp_path / "copy")
+def test_summary_that_a_kill_prevented_is_made_up_for(copy, make_config):
+    before = json.loads((copy / "summary.json").read_text())["metrics"]
+    (copy / "summary.json").unlink()
+    summary = faults.train(make_config(), copy)
     assert summary.metrics["held_out_loss"] == before["held_out_loss"]
     assert not summary.interrupted
-    reports = metrics_log.read(tmp_path / "copy" / "metrics.jsonl")
+    reports = metrics_log.read(copy / "metrics.jsonl")
     assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch, number):
+def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch):
+    number = signal.SIGTERM  # SIGINT does the same below
     before = signal.getsignal(number)
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), number))
-    summary = _train(make_config(), tmp_path)
+    summary = faults.train(make_config(), tmp_path)
     assert summary.interrupted and summary.steps == 14
     assert signal.getsignal(number) == before
-    assert _state(tmp_path, make_config()).step == 14
+    assert faults.state(tmp_path, make_config()).step == 14
     assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
 
 
 def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monkeypatch):
     # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
-    _train(make_config(), tmp_path)
-    summary = _train(make_config(), tmp_path)
+    faults.train(make_config(), tmp_path)
+    summary = faults.train(make_config(), tmp_path)
     assert not summary.interrupted
     assert (summary.steps, summary.resumed_from) == (30, 14)
-    _assert_equal(_state(tmp_path, make_config()), whole[1])
+    _assert_equal(faults.state(tmp_path, make_config()), whole[1])
     reports = metrics_log.read(tmp_path / "metrics.jsonl")
     assert [x["step"] for x in reports] == [5, 10, 14, 15, 20, 25, 30]
     assert reports[-1]["held_out_loss"] == summary.metrics["held_out_loss"]
@@ -144,9 +116,9 @@ def test_second_signal_ends_at_once(make_config, tmp_path, monkeypatch):
 
     _interrupt_at(monkeypatch, 14, interrupt_twice)
     with pytest.raises(KeyboardInterrupt):
-        _train(make_config(), tmp_path)
+        faults.train(make_config(), tmp_path)
     assert signal.getsignal(signal.SIGINT) == before
-    assert _state(tmp_path, make_config()).step == 10
+    assert faults.state(tmp_path, make_config()).step == 10
 
 
 class _Observer(runs.Observer):
@@ -169,18 +141,18 @@ def test_observers_look_when_they_are_due(whole, make_config, tmp_path, monkeypa
     observers = [first, never, second, function]
     with monkeypatch.context() as patch:
         _interrupt_at(patch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
-        _train(make_config(), tmp_path, observers=observers)
+        faults.train(make_config(), tmp_path, observers=observers)
     assert first.seen[0] == ("begin", 0, tmp_path.name)
     assert [x[0] for x in first.seen[1:]] == [0, 7, 14]
     assert first.is_over and not hasattr(never, "seen")
-    _train(make_config(), tmp_path, observers=observers)
+    faults.train(make_config(), tmp_path, observers=observers)
     assert first.seen[0] == ("begin", 14, tmp_path.name)
     assert [x[0] for x in first.seen[1:]] == [14, 21, 28, 30]
     assert [x[0] for x in second.seen[1:]] == [14, 15, 30]
     assert looks == [0, 14, 30]
     assert first.seen[-1] == second.seen[-1] != first.seen[-2]
     # Who looks changes nothing.
-    _assert_equal(_state(tmp_path, make_config()), whole[1])
+    _assert_equal(faults.state(tmp_path, make_config()), whole[1])
 
 
 KILLED = """
@@ -231,10 +203,10 @@ def test_killed_run_goes_on_bit_for_bit(
     steps = [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")]
     assert steps == [5, 10, 15, 20]
 
-    summary = _train(config, tmp_path)
+    summary = faults.train(config, tmp_path)
     assert "resumes at step 20" in capsys.readouterr().out
     assert summary.resumed_from == 20
-    _assert_equal(_state(tmp_path, config), whole[1])
+    _assert_equal(faults.state(tmp_path, config), whole[1])
     reports = metrics_log.read(tmp_path / "metrics.jsonl")
     wanted = metrics_log.read(whole[0] / "metrics.jsonl")
     for report in (*reports, *wanted):
@@ -246,13 +218,13 @@ def test_other_config_is_refused_with_the_difference(
     make_config, tmp_path, monkeypatch
 ):
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
-    _train(make_config(), tmp_path)
+    faults.train(make_config(), tmp_path)
     changed = make_config(training__report_every=6, training__evaluate_every=16)
     message = "config.training.report_every: 5 -> 6; .*evaluate_every: 10 -> 16"
     with pytest.raises(ConfigError, match=message) as refusal:
-        _train(changed, tmp_path)
+        faults.train(changed, tmp_path)
     assert len(str(refusal.value).splitlines()) <= 2
-    summary = _train(changed, tmp_path, override_config=True)
+    summary = faults.train(changed, tmp_path, override_config=True)
     assert (summary.resumed_from, summary.steps) == (14, 30)
     saved = folders.read_config(folders.Folder(tmp_path))
     assert saved == configuration.to_json(changed)
@@ -261,10 +233,10 @@ def test_other_config_is_refused_with_the_difference(
 
     shorter = make_config(training__steps=25)
     with pytest.raises(ConfigError, match="at least the 30 steps .* got 25"):
-        _train(shorter, tmp_path, override_config=True)
+        faults.train(shorter, tmp_path, override_config=True)
     wider = make_config(training__steps=40, model__hidden_size=13)
     with pytest.raises(ConfigError, match=r"has the shape .*12.*13"):
-        _train(wider, tmp_path, override_config=True)
+        faults.train(wider, tmp_path, override_config=True)
     assert folders.read_config(folders.Folder(tmp_path)) == saved
 
 
@@ -272,7 +244,7 @@ def test_many_differences_are_still_two_lines(whole, make_config):
     changed = make_config(seed=4, **{f"optimizer__b{i}": 0.5 for i in (1, 2)})
     changed.training.update(report_every=2, evaluate_every=3, checkpoint_every=7)
     with pytest.raises(ConfigError, match="and 2 more") as refusal:
-        _train(changed, whole[0])
+        faults.train(changed, whole[0])
     assert len(str(refusal.value).splitlines()) == 2
 
 
@@ -290,31 +262,31 @@ def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
     monkeypatch.setattr(trainers.Trainer, "take_steps", break_parameters)
     message = "loss is not finite at step 21; the last good checkpoint is of step 20"
     with pytest.raises(runs.NonFiniteLossError, match=message):
-        _train(make_config(), tmp_path)
-    state = _state(tmp_path, make_config())
+        faults.train(make_config(), tmp_path)
+    state = faults.state(tmp_path, make_config())
     assert state.step == 20
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
     assert not (tmp_path / "summary.json").exists()
 
 
 def test_threads_train_too(whole, make_config, tmp_path):
-    thread = threading.Thread(target=_train, args=(make_config(), tmp_path))
+    thread = threading.Thread(target=faults.train, args=(make_config(), tmp_path))
     thread.start()
     thread.join()
-    _assert_equal(_state(tmp_path, make_config()), whole[1])
+    _assert_equal(faults.state(tmp_path, make_config()), whole[1])
 
 
 def test_seed_decides_everything(whole, make_config, tmp_path):
     # The same seed was trained again by the tests above, in other dispatches.
-    _train(make_config(seed=4), tmp_path)
-    other = _state(tmp_path, make_config())
+    faults.train(make_config(seed=4), tmp_path)
+    other = faults.state(tmp_path, make_config())
     with pytest.raises(AssertionError):
         _assert_equal(other, whole[1])
 
 
 def test_bad_config_touches_nothing(make_config, tmp_path):
     with pytest.raises(ConfigError, match="multiple of the 2 devices"):
-        _train(make_config(training__batch_size=5), tmp_path / "run")
+        faults.train(make_config(training__batch_size=5), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

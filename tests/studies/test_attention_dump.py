@@ -1,5 +1,6 @@
 """The maps of a run as arrays: which, of what, and how pooled."""
 
+import functools
 import pathlib
 
 import jax
@@ -38,7 +39,8 @@ def _load(path):
 
 def _maps(trained, inputs):
     loaded = folders.load_run(trained)
-    output = loaded.model.apply(loaded.params, None, inputs, is_training=False)
+    apply = jax.jit(functools.partial(loaded.model.apply, is_training=False))
+    output = apply(loaded.params, None, inputs)
     return loaded, output, [np.asarray(layer) for layer in output.maps]
 
 
@@ -181,12 +183,12 @@ def long_run(make_config, length):
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
     tokens = jnp.zeros((1, 4), jnp.int32)
-    params = model.init(stepping.stream(0, "init"), tokens)
+    params = jax.jit(model.init)(stepping.stream(0, "init"), tokens)
     return folders.Run(config, task, model, params, 0)
 
 
 def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
-    length = 2048
+    length = 1024
     loaded = long_run(make_config, length)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
     path = attention_dump.dump(Bench.load("anywhere"), out=tmp_path, examples=1)
