@@ -48,7 +48,7 @@ def assert_close(found, wanted):
 
 
 @pytest.mark.parametrize("case", EVERYDAY)
-def test_numbers_are_those_of_transformers(case, tmp_path, quick_compilation):
+def test_numbers_are_those_of_transformers(case, tmp_path):
     stored = small_models.expected()[case]
     imported = interop.load(small_models.write(tmp_path, case))
     found = outputs(case, imported)

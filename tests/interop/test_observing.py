@@ -15,8 +15,6 @@ from mha_haiku import heads, modules
 from tests.heads import conftest as own
 from tests.heads.conftest import NUM_TOKENS, B, C, D, F, H, K, L, T
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
 W_INIT = hk.initializers.VarianceScaling(1.0)
 TRIANGLE = np.tri(T)[None, None]  # floats, which hk.MultiHeadAttention takes too

@@ -297,4 +297,4 @@ def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(
     config.model.model_size = 2**20
     config.model.feed_forward.hidden_size = 2**22
     with pytest.raises(ConfigError, match=r"must fit into .* GiB .* take .* GiB"):
-        _train(config, tmp_path / "run")
+        faults.train(config, tmp_path / "run")
