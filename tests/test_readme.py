@@ -80,11 +80,18 @@ def _kind(command: str) -> Kind:
     return kind
 
 
+@pytest.fixture
+def clone(shared_clone):
+    """The same without the runs of other READMEs."""
+    shutil.rmtree(shared_clone / "runs", ignore_errors=True)
+    return shared_clone
+
+
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory):
+def shared_clone(tmp_path_factory):
     """A copy of the repository with short configs and this Python as its `.venv`.
 
-    Its runs and its compiled programs serve all READMEs.
+    Its compiled programs serve all READMEs.
     """
     tmp_path = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("__pycache__")
