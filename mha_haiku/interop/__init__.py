@@ -2,11 +2,21 @@
 
 `load` reads a model that others stored, `save` writes one that `transformers` opens,
 and `export` writes its forward pass as a program that runs without this package.
-`observe` gives the maps of any Haiku model.
+`observe` gives the maps of any Haiku model. `from_torch`, `to_torch` and their like
+move the parameters of single modules.
 """
 
 from mha_haiku.interop.exporting import export, run_exported
 from mha_haiku.interop.families.vit import patches
+from mha_haiku.interop.layers import (
+    from_equinox,
+    from_flax,
+    from_haiku,
+    from_torch,
+    to_equinox,
+    to_flax,
+    to_torch,
+)
 from mha_haiku.interop.loading import Imported, Sizes, load, sizes_of
 from mha_haiku.interop.observed_model import observed_model
 from mha_haiku.interop.observing import Observed, observe
@@ -17,6 +27,10 @@ __all__ = [
     "Observed",
     "Sizes",
     "export",
+    "from_equinox",
+    "from_flax",
+    "from_haiku",
+    "from_torch",
     "load",
     "observe",
     "observed_model",
@@ -24,4 +38,7 @@ __all__ = [
     "run_exported",
     "save",
     "sizes_of",
+    "to_equinox",
+    "to_flax",
+    "to_torch",
 ]
