@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -99,7 +99,7 @@ class Harvest:
           with_indices: Whether axes have an index.
         """
         names = {}
-        if isinstance(params, dict):
+        if isinstance(params, Mapping):
             for module, leaves in params.items():
                 names |= {id(leaf): module for leaf in jax.tree.leaves(leaves)}
         self.scope = Scope(names)
