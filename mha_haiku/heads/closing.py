@@ -33,7 +33,9 @@ def resample(clean: models.Output) -> list[Array]:
 
     Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
     """
-    return [jnp.roll(subject.head_outputs(each), -1, axis=0) for each in clean.maps]
+    return subject.of_maps(
+        clean.maps, lambda each: jnp.roll(subject.head_outputs(each), -1, axis=0)
+    )
 
 
 def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
@@ -49,16 +51,17 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
 
     @jax.jit
     def sums(params, example):
-        output = subject.run(model, params, example)
+        output = subject.run(*subject.compact(model, params), example)
         batch_size, length = output.maps[0].shape[0], output.maps[0].shape[-2]
         counted = jnp.ones((batch_size, length), jnp.float32)
         if example.lengths is not None:
             counted = (jnp.arange(length)[None] < example.lengths[:, None]) * 1.0
-        layers = [
-            jnp.einsum("bt,bthv->hv", counted, subject.head_outputs(each))
-            for each in output.maps
-        ]
-        return layers, counted.sum()
+
+        def total(attention_map):
+            outputs = subject.head_outputs(attention_map)
+            return jnp.einsum("bt,bthv->hv", counted, outputs)
+
+        return subject.of_maps(output.maps, total), counted.sum()
 
     batch_sums = subject.over(batches, lambda example: sums(params, example))
     layers, count = functools.reduce(

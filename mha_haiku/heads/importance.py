@@ -10,6 +10,7 @@ statistic shows). `unit_gradient` does the same for hidden units.
 """
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from mha_haiku.heads import means, programs, subject
 from mha_haiku.heads.closing import Closing, zero
 
 Array = jax.Array
+
+_logger = logging.getLogger("mha_haiku")
 
 
 class Importance(NamedTuple):
@@ -107,12 +110,16 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     """Returns the absolute derivative of the metric with respect to each head's gate.
 
     Args:
-      of: What is measured; the metric must be differentiable, a loss.
+      of: What is measured; the metric must be differentiable, a loss. Where it is at
+        its best with all heads open, as a distance to the whole model's own output is,
+        slopes are 0 but for rounding: that is warned about.
       closing: What a gate of 0 would pass on.
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
-    return _over_batches(of, programs.slopes(of.model, of.metric, closing))
+    found = _over_batches(of, programs.slopes(of.model, of.metric, closing))
+    _warn_if_flat(found, of, closing)
+    return found
 
 
 def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Importance:
@@ -199,6 +206,30 @@ def closed(
     gates = jnp.asarray(gates, jnp.float32)
     metric = subject.over(of.batches, lambda each: program(of.params, gates, each))
     return np.concatenate(metric).astype(np.float64)
+
+
+# Slopes below are looked at more closely, and taken for rounding if closing all heads
+# changes the metric by so much more.
+_SMALL_SLOPE = 1e-6
+_FLAT = 1e-5
+
+
+def _warn_if_flat(found: Importance, of: subject.Subject, closing: Closing) -> None:
+    """Warns where a metric is flat at the whole model, so that ranks are noise."""
+    largest = np.nanmax(found.per_example, initial=0.0)
+    if largest > _SMALL_SLOPE:
+        return
+    _, num_layers, num_heads = found.per_example.shape
+    gates = np.stack([np.ones((num_layers, num_heads)), np.zeros_like(found.mean)])
+    metric = closed(of, gates, closing=closing)
+    change = np.abs(metric[:, 1] - metric[:, 0]).max()
+    if largest < _FLAT * change:
+        _logger.warning(
+            f"slopes of the metric by gates are at most {largest:.1g}, while closing "
+            f"all heads changes it by {change:.2g}: the metric is at its best with all "
+            "heads open, and an order by these slopes is noise; ablation or "
+            "attribution measure it."
+        )
 
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:

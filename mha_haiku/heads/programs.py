@@ -32,10 +32,13 @@ def changes(model, metric, closing) -> Program:
 
     @jax.jit
     def program(params, example):
+        own, params = subject.compact(model, params)
+        if own is not model:
+            return _changes_by_scan(own, metric, closing, params, example)
         clean = subject.run(model, params, example)
         replacement = closing(clean)
         before = metric(clean.logits, example)
-        if not clean.hidden:
+        if not clean.hidden or len(clean.maps) > 2 * subject.FEW_LAYERS:
             return _changes_of_a_whole(
                 model, metric, params, example, clean, replacement, before
             )
@@ -122,14 +125,17 @@ def numbers(model, name) -> Program:
 
     @jax.jit
     def program(params, example):
-        output = subject.run(model, params, example)
+        own, params = subject.compact(model, params)
         is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
         tokens = example.inputs if is_tokens else None
-        layers = [getattr(each.statistics(tokens=tokens), name) for each in output.maps]
-        for values, each in zip(layers, output.maps, strict=True):
-            if values is None or values.shape != each.shape[:-2]:
+
+        def number(attention_map):
+            values = getattr(attention_map.statistics(tokens=tokens), name)
+            if values is None or values.shape != attention_map.shape[:-2]:
                 raise ValueError(f"{name!r} is not one number per head.")
-        return layers
+            return values
+
+        return subject.of_maps(subject.run(own, params, example).maps, number)
 
     return program
 
@@ -163,7 +169,8 @@ def _changes_of_a_whole(
 ) -> list[Array]:
     """Returns what `changes` does, of a model that cannot start from a layer's input.
 
-    The loop goes over the heads of all layers, so that the model is compiled once.
+    Or of one with so many layers, not alike, that to compile those above each of them
+    takes longer than to run all of them. The loop goes over the heads of all layers, so that the model is compiled once.
     """
     counts = [each.shape[-3] for each in clean.maps]
     ends = np.cumsum(counts)[:-1]
@@ -175,6 +182,38 @@ def _changes_of_a_whole(
 
     after = _over(closed, 1 - jnp.eye(sum(counts)), example)
     return jnp.split((after - before[None]).T, ends, axis=-1)
+
+
+def _changes_by_scan(model, metric, closing, params, example) -> list[Array]:
+    """Returns what `changes` returns, of a model with scanned layers.
+
+    The layer of the closed head is an array here: a loop over layers, with one over
+    their heads in it, around the one layer that is compiled.
+    """
+    clean = subject.run(model, params, example)
+    replacement = closing(clean)
+    before = metric(clean.logits, example)
+    num_layers, count = len(clean.maps), clean.maps[0].shape[-3]
+
+    def of_layer(layer):
+        i, hidden = layer
+
+        def closed(gates):
+            gates = jnp.ones((num_layers, count)).at[i].set(gates)
+            output = subject.run(
+                model,
+                params,
+                example,
+                interventions=modules.Interventions(gates, replacement),
+                start=(i, hidden),
+            )
+            return metric(output.logits, example)
+
+        return _over(closed, 1 - jnp.eye(count), example)
+
+    inputs = (jnp.arange(num_layers), jnp.stack(clean.hidden))
+    after = jax.lax.map(of_layer, inputs)
+    return list((after - before[None, None]).swapaxes(1, 2))
 
 
 def _at_layer(i, num_layers, gates, replacement) -> modules.Interventions:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mha_haiku import checks
 from mha_haiku.heads import importance, subject
 from mha_haiku.heads.closing import Closing, zero
 
@@ -123,6 +124,9 @@ def greedy_order(
     of: subject.Subject,
     *,
     closing: Closing = zero,
+    steps: int | None = None,
+    worst: float | None = None,
+    tries: int | None = None,
     progress: Callable = iter,
 ) -> list[Step]:
     """Closes head after head, each time the one that harms the metric least.
@@ -132,26 +136,53 @@ def greedy_order(
     Args:
       of: What is measured.
       closing: What closed heads pass on.
+      steps: How many heads are closed at most; None: all.
+      worst: The order ends before the mean metric is above this; None: it does not.
+      tries: How many heads a step tries: the likeliest, which harmed least when they
+        were tried last. The first step tries all. None: each step tries all that are
+        open, and none is missed.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Returns:
       A step per head, in the order of closing.
     """
+    for name, value in (("steps", steps), ("tries", tries)):
+        if value is not None:
+            checks.positive_integer(name, value)
     exists = _existing(of)
     gates = exists.astype(np.float32)
-    steps = []
-    for _ in progress(range(int(exists.sum()))):
-        # All heads each time, closed ones too: with the same number of patterns in
-        # each step, one compiled program serves all steps.
-        heads = np.argwhere(exists)
-        patterns = np.repeat(gates[None], len(heads), axis=0)
-        patterns[(np.arange(len(heads)), *heads.T)] = 0
+    found = np.where(exists, -np.inf, np.inf)  # the metric when a head was tried last
+    order = []
+    for i in progress(range(min(steps or exists.size, int(exists.sum())))):
+        candidates = np.argwhere((gates > 0) & exists)
+        likeliest = np.argsort(found[tuple(candidates.T)], kind="stable")
+        tried = candidates[np.sort(likeliest[: tries if i else None])]
+        found[tuple(tried.T)] = _one_more_closed(of, gates, tried, closing)
+        metric = found[tuple(tried.T)]
+        best = tuple(tried[np.argmin(metric)].tolist())
+        if worst is not None and metric.min() > worst:
+            break
+        gates[best] = 0
+        order.append(Step(best, float(metric.min())))
+    return order
+
+
+# Patterns of gates that a step of the greedy order measures in one call. It is always
+# so many, so that one compiled program serves all steps.
+_PATTERNS = 16
+
+
+def _one_more_closed(of, gates, heads, closing) -> np.ndarray:
+    """Returns the mean metric with one more of these heads `[P, 2]` closed: `[P]`."""
+    found = []
+    size = min(_PATTERNS, int(np.size(gates)))
+    for start in range(0, len(heads), size):
+        own = heads[start : start + size]
+        patterns = np.repeat(gates[None], size, axis=0)
+        patterns[(np.arange(len(own)), *own.T)] = 0
         metric = importance.closed(of, patterns, closing=closing).mean(0)
-        metric[gates[tuple(heads.T)] == 0] = np.inf
-        best = int(np.argmin(metric))
-        gates[tuple(heads[best])] = 0
-        steps.append(Step(tuple(heads[best].tolist()), float(metric[best])))
-    return steps
+        found.append(metric[: len(own)])
+    return np.concatenate(found)
 
 
 def _existing(of) -> np.ndarray:

@@ -14,6 +14,9 @@ from mha_haiku import models, tasks
 
 Array = jax.Array
 
+# So many layers are compiled one by one: it takes seconds, and saves the scan.
+FEW_LAYERS = 6
+
 # From the logits of a batch and the batch itself to a number per example, `[B]`, the
 # lower the better; negate an accuracy.
 Metric = Callable[[Array, tasks.Example], Array]
@@ -76,6 +79,50 @@ def run(model: models.Model, params: Any, example: tasks.Example, **options) -> 
         is_training=False,
         **options,
     )
+
+
+def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
+    """Returns a model of the same numbers that compiles fast, and its parameters.
+
+    A model of many layers that are alike becomes the one that scans them: one layer is
+    compiled for all. For programs, which call it once: parameters are copied.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+    """
+    if model.scanned is None:
+        return model, params
+    is_deep = any(f"layer_{FEW_LAYERS}/" in module for module in params)
+    return (model.scanned, models.stacked(params)) if is_deep else (model, params)
+
+
+def of_maps(maps: Sequence[Any], function: Callable) -> list[Any]:
+    """Returns a function of each attention map, a tree of arrays.
+
+    Maps of many layers that are alike are stacked and looped over, so that the function
+    is compiled once for them.
+
+    Args:
+      maps: One per layer.
+      function: Of a map.
+    """
+    kinds: dict[Any, list[int]] = {}
+    for i, each in enumerate(maps):
+        leaves, structure = jax.tree.flatten(each)
+        shapes = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        kinds.setdefault((structure, shapes), []).append(i)
+    results = [None] * len(maps)
+    for layers in kinds.values():
+        own = [maps[i] for i in layers]
+        if len(own) > FEW_LAYERS:
+            looped = jax.lax.map(function, jax.tree.map(lambda *x: jnp.stack(x), *own))
+            found = [jax.tree.map(lambda x, j=j: x[j], looped) for j in range(len(own))]
+        else:
+            found = map(function, own)
+        for i, result in zip(layers, found, strict=True):
+            results[i] = result
+    return results
 
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:

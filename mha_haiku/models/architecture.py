@@ -400,6 +400,18 @@ def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
     return tuple(map(tuple, given))
 
 
+def are_alike(config: Any) -> bool:
+    """Returns whether layers differ in the values of their parameters alone.
+
+    Args:
+      config: `config.model`.
+    """
+    is_pruned = config.attention.kept_heads is not None
+    is_pruned |= config.feed_forward.hidden_sizes is not None
+    differ = max(len(set(each(config))) for each in (windows, frequencies)) > 1
+    return not is_pruned and not differ
+
+
 def key_size(config: Any) -> int:
     """Returns K, the size of a head's queries, keys and values.
 

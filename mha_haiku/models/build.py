@@ -45,18 +45,25 @@ class Model(NamedTuple):
     Attributes:
       init: `init(rng, inputs, lengths=None) -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
-        interventions=None, start=None, is_training) -> Output`. Inputs are tokens
-        `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of valid
-        positions; segments `[B, T]` integers, of models that have such (None: all 0).
-        `rng` is for dropout, and may be None without it. `interventions`, a
+        interventions=None, start=None, observe=None, is_training) -> Output`. Inputs
+        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
+        valid positions; segments `[B, T]` integers, of models that have such (None:
+        all 0). `rng` is for dropout, and may be None without it. `interventions`, a
         `modules.Interventions` of L layers, close heads and hidden units. `start` is
         `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, with `hidden` as the
         input of layer l. With l = L none runs, and the last norm and the logits read
         `hidden`: the logit lens (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
+        Scanned layers take only 0 and L, or a traced l, and return neither maps nor
+        hidden then. `observe` is a function of an attention map: what it returns stands
+        in `Output.maps` instead, so that no map outlives its layer.
+      scanned: The same model with scanned layers, whose parameters `modules.stacked`
+        makes, for programs that compile one layer instead of L; None where layers
+        differ, or are scanned already. Replace it along with `apply`.
     """
 
     init: Callable[..., Any]
     apply: Callable[..., Output]
+    scanned: "Model | None" = None
 
 
 def build(
@@ -85,9 +92,23 @@ def build(
             "config.model.output.tied needs inputs that are tokens, and a token for "
             f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
         )
+    make = functools.partial(
+        _functions,
+        config,
+        num_tokens=num_tokens,
+        num_classes=num_classes,
+        implementation=implementation or config.attention.implementation,
+    )
+    model = make(is_scanned=config.scan_layers)
+    if config.scan_layers or not architecture.are_alike(config):
+        return model
+    return model._replace(scanned=make(is_scanned=True))
+
+
+def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
+    """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
     make_norm = architecture.make_norm(config)
-    implementation = implementation or config.attention.implementation
 
     def forward(inputs, lengths=None, segments=None, start=None, **options):
         valid = None if lengths is None else _valid(inputs, lengths)
@@ -97,11 +118,14 @@ def build(
             x = ends.embedded(config, embedding, inputs, segments)
         else:
             first_layer, x = start
+        stack, is_traced = _stack(config, is_scanned), _is_traced(first_layer)
+        if is_traced:
+            stack, first_layer = modules.scanned_from(first_layer), 0
         encoder = modules.Encoder(
             config.num_layers,
             functools.partial(_layer, config, implementation),
             make_norm=None if config.norm.position == "post" else make_norm,
-            stack=_stack(config),
+            stack=stack,
             name="encoder",
         )
         x, maps, hidden = encoder.encode(
@@ -111,6 +135,8 @@ def build(
             first_layer=first_layer,
             **options,
         )
+        if is_traced:
+            maps, hidden = (), ()
         logits = None
         if config.output.logits:
             logits = ends.logits(config, embedding, x, valid, num_classes, policy)
@@ -131,10 +157,11 @@ def build(
         segments=None,
         interventions=None,
         start=None,
+        observe=None,
         is_training,
     ):
         if start is not None:
-            _check_start(config, start)
+            _check_start(config, start, is_scanned)
         if segments is not None:
             _check_segments(config, inputs, segments)
         params, inputs = policy.cast_to_compute((params, inputs))
@@ -146,6 +173,7 @@ def build(
             segments,
             start,
             interventions=interventions,
+            observe=observe,
             is_training=is_training,
         )
 
@@ -170,9 +198,15 @@ def _mask(config, window, lengths):
     return functools.reduce(operator.and_, kinds) if kinds else masks.full()
 
 
-def _check_start(config, start):
+def _is_traced(first_layer) -> bool:
+    return isinstance(first_layer, jax.Array)
+
+
+def _check_start(config, start, is_scanned):
+    if _is_traced(start[0]) and is_scanned:
+        return
     checks.integer_in("start[0]", start[0], 0, config.num_layers)
-    if config.scan_layers and start[0] not in (0, config.num_layers):
+    if is_scanned and start[0] not in (0, config.num_layers):
         raise ValueError(
             "start in the middle needs layers that are looped over; models.unstacked "
             "converts the parameters of scanned layers."
@@ -303,6 +337,6 @@ def _make_score(config):
     )
 
 
-def _stack(config):
-    stack = modules.scanned if config.scan_layers else modules.looped
+def _stack(config, is_scanned):
+    stack = modules.scanned if is_scanned else modules.looped
     return modules.rematerialized(stack) if config.rematerialize else stack

@@ -11,7 +11,12 @@ from mha_haiku.modules.encoder import Encoded, Encoder, EncoderLayer
 from mha_haiku.modules.feed_forward import FeedForward, gelu
 from mha_haiku.modules.intervention import DecoderInterventions, Interventions
 from mha_haiku.modules.layer_parameters import stacked, unstacked
-from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
+from mha_haiku.modules.layer_stacks import (
+    looped,
+    rematerialized,
+    scanned,
+    scanned_from,
+)
 from mha_haiku.modules.multi_head_attention import (
     Bias,
     MultiHeadAttention,
@@ -45,6 +50,7 @@ __all__ = [
     "no_norm",
     "rematerialized",
     "scanned",
+    "scanned_from",
     "smeared_keys",
     "stacked",
     "unstacked",

@@ -431,6 +431,7 @@ class Encoder(Stack):
         bias: positions.ScoreBias | Array | Sequence | None = None,
         interventions: intervention.Interventions | None = None,
         first_layer: int = 0,
+        observe: Callable[[attention.AttentionMap], Any] | None = None,
     ) -> Encoded:
         """Returns the output, the attention maps, and what enters each layer.
 
@@ -444,6 +445,8 @@ class Encoder(Stack):
           first_layer: The layer that `x` enters; those below are left out, and their
             maps and what enters them are not returned. With L no layer runs. Only 0
             and L where layers are scanned.
+          observe: A function of a layer's map whose result is returned in its place;
+            None: the map itself.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
@@ -463,7 +466,8 @@ class Encoder(Stack):
             per_layer[name] = value
 
         def call(layer, x, **own):
-            return layer(x, **shared, **own)
+            output, attention_map = layer(x, **shared, **own)
+            return output, observe(attention_map) if observe else attention_map
 
         return self._run(x, per_layer, first_layer, call)
 

@@ -126,6 +126,16 @@ class Run(NamedTuple):
         params = models.unstacked(self.params)
         return self._replace(config=config, model=model, params=params)
 
+    def compact(self) -> "Run":
+        """Returns the run with layers scanned, where they are many and alike."""
+        own = self.config.model
+        if own.num_layers <= heads.subject.FEW_LAYERS or self.model.scanned is None:
+            return self
+        config = self.config.copy_and_resolve_references()
+        config.model.scan_layers = True
+        model, params = make_model(config, self.task), models.stacked(self.params)
+        return self._replace(config=config, model=model, params=params)
+
 
 def open_folder(workdir: str | os.PathLike) -> Folder:
     """Returns the folder to train in; creates it if it is missing.

@@ -23,6 +23,7 @@ from mha_haiku.studies.workbench import Bench
 
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
+_BATCH_POSITIONS = 2**13  # of all examples in a batch
 _PICTURE = re.compile(r"layer_\d{2,}\.png")
 
 
@@ -86,20 +87,22 @@ def dump(
         for i, names in zip(layers, chosen, strict=True)
     ]
 
-    bench = bench.placed(length=length)
+    is_all = len(layers) == len(layer_heads)
+    bench = (bench.compact() if is_all else bench).placed(length=length)
     pooled = None if is_whole else (num_bins, num_bins)
     observe = _observer(bench, layers, places, pooled)
     if own is None:
-        batch_size = bench.whole_batch(len(indices))
-        (seen,) = bench.observations(
+        batch_size = bench.batch_size(len(indices), _BATCH_POSITIONS)
+        batches = bench.observations(
             observe, indices, batch_size=batch_size, name="attention maps"
         )
+        seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     else:
         copies = bench.whole_batch(1)
         example = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), own)
         seen = jax.device_get(observe(bench.run.params, example))
         seen = jax.tree.map(lambda x: x[:1], seen)
-    example, logits, maps, numbers = seen
+    example, predicted, maps, numbers = seen
 
     edges = attention.bin_edges(length, num_bins)
     names = {
@@ -115,7 +118,7 @@ def dump(
         "example_names": np.array(example_names),
         "query_edges": edges,
         "key_edges": edges,
-        **_texts(run.task, example, logits, is_own=own is not None),
+        **_texts(run.task, example, predicted, is_own=own is not None),
     }
     for i, layer, names_shown in zip(layers, maps, chosen, strict=True):
         arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
@@ -195,23 +198,34 @@ def _drawn(pictures, count):
 def _observer(bench, layers, heads_of_layers, pooled):
     """Returns a function of parameters and a batch of examples.
 
-    It returns the batch, its logits, and per layer the maps (pooled or whole) and the
-    statistics of the heads.
+    It returns the batch, the likeliest classes, and per layer the maps (pooled or
+    whole) and the statistics of the heads.
     """
+    # Of heads that have the same places in all layers, the others are left out at once.
+    is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
+    shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
 
     def observe(params, example):
         example = bench.spread(example)
-        output = bench.output(params, example)
         tokens = head_statistics.tokens_of(bench.run.task, example)
-        maps, numbers = [], []
-        for i, heads in zip(layers, heads_of_layers, strict=True):
-            statistics = output.maps[i].statistics(pooled=pooled, tokens=tokens)
-            cells = output.maps[i].weights() if pooled is None else statistics.pooled
-            values = head_statistics.per_head(statistics)
-            heads = np.array(heads, np.int32)
-            maps.append(cells[:, heads])
-            numbers.append({name: x[:, heads] for name, x in values.items()})
-        return example, output.logits, maps, numbers
+
+        def observed(attention_map):
+            statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
+            cells = attention_map.weights() if pooled is None else statistics.pooled
+            numbers = head_statistics.per_head(statistics)
+            return jax.tree.map(lambda x: x[:, shared], (cells, numbers))
+
+        output, found = bench.observed(params, example, observed, layers)
+        if not is_same:
+            found = [
+                jax.tree.map(lambda x, heads=heads: x[:, np.array(heads, int)], each)
+                for each, heads in zip(found, heads_of_layers, strict=True)
+            ]
+        predicted = None
+        if output.logits is not None:
+            predicted = output.logits.argmax(-1)
+        maps, numbers = zip(*found, strict=True)
+        return example, predicted, list(maps), list(numbers)
 
     return bench.program(observe)
 
@@ -262,13 +276,16 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
     return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
 
 
-def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
+def _texts(task, example, predicted, *, is_own) -> dict[str, np.ndarray]:
     """Returns the texts that are shown beside the maps: tokens, answers, targets."""
     num_examples, length = example.inputs.shape[:2]
     rows = [jax.tree.map(operator.itemgetter(i), example) for i in range(num_examples)]
-    predicted = logits.argmax(axis=-1).reshape(num_examples, -1)
     targets = np.asarray(example.targets).reshape(num_examples, -1)
     counts = np.asarray(example.weights).reshape(num_examples, -1) > 0
+    shown = counts | is_own
+    if predicted is None:  # of a model without logits
+        predicted, shown = targets, np.zeros_like(counts)
+    predicted = predicted.reshape(num_examples, -1)
 
     def labels(classes, shown):
         text = [
@@ -285,6 +302,6 @@ def _texts(task, example, logits, *, is_own) -> dict[str, np.ndarray]:
         "tokens": np.array([task.labels(row) for row in rows], dtype=np.str_),
         "lengths": np.full(num_examples, length) if lengths is None else lengths,
         # A user's text has predictions everywhere and targets nowhere.
-        "predictions": labels(predicted, counts | is_own),
+        "predictions": labels(predicted, shown),
         "targets": labels(targets, counts),
     }

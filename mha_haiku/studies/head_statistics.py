@@ -90,15 +90,19 @@ def measure(
     Raises:
       ConfigError: If there is no such layer, or `examples` is below 1.
     """
-    bench = bench.placed()
+    layers = chosen("layers", layers, bench.run.config.model.num_layers)
+    is_all = len(layers) == bench.run.config.model.num_layers
+    bench = (bench.compact() if is_all else bench).placed()
     run = bench.run
-    layers = chosen("layers", layers, run.config.model.num_layers)
     batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
 
     def observe(params, example):
-        output = bench.output(params, example)
         tokens = tokens_of(run.task, example)
-        return [per_head(output.maps[i].statistics(tokens=tokens)) for i in layers]
+
+        def numbers(attention_map):
+            return per_head(attention_map.statistics(tokens=tokens))
+
+        return bench.observed(params, example, numbers, layers)[1]
 
     batches = bench.observations(
         bench.program(observe),

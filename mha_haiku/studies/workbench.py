@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku import checks, devices, heads, models, tasks
+from mha_haiku import attention, checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders, progress, sharing
 from mha_haiku.training import evaluation
@@ -60,6 +60,10 @@ class Bench:
         name, task = self.folder.root.resolve().name, self.run.task.name
         task = "" if name == task else f" ({task})"
         return f"{name}{task}, step {self.run.step}"
+
+    def compact(self) -> "Bench":
+        """Returns the bench with layers scanned, where they are many and alike."""
+        return self.with_run(self.run.compact())
 
     def with_run(self, run: folders.Run) -> "Bench":
         """Returns the bench with another run, such as a pruned one."""
@@ -121,11 +125,35 @@ class Bench:
         placement = self.run.placement
         return example if placement is None else placement.spread(example)
 
-    def output(self, params: Any, example: tasks.Example) -> models.Output:
+    def output(self, params: Any, example: tasks.Example, **options) -> models.Output:
         """Returns the model's output on a batch, without dropout; inside a program."""
-        return self.run.model.apply(
-            params, None, example.inputs, lengths=example.lengths, is_training=False
-        )
+        return heads.subject.run(self.run.model, params, example, **options)
+
+    def observed(
+        self,
+        params: Any,
+        example: tasks.Example,
+        function: Callable[[attention.AttentionMap], Any],
+        layers: Sequence[int],
+    ) -> tuple[models.Output, list[Any]]:
+        """Returns the output on a batch, and a function of the maps of some layers.
+
+        Inside a program. Layers that are scanned are observed as they run, so that no
+        map outlives its layer.
+
+        Args:
+          params: The parameters.
+          example: The batch.
+          function: From an attention map to a tree of arrays.
+          layers: Which layers.
+        """
+        model = self.run.config.model
+        if model.scan_layers and len(layers) == model.num_layers:
+            output = self.output(params, example, observe=function)
+            return output, [output.maps[i] for i in layers]
+        output = self.output(params, example)
+        maps = [output.maps[i] for i in layers]
+        return output, heads.subject.of_maps(maps, function)
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
         """Returns the held-out examples of these indices, split over devices."""

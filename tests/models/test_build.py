@@ -692,6 +692,48 @@ def test_logits_read_what_enters_above_the_last_layer(family, scan_layers):
         np.testing.assert_allclose(read.logits, wanted.logits, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("quick_compilation")
+def test_scanned_layers_start_where_an_array_says():
+    fields = {"num_layers": 3, "embedding__positions": "t5", "norm__position": "both"}
+    inputs, lengths = _inputs("encoder"), np.array([T, 3])
+    model = _build(**fields)
+    params = _parameters(model, inputs)
+    hidden = np.random.default_rng(4).standard_normal((B, T, D)).astype(np.float32)
+    gates = np.random.default_rng(5).standard_normal((3, H)).astype(np.float32)
+
+    def run(model, params, start):
+        return model.apply(
+            params,
+            None,
+            inputs,
+            lengths=lengths,
+            interventions=modules.Interventions(heads=gates),
+            start=(start, hidden),
+            is_training=False,
+        )
+
+    traced = jax.jit(functools.partial(run, model.scanned, models.stacked(params)))
+    for start in range(4):
+        wanted = jax.jit(lambda i=start: run(model, params, i))()
+        found = traced(start)
+        assert found.maps == found.hidden == ()
+        np.testing.assert_allclose(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="start.* must be an integer from 0 to 3"):
+        jax.jit(functools.partial(run, model, params))(1)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_maps_are_observed_as_the_layers_run(scan_layers):
+    model = _build(num_layers=2, scan_layers=scan_layers)
+    inputs = _inputs("encoder")
+    params = _parameters(_build(num_layers=2), inputs)
+    params = models.stacked(params) if scan_layers else params
+    run = functools.partial(model.apply, params, None, inputs, is_training=False)
+    wanted = [each.weights() for each in run().maps]
+    found = run(observe=lambda each: each.weights()).maps
+    jax.tree.map(assert_equal, list(found), wanted)
+
+
 def test_starts_that_do_not_fit_are_refused():
     inputs, hidden = _inputs("encoder"), np.zeros((B, T, D), np.float32)
     scanned, looped = (_build(num_layers=3, scan_layers=scan) for scan in (True, False))

@@ -10,6 +10,7 @@ import pytest
 
 from mha_haiku import attention, report, runs
 from mha_haiku.checks import ConfigError
+from mha_haiku.heads import subject
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
 from mha_haiku.studies.workbench import Bench
@@ -67,6 +68,22 @@ def test_whole_maps_of_held_out_examples(trained):
     )
     predicted = np.asarray(output.logits).argmax(-1)
     assert arrays["predictions"].tolist() == predicted.astype(str).tolist()
+
+
+def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
+    def dump(folder):
+        path = attention_dump.dump(Bench.load(trained), heads=[1], out=folder)
+        return _load(path), _load(path.with_name("statistics.npz"))
+
+    wanted = dump(tmp_path / "looped")
+    monkeypatch.setattr(subject, "FEW_LAYERS", 1)
+    for found, own in zip(dump(tmp_path / "scanned"), wanted, strict=True):
+        assert found.keys() == own.keys()
+        for name, array in found.items():
+            if array.dtype.kind == "f":
+                np.testing.assert_allclose(array, own[name], rtol=1e-3, atol=1e-4)
+            else:
+                np.testing.assert_array_equal(array, own[name])
 
 
 def test_mean_is_over_many_held_out_examples(trained, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.heads import subject
 from mha_haiku.runs import checkpoints, configuration, folders
 from mha_haiku.studies import head_statistics
 from mha_haiku.studies.workbench import Bench
@@ -118,6 +119,16 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     assert (table.title, table.layers) == (title, (0, 1))
     for name, each in table.numbers.items():
         assert each.unit and each.label, name
+
+
+def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
+    wanted = head_statistics.measure(Bench.load(untrained), examples=N).numbers
+    monkeypatch.setattr(subject, "FEW_LAYERS", 1)
+    assert Bench.load(untrained).compact().run.config.model.scan_layers
+    found = head_statistics.measure(Bench.load(untrained), examples=N).numbers
+    assert found.keys() == wanted.keys()
+    for name, numbers in found.items():
+        np.testing.assert_allclose(numbers.mean, wanted[name].mean, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,0 +1,154 @@
+"""Models of many layers: what compiles one layer for all gives the same numbers."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.heads import subject as subjects
+from tests.heads.conftest import H, L, build, config, example, loss, random_params
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture
+def deep(monkeypatch):
+    """Two layers are many, for the time of a test."""
+    monkeypatch.setattr(subjects, "FEW_LAYERS", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("zero", {"attention__num_key_value_heads": 2}),
+        ("resample", {}),
+        ("zero", {"attention__window": [1, 2, None]}),
+    ],
+)
+def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
+    name, fields, subject, request
+):
+    closing, of = getattr(heads.closing, name), config(**fields)
+    subject = subject._replace(model=build(of), params=random_params(of))
+    wanted = heads.ablation(subject._replace(model=build(of)), closing=closing)
+    request.getfixturevalue("deep")
+    calls = []
+
+    def metric(logits, batch):
+        calls.append(logits.shape)
+        return loss(logits, batch)
+
+    found = heads.ablation(subject._replace(metric=metric), closing=closing)
+    np.testing.assert_allclose(found.per_example, wanted.per_example, atol=1e-5)
+    assert len(np.unique(found.per_example)) > L * H
+    # Traced clean and closed, not once per layer; each twice in a loop.
+    assert len(calls) <= 4
+
+
+def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
+    own = subject._replace(batches=subject.batches[:1])
+    measured = []
+    for is_deep in (False, True):
+        if is_deep:
+            request.getfixturevalue("deep")
+        model = build(config())
+        mean = heads.closing.mean(model, own.params, own.batches)(None)
+        measured.append((mean, heads.statistic(own._replace(model=model)).per_example))
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
+
+
+@pytest.mark.usefixtures("deep")
+def test_maps_of_several_kinds_are_looped_over_kind_by_kind():
+    of = config(num_layers=5, attention__window=[1, None, 1, None, None])
+    model, params = build(of), random_params(of)
+    assert model.scanned is None
+    batch = example()
+
+    def weights(own):
+        seen = []
+
+        def of_map(each):
+            seen.append(each.shape)
+            return {"weights": each.weights()}
+
+        maps = model.apply(params, None, batch.inputs, is_training=False).maps
+        return [x["weights"] for x in own(maps, of_map)], seen
+
+    looped, seen = weights(subjects.of_maps)
+    assert len(seen) <= 4  # of 5 maps of 2 kinds; a loop may trace twice
+    wanted, _ = weights(lambda maps, function: map(function, maps))
+    jax.tree.map(np.testing.assert_array_equal, looped, wanted)
+
+
+def test_layers_that_differ_have_no_scanned_twin():
+    assert build(config()).scanned is not None
+    for fields in (
+        {"attention__kept_heads": [[0]] * L},
+        {"feed_forward__hidden_sizes": [3] * L},
+        {"attention__window": [1, 2, None]},
+        {"scan_layers": True},
+    ):
+        assert build(config(**fields)).scanned is None
+    # Neither do models by other hands, which are measured all the same.
+    assert models.Model(None, None).scanned is None
+
+
+def test_greedy_order_stops_where_asked(subject):
+    subject = subject._replace(batches=subject.batches[:1])
+    whole = heads.greedy_order(subject)
+    assert [step.head for step in whole[:1]] == [
+        step.head for step in heads.greedy_order(subject, steps=1)
+    ]
+    bound = sorted(step.metric for step in whole)[L * H // 2]
+    until = heads.greedy_order(subject, worst=bound)
+    count = next(i for i, step in enumerate(whole) if step.metric > bound)
+    assert until == whole[:count]
+    with pytest.raises(ValueError, match="tries must be an integer of at least 1"):
+        heads.greedy_order(subject, tries=0)
+
+
+def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypatch):
+    tried = []
+    closed = heads.importance.closed
+
+    def noted(of, gates, *, closing):
+        tried.append(len(np.unique(gates, axis=0)))
+        return closed(of, gates, closing=closing)
+
+    monkeypatch.setattr(heads.importance, "closed", noted)
+    # Patterns are filled up to one number with what is closed already: not a try.
+    subject = subject._replace(batches=subject.batches[:1])
+    heads.greedy_order(subject, steps=3)
+    assert tried == [L * H, L * H, L * H - 1]
+    tried.clear()
+    few = heads.greedy_order(subject, steps=3, tries=2)
+    assert tried == [L * H, 3, 3]
+    # The second step is the better one of the two that came next in the first.
+    first = heads.order(heads.ablation(subject).mean)
+    assert few[0].head == first[0] and few[1].head in first[1:3]
+
+
+def test_slopes_that_are_zero_by_construction_are_warned_about(subject, caplog):
+    batch = subject.batches[0]
+    run = jax.jit(
+        lambda: subject.model.apply(
+            subject.params, None, batch.inputs, is_training=False
+        )
+    )
+    whole = run().logits
+
+    def drift(logits, batch):
+        del batch
+        one, other = (x.reshape(len(x), -1) for x in (logits, whole))
+        size = jnp.linalg.norm(one, axis=-1) * jnp.linalg.norm(other, axis=-1)
+        return 1 - (one * other).sum(-1) / size
+
+    own = subject._replace(batches=[batch])
+    with caplog.at_level(logging.WARNING, "mha_haiku"):
+        heads.gradient(own)
+        assert not caplog.records
+        heads.gradient(own._replace(metric=drift))
+    assert "is at its best with all heads open" in caplog.text
