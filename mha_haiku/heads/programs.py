@@ -170,7 +170,8 @@ def _changes_of_a_whole(
     """Returns what `changes` does, of a model that cannot start from a layer's input.
 
     Or of one with so many layers, not alike, that to compile those above each of them
-    takes longer than to run all of them. The loop goes over the heads of all layers, so that the model is compiled once.
+    takes longer than to run all of them. The loop goes over the heads of all layers, so
+    that the model is compiled once.
     """
     counts = [each.shape[-3] for each in clean.maps]
     ends = np.cumsum(counts)[:-1]
