@@ -64,12 +64,13 @@ def outputs(case: str, model) -> dict:
             output_hidden_states=True,
             **options,
         )
-    logits = getattr(result, "logits", None)
+    logits = getattr(result, "logits", getattr(result, "prediction_logits", None))
+    last = getattr(result, "last_hidden_state", result.hidden_states[-1])
     found = {
         "attention": [
             small_models.valid(each.numpy(), 2) for each in result.attentions
         ],
-        "output": small_models.valid(result.hidden_states[-1].numpy(), 1),
+        "output": small_models.valid(last.numpy(), 1),
     }
     if logits is not None:
         found["logits"] = small_models.valid(logits.numpy(), 1)

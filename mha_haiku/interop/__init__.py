@@ -17,7 +17,7 @@ from mha_haiku.interop.layers import (
     to_flax,
     to_torch,
 )
-from mha_haiku.interop.loading import Imported, Sizes, load, sizes_of
+from mha_haiku.interop.loading import Imported, Sizes, load, read_config, sizes_of
 from mha_haiku.interop.observed_model import observed_model
 from mha_haiku.interop.observing import Observed, observe
 from mha_haiku.interop.saving import save
@@ -35,6 +35,7 @@ __all__ = [
     "observe",
     "observed_model",
     "patches",
+    "read_config",
     "run_exported",
     "save",
     "sizes_of",

@@ -4,8 +4,10 @@ Only formats that hold numbers and nothing else are read. A pickled file (`.bin`
 runs code of its author when it is opened, and is refused.
 """
 
+import functools
 import json
 import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,12 +56,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     Raises:
       ConfigError: If the file is cut off or damaged, or holds a name twice.
     """
-    try:
-        content = np.memmap(path, np.uint8, "r")
-    except ValueError:  # of size 0, which cannot be mapped
-        raise checks.ConfigError(f"{path} is empty.") from None
-    except OSError as error:
-        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    content = _mapped(path)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     if not 8 < start <= min(len(content), _MOST_BYTES):
         raise checks.ConfigError(
@@ -119,9 +116,14 @@ def read_shards(index: Path) -> dict[str, Stored]:
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     """Returns the fields and the arrays of a GGUF file, arrays dequantised when read.
 
+    The package `gguf` dequantises. The header is read here: with its tens of thousands
+    of texts, a vocabulary takes that package three times as long as the numbers.
+
     Raises:
       ConfigError: If the file is cut off, damaged, or of a quantisation that `gguf`
         cannot read; or that package is missing.
+
+    Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
     """
     try:
         import gguf
@@ -129,32 +131,112 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
         raise checks.ConfigError(
             "A GGUF file needs gguf: pip install 'mha_haiku[interop]'."
         ) from None
+    content = _mapped(path)
     try:
-        reader = gguf.GGUFReader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-    except OSError as error:
-        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except Exception as error:  # whatever a damaged header leads gguf into
+        fields, entries, start = _Header(content).read()
+        arrays = {}
+        check_names_once(path, [name for name, *_ in entries])
+        for name, shape, kind, offset in entries:
+            kind = gguf.GGMLQuantizationType(kind)
+            # A block of so many numbers of the last axis takes so many bytes.
+            numbers, size = gguf.GGML_QUANT_SIZES[kind]
+            row = shape[-1] // numbers * size
+            first = start + offset
+            last = first + math.prod(shape[:-1]) * row
+            if shape[-1] % numbers or last > len(content):
+                raise ValueError(f"{name} ends at byte {last} of {len(content)}")
+            data = content[first:last].reshape(*shape[:-1], row)
+            arrays[name] = Stored(
+                shape,
+                functools.partial(_dequantised, path, name, data, kind),
+                path.name,
+            )
+    except checks.ConfigError:
+        raise
+    except (ValueError, IndexError, KeyError, struct.error, MemoryError) as error:
         raise checks.ConfigError(
-            f"{path} is cut off or no GGUF file: {type(error).__name__} ({error})."
+            f"{path} is cut off or no GGUF file that can be read: {error}."
         ) from None
-    arrays = {}
-    check_names_once(path, [tensor.name for tensor in reader.tensors])
-    for tensor in reader.tensors:
-
-        def read(tensor=tensor):
-            try:
-                return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            except NotImplementedError:
-                raise checks.ConfigError(
-                    f"{path} has {tensor.name} in the quantisation "
-                    f"{tensor.tensor_type.name}, which gguf cannot read."
-                ) from None
-
-        # GGUF counts axes from the last.
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        arrays[tensor.name] = Stored(shape, read, path.name)
     return fields, arrays
+
+
+class _Header:
+    """What a GGUF file says of itself, read from its first byte on."""
+
+    # By the number of a type: its struct format; 8 is a text, 9 a list.
+    _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+    _TEXT, _LIST = 8, 9
+
+    def __init__(self, content: np.ndarray):
+        self._content = memoryview(content)
+        self._at = 0
+
+    def read(self) -> tuple[dict[str, Any], list[tuple], int]:
+        """Returns the fields, the name, shape, type and offset of arrays, their start.
+
+        Raises:
+          ValueError: If it is not that of a GGUF file; or struct.error, at its end.
+        """
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version, num_arrays, num_fields = self._numbers("IQQ")
+        if version not in (2, 3):
+            raise ValueError(f"it is of version {version}, and 2 and 3 are read")
+        fields = {}
+        for _ in range(num_fields):
+            name = self._text()
+            if name in fields:
+                raise ValueError(f"it has the field {name} twice")
+            fields[name] = self._value(*self._numbers("I"))
+        entries = []
+        for _ in range(num_arrays):
+            name = self._text()
+            (num_axes,) = self._numbers("I")
+            shape = self._numbers(f"{min(num_axes, 8)}Q")
+            # GGUF counts axes from the last.
+            entries.append((name, tuple(reversed(shape)), *self._numbers("IQ")))
+        alignment = fields.get("general.alignment", 32)
+        return fields, entries, -(-self._at // alignment) * alignment
+
+    def _value(self, kind: int) -> Any:
+        if kind == self._TEXT:
+            return self._text()
+        if kind != self._LIST:
+            return self._numbers(self._FORMATS[kind])[0]
+        kind, count = self._numbers("IQ")
+        if count > len(self._content):
+            raise ValueError(f"it has a list of {count} entries")
+        if kind in self._FORMATS:
+            return list(self._numbers(f"{count}{self._FORMATS[kind]}"))
+        return [self._value(kind) for _ in range(count)]
+
+    def _text(self) -> str:
+        (size,) = self._numbers("Q")
+        return str(self._bytes(size), "utf-8")
+
+    def _bytes(self, size: int) -> bytes:
+        result = self._content[self._at : self._at + size].tobytes()
+        if len(result) < size:
+            raise ValueError(f"it ends at byte {len(self._content)}")
+        self._at += size
+        return result
+
+    def _numbers(self, kinds: str) -> tuple:
+        result = struct.unpack_from(f"<{kinds}", self._content, self._at)
+        self._at += struct.calcsize(f"<{kinds}")
+        return result
+
+
+def _dequantised(path, name, data, kind) -> np.ndarray:
+    import gguf
+
+    try:
+        return gguf.quants.dequantize(data, kind)
+    except NotImplementedError:
+        raise checks.ConfigError(
+            f"{path} has {name} in the quantisation {kind.name}, which gguf cannot "
+            "read."
+        ) from None
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -207,6 +289,16 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:8]) + more
 
 
+def _mapped(path: Path) -> np.ndarray:
+    """Returns the bytes of a file, of which only those that are used are read."""
+    try:
+        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except ValueError:  # of size 0, which cannot be mapped
+        raise checks.ConfigError(f"{path} is empty or cut off.") from None
+    except OSError as error:
+        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+
+
 def _view(path, content, name, kind, shape, first, last) -> Stored:
     """Returns an array that lies in bytes `first` to `last` of `content`."""
     if kind not in _DTYPES:
@@ -226,6 +318,6 @@ def _view(path, content, name, kind, shape, first, last) -> Stored:
         )
 
     def read():
-        return content[first:last].view(np.ndarray).view(dtype).reshape(shape)
+        return content[first:last].view(dtype).reshape(shape)
 
     return Stored(shape, read, path.name)

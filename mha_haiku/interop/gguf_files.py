@@ -37,7 +37,12 @@ _FIELDS = {
 }
 # Fields that change numbers, and what they must be where they are there.
 _SUPPORTED = {
+    "attention.scale": (),
+    "attention.sliding_window": (0,),
+    "embedding_scale": (),
     "expert_count": (0,),
+    "logit_scale": (),
+    "residual_scale": (),
     "rope.scaling.type": ("none",),
 }
 _NAMES = {
@@ -75,7 +80,12 @@ def translated(
     kind = fields.get("general.architecture")
     with checks.user_mistakes():
         checks.choice(f"{path}: the architecture", kind, _ARCHITECTURES)
-    for name, accepted in _SUPPORTED.items():
+    size = fields.get(
+        f"{kind}.attention.key_length",
+        fields.get(f"{kind}.embedding_length", 0)
+        // fields.get(f"{kind}.attention.head_count", 1),
+    )
+    for name, accepted in {**_SUPPORTED, "rope.dimension_count": (size,)}.items():
         value = fields.get(f"{kind}.{name}")
         if value is not None and value not in accepted:
             raise checks.ConfigError(

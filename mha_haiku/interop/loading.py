@@ -7,7 +7,7 @@ an error that names it.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -66,19 +66,18 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     Raises:
       ConfigError: If there is no such model, its family or an option of it is not
         supported, or its arrays are not those of its config; the message names them.
+      ValueError: If `dtype` is none of floating-point numbers.
     """
+    dtype = jnp.dtype(np.float32 if dtype is None else dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype must be that of floating-point numbers, got {dtype}.")
     found = sources.find(source)
-    kind = found.config.get("model_type")
-    if kind == OWN:
+    if found.config.get("model_type") == OWN:
         return _load_own(found, dtype)
-    with checks.user_mistakes():
-        checks.choice(
-            f"{found.name}: the family of models (model_type)", kind, FAMILIES
-        )
-    family = FAMILIES[kind]
+    family = family_of(found.config)
     stored = named(family, found)
-    head = head_of(family, found, stored)
-    config, sizes = read_config(family, head, found.config)
+    head = head_of(family, found.config, stored)
+    config, sizes = read_fields(family, head, found.config)
     _check_copies(found, head, stored)
     rows = list(rows_of(family, head, config, sizes))
     _check_names(found, family, head, rows, stored)
@@ -187,14 +186,14 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 
 
 def head_of(
-    family: tables.Family, found: sources.Source, stored: Mapping[str, Any]
+    family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
     """Returns the head that config.json names; without a name, that of the arrays."""
-    given = found.config.get("architectures")
+    given = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
     if given:
         with checks.user_mistakes():
-            checks.choice(f"{found.name}: architectures", given[0], heads)
+            checks.choice("config.json's architectures", given[0], heads)
         return heads[given[0]]
     for head in family.heads:
         if head.has is None or head.has in stored:
@@ -203,9 +202,32 @@ def head_of(
 
 
 def read_config(
-    family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
+    theirs: Mapping[str, Any],
 ) -> tuple["ml_collections.ConfigDict", Sizes]:
     """Returns `config.model`, and the sizes beside it, that a config.json describes.
+
+    Args:
+      theirs: The contents of config.json.
+
+    Raises:
+      ConfigError: If its family or an option of it is not supported.
+    """
+    family = family_of(theirs)
+    return read_fields(family, head_of(family, theirs, ()), theirs)
+
+
+def family_of(theirs: Mapping[str, Any]) -> tables.Family:
+    """Returns the family that config.json names."""
+    kind = theirs.get("model_type")
+    with checks.user_mistakes():
+        checks.choice("config.json's family of models (model_type)", kind, FAMILIES)
+    return FAMILIES[kind]
+
+
+def read_fields(
+    family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
+) -> tuple["ml_collections.ConfigDict", Sizes]:
+    """Returns what config.json says of a model of that family and head.
 
     Raises:
       ConfigError: If an option of it is not supported.
@@ -318,7 +340,7 @@ def _leaves(params) -> Iterator[tuple[str, str, Any]]:
 
 def _as_parameter(x: np.ndarray, dtype: Any) -> jax.Array:
     # A copy, as the file that x may be a view of can change.
-    return jnp.array(np.asarray(x, dtype or np.float32))
+    return jnp.array(np.asarray(x, dtype))
 
 
 def _check_copies(found, head, stored) -> None:

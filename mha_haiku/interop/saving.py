@@ -130,7 +130,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
         **theirs,
     }
     try:
-        again, again_sizes = loading.read_config(family, head, theirs)
+        again, again_sizes = loading.read_fields(family, head, theirs)
     except checks.ConfigError as error:
         raise tables.CannotSayError(str(error)) from None
     wanted, found = _meaning(config, sizes), _meaning(again, again_sizes)

@@ -77,11 +77,11 @@ _VIT = {
 }
 _LLAMA_3_ROTARY = {
     "rope_type": "llama3",
-    "rope_theta": 100.0,
+    "rope_theta": 10.0,
     "factor": 4.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 3.0,
-    "original_max_position_embeddings": 12,
+    "original_max_position_embeddings": 13,
 }
 
 
@@ -102,11 +102,20 @@ CASES = {
         "BertConfig", "BertForTokenClassification", {**_BERT, "num_labels": 7}
     ),
     "bert_sentences": Case("BertConfig", "BertModel", _BERT),
+    "bert_pretraining": Case("BertConfig", "BertForPreTraining", _BERT),
     "roberta": Case("RobertaConfig", "RobertaForMaskedLM", _BERT),
     "roberta_classes": Case(
         "RobertaConfig", "RobertaForSequenceClassification", {**_BERT, "num_labels": 7}
     ),
+    "roberta_tokens": Case(
+        "RobertaConfig", "RobertaForTokenClassification", {**_BERT, "num_labels": 7}
+    ),
     "distilbert": Case("DistilBertConfig", "DistilBertForMaskedLM", _DISTILBERT),
+    "distilbert_tokens": Case(
+        "DistilBertConfig",
+        "DistilBertForTokenClassification",
+        {**_DISTILBERT, "num_labels": 7},
+    ),
     "distilbert_classes": Case(
         "DistilBertConfig",
         "DistilBertForSequenceClassification",
@@ -122,6 +131,8 @@ CASES = {
             "scale_attn_weights": False,
         },
     ),
+    "gpt2_bare": Case("GPT2Config", "GPT2Model", _GPT2),
+    "llama_bare": Case("LlamaConfig", "LlamaModel", _LLAMA),
     "llama": Case("LlamaConfig", "LlamaForCausalLM", _LLAMA),
     "llama_3": Case(
         "LlamaConfig",
@@ -179,7 +190,9 @@ CASES = {
             },
         },
     ),
+    "gpt_neox_bare": Case("GPTNeoXConfig", "GPTNeoXModel", _NEOX),
     "vit": Case("ViTConfig", "ViTForImageClassification", _VIT),
+    "vit_bare": Case("ViTConfig", "ViTModel", _VIT),
 }
 
 

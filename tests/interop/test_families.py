@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import interop
+from mha_haiku import heads, interop, models, modules
 from tests.interop import small_models
 
 CASES = list(small_models.CASES)
@@ -54,9 +54,35 @@ def test_numbers_are_those_of_transformers(case, tmp_path):
     found = outputs(case, imported)
     for each, wanted in zip(found["attention"], stored["attention"], strict=True):
         assert_close(small_models.sample(each), wanted)
-    if "vit" not in case:
+    if case != "vit":  # that of transformers is before the last norm
         assert_close(small_models.sample(found["output"]), stored["output"])
     if "logits" in stored:
         assert_close(small_models.sample(found["logits"]), stored["logits"])
     else:
         assert "logits" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if "vit" not in case])
+def test_pruned_equals_gated_in_every_family(case, tmp_path):
+    imported = interop.load(small_models.write(tmp_path, case))
+    num_heads = imported.config.attention.num_heads
+    keep = np.ones((2, num_heads), bool)
+    keep[0, 1] = keep[1, 0] = keep[1, 2] = False
+    params, config = heads.prune(imported.params, imported.config, keep)
+    sizes = interop.sizes_of(imported.config, imported.params)
+    pruned = models.build(config, **sizes._asdict())
+    tokens, lengths = small_models.inputs(case), small_models.LENGTHS
+    gates = modules.Interventions(heads=keep.astype(np.float32))
+
+    @jax.jit
+    def run(params, params_of_gated):
+        options = {"lengths": lengths, "is_training": False}
+        found = pruned.apply(params, None, tokens, **options)
+        gated = imported.model.apply(
+            params_of_gated, None, tokens, interventions=gates, **options
+        )
+        return found.output, gated.output
+
+    found, gated = run(params, imported.params)
+    assert_close(small_models.valid(found, 1), small_models.valid(gated, 1))

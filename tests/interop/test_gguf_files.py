@@ -13,20 +13,6 @@ from tests.interop import small_models
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need mha_haiku[interop]")
 
-NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 TEXT = "Numbers 1234 and words, \u00e9 too."
 
 
@@ -39,16 +25,20 @@ def _in_pairs(x, num_heads):
 
 
 def _write(folder, file, kinds=lambda name: "F32", **fields):
-    """Writes the tiny Llama of a folder as GGUF."""
+    """Writes the tiny model of a folder as GGUF, under the names that gguf gives."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, "llama")
+    kind_of_model = config["model_type"]
+    architecture = getattr(gguf.MODEL_ARCH, kind_of_model.upper())
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(file, kind_of_model)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     for name, value in fields.items():
@@ -56,11 +46,9 @@ def _write(folder, file, kinds=lambda name: "F32", **fields):
     stored = arrays.read_safetensors(folder / "model.safetensors")
     for name, array in stored.items():
         x = array.read()
-        if "q_proj" in name or "k_proj" in name:
+        if kind_of_model == "llama" and ("q_proj" in name or "k_proj" in name):
             x = _in_pairs(x, x.shape[0] // config["head_dim"])
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        name = name.replace("model.layers.", "blk.")
+        name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         kind = getattr(gguf.GGMLQuantizationType, kinds(name))
         writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -75,7 +63,11 @@ def folder(tmp_path):
     return small_models.write(tmp_path / "llama", "llama")
 
 
-def test_a_gguf_file_is_the_model_of_its_folder(folder, tmp_path):
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_is_the_model_of_its_folder(case, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    small_models.write(folder, case)
     _write(folder, tmp_path / "model.gguf")
     found, wanted = interop.load(tmp_path / "model.gguf"), interop.load(folder)
     assert found.config.to_dict() == wanted.config.to_dict()
@@ -104,6 +96,9 @@ def test_halves_are_read_and_damage_is_refused(folder, tmp_path):
     ("fields", "message"),
     [
         ({"expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"rope_dimension_count": 4}, "llama.rope.dimension_count = 4 is not supp"),
+        ({"sliding_window": 4}, "llama.attention.sliding_window = 4 is not supp"),
+        ({"logit_scale": 0.5}, "llama.logit_scale = 0.5 is not supported"),
         (
             {"rope_scaling_type": gguf.RopeScalingType.YARN},
             "llama.rope.scaling.type = 'yarn' is not supported",

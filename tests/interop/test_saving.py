@@ -18,9 +18,7 @@ def _stored(folder):
     return {name: array.read() for name, array in found.items()}
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in test_families.EVERYDAY if "llama_3" not in str(case)]
-)
+@pytest.mark.parametrize("case", test_families.EVERYDAY)
 def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
@@ -28,10 +26,14 @@ def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     kind = json.loads((before / "config.json").read_text())["model_type"]
     interop.save(after, imported.config, imported.params, family=kind)
     found, wanted = _stored(after), _stored(before)
-    unread = {name for name in wanted if "pooler" in name and name not in found}
+    unread = {
+        name
+        for name in wanted
+        if name not in found and ("pooler" in name or "seq_relationship" in name)
+    }
     assert set(found) == set(wanted) - unread
     for name, x in found.items():
-        if case != "vit" and case != "gpt2_scaled" and "position_embed" not in name:
+        if "vit" not in case and case != "gpt2_scaled" and "position_embed" not in name:
             np.testing.assert_allclose(x, wanted[name], rtol=0, atol=2e-7)
     again = interop.load(after)
     for config in (again.config, imported.config):
@@ -90,14 +92,11 @@ def test_pruned_models_are_refused_by_families_and_held_by_our_own(pruned, tmp_p
     np.testing.assert_allclose(found, gated, rtol=0, atol=1e-5)
 
 
-def test_rotary_scaling_of_llama_3_is_not_written(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "llama_3"))
+def test_rotary_frequencies_of_no_known_kind_are_refused(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "llama"))
+    imported.config.embedding.frequencies = [1.0, 0.9, 0.2, 0.1]
     with pytest.raises(checks.ConfigError, match="cannot say these rotary freq"):
         interop.save(tmp_path, imported.config, imported.params, family="llama")
-    interop.save(tmp_path, imported.config, imported.params, family="mha_haiku")
-    again = interop.load(tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, again.params, imported.params)
-    assert again.config.to_dict() == imported.config.to_dict()
 
 
 def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):

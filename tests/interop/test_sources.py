@@ -90,6 +90,11 @@ def test_half_precision_loads_as_either(folder, dtype):
         np.testing.assert_array_equal(z, x.astype(dtype))
 
 
+def test_parameters_are_no_integers(folder):
+    with pytest.raises(ValueError, match="dtype must be .* got int32"):
+        interop.load(folder, dtype="int32")
+
+
 def test_older_names_and_buffers_are_known(folder):
     wanted = interop.load(folder)
 

@@ -8,7 +8,7 @@ L layers, K size of a head.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -282,8 +282,14 @@ def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]
                 "embedding.rotary_period": float(rope["rope_theta"]),
                 "embedding.frequencies": None,
             }
-        return {"embedding.frequencies": _frequencies(rope, size)}
-    return {"embedding.frequencies": [_frequencies(rope, size) for rope in ropes]}
+        frequencies = _frequencies(rope, size)
+    else:
+        frequencies = [_frequencies(rope, size) for rope in ropes]
+    period = max(float(rope["rope_theta"]) for rope in ropes)
+    return {
+        "embedding.rotary_period": period,  # unused, but says where they come from
+        "embedding.frequencies": frequencies,
+    }
 
 
 def _frequencies(rope: Theirs, size: int) -> list[float]:
@@ -312,17 +318,45 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
     turning = given[given > 0]
     if given.ndim > 1 or not len(turning) or (given[: len(turning)] == 0).any():
         raise CannotSayError("these rotary frequencies")
-    theta = float(period)  # a single pair turns by 1, whatever the base
+    thetas = [float(period)]
     if len(turning) > 1:
-        theta = _rounded(float((turning[0] / turning[1]) ** len(turning)))
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if turning[0] < 1:
-        rope |= {"rope_type": "linear", "factor": _rounded(1 / turning[0])}
-    rope["partial_rotary_factor"] = len(turning) / len(given)
-    wanted = _frequencies(rope, 2 * len(given))
-    if not np.allclose(wanted, given, rtol=1e-9, atol=0):
-        raise CannotSayError("these rotary frequencies")
-    return rope
+        thetas.append(_rounded((turning[0] / turning[1]) ** len(turning)))
+    share = len(turning) / len(given)
+    for theta in thetas:
+        rope = {"rope_theta": theta, "partial_rotary_factor": share}
+        plain = theta ** (-np.arange(len(turning)) / len(turning))
+        for scaling in _scalings(turning / plain, plain / (2 * np.pi)):
+            written = {**scaling, **rope}
+            again = _frequencies(written, 2 * len(given))
+            if np.allclose(again, given, rtol=1e-9, atol=0):
+                return written
+    raise CannotSayError("these rotary frequencies")
+
+
+def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yields the kinds of rotary positions that may have scaled frequencies so.
+
+    Args:
+      ratio: By what they were multiplied.
+      rounds: Turns per position before that.
+    """
+    yield {"rope_type": "default"}
+    yield {"rope_type": "linear", "factor": _rounded(1 / ratio[0])}
+    least = ratio.min()
+    between = (ratio > least * (1 + 1e-9)) & (ratio < 1 - 1e-9)
+    if between.sum() > 1:
+        # Llama 3 goes from 1 / factor to 1 along a line in the rounds. Of its three
+        # numbers two count: the lower is 1, as in all published models.
+        share = (ratio[between] - least) / (1 - least)
+        slope, start = np.polyfit(rounds[between], share, 1)
+        if start < 0:
+            yield {
+                "rope_type": "llama3",
+                "factor": _rounded(1 / least),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": _rounded(1 - 1 / start),
+                "original_max_position_embeddings": round(-slope / start),
+            }
 
 
 def _rounded(number: float) -> float:
