@@ -5,6 +5,7 @@ tokenizer as lists; all else differs in its names alone.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 from mha_haiku import checks
 from mha_haiku.interop import arrays
 from mha_haiku.tasks import tokenization
+
+_logger = logging.getLogger("mha_haiku")
 
 # What GGUF files are read, and the `model_type` of the same.
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -124,25 +127,25 @@ def translated(
 def tokenizer(
     path: Path, fields: Mapping[str, Any], least_tokens: int = 0
 ) -> tokenization.Pretrained | None:
-    """Returns the tokenizer that the file describes; None where it has none.
+    """Returns the tokenizer that the file describes.
+
+    None where it has none, or one of a kind that is not read, of which a warning tells.
 
     Args:
       path: The file.
       fields: Its fields.
       least_tokens: See `tokenization.Pretrained`.
-
-    Raises:
-      ConfigError: If it is of a kind that is not read.
     """
     kind = fields.get("tokenizer.ggml.model")
     if kind is None:
         return None
     split = fields.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2" or split not in _SPLITS:
-        raise checks.ConfigError(
+        _logger.warning(
             f"{path} has a tokenizer of the kind {kind!r}, {split!r}, which is not "
-            f"read; 'gpt2' is, with {', '.join(_SPLITS)}."
+            f"read, and comes without one; 'gpt2' is, with {', '.join(_SPLITS)}."
         )
+        return None
     tokens = fields["tokenizer.ggml.tokens"]
     kinds = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     merges = [pair.split(" ", 1) for pair in fields["tokenizer.ggml.merges"]]

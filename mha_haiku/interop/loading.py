@@ -59,7 +59,8 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
       source: A folder in the layout of the hub (config.json, model.safetensors or its
         shards, tokenizer.json), a `.safetensors` file in one, a `.gguf` file,
         `package:NAME` of an installed Python package that holds either, or a name on
-        the hub, `owner/name`. What `save` wrote is a folder of this layout.
+        the hub, `owner/name`, of which safetensors are fetched. What `save` wrote is a
+        folder of this layout.
       dtype: That of the parameters, as "bfloat16"; None: float32. Files of float16 and
         bfloat16 load as either.
 

@@ -186,7 +186,8 @@ def _from_hub(name: str) -> Path:
             f"source {name!r} is no file or folder here, and a name on the hub needs "
             "huggingface_hub: pip install 'mha_haiku[interop]'."
         ) from None
-    wanted = ["*.json", "*.safetensors", "*.gguf"]
+    # Not all files: many names hold the same weights in several forms.
+    wanted = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors"]
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # of httpx, of the hub, of the disk

@@ -247,7 +247,8 @@ def test_the_hub_out_of_reach_is_a_clear_error(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
     def fail(name, allow_patterns):
-        assert name == "somebody/model" and "*.bin" not in allow_patterns
+        assert name == "somebody/model" and "model*.safetensors" in allow_patterns
+        assert not any("*.bin" in each or each == "*" for each in allow_patterns)
         raise OSError("no network\nhere")
 
     monkeypatch.setattr(hub, "snapshot_download", fail)
