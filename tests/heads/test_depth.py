@@ -11,8 +11,6 @@ from mha_haiku import heads, models
 from mha_haiku.heads import subject as subjects
 from tests.heads.conftest import H, L, build, config, example, loss, random_params
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture
 def deep(monkeypatch):

@@ -692,7 +692,6 @@ def test_logits_read_what_enters_above_the_last_layer(family, scan_layers):
         np.testing.assert_allclose(read.logits, wanted.logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_scanned_layers_start_where_an_array_says():
     fields = {"num_layers": 3, "embedding__positions": "t5", "norm__position": "both"}
     inputs, lengths = _inputs("encoder"), np.array([T, 3])
