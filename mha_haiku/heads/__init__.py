@@ -5,6 +5,7 @@ Pure functions of parameters, data and a metric that is handed in.
 
 from mha_haiku.heads import closing, hard_concrete, means, metrics
 from mha_haiku.heads.closing import Closing
+from mha_haiku.heads.drift import drift_subject, mean_pooled
 from mha_haiku.heads.flow import flow
 from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.importance import (
@@ -51,6 +52,7 @@ __all__ = [
     "closed",
     "closing",
     "confidence",
+    "drift_subject",
     "flow",
     "gradient",
     "gradient_rollout",
@@ -58,6 +60,7 @@ __all__ = [
     "hard_concrete",
     "head_outputs",
     "match",
+    "mean_pooled",
     "means",
     "metrics",
     "open_gates",

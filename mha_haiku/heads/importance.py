@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.heads import means, programs, subject
+from mha_haiku.heads import means, metrics, programs, subject
 from mha_haiku.heads.closing import Closing, zero
 
 Array = jax.Array
@@ -115,8 +115,12 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
         slopes are 0 but for rounding: that is warned about.
       closing: What a gate of 0 would pass on.
 
+    Raises:
+      ValueError: If the metric is the drift, which has no slope at the whole model.
+
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
+    _check_slope(of)
     found = _over_batches(of, programs.slopes(of.model, of.metric, closing))
     _warn_if_flat(found, of, closing)
     return found
@@ -132,9 +136,13 @@ def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Import
     Returns:
       `[N, L, F]`; a gate multiplies a unit at all positions of an example.
 
+    Raises:
+      ValueError: As `gradient`.
+
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, for heads;
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
+    _check_slope(of)
     program = programs.unit_slopes(of.model, of.metric, tuple(hidden_sizes))
     return _over_batches(of, program)
 
@@ -229,6 +237,15 @@ def _warn_if_flat(found: Importance, of: subject.Subject, closing: Closing) -> N
             f"all heads changes it by {change:.2g}: the metric is at its best with all "
             "heads open, and an order by these slopes is noise; ablation or "
             "attribution measure it."
+        )
+
+
+def _check_slope(of: subject.Subject) -> None:
+    """Refuses a metric whose slope at the whole model is 0 by construction."""
+    if of.metric is metrics.drift:
+        raise ValueError(
+            "metric must have a slope at the whole model, and drift is least there: "
+            "every gradient would be rounding; ablation and attribution measure it."
         )
 
 

@@ -55,6 +55,27 @@ def mistakes(
     return _mistakes(correct or _likeliest)
 
 
+def drift(logits: Array, example: tasks.Example) -> Array:
+    """Returns one minus the cosine of two vectors of each example, `[B]` in [0, 2].
+
+    At the whole model it is 0, its least value, and so is its slope by any gate: a
+    measure by the gradient there says nothing.
+
+    Args:
+      logits: `[B, D]`, vectors of an intervened model; see `heads.drift_subject`.
+      example: The batch; its `targets` are the vectors of the whole model.
+    """
+    # Half the squared distance of unit vectors: 1 - cosine, without its cancellation.
+    difference = _unit(logits) - _unit(example.targets)
+    return (difference**2).sum(-1) / 2
+
+
+def _unit(vectors):
+    vectors = vectors.astype(jnp.promote_types(vectors.dtype, jnp.float32))
+    square = (vectors**2).sum(-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-30))
+
+
 def _likeliest(logits, example):
     return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
 

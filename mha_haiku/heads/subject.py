@@ -52,14 +52,19 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
       ValueError: If there are none.
     """
     if iter(batches) is batches:
-        raise TypeError(
-            "batches must be a list, or something else that can be gone through again, "
-            f"got {type(batches).__name__}; list(batches) makes one."
-        )
+        refuse_generator(batches)
     results = [fetched(function(example)) for example in batches]
     if not results:
         raise ValueError("batches must not be empty.")
     return results
+
+
+def refuse_generator(batches: Any) -> None:
+    """Raises TypeError about batches that can be gone through only once."""
+    raise TypeError(
+        "batches must be a list, or something else that can be gone through again, "
+        f"got {type(batches).__name__}; list(batches) makes one."
+    )
 
 
 def run(model: models.Model, params: Any, example: tasks.Example, **options) -> Any:

@@ -1,0 +1,88 @@
+"""Drift: how far the vectors of texts turn when a model is intervened in.
+
+A model without targets, such as a sentence encoder, has no loss. Its mean-pooled
+outputs are compared with those of the whole model instead. They stand where other
+models have logits, and those of the whole model where others have targets, so that
+every measure takes a `drift_subject` as it is.
+
+B batch, T positions, D width.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku import models, tasks
+from mha_haiku.heads import metrics, subject
+
+Array = jax.Array
+
+
+def drift_subject(
+    model: models.Model,
+    params: Any,
+    batches: Iterable[tasks.Example],
+    *,
+    whole: tuple[models.Model, Any] | None = None,
+) -> subject.Subject:
+    """Returns what is measured by `metrics.drift`.
+
+    Args:
+      model: The model; its `Output` must have `output`.
+      params: Its parameters.
+      batches: The examples; their targets do not matter.
+      whole: The model and the parameters to compare with, such as those before pruning;
+        None: the same, without interventions.
+    """
+    compared = _Compared(batches, *(whole or (model, params)))
+    return subject.Subject(mean_pooled(model), metrics.drift, params, compared)
+
+
+@functools.lru_cache(maxsize=8)
+def mean_pooled(model: models.Model) -> models.Model:
+    """Returns the model with vectors `[B, D]` in place of logits.
+
+    A vector is the mean of an example's outputs over its valid positions.
+
+    Args:
+      model: The model; its `Output` must have `output`.
+    """
+
+    def apply(params, rng, inputs, *, lengths=None, **options):
+        output = model.apply(params, rng, inputs, lengths=lengths, **options)
+        return output._replace(logits=_means(output.output, lengths))
+
+    return models.Model(model.init, apply)
+
+
+class _Compared:
+    """Batches whose targets are the vectors that a model gives to their inputs."""
+
+    def __init__(self, batches, model, params):
+        self._batches, self._params = batches, params
+        self._vectors = _vectors(mean_pooled(model))
+
+    def __iter__(self) -> Iterator[tasks.Example]:
+        if iter(self._batches) is self._batches:
+            subject.refuse_generator(self._batches)
+        for example in self._batches:
+            targets = self._vectors(self._params, example)
+            yield example._replace(targets=targets)
+
+
+@functools.lru_cache(maxsize=8)
+def _vectors(pooled):
+    return jax.jit(lambda params, x: subject.run(pooled, params, x).logits)
+
+
+def _means(outputs, lengths) -> Array:
+    """Returns the means `[B, D]` of `[B, T, D]` over valid positions, float32."""
+    outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+    if lengths is None:
+        return outputs.mean(1)
+    valid = jnp.arange(outputs.shape[1])[None] < jnp.asarray(lengths)[:, None]
+    total = jnp.where(valid[..., None], outputs, 0).sum(1)
+    return total / jnp.maximum(valid.sum(1), 1)[:, None]
