@@ -40,7 +40,8 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
     Args:
       table: The type, default and help of each flag. Types are `str`, `int`, `float`,
         `bool`, and `list` for integers with commas between them. With a flag named
-        `config`, fields of that config can be overridden by `--config.<field>=value`.
+        `config`, fields of that config can be overridden by `--config.<field>=value`;
+        without it the run in `--workdir` keeps its own.
     """
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
@@ -140,12 +141,16 @@ def _run(main, values, argv, description) -> int | None:
     if not with_config:
         shared_flags.join(values)
         return main()
-    require(
-        "config",
-        values.config,
-        f"It is one of {', '.join(config_files.available())}, or your own.",
-    )
-    config = config_files.load(values.config)
+    config = None
+    if not values.config and "workdir" in values and values.workdir:
+        config = config_files.of_run(values.workdir)
+    if config is None:
+        require(
+            "config",
+            values.config,
+            f"It is one of {', '.join(config_files.available())}, or your own.",
+        )
+        config = config_files.load(values.config)
     config_files.override(config, overrides)
     shared_flags.join(values)
     return main(config)

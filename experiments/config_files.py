@@ -75,6 +75,19 @@ def load(path: str) -> config_dict.ConfigDict:
     return config
 
 
+def of_run(workdir: str) -> config_dict.ConfigDict | None:
+    """Returns the config of the run in a folder; None if there is none.
+
+    Raises:
+      ConfigError: If its config.json cannot be used.
+    """
+    from mha_haiku.runs import configuration, folders
+
+    folder = folders.Folder(pathlib.Path(workdir).expanduser())
+    values = folders.read_config(folder)
+    return None if values is None else configuration.of_json(values)
+
+
 def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]]):
     """Sets fields of `config` from text.
 

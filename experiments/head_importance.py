@@ -20,8 +20,9 @@ FLAGS = command_line.flag_values(
         "examples": (int, 128, "Number of held-out examples to average over."),
         "metric": (
             str,
-            "loss",
-            "Ablation measures the change of this: loss or accuracy.",
+            None,
+            "Ablation measures the change of this: loss, accuracy or drift; the run's "
+            "own if left out.",
         ),
         "closing": (str, "mean", "What closed heads pass on: zero, mean or resample."),
         "out": (str, None, "Folder to write to; <workdir>/heads if left out."),

@@ -22,11 +22,16 @@ FLAGS = command_line.flag_values(
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "sweep": (bool, False, "Measure models of all sizes, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
-        "metric_drop": (float, None, "How far the held-out accuracy may fall."),
+        "metric_drop": (
+            float,
+            None,
+            "How far the held-out accuracy may fall, or the drift rise.",
+        ),
         "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
-        "order": (str, "ablation", "Order of removal: greedy, or a measure's name."),
+        "order": (str, "ablation", "Order of removal: greedy, random, or a measure."),
         "closing": (str, "zero", "What closed heads pass on: zero, mean or resample."),
         "examples": (int, 256, "How many held-out examples determine the order."),
+        "beside": (str, None, "Another order to draw beside in a sweep: random."),
         "steps": (int, 0, "Further training steps of the pruned model."),
         "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
     }

@@ -2,7 +2,10 @@
 
 Run: python -m experiments.train --config=configs/reverse.py --config.model.num_heads=2
 
-The same command on a folder with a run resumes that run.
+     python -m experiments.train --workdir=runs/gpt --config.data.path=book.txt
+
+The same command on a folder with a run resumes that run. The second command trains an
+imported or pruned run on; --config.optimizer.learning_rate and others set how.
 """
 
 import functools
@@ -16,7 +19,8 @@ FLAGS = command_line.flag_values(
         "config": (
             str,
             None,
-            "File with the run's config; it is Python, and is executed.",
+            "File with the run's config; it is Python, and is executed. A run that is "
+            "there has its own.",
         ),
         "workdir": (
             str,

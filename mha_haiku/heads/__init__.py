@@ -3,7 +3,7 @@
 Pure functions of parameters, data and a metric that is handed in.
 """
 
-from mha_haiku.heads import closing, hard_concrete, means, metrics
+from mha_haiku.heads import closing, drift, hard_concrete, means, metrics
 from mha_haiku.heads.closing import Closing
 from mha_haiku.heads.drift import drift_subject, mean_pooled
 from mha_haiku.heads.flow import flow
@@ -52,6 +52,7 @@ __all__ = [
     "closed",
     "closing",
     "confidence",
+    "drift",
     "drift_subject",
     "flow",
     "gradient",

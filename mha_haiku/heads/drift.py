@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku import models, tasks
 from mha_haiku.heads import metrics, subject
@@ -55,7 +56,43 @@ def mean_pooled(model: models.Model) -> models.Model:
         output = model.apply(params, rng, inputs, lengths=lengths, **options)
         return output._replace(logits=_means(output.output, lengths))
 
-    return models.Model(model.init, apply)
+    scanned = getattr(model, "scanned", None)
+    if scanned is None:
+        return model._replace(apply=apply)
+    return model._replace(apply=apply, scanned=mean_pooled(scanned))
+
+
+def vectors(
+    model: models.Model, params: Any, batches: Iterable[tasks.Example]
+) -> np.ndarray:
+    """Returns the mean-pooled outputs of all examples, `[N, D]` float32.
+
+    Args:
+      model: The model; its `Output` must have `output`.
+      params: Its parameters.
+      batches: The examples.
+    """
+    program = _vectors(mean_pooled(model))
+    return np.concatenate(subject.over(batches, lambda x: program(params, x)))
+
+
+def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
+    """Returns the share of vectors whose nearest other one stays the same.
+
+    Args:
+      before: `[N, D]`, no two alike; N is at least 2.
+      after: `[N, D]`, the same examples.
+
+    Returns:
+      In [0, 1]; the nearest has the largest cosine.
+    """
+    nearest = []
+    for each in (before, after):
+        unit = each / np.linalg.norm(each, axis=-1, keepdims=True)
+        cosines = unit @ unit.T
+        np.fill_diagonal(cosines, -np.inf)
+        nearest.append(cosines.argmax(-1))
+    return float(np.mean(nearest[0] == nearest[1]))
 
 
 class _Compared:

@@ -26,6 +26,8 @@ class Pruning(NamedTuple):
       metric_name: The name of the metric, for the axis.
       speed_up: How many times faster than the whole model each was, measured.
       ideal: The same by operation counts.
+      beside: The metric with as many heads in another order; may be empty.
+      beside_name: What the legend calls that.
     """
 
     kept: Sequence[int]
@@ -33,6 +35,8 @@ class Pruning(NamedTuple):
     metric_name: str
     speed_up: Sequence[float]
     ideal: Sequence[float]
+    beside: Sequence[float] = ()
+    beside_name: str = ""
 
 
 @drawing.picture
@@ -133,7 +137,12 @@ def pruning(curve: Pruning, *, title: str) -> "Figure":
     """
     sheet = drawing.sheet(8.5, 3.6, title=title)
     left, right = sheet.subplots(1, 2)
-    left.plot(curve.kept, curve.metric, marker="o", color="C0")
+    left.plot(curve.kept, curve.metric, marker="o", color="C0", label="this order")
+    if curve.beside:
+        left.plot(
+            curve.kept, curve.beside, ls="--", color="0.5", label=curve.beside_name
+        )
+        left.legend(fontsize=7)
     right.plot(curve.kept, curve.speed_up, marker="o", label="measured")
     right.plot(curve.kept, curve.ideal, ls="--", color="0.5", label="by operations")
     right.legend(fontsize=7)

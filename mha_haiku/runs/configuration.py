@@ -216,6 +216,11 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             f"length {task.sequence_length} with learned positions, got "
             f"{embedding.max_length}."
         )
+    if "loss" not in task.metrics:
+        raise ConfigError(
+            f"config.task.name must be of a task with targets to train, and "
+            f"{task.name!r} has none.\nIts runs serve the studies of heads."
+        )
     if not model.output.logits:
         raise ConfigError(
             "config.model.output.logits must be True to train: the loss is of logits."
@@ -288,6 +293,26 @@ def _example(name: str, task: tasks.Task) -> tasks.Example:
                 f"{getattr(example, part).shape}."
             )
     return example
+
+
+def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:
+    """Returns the config of values as `to_json` gives them, with the types of defaults.
+
+    Args:
+      values: Those of a valid config; fields that it lacks have their defaults.
+    """
+    config = default_config(task_name(values))
+
+    def fill(section, own):
+        for name, value in own.items():
+            if isinstance(value, dict) and name in section:
+                fill(section[name], value)
+            else:
+                with section.ignore_type():
+                    section[name] = value
+
+    fill(config, values)
+    return config
 
 
 def completed(values: dict[str, Any]) -> dict[str, Any]:

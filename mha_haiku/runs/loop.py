@@ -128,7 +128,7 @@ def _run(
     kept = None
     if stored.latest() is not None:
         kept = folders.shared_kept(folder)
-        if kept is not None and override_config:
+        if kept is not None and (override_config or stored.latest() == 0):
             kept = kept._replace(text=None)  # another text, in the same tokens
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles

@@ -80,8 +80,10 @@ def open_run(
     def open_here():
         folder = folders.open_folder(workdir)
         stack.enter_context(lock.Lock(folder.lock))
-        is_changed = _check_unchanged(folder, config, override_config)
         stored = checkpoints.Checkpoints(folder.checkpoints)
+        is_changed = _check_unchanged(
+            folder, config, override_config, has_begun=stored.latest() != 0
+        )
         opened.append(stored)
         finished = None if is_changed else _finished(folder, config, stored)
         if finished is not None:
@@ -96,14 +98,20 @@ def open_run(
     return Opened(folders.Folder(Path(workdir).expanduser()), stored, finished)
 
 
-def _check_unchanged(folder, config, override) -> bool:
-    """Returns whether the run's config differs; refuses that without `override`."""
+def _check_unchanged(folder, config, override, *, has_begun) -> bool:
+    """Returns whether the run's config differs; refuses that without `override`.
+
+    Where parameters are all that there is, how they are trained is still open.
+    """
     saved = folders.read_config(folder)
     if saved is None:
         return False
     lines = configuration.difference(saved, configuration.to_json(config))
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
+    if not has_begun:
+        fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
+        override = override or not any(line.startswith(fixed) for line in lines)
     if config.task.name == saved["task"]["name"]:
         lines += filter(None, [folders.changed_task(folder)])
     if lines and not override:

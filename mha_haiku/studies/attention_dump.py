@@ -18,7 +18,7 @@ from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import files, progress
-from mha_haiku.studies import head_statistics
+from mha_haiku.studies import head_statistics, imported_runs
 from mha_haiku.studies.workbench import Bench
 
 _logger = logging.getLogger("mha_haiku")
@@ -263,12 +263,14 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
         raise ConfigError("tokens must not be empty.")
     length, trained = inputs.shape[1], run.task.sequence_length
     embedding = run.config.model.embedding
-    if embedding.positions == "learned" and length > embedding.max_length:
+    is_imported = imported_runs.is_imported(run.config)
+    is_limited = is_imported or embedding.positions == "learned"
+    if is_limited and length > embedding.max_length:
         raise ConfigError(
             f"tokens must be at most config.model.embedding.max_length "
-            f"{embedding.max_length} with learned positions, got {length}."
+            f"{embedding.max_length}, the positions of the model, got {length}."
         )
-    if length > trained:
+    if length > trained and not is_imported:
         _logger.warning(
             f"{length} tokens are more than the {trained} of the model's training: "
             f"what it does past these it has not learnt."

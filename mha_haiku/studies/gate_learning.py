@@ -4,6 +4,7 @@ The gates are parameters beside those of the model; the training step is the usu
 L layers, H heads of a layer.
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import pruned_runs
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.training import stepping
+from mha_haiku.training import losses, stepping
 
 _STEPS_PER_DISPATCH = 100
 
@@ -31,7 +32,8 @@ class Learned(NamedTuple):
     Attributes:
       params: The model's parameters, trained with the gates.
       log_alpha: L arrays `[H]`, the logits of the gates.
-      loss: `[steps]`, the mean loss of each step's batch, without the penalty.
+      loss: `[steps]`, the mean loss of each step's batch (without targets the drift),
+        without the penalty.
     """
 
     params: Any
@@ -55,14 +57,12 @@ class Line(NamedTuple):
     Attributes:
       name: What it is called in the table.
       kept: Its number of heads.
-      accuracy: On held-out examples, in [0, 1].
-      loss: On held-out examples, nats per target.
+      metrics: On held-out examples; see `pruned_runs.held_out`.
     """
 
     name: str
     kept: int
-    accuracy: float
-    loss: float
+    metrics: dict[str, float]
 
 
 def learn_gates(
@@ -78,7 +78,8 @@ def learn_gates(
     The loss of a step is the model's plus `penalty` times the expected number of open
     heads: a larger penalty leaves fewer of them. The batches are those that would
     follow in the run, without dropout; the parameters learn by Adam at a tenth of the
-    run's learning rate, as the run has converged.
+    run's learning rate, as the run has converged. Without targets the loss is the drift
+    from the whole model.
 
     Args:
       bench: The run, with unstacked layers; a converged one, as in the source.
@@ -91,6 +92,10 @@ def learn_gates(
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
     run = bench.run
+    model, task, measure = run.model, run.task, stepping.loss_sums
+    if has_drift := "loss" not in task.metrics:
+        model, task = heads.mean_pooled(model), _Counted(task)
+        measure = functools.partial(_drift_sums, model)
 
     def apply(params, rng, inputs, *, lengths=None, is_training):
         keys = jax.random.split(rng, len(params["log_alpha"]))
@@ -99,7 +104,7 @@ def learn_gates(
             for logits, key in zip(params["log_alpha"], keys, strict=True)
         ]
         del is_training  # no dropout: the gates are the only randomness
-        return run.model.apply(
+        return model.apply(
             params["model"],
             None,
             inputs,
@@ -128,22 +133,26 @@ def learn_gates(
                     optax.clip_by_global_norm(config.clip_norm or 1.0), adam
                 ),
                 "log_alpha": optax.adam(gate_learning_rate),
+                "whole": optax.set_to_zero(),
             },
-            {"model": "model", "log_alpha": "log_alpha"},
+            lambda params: {name: name for name in params},
         ),
     )
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = stepping.make_dispatch(
         models.Model(None, apply),
-        run.task,
+        task,
         optimizer,
         batch_size=run.config.training.batch_size,
         placement=placement,
         max_steps=_STEPS_PER_DISPATCH,
+        measure=measure,
     )
     counts = [len(layer.names) for layer in models.heads_of_layers(run.config.model)]
     log_alpha = [jnp.full(count, initial) for count in counts]
     params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
+    if has_drift:
+        params["whole"] = jax.tree.map(jnp.array, run.params)
     state = stepping.state_of(params, optimizer)
     state = state._replace(step=jnp.asarray(run.step, jnp.int32))
     state, data = placement.put((state, run.task.train_data))
@@ -173,7 +182,7 @@ def learn(
 
     The pruned model becomes the run `out/pruned`. A model of the same architecture,
     trained from scratch for as many steps as the run, the gates and the tuning took
-    together, becomes the run `out/scratch`.
+    together, becomes the run `out/scratch`. Without targets neither is trained.
 
     Args:
       bench: The run, a converged one.
@@ -184,7 +193,8 @@ def learn(
       from_scratch: Whether to train the model from scratch too.
 
     Returns:
-      The run, the pruned model before and after tuning, and the one from scratch.
+      The run, the pruned model before and after tuning, and the one from scratch; the
+      first two without targets.
 
     Raises:
       ConfigError: If every head closes, or `out` holds a run.
@@ -209,20 +219,25 @@ def learn(
     scaled = heads.scaled(learned.params, run.config.model, learned.gates)
     pruned = pruned_runs.prune(run._replace(params=scaled), _names(run, keep))
     total = sum(row.size for row in keep)
+    before = pruned_runs.held_out(pruned, pruned_runs.vectors_of(run))
     lines = [
-        _line("the run", total, run),
-        _line("pruned by gates, before tuning", kept, pruned),
+        Line("the run", total, pruned_runs.held_out(run)),
+        Line("pruned by gates, before tuning", kept, before),
     ]
     folder = pruned_runs.save(pruned, Path(out) / "pruned", steps=tuning_steps)
+    if "loss" not in run.task.metrics:
+        return lines
     loop.train(folders.load_run(folder).config, folder)
-    lines.append(_line("pruned and tuned", kept, folders.load_run(folder)))
+    tuned = pruned_runs.held_out(folders.load_run(folder))
+    lines.append(Line("pruned and tuned", kept, tuned))
     if from_scratch:
         config = folders.load_run(folder).config
         config.training.steps = run.step + steps + tuning_steps
         config.optimizer.warmup_steps = run.config.optimizer.warmup_steps
         other = Path(out) / "scratch"
         loop.train(config, other)
-        lines.append(_line("the same from scratch", kept, folders.load_run(other)))
+        scratch = pruned_runs.held_out(folders.load_run(other))
+        lines.append(Line("the same from scratch", kept, scratch))
     return lines
 
 
@@ -231,21 +246,10 @@ def table(lines: list[Line]) -> Table:
     columns = [
         Column("model"),
         Column("heads"),
-        Column("accuracy", shown="{:.4f}"),
-        Column("loss", "nats", "{:.4f}"),
+        *pruned_runs.columns(lines[0].metrics),
     ]
-    return Table(
-        columns,
-        [
-            {
-                "model": line.name,
-                "heads": line.kept,
-                "accuracy": line.accuracy,
-                "loss": line.loss,
-            }
-            for line in lines
-        ],
-    )
+    rows = [{"model": x.name, "heads": x.kept, **x.metrics} for x in lines]
+    return Table(columns, rows)
 
 
 def _names(run, keep) -> list[list[int]]:
@@ -256,6 +260,23 @@ def _names(run, keep) -> list[list[int]]:
     ]
 
 
-def _line(name: str, kept: int, run: Any) -> Line:
-    metrics = pruned_runs.held_out(run)
-    return Line(name, kept, metrics["accuracy"], metrics["loss"])
+class _Counted:
+    """A task without targets, whose examples count as one each."""
+
+    def __init__(self, task):
+        self._task = task
+
+    def example(self, key, data):
+        example = self._task.example(key, data)
+        return example._replace(weights=jnp.zeros_like(example.weights).at[0].set(1))
+
+
+def _drift_sums(whole, model, task, params, rng, example, *, is_training):
+    """Returns the sum of drifts from the whole model, in the place of a loss."""
+    del task
+    inputs, lengths = example.inputs, example.lengths
+    own = model.apply(params, rng, inputs, lengths=lengths, is_training=is_training)
+    params = jax.lax.stop_gradient(params["whole"])
+    before = whole.apply(params, None, inputs, lengths=lengths, is_training=False)
+    drifts = heads.metrics.drift(own.logits, example._replace(targets=before.logits))
+    return losses.Sums(drifts.sum(), jnp.float32(0), example.weights.sum())

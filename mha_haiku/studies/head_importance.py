@@ -11,11 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku import checks, heads, models, report
+from mha_haiku.checks import ConfigError
 from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files
-from mha_haiku.studies.workbench import METRICS, Bench
+from mha_haiku.studies.workbench import Bench
 
-_UNITS = {"loss": "nats", "accuracy": "share of right answers"}
+_UNITS = {
+    "loss": "nats",
+    "accuracy": "share of right answers",
+    "drift": "1 - cosine",
+}
 _PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's"}
 
 
@@ -70,7 +75,7 @@ def measure(
     bench: Bench,
     *,
     examples: int = 128,
-    metric: str = "loss",
+    metric: str | None = None,
     closing: str = "mean",
     measures: Sequence[str] | None = None,
 ) -> HeadImportance:
@@ -79,8 +84,10 @@ def measure(
     Args:
       bench: The run.
       examples: N.
-      metric: Ablation measures the rise of the "loss", or the fall of the "accuracy".
-        The measures by gradients are always of the loss.
+      metric: Ablation measures the rise of the "loss", the fall of the "accuracy", or
+        the "drift"; None: the first that the task has. The measures by gradients are of
+        the loss, or of the drift if that is asked for; `gradient` is left out then, as
+        the drift has no slope at the whole model.
       closing: What a closed head passes on: "zero", "mean" or "resample".
       measures: Names of `heads.MEASURES`; None means all.
 
@@ -89,20 +96,28 @@ def measure(
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
     with checks.user_mistakes():
-        checks.choice("metric", metric, METRICS)
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
+    metric = bench.metric(metric)
+    if metric == "drift" and "gradient" in wanted:
+        if measures is not None:
+            raise ConfigError(
+                "measures must not have gradient: the drift has no slope at the whole "
+                "model."
+            )
+        wanted.remove("gradient")
     bench = bench.looped().placed()
     close = bench.closing(closing, examples)
     measured, numbers = {}, {}
     for name in wanted:
         entry = heads.MEASURES[name]
-        own = metric if entry.unit is None else "loss"
+        of_loss = entry.unit == _UNITS["loss"]
+        own = "loss" if of_loss and metric != "drift" else metric
         of = bench.subject(examples, metric=own, name=name)
         measured[name] = entry.measure(of, closing=close)
         numbers[name] = PerHead(
             measured[name].mean,
-            entry.unit or _UNITS[own],
+            _UNITS[own] if of_loss else entry.unit or _UNITS[own],
             entry.label.format(metric=own),
             measured[name].standard_error,
             heads.rank_intervals(measured[name]),

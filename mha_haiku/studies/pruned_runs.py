@@ -5,19 +5,21 @@ N examples, L layers, H heads of a layer, S sizes of a sweep.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from mha_haiku import checks, devices, heads, models
+from mha_haiku import checks, devices, heads, models, tasks
+from mha_haiku.checks import ConfigError
+from mha_haiku.report.tables import Column
 from mha_haiku.runs import folders
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
-ORDERS = (*heads.MEASURES, "greedy")
+ORDERS = (*heads.MEASURES, "greedy", "random")
 _TIMED_SECONDS = 1.0
 
 Keep = list[list[int]]
@@ -30,7 +32,7 @@ class Point(NamedTuple):
       kept: How many heads are left.
       keep: The names of the heads that each layer keeps.
       units: How many hidden units are left, of all layers.
-      metrics: Held-out `loss` (nats) and `accuracy`.
+      metrics: What `held_out` returns.
       parameters: The number of the model's parameters.
       examples_per_second: Of its forward pass, measured: the median of runs that
         alternate with those of the whole model.
@@ -61,6 +63,11 @@ def order_of(
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
+    if by == "random":
+        layers = enumerate(models.heads_of_layers(bench.run.config.model))
+        all_heads = [(i, place) for i, x in layers for place in range(len(x.names))]
+        generator = np.random.default_rng(bench.run.config.seed)
+        return [all_heads[place] for place in generator.permutation(len(all_heads))]
     close = bench.closing(closing, examples)
     if by == "greedy":
 
@@ -70,7 +77,37 @@ def order_of(
         of = bench.subject(examples)
         return [x.head for x in heads.greedy_order(of, closing=close, progress=show)]
     of = bench.subject(examples, name=by)
-    return heads.order(heads.MEASURES[by].measure(of, closing=close).mean)
+    with checks.user_mistakes():  # the drift has no gradient
+        return heads.order(heads.MEASURES[by].measure(of, closing=close).mean)
+
+
+def closed_in_order(
+    bench: Bench, order: Sequence[tuple[int, int]], counts: Sequence[int]
+) -> list[float]:
+    """Returns the metric with the last heads of an order open, by gates.
+
+    It is that of pruned models, from one compiled program: the accuracy, or of tasks
+    without targets the drift.
+
+    Args:
+      bench: The run, with unstacked layers.
+      order: Its heads as (layer, index in the layer), the first to go first.
+      counts: How many stay open, for each number that is returned.
+    """
+    layers = models.heads_of_layers(bench.run.config.model)
+    widest = max(len(layer.names) for layer in layers)
+    gates = np.ones((len(counts), len(layers), widest), np.float32)
+    for pattern, count in zip(gates, counts, strict=True):
+        for head in order[: len(order) - count]:
+            pattern[head] = 0
+    metric = "drift" if "loss" not in bench.run.task.metrics else "accuracy"
+    of = bench.subject(
+        bench.run.config.training.evaluation_examples,
+        metric=metric,
+        name="heads closed",
+    )
+    found = heads.closed(of, gates).mean(0)
+    return (found if metric == "drift" else 1 - found).tolist()
 
 
 def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -> Keep:
@@ -103,6 +140,11 @@ def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     run = bench.run
     if share == 1:
         return run
+    if "loss" not in run.task.metrics:
+        raise ConfigError(
+            "keep_units needs a loss, whose gradients rank hidden units; the task "
+            f"{run.task.name} has no targets."
+        )
     sizes = models.hidden_sizes(run.config.model)
     of = bench.subject(examples, name="hidden units")
     importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
@@ -129,6 +171,7 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
       runs: The whole run, with unstacked layers, then pruned ones.
     """
     whole = _Timed(runs[0])
+    vectors = vectors_of(runs[0])
     result = []
     for pruned in bench.progress(runs, name="pruned models", unit="model"):
         layers = models.heads_of_layers(pruned.config.model)
@@ -140,7 +183,7 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
                 kept=sum(map(len, keep)),
                 keep=keep,
                 units=sum(models.hidden_sizes(pruned.config.model)),
-                metrics=held_out(pruned),
+                metrics=held_out(pruned, vectors),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
@@ -150,8 +193,22 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
     return result
 
 
-def held_out(run: folders.Run) -> dict[str, float]:
-    """Returns the held-out loss and accuracy of a run's parameters."""
+def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, float]:
+    """Returns the held-out loss and accuracy of a run's parameters.
+
+    Of a task without targets it returns `drift`, a mean over examples, and `neighbours`,
+    the share of examples whose nearest other example stays the same.
+
+    Args:
+      run: The run.
+      vectors: `vectors_of` the whole model; None: this run is whole.
+    """
+    own = vectors_of(run)
+    if own is not None:
+        before = own if vectors is None else vectors
+        drifts = heads.metrics.drift(own, tasks.Example(None, before, None))
+        same = heads.drift.same_neighbours(before, own)
+        return {"drift": float(drifts.mean()), "neighbours": same}
     training = run.config.training
     placement = devices.Replicas(jax.local_devices()[:1])
     program = evaluation.make_evaluation(
@@ -186,6 +243,40 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     return folders.write_run(workdir, config, jax.device_get(run.params), run.task)
 
 
+def vectors_of(run: folders.Run) -> np.ndarray | None:
+    """Returns the mean-pooled outputs of held-out examples, `[N, D]`.
+
+    Args:
+      run: The run; of a task with targets the result is None.
+
+    Returns:
+      A vector per example; of examples that are there twice, one.
+    """
+    if "loss" in run.task.metrics:
+        return None
+    training = run.config.training
+    count = training.evaluation_examples
+    data = jax.device_put(run.task.held_out_data)
+    make = jax.jit(
+        lambda data, places: evaluation.held_out_batch(
+            run.task, run.config.seed, data, places
+        )
+    )
+    batches = []
+    for start in range(0, count, training.batch_size):
+        places = np.arange(start, start + training.batch_size, dtype=np.int32)
+        batches.append(jax.device_get(make(data, places)))
+    inputs = np.concatenate([each.inputs for each in batches])[:count]
+    _, once = np.unique(inputs, axis=0, return_index=True)
+    return heads.drift.vectors(run.model, run.params, batches)[np.sort(once)]
+
+
+def columns(metrics: Mapping[str, float]) -> list[Column]:
+    """Returns the columns of what `held_out` returns."""
+    units = {"loss": "nats"}
+    return [Column(name, units.get(name, ""), "{:.4f}") for name in sorted(metrics)]
+
+
 class _Timed:
     """The compiled forward pass of a run on a batch, its operations and its time."""
 
@@ -200,9 +291,10 @@ class _Timed:
 
         @jax.jit
         def forward(params, example):
-            return run.model.apply(
+            output = run.model.apply(
                 params, None, example.inputs, lengths=example.lengths, is_training=False
-            ).logits
+            )
+            return output.output if output.logits is None else output.logits
 
         self._arguments = jax.device_put((run.params, example))
         self._compiled = forward.lower(*self._arguments).compile()

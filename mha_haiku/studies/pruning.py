@@ -3,6 +3,7 @@
 Hidden units of the feed-forward parts go before them where a share is asked for.
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -23,11 +24,12 @@ class Request(NamedTuple):
     Attributes:
       sweep: Models of every size, up to twelve of them.
       keep: The share of the heads to keep, in [0, 1].
-      metric_drop: How far the held-out accuracy may fall, in [0, 1].
+      metric_drop: How far the held-out accuracy may fall, or the drift rise, in [0, 1].
       keep_units: The share of each layer's hidden units to keep, in (0, 1].
       order: A name of `pruned_runs.ORDERS`: which heads go first.
       closing: What closed heads pass on while the order is determined.
       examples: How many held-out examples determine the order of heads and units.
+      beside: Another of these orders, whose curve is drawn beside in a sweep.
     """
 
     sweep: bool = False
@@ -37,6 +39,7 @@ class Request(NamedTuple):
     order: str = "ablation"
     closing: str = "zero"
     examples: int = 256
+    beside: str | None = None
 
 
 class Pruned(NamedTuple):
@@ -47,11 +50,16 @@ class Pruned(NamedTuple):
       run: The smallest pruned run.
       points: The whole model, and pruned ones of falling size; the first of these has
         all heads where hidden units went.
+      beside: For each point what another order of heads gives, accuracy or drift; empty
+        where none was asked for.
+      beside_name: The name of that order.
     """
 
     title: str
     run: folders.Run
     points: list[pruned_runs.Point]
+    beside: tuple[float, ...] = ()
+    beside_name: str = ""
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
@@ -82,11 +90,22 @@ def prune(bench: Bench, request: Request) -> Pruned:
     elif request.keep is not None:
         counts = [total, round(request.keep * total)]
     else:
-        counts = [total, _fewest(whole, run, order, request.metric_drop)]
+        counts = [total, _fewest(bench, run, order, request.metric_drop)]
     pruned = [_with_heads(run, order, count) for count in counts]
     if run is not whole:
         pruned.insert(0, whole)
-    return Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
+    result = Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
+    if request.beside is None:
+        return result
+    other = pruned_runs.order_of(
+        bench.with_run(run),
+        by=request.beside,
+        closing=request.closing,
+        examples=request.examples,
+    )
+    kept = [point.kept for point in result.points]
+    beside = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
+    return result._replace(beside=tuple(beside), beside_name=request.beside)
 
 
 def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
@@ -115,11 +134,13 @@ def table(result: Pruned) -> Table:
     Args:
       result: What `prune` returned.
     """
+    own = pruned_runs.columns(result.points[0].metrics)
+    if result.beside:
+        own.append(Column(result.beside_name, "", "{:.4f}"))
     columns = [
         Column("heads", csv=("kept",)),
         Column("units"),
-        Column("accuracy", shown="{:.4f}"),
-        Column("loss", "nats", "{:.4f}"),
+        *own,
         Column("parameters", shown="{:,}"),
         Column("examples/s", shown="{:,.0f}", csv=("examples_per_second",)),
         Column("faster", shown="{:.2f}x"),
@@ -131,21 +152,30 @@ def table(result: Pruned) -> Table:
             "heads": point.kept,
             "units": point.units,
             **point.metrics,
+            **({result.beside_name: beside} if result.beside else {}),
             "parameters": point.parameters,
             "examples/s": point.examples_per_second,
             "faster": point.speed_up,
             "ideal": point.ideal_speed_up,
             "kept": ";".join(" ".join(map(str, names)) for names in point.keep),
         }
-        for point in result.points
+        for point, beside in itertools.zip_longest(result.points, result.beside)
     ]
     return Table(columns, rows)
 
 
 def text(result: Pruned) -> str:
     """Returns the table as text, with a legend of its columns."""
+    metric, own = _metric(result), ""
+    if metric == "drift":
+        own = (
+            "drift: one minus the cosine of the sentence vectors with the whole model's\n"
+            "neighbours: the share of sentences whose nearest other one stays the same\n"
+        )
+    if result.beside:
+        own += f"{result.beside_name}: the {metric} with heads in that order\n"
     return (
-        f"{result.title}\n\n{table(result).text()}\n\n"
+        f"{result.title}\n\n{table(result).text()}\n\n{own}"
         "faster: the forward pass, measured in turns with the whole model's\n"
         "ideal: by the number of operations\n"
         "units: the hidden units of all layers\n"
@@ -165,12 +195,15 @@ def write(result: Pruned, folder: str | os.PathLike) -> list[Path]:
     """
     written = [files.write(Path(folder) / "pruning.csv", table(result).csv())]
     if report.drawing.is_possible():
+        metric = _metric(result)
         curve = report.curves.Pruning(
             kept=[point.kept for point in result.points],
-            metric=[point.metrics["accuracy"] for point in result.points],
-            metric_name="held-out accuracy",
+            metric=[point.metrics[metric] for point in result.points],
+            metric_name=f"held-out {metric}",
             speed_up=[point.speed_up for point in result.points],
             ideal=[point.ideal_speed_up for point in result.points],
+            beside=result.beside,
+            beside_name=f"order: {result.beside_name}",
         )
         picture = report.curves.pruning(curve, title=result.title)
         written.append(files.write(Path(folder) / "pruning.png", picture))
@@ -194,7 +227,11 @@ def check(request: Request) -> None:
     with checks.user_mistakes():
         checks.positive_integer("examples", request.examples)
         checks.choice("order", request.order, pruned_runs.ORDERS)
+        if request.beside is not None:
+            checks.choice("beside", request.beside, pruned_runs.ORDERS)
         checks.choice("closing", request.closing, CLOSINGS)
+    if request.beside is not None and not request.sweep:
+        raise ConfigError("beside is for the curve of a sweep; give sweep too.")
 
 
 def _with_heads(run, order, count) -> folders.Run:
@@ -202,8 +239,21 @@ def _with_heads(run, order, count) -> folders.Run:
     return pruned_runs.prune(run, pruned_runs.kept_after(run, order, count))
 
 
-def _fewest(whole, run, order, drop) -> int:
-    """Returns the fewest heads whose accuracy falls by at most `drop`."""
+def _metric(result) -> str:
+    """Returns the name of the metric that is drawn."""
+    return "drift" if "drift" in result.points[0].metrics else "accuracy"
+
+
+def _fewest(bench, run, order, drop) -> int:
+    """Returns the fewest heads whose accuracy falls, or drift rises, by `drop` at most."""
+    whole = bench.run
+    if "loss" not in whole.task.metrics:
+        counts = list(range(len(order), -1, -1))
+        drifts = pruned_runs.closed_in_order(bench, order, counts)
+        above = [
+            count for count, each in zip(counts, drifts, strict=True) if each > drop
+        ]
+        return min(len(order), 1 + above[0]) if above else 0
     least = pruned_runs.held_out(whole)["accuracy"] - drop
     for count in range(len(order), -1, -1):
         accuracy = pruned_runs.held_out(_with_heads(run, order, count))["accuracy"]

@@ -215,7 +215,8 @@ def write(study: Study, folder: str | os.PathLike) -> list[Path]:
 
 
 def _check(run) -> None:
-    if run.task.num_tokens is None or run.config.model.family == "set_classifier":
+    is_set = run.config.model.family == "set_classifier"
+    if run.task.num_tokens is None or is_set or "loss" not in run.task.metrics:
         raise ConfigError(
             "A study of roll-out needs a task with tokens and an answer at positions, "
             f"got {run.task.name}."

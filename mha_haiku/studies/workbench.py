@@ -19,7 +19,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders, progress, sharing
 from mha_haiku.training import evaluation
 
-METRICS = ("loss", "accuracy")
+METRICS = ("loss", "accuracy", "drift")
 CLOSINGS = ("zero", "mean", "resample")
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
@@ -199,23 +199,50 @@ class Bench:
         return Batches(self, examples, self.batch_size(examples), name)
 
     def subject(
-        self, examples: int, *, metric: str = "loss", name: str = ""
+        self,
+        examples: int,
+        *,
+        metric: str | None = None,
+        name: str = "",
+        whole: folders.Run | None = None,
     ) -> heads.Subject:
         """Returns the run as the `Subject` of measures of heads.
 
         Args:
           examples: How many held-out examples, rounded up to whole batches.
-          metric: A name of `METRICS`.
+          metric: "loss", "accuracy" for the share of wrong answers, or "drift"; None:
+            the own one of the task.
           name: The name of the progress bar; "": no bar.
-        """
-        run, batches = self.run, self.batches(examples, name=name)
-        return heads.Subject(run.model, self.metric(metric), run.params, batches)
+          whole: For the drift, the run to compare with; None: this one.
 
-    def metric(self, name: str) -> heads.Metric:
-        """Returns the metric: "loss", or for "accuracy" the share of wrong answers."""
-        if name == "loss":
-            return heads.metrics.loss
-        return heads.metrics.mistakes(self.run.task.correct)
+        Raises:
+          ConfigError: If the task has no such metric.
+        """
+        run, metric = self.run, self.metric(metric)
+        batches = self.batches(examples, name=name)
+        if metric == "drift":
+            whole = whole and (whole.model, whole.params)
+            return heads.drift_subject(run.model, run.params, batches, whole=whole)
+        function = heads.metrics.loss
+        if metric == "accuracy":
+            function = heads.metrics.mistakes(run.task.correct)
+        return heads.Subject(run.model, function, run.params, batches)
+
+    def metric(self, name: str | None = None) -> str:
+        """Returns the name of a metric of the task; None: of its own one.
+
+        Raises:
+          ConfigError: If the task has no such metric.
+        """
+        own = self.run.task.metrics
+        with checks.user_mistakes():
+            checks.choice("metric", name or own[0], METRICS)
+        if name and name not in own:
+            raise ConfigError(
+                f"metric must be {' or '.join(own)} for the task {self.run.task.name}, "
+                f"which has no targets, got {name!r}."
+            )
+        return name or own[0]
 
     def closing(self, name: str, examples: int) -> heads.Closing:
         """Returns what closed heads pass on.

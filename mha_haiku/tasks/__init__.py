@@ -15,6 +15,7 @@ from mha_haiku.tasks import (
     modular_addition,
     parity,
     reverse,
+    sentences,
     sort,
     task_files,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "batch",
     "digest",
     "make",
+    "metrics",
     "names",
     "options",
     "register",
@@ -48,6 +50,7 @@ _TASKS = {
         digits_anomaly.DigitsAnomaly,
         masked_language_model.MaskedLanguageModel,
         language_model.LanguageModel,
+        sentences.Sentences,
     )
 }
 
@@ -75,6 +78,11 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
                 "declared"
             ) or fields.from_dataclass(field)
     return declared
+
+
+def metrics(name: str) -> tuple[str, ...]:
+    """Returns what a task is measured by, its own metric first; see `options`."""
+    return _task(name).metrics
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:

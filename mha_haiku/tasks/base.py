@@ -74,6 +74,9 @@ class Task(abc.ABC):
     baseline: dict[str, float]
     """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
     sees the position but no input, so that its answer is the same for every example."""
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
+    """What studies can measure a model by, its own metric first; without targets there
+    are no loss and no accuracy, and nothing to train on."""
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance" or "unigram"."""
 

@@ -110,6 +110,7 @@ def gradients(
     step: Array,
     batch_size: int,
     placement: devices.Placement,
+    measure: Callable[..., losses.Sums] = loss_sums,
 ) -> tuple[Any, losses.Sums]:
     """Returns the gradient of the mean loss over the global batch, and its sums.
 
@@ -127,7 +128,7 @@ def gradients(
     scale = jnp.where(weight > 0, 1 / weight, 0)
 
     def mean_loss(params):
-        sums = loss_sums(model, task, params, dropout_key, example, is_training=True)
+        sums = measure(model, task, params, dropout_key, example, is_training=True)
         return sums.loss * scale, sums
 
     gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
@@ -143,6 +144,7 @@ def make_dispatch(
     placement: devices.Placement,
     max_steps: int,
     max_skips: int = 0,
+    measure: Callable[..., losses.Sums] = loss_sums,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
     """Returns the program that trains up to a given step.
 
@@ -154,6 +156,7 @@ def make_dispatch(
       placement: The devices to run on.
       max_steps: N, the largest number of steps of a dispatch.
       max_skips: How many steps in a row may be nonfinite; one more ends the dispatch.
+      measure: What is minimized, with the arguments and the result of `loss_sums`.
 
     Returns:
       `dispatch(state, data, seed, stop)`, a program of the placement: state (donated)
@@ -173,6 +176,7 @@ def make_dispatch(
             step=state.step,
             batch_size=batch_size,
             placement=placement,
+            measure=measure,
         )
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(

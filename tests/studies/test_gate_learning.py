@@ -52,7 +52,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     )
     gated = run._replace(model=run.model._replace(apply=apply))
     for name, wanted in pruned_runs.held_out(gated).items():
-        assert getattr(lines[1], name) == pytest.approx(wanted, rel=1e-5)
+        assert lines[1].metrics[name] == pytest.approx(wanted, rel=1e-5)
 
 
 def _known_bench(known, make_config, **fields):

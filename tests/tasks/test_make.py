@@ -16,6 +16,7 @@ def test_names_are_what_make_knows():
         "digits_anomaly",
         "masked_language_model",
         "language_model",
+        "sentences",
     )
 
 

