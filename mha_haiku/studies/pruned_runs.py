@@ -51,7 +51,12 @@ class Point(NamedTuple):
 
 
 def order_of(
-    bench: Bench, *, by: str, closing: str, examples: int
+    bench: Bench,
+    *,
+    by: str,
+    closing: str,
+    examples: int,
+    worst: float | None = None,
 ) -> list[tuple[int, int]]:
     """Returns the run's heads as (layer, index in the layer), the first to go first.
 
@@ -60,12 +65,13 @@ def order_of(
       by: A name of `ORDERS`.
       closing: What closed heads pass on while the order is determined.
       examples: N, held-out examples.
+      worst: The greedy order need not go past this mean metric: heads that would are
+        last, in no particular order. None: it goes to the end.
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
     if by == "random":
-        layers = enumerate(models.heads_of_layers(bench.run.config.model))
-        all_heads = [(i, place) for i, x in layers for place in range(len(x.names))]
+        all_heads = _heads(bench.run)
         generator = np.random.default_rng(bench.run.config.seed)
         return [all_heads[place] for place in generator.permutation(len(all_heads))]
     close = bench.closing(closing, examples)
@@ -75,10 +81,17 @@ def order_of(
             return bench.progress(steps, name="greedy order", unit="head")
 
         of = bench.subject(examples)
-        return [x.head for x in heads.greedy_order(of, closing=close, progress=show)]
+        steps = heads.greedy_order(of, closing=close, worst=worst, progress=show)
+        first = [step.head for step in steps]
+        return first + [head for head in _heads(bench.run) if head not in first]
     of = bench.subject(examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
         return heads.order(heads.MEASURES[by].measure(of, closing=close).mean)
+
+
+def _heads(run) -> list[tuple[int, int]]:
+    layers = enumerate(models.heads_of_layers(run.config.model))
+    return [(i, place) for i, x in layers for place in range(len(x.names))]
 
 
 def closed_in_order(
@@ -196,8 +209,8 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
 def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, float]:
     """Returns the held-out loss and accuracy of a run's parameters.
 
-    Of a task without targets it returns `drift`, a mean over examples, and `neighbours`,
-    the share of examples whose nearest other example stays the same.
+    Of a task without targets it returns `drift`, a mean over examples, and
+    `neighbours`, the share of examples whose nearest other example stays the same.
 
     Args:
       run: The run.
@@ -207,7 +220,9 @@ def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, f
     if own is not None:
         before = own if vectors is None else vectors
         drifts = heads.metrics.drift(own, tasks.Example(None, before, None))
-        same = heads.drift.same_neighbours(before, own)
+        # Of examples that were drawn twice one counts: the other is too near.
+        _, once = np.unique(before.round(3), axis=0, return_index=True)
+        same = heads.drift.same_neighbours(before[once], own[once])
         return {"drift": float(drifts.mean()), "neighbours": same}
     training = run.config.training
     placement = devices.Replicas(jax.local_devices()[:1])
@@ -249,8 +264,6 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
     Args:
       run: The run; of a task with targets the result is None.
 
-    Returns:
-      A vector per example; of examples that are there twice, one.
     """
     if "loss" in run.task.metrics:
         return None
@@ -266,9 +279,7 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
     for start in range(0, count, training.batch_size):
         places = np.arange(start, start + training.batch_size, dtype=np.int32)
         batches.append(jax.device_get(make(data, places)))
-    inputs = np.concatenate([each.inputs for each in batches])[:count]
-    _, once = np.unique(inputs, axis=0, return_index=True)
-    return heads.drift.vectors(run.model, run.params, batches)[np.sort(once)]
+    return heads.drift.vectors(run.model, run.params, batches)[:count]
 
 
 def columns(metrics: Mapping[str, float]) -> list[Column]:

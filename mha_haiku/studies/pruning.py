@@ -76,11 +76,16 @@ def prune(bench: Bench, request: Request) -> Pruned:
     bench = bench.looped()
     whole = bench.run
     run = pruned_runs.prune_units(bench, request.keep_units, examples=request.examples)
+    worst = None
+    if request.metric_drop is not None and "loss" not in whole.task.metrics:
+        # The order and the end are of different examples: some room.
+        worst = 1.5 * request.metric_drop
     order = pruned_runs.order_of(
         bench.with_run(run),
         by=request.order,
         closing=request.closing,
         examples=request.examples,
+        worst=worst,
     )
     total = len(order)
     title = f"{bench.title}: {total} heads, order by {request.order}"
@@ -169,8 +174,8 @@ def text(result: Pruned) -> str:
     metric, own = _metric(result), ""
     if metric == "drift":
         own = (
-            "drift: one minus the cosine of the sentence vectors with the whole model's\n"
-            "neighbours: the share of sentences whose nearest other one stays the same\n"
+            "drift: one minus the cosine of a sentence's vectors, whole and pruned\n"
+            "neighbours: the share of sentences whose nearest other one stays\n"
         )
     if result.beside:
         own += f"{result.beside_name}: the {metric} with heads in that order\n"
@@ -245,7 +250,7 @@ def _metric(result) -> str:
 
 
 def _fewest(bench, run, order, drop) -> int:
-    """Returns the fewest heads whose accuracy falls, or drift rises, by `drop` at most."""
+    """Returns the fewest heads that lose at most `drop` accuracy, or drift by it."""
     whole = bench.run
     if "loss" not in whole.task.metrics:
         counts = list(range(len(order), -1, -1))

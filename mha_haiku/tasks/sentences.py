@@ -78,8 +78,8 @@ class Sentences(text.TextTask):
         room = self.sequence_length - len(before) - len(after)
         if not texts or room < 1:
             raise checks.ConfigError(
-                f"path must have sentences in its {part} part, and sequence_length room "
-                f"for them, got {len(texts)} from {self.path!r} and room for {room} "
+                f"path must have sentences in its {part} part, and the "
+                f"length room, got {len(texts)} from {self.path!r} and room for {room} "
                 "tokens."
             )
         rows = np.zeros((len(texts), self.sequence_length), np.int32)
