@@ -263,7 +263,6 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
 
     Args:
       run: The run; of a task with targets the result is None.
-
     """
     if "loss" in run.task.metrics:
         return None

@@ -21,8 +21,6 @@ from mha_haiku.runs import checkpoints, folders
 from mha_haiku.studies import pruned_runs
 from tests import pretrained
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
