@@ -198,9 +198,9 @@ def _drawn(pictures, count):
 def _observer(bench, layers, heads_of_layers, pooled):
     """Returns a function of parameters and a batch of examples.
 
-            It returns the batch, the likeliest classes, and per layer the maps (pooled or
-        whole) and the statistics of the heads.
-        """
+    It returns the batch, the likeliest classes, and per layer the maps (pooled or
+    whole) and the statistics of the heads.
+    """
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
     shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)

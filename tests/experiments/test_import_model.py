@@ -227,7 +227,10 @@ def test_what_is_no_run_is_a_mistake_of_two_lines(imported, tmp_path, capsys):
             [f"--source={source}", workdir, "--sequence_length=41"],
             "sequence_length must be an integer from 4 to 40, got 41",
         ),
-        ([f"--source={source}", workdir, f"--path={tmp_path}"], "path must have"),
+        (
+            [f"--source={source}", workdir, f"--path={tmp_path}"],
+            "path must be UTF-8 text",
+        ),
         (
             [f"--source={source}", f"--workdir={imported('sentences')}"],
             "holds a run; give an empty folder",
