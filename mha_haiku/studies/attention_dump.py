@@ -268,7 +268,7 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
     if is_limited and length > embedding.max_length:
         raise ConfigError(
             f"tokens must be at most config.model.embedding.max_length "
-            f"{embedding.max_length}, the positions of the model, got {length}."
+            f"{embedding.max_length} (positions of the model), got {length}."
         )
     if length > trained and not is_imported:
         _logger.warning(
