@@ -79,9 +79,10 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     stored = named(family, found)
     head = head_of(family, found.config, stored)
     config, sizes = read_fields(family, head, found.config)
-    _check_copies(found, head, stored)
     rows = list(rows_of(family, head, config, sizes))
-    _check_names(found, family, head, rows, stored)
+    needed = {name for row in rows for name in row.theirs}
+    _check_copies(found, head, needed, stored)
+    _check_names(found, head, needed, stored)
     theirs = found.config
     params: Params = {}
     expected = one_layer_shapes(config, sizes)
@@ -344,14 +345,10 @@ def _as_parameter(x: np.ndarray, dtype: Any) -> jax.Array:
     return jnp.array(np.asarray(x, dtype))
 
 
-def _check_copies(found, head, stored) -> None:
+def _check_copies(found, head, needed, stored) -> None:
     """Takes arrays out that repeat another; raises ConfigError where they differ."""
     for copy, of in head.copies.items():
-        if (
-            copy in stored
-            and of in stored
-            and found.config.get("tie_word_embeddings", _ties(head))
-        ):
+        if copy in stored and of in stored and copy not in needed:
             if not np.array_equal(stored[copy].read(), stored[of].read()):
                 raise checks.ConfigError(
                     f"{found.name} ties {copy} to {of} (tie_word_embeddings), and has "
@@ -360,15 +357,7 @@ def _check_copies(found, head, stored) -> None:
             del stored[copy]
 
 
-def _ties(head) -> bool:
-    return any(
-        getattr(setting, "theirs", "") == "tie_word_embeddings" and setting.default
-        for setting in head.settings
-    )
-
-
-def _check_names(found, family, head, rows, stored) -> None:
-    needed = {name for row in rows for name in row.theirs}
+def _check_names(found, head, needed, stored) -> None:
     missing = [name for name in needed if name not in stored]
     unused = [name for name in stored if name not in needed]
     left_out = [name for name in unused if name.startswith(head.unused or ("\0",))]

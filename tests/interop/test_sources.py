@@ -124,6 +124,22 @@ def test_copies_of_tied_arrays_must_be_copies(folder):
     np.testing.assert_array_equal(untied.params["logits"]["w"], np.ones((24, 31)))
 
 
+def test_untied_words_may_repeat_their_bias(tmp_path):
+    wanted = interop.load(small_models.write(tmp_path, "bert"))
+    table = np.array(wanted.params["embedding"]["embeddings"])
+
+    def change(found):
+        found["cls.predictions.decoder.weight"] = table
+        found["cls.predictions.decoder.bias"] = np.array(found["cls.predictions.bias"])
+
+    _rewrite(tmp_path, change)
+    _same(interop.load(tmp_path), wanted)
+    _set(tmp_path, tie_word_embeddings=False)
+    untied = interop.load(tmp_path).params["logits"]
+    np.testing.assert_array_equal(untied["w"], table.T)
+    np.testing.assert_array_equal(untied["b"], wanted.params["logits"]["b"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -143,7 +143,7 @@ def windows(
         kinds = ["full_attention" if w is None else "sliding_attention" for w in each]
         used = {
             "use_sliding_window": bool(sizes),
-            "max_window_layers": num_layers - len(sizes and kinds),
+            "max_window_layers": 0 if sizes else num_layers,
         }
         return {
             "sliding_window": sizes.pop() + 1 if sizes else None,
