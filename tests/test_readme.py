@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 # The first kind that fits counts.
 KINDS = [
     Kind("--coordinator=", left_out="two hosts; tests/runs/test_processes.py does it"),
-    Kind(r"^(pip|git) ", left_out=".ci/run installs the project anew"),
+    Kind(r"^(scripts/run )?(pip|git) ", left_out=".ci/run installs the project anew"),
     Kind(r"^source ", left_out="every command here runs in the environment"),
     Kind(r"^(scripts/test|\.ci/run|pytest|python -m pytest)\b", left_out="these tests"),
     Kind(r"^(ruff|lint-imports|pyright)\b", left_out="not everybody has it"),
