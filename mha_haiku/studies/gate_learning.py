@@ -19,7 +19,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.heads import hard_concrete
 from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders, loop
-from mha_haiku.studies import pruned_runs
+from mha_haiku.studies import imported_runs, pruned_runs
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import losses, stepping
 
@@ -182,7 +182,8 @@ def learn(
 
     The pruned model becomes the run `out/pruned`. A model of the same architecture,
     trained from scratch for as many steps as the run, the gates and the tuning took
-    together, becomes the run `out/scratch`. Without targets neither is trained.
+    together, becomes the run `out/scratch`. Without targets neither is trained; of a
+    model that had learnt elsewhere only the first.
 
     Args:
       bench: The run, a converged one.
@@ -230,7 +231,8 @@ def learn(
     loop.train(folders.load_run(folder).config, folder)
     tuned = pruned_runs.held_out(folders.load_run(folder))
     lines.append(Line("pruned and tuned", kept, tuned))
-    if from_scratch:
+    # What a model had learnt elsewhere cannot be made up for here.
+    if from_scratch and not imported_runs.is_imported(run.config):
         config = folders.load_run(folder).config
         config.training.steps = run.step + steps + tuning_steps
         config.optimizer.warmup_steps = run.config.optimizer.warmup_steps
