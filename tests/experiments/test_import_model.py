@@ -201,7 +201,8 @@ def test_language_model_goes_through_every_script(
     assert _run(train, workdir, *flags) == 0
     run = folders.load_run(folder)
     assert run.step == 60
-    reports = [json.loads(x) for x in (folder / "metrics.jsonl").open()]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    reports = [json.loads(line) for line in lines]
     losses = [x["held_out_loss"] for x in reports if "held_out_loss" in x]
     assert losses[-1] < 0.8 * np.log(run.task.num_classes)
     assert not np.allclose(
