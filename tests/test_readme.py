@@ -40,6 +40,7 @@ KINDS = [
     Kind(r"scripts/benchmarks/(training|attention)\.py", "--quick"),
     Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
     Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
+    Kind(r"scripts/benchmarks/pretrained\.py", left_out="needs .[bench,models,parity]"),
     Kind(
         r"--source=|runs/(minilm|smollm2)\b",
         left_out="needs .[models]; tests/experiments/test_import_model.py",

@@ -32,10 +32,11 @@ def prepare(
     options = {"attn_implementation": attention, "dtype": torch.float32}
     if path.is_dir():
         network = transformers.AutoModel.from_pretrained(path, **options)
-    else:
-        network = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, **options
+    else:  # with random weights, as what they are takes no time
+        config = transformers.AutoConfig.from_pretrained(
+            path.parent, gguf_file=path.name
         )
+        network = transformers.AutoModelForCausalLM.from_config(config, **options)
     network.eval()
     tokens = torch.from_numpy(pretrained_models.tokens(model, batch, length)).long()
 
