@@ -7,17 +7,20 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import attention, checks, devices, heads, models, tasks
+from mha_haiku import attention, checks, devices, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files
 from mha_haiku.training import evaluation, optimizers, stepping
+
+if TYPE_CHECKING:
+    from mha_haiku import heads
 
 _FORM = 2  # version of the folder's format; mha_haiku 0.1.0 wrote none
 
@@ -102,13 +105,15 @@ class Run(NamedTuple):
 
     def importance(
         self, measure: str = "ablation", *, examples: int = 64
-    ) -> heads.Importance:
+    ) -> "heads.Importance":
         """Returns how much each head matters to the loss of held-out examples.
 
         Args:
           measure: A name of `heads.MEASURES`.
           examples: N.
         """
+        from mha_haiku import heads  # when asked for: training needs no laboratory
+
         checks.choice("measure", measure, heads.MEASURES)
         run = self.looped()
         of = heads.Subject(
@@ -127,9 +132,8 @@ class Run(NamedTuple):
         return self._replace(config=config, model=model, params=params)
 
     def compact(self) -> "Run":
-        """Returns the run with layers scanned, where they are many and alike."""
-        own = self.config.model
-        if own.num_layers <= heads.subject.FEW_LAYERS or self.model.scanned is None:
+        """Returns the run with layers scanned, where they are alike."""
+        if self.model.scanned is None:
             return self
         config = self.config.copy_and_resolve_references()
         config.model.scan_layers = True

@@ -63,6 +63,8 @@ class Bench:
 
     def compact(self) -> "Bench":
         """Returns the bench with layers scanned, where they are many and alike."""
+        if self.run.config.model.num_layers <= heads.subject.FEW_LAYERS:
+            return self
         return self.with_run(self.run.compact())
 
     def with_run(self, run: folders.Run) -> "Bench":
