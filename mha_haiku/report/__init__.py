@@ -3,10 +3,21 @@
 Each function returns the bytes or the text of a file; its caller writes the file.
 """
 
-from mha_haiku.report import curves, drawing, figures, heads, labels, maps, page, tables
+from mha_haiku.report import (
+    curves,
+    dossier,
+    drawing,
+    figures,
+    heads,
+    labels,
+    maps,
+    page,
+    tables,
+)
 
 __all__ = [
     "curves",
+    "dossier",
     "drawing",
     "figures",
     "heads",

@@ -2,6 +2,31 @@
 
 const page = JSON.parse(document.getElementById('data').textContent);
 
+// This viewer knows one set of maps, and bins as pairs of positions and text.
+{
+  const [{ layers, examples }] = page.sets;
+  const bins = ({ tokens, edges }) => (
+    edges === null ? tokens.map((text, i) => [String(i), text])
+      : edges.slice(1).map((end, i) => [
+        end - edges[i] === 1 ? String(edges[i]) : `${edges[i]}–${end - 1}`,
+        typeof tokens === 'string' ? '' : shorten(tokens.slice(edges[i], end).join(''), 40),
+      ]));
+  const shown = (answers) => answers && {
+    ...answers,
+    shown: answers.shown.map(([position, input, [first], target]) => (
+      [position, input, first ? first[0] : '', target])),
+  };
+  page.layers = layers;
+  page.pooled = examples[0].queries.edges !== null;
+  page.num_examples = examples.length;
+  page.examples = examples.map((example) => ({
+    ...example,
+    queries: bins(example.queries),
+    keys: bins(example.keys ?? example.queries),
+    answers: shown(example.answers),
+  }));
+}
+
 // The chosen layer, head and example; the cell last pointed at; how to colour.
 const choice = {
   layer: Math.max(0, page.layers.findIndex((layer) => layer.heads.length)),
@@ -26,7 +51,7 @@ function maps(example) {
       return largest.map((top, head) => {
         const start = head * rows * columns;
         const at = (query, key) => (
-          top * (all[start + query * columns + key] / page.levels) ** 2
+          top * ((all[start + query * columns + key] % (page.levels + 2)) / page.levels) ** 2
         );
         return { rows, columns, largest: top, at };
       });

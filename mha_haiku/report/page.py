@@ -1,12 +1,13 @@
-"""One page with all maps of a run: it holds its data, and opens without a network.
+"""One page with everything that a dossier has: it opens without a network.
 
 The weights in it are rounded to stay small. A weight `w` of a map whose largest weight
 is `m` is stored as the code `round(levels * sqrt(w / m))`, compressed, in base64; the
 page reads it back as `m * (code / levels) ** 2`, at most `m / levels` from `w` and, by
-the square root, closer where `w` is small.
+the square root, closer where `w` is small. The code `levels + 1` is NaN, `levels + 2` a
+masked cell.
 
-Text from the run reaches the page as JSON in which no `<`, `>` or `&` is left, and the
-page shows it as text only. The page's policy lets nothing but its own script run.
+Text reaches the page as JSON in which no `<`, `>` or `&` is left, and the page shows it
+as text only. The page's policy lets nothing but its own script run.
 """
 
 import base64
@@ -17,30 +18,37 @@ import json
 import math
 import string
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mha_haiku.report import labels
-from mha_haiku.report.maps import Maps
+from mha_haiku.report import dossier, labels
+from mha_haiku.report.dossier import Axis, Dossier, Example, MapSet
+from mha_haiku.report.heads import PerHead
 
-# Cells of all maps together: up to the first number with two bytes a cell, above it
-# with one; above the second number the last examples are left out.
+VERSION = 2
+# Cells of all maps together, up to which a cell has two bytes; above it one.
 _MOST_FINE_CELLS = 2**18
-_MOST_CELLS = 2**24
+_LEVELS = {1: 253, 2: 65533}
 _MOST_ANSWERS = 512
-_LONGEST_EXCERPT = 40
+_LONGEST_TOKEN = 200
+# Texts of an axis, above which they are compressed.
+_MOST_PLAIN_TOKENS = 1024
 _SCRIPTS = ("data.js", "drawing.js", "text.js", "viewer.js")
 
 
-def render(saved: Maps) -> str:
+def render(shown: Dossier) -> str:
     """Returns the page as text, to be stored as UTF-8.
 
     Args:
-      saved: The run's maps.
+      shown: What the page shows.
 
     Returns:
       A whole HTML document that asks for no other file.
+
+    Raises:
+      ValueError: If sizes in the dossier do not fit together; see `dossier.check`.
     """
     script = "\n".join(map(_source, _SCRIPTS))
     # Inside a function, so that its names are not global in the browser's window.
@@ -53,10 +61,10 @@ def render(saved: Maps) -> str:
     )
     return string.Template(_source("viewer.html")).substitute(
         policy=policy,
-        title=html.escape(labels.one_line(saved.title)),
+        title=html.escape(labels.one_line(shown.title)),
         style=style,
         script=script,
-        data=to_json(contents(saved)),
+        data=to_json(contents(shown)),
     )
 
 
@@ -72,141 +80,280 @@ def to_json(value: Any) -> str:
     return text
 
 
-def contents(saved: Maps) -> dict[str, Any]:
+def contents(shown: Dossier) -> dict[str, Any]:
     """Returns what the page shows, as values that JSON knows.
 
+    Numbers that are NaN are None. Where a text or a list of codes is "packed", it is
+    base64 of zlib.
+
     Args:
-      saved: The run's maps.
+      shown: What the page shows.
 
     Returns:
-      A dictionary; `examples[i]["layers"][l]` has `codes` (the text of `encode`) and
-      each head's `largest` weight, for the bins that hold valid positions.
+      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
+      weight and the `precision`, both of all maps; `matches`; and `sets`, each with
+      `name`, `step`, `layers`, `numbers`, `roles` and `examples`. An example has its
+      axes `queries` and `keys` (None: the same), `layers` with packed `codes` (see
+      `encode`) and each head's `largest` weight, `answers`, `images`, `patches` and
+      `channels`.
+
+    Raises:
+      ValueError: See `dossier.check`.
     """
-    cells = sum(weights[0].size for weights in saved.weights)
-    num_shown = min(saved.num_examples, max(1, _MOST_CELLS // max(cells, 1)))
-    bytes_per_cell = 2 if cells * num_shown <= _MOST_FINE_CELLS else 1
-    levels = 256**bytes_per_cell - 1
-    examples = [_example(saved, example, levels) for example in range(num_shown)]
-    if saved.means is not None:
-        examples.append(_mean(saved, levels))
+    dossier.check(shown)
+    cells = sum(
+        sum(weights.size for weights in example.weights)
+        + sum(patch.weights.size for patch in example.patches)
+        for each in shown.sets
+        for example in each.examples
+    )
+    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS else 1
+    levels = _LEVELS[bytes_per_cell]
+    sets = [_set(each, levels) for each in shown.sets]
     largest = max(
-        (m for one in examples for layer in one["layers"] for m in layer["largest"]),
-        default=0.0,
+        largest
+        for each in sets
+        for example in each["examples"]
+        for part in (*example["layers"], *example["patches"])
+        for largest in (*part["largest"], 0.0)
     )
     # To one digit, upwards, as the page says it.
     unit = 10 ** math.floor(math.log10(largest / levels or 1))
+    matches = shown.matches
+    if matches is not None:
+        matches = [
+            [place if min(place) >= 0 else None for place in row[: len(layer.heads)]]
+            for row, layer in zip(matches.tolist(), shown.sets[0].layers, strict=True)
+        ]
     return {
-        "title": labels.one_line(saved.title),
-        "layers": [
-            {"name": labels.one_line(name), "heads": list(map(labels.one_line, heads))}
-            for name, heads in zip(saved.layer_names, saved.head_names, strict=True)
-        ],
-        "examples": examples,
-        "num_examples": saved.num_examples,
-        "pooled": saved.pooled,
-        "bytes_per_cell": bytes_per_cell,
+        "version": VERSION,
+        "title": labels.one_line(shown.title),
+        "notes": [labels.one_line(note) for note in (*shown.notes, *_faults(shown))],
         "levels": levels,
-        "largest": largest,
+        "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(largest / levels / unit) * unit,
+        "largest": largest,
+        "sets": sets,
+        "matches": matches,
     }
 
 
-def encode(weights: np.ndarray, levels: int) -> tuple[str, list[float]]:
+def encode(
+    weights: np.ndarray, levels: int, masked: np.ndarray | None = None
+) -> tuple[str, list[float]]:
     """Rounds the maps of a layer and packs them into text.
 
     Args:
-      weights: `[H, T', S']`.
-      levels: The code of the largest weight of a map: 255 or 65535.
+      weights: `[H, P, Q]`.
+      levels: The code of the largest weight of a map: 253 or 65533.
+      masked: Booleans that broadcast to `weights`: cells without any weight that are
+        masked; None: no cell.
 
     Returns:
-      The codes, row by row, as base64 of zlib; and each map's largest weight `[H]`.
+      The codes, row by row, packed; and each map's largest weight `[H]`, NaN left out.
     """
     weights = weights.astype(np.float64)
+    is_nan = np.isnan(weights)
+    weights = np.where(is_nan, 0, weights)
     largest = weights.max((1, 2), initial=0.0)
     shares = weights / np.where(largest > 0, largest, 1)[:, None, None]
     codes = np.round(levels * np.sqrt(shares)).astype("u1" if levels < 256 else "<u2")
-    packed = base64.b64encode(zlib.compress(codes.tobytes(), 6)).decode()
-    return packed, largest.tolist()
+    codes[is_nan] = levels + 1
+    if masked is not None:
+        # Not where a weight shows that a mask is wrong.
+        codes[masked & (weights == 0)] = levels + 2
+    return _packed(codes), largest.tolist()
 
 
-def _example(saved: Maps, example: int, levels: int) -> dict[str, Any]:
-    rows, columns = saved.shown_cells(example)
-    length = max(1, int(saved.lengths[example]))
-    tokens = list(map(labels.visible, saved.tokens[example, :length].tolist()))
+def _set(maps: MapSet, levels: int) -> dict[str, Any]:
+    heads = [len(layer.heads) for layer in maps.layers]
+    roles = None
+    if maps.roles is not None:
+        roles = [
+            [
+                {"name": labels.one_line(name), "score": score} if name else None
+                for name, score in zip(names[:count], scores, strict=False)
+            ]
+            for names, scores, count in zip(
+                maps.roles.names.tolist(), _plain(maps.roles.scores), heads, strict=True
+            )
+        ]
     return {
-        "name": labels.one_line(saved.example_names[example]),
-        "note": ""
-        if length == saved.tokens.shape[1]
-        else f"its last {saved.tokens.shape[1] - length} positions are padding",
-        "queries": _bins(saved.query_edges, length, tokens),
-        "keys": _bins(saved.key_edges, length, tokens),
+        "name": labels.one_line(maps.name),
+        "step": maps.step,
         "layers": [
-            _layer(weights[example, :, :rows, :columns], levels)
-            for weights in saved.weights
+            {"name": labels.one_line(name), "heads": list(map(labels.one_line, heads))}
+            for name, heads in maps.layers
         ],
-        "answers": _answers(saved, example, tokens),
+        "numbers": [_number(*item, heads) for item in maps.numbers.items()],
+        "roles": roles,
+        "examples": [_example(example, levels) for example in maps.examples],
     }
 
 
-def _mean(saved: Maps, levels: int) -> dict[str, Any]:
-    length = saved.tokens.shape[1]
+def _number(name: str, number: PerHead, heads: Sequence[int]) -> dict[str, Any]:
+    def of_heads(values):
+        if values is None:
+            return None
+        rows = zip(_plain(values), heads, strict=True)
+        return [row[:count] for row, count in rows]
+
+    ranks = of_heads(number.ranks)
+    if ranks is not None:
+        ranks = [[None if None in pair else pair for pair in row] for row in ranks]
     return {
-        "name": f"mean of {saved.mean_examples} examples",
-        "note": "",
-        "queries": _bins(saved.query_edges, length, None),
-        "keys": _bins(saved.key_edges, length, None),
-        "layers": [_layer(mean, levels) for mean in saved.means],
-        "answers": None,
+        "name": labels.one_line(name),
+        "label": labels.one_line(number.label),
+        "unit": labels.one_line(number.unit),
+        "values": of_heads(number.mean),
+        "errors": of_heads(number.standard_error),
+        "ranks": ranks,
     }
 
 
-def _layer(weights: np.ndarray, levels: int) -> dict[str, Any]:
-    codes, largest = encode(weights, levels)
-    return {"codes": codes, "largest": largest}
-
-
-def _bins(
-    edges: np.ndarray, length: int, tokens: list[str] | None
-) -> list[tuple[str, str]]:
-    """Returns each shown bin's positions and, of one example, the text there."""
-    shown = labels.ranges(edges, length)
-    if tokens is None:
-        return [(positions, "") for positions in shown]
-    texts = ["".join(tokens[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
-    return [
-        (
-            positions,
-            text
-            if len(text) <= _LONGEST_EXCERPT
-            else text[: _LONGEST_EXCERPT - 1] + "…",
+def _example(example: Example, levels: int) -> dict[str, Any]:
+    queries, keys = _axis(example.queries), _axis(example.keys)
+    layers = []
+    for i, weights in enumerate(example.weights):
+        codes, largest = encode(weights, levels, example.masked_cells(i))
+        layers.append({"codes": codes, "largest": largest})
+    patches = []
+    for patch in example.patches:
+        codes, largest = encode(patch.weights[None], levels)
+        patches.append(
+            {
+                "layer": patch.layer,
+                "head": patch.head,
+                "queries": patch.query_edges.tolist(),
+                "keys": patch.key_edges.tolist(),
+                "codes": codes,
+                "largest": largest,
+            }
         )
-        for positions, text in zip(shown, texts, strict=False)
-    ]
-
-
-def _answers(saved: Maps, example: int, tokens: list[str]) -> dict[str, Any]:
-    """Returns predictions and targets: rows `[position, input, prediction, target]`.
-
-    The position is None where the whole input has one answer.
-    """
-    predictions = saved.predictions[example].tolist()
-    targets = saved.targets[example].tolist()
-    whole = len(predictions) == 1 < saved.tokens.shape[1]
-    answers = [
-        (None if whole else position, "" if whole else tokens[position], *answer)
-        for position, answer in enumerate(zip(predictions, targets, strict=True))
-        if any(answer) and position < len(tokens)
-    ]
-    counted = [(got, wanted) for *_, got, wanted in answers if wanted]
+    channels = example.channels
     return {
-        "right": sum(got == wanted for got, wanted in counted),
-        "counted": len(counted),
-        "total": len(answers),
-        "shown": [
-            (*where, *(labels.visible(text) if text else "" for text in (got, wanted)))
-            for *where, got, wanted in answers[:_MOST_ANSWERS]
-        ],
+        "name": labels.one_line(example.name),
+        "note": labels.one_line(example.note),
+        "queries": queries,
+        "keys": None if keys == queries else keys,
+        "layers": layers,
+        "answers": _answers(example),
+        "images": _images(example.images),
+        "patches": patches,
+        "channels": None if channels is None else list(map(_channels, channels)),
     }
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    tokens = [_token(text) if text else "" for text in axis.tokens]
+    if len(tokens) > _MOST_PLAIN_TOKENS:
+        # ASCII, as lone surrogates are no UTF-8.
+        tokens = _packed(json.dumps(tokens, separators=(",", ":")).encode())
+    return {
+        "tokens": tokens,
+        "edges": axis.edges.tolist() if axis.is_pooled else None,
+    }
+
+
+def _answers(example: Example) -> dict[str, Any] | None:
+    """Returns targets and likeliest answers of the positions that have any."""
+    if example.answers is None:
+        return None
+    targets, likeliest, whole = example.answers
+    tokens = example.queries.tokens
+    shown = [
+        [
+            None if whole else position,
+            "" if whole else _token(tokens[position]),
+            [
+                [_token(text), None if math.isnan(share) else round(float(share), 6)]
+                for text, share in answers
+            ],
+            _token(target) if target else "",
+        ]
+        for position, (target, answers) in enumerate(
+            zip(targets, likeliest, strict=True)
+        )
+        if target or answers
+    ]
+    counted = [
+        (answers[0][0] if answers else "", target)
+        for target, answers in zip(targets, likeliest, strict=True)
+        if target
+    ]
+    return {
+        "whole": whole,
+        "right": sum(given == target for given, target in counted),
+        "counted": len(counted),
+        "total": len(shown),
+        "shown": shown[:_MOST_ANSWERS],
+    }
+
+
+def _images(images: dossier.Images | None) -> dict[str, Any] | None:
+    if images is None:
+        return None
+    pixels = images.pixels if images.kind == "positions" else images.pixels[None]
+    count, height, width = pixels.shape[:3]
+    return {
+        "kind": images.kind,
+        "height": height,
+        "width": width,
+        "channels": 1 if pixels.ndim == 3 else 3,
+        "count": count,
+        "rows": images.rows,
+        "columns": images.columns,
+        "first": images.first,
+        "codes": _packed(pixels),
+    }
+
+
+def _channels(channels: dossier.Channels | None) -> dict[str, Any] | None:
+    """Returns queries and keys, rounded to 127 steps of the largest of their head."""
+    if channels is None:
+        return None
+    result = {"size": channels.query.shape[-1], "exact": channels.exact}
+    for name in ("query", "key"):
+        values = np.nan_to_num(getattr(channels, name).astype(np.float64))
+        scale = np.abs(values).max((1, 2), initial=0.0) / 127
+        steps = values / np.where(scale > 0, scale, 1)[:, None, None]
+        result[name] = _packed(np.round(steps).astype("i1"))
+        result[f"{name}_scale"] = scale.tolist()
+    return result
+
+
+def _faults(shown: Dossier) -> list[str]:
+    """Returns a note for each set in which weights are NaN."""
+    notes = []
+    for each in shown.sets:
+        places = [
+            f"{example.name}, {layer.name}, head {layer.heads[head]}"
+            for example in each.examples
+            for layer, weights in zip(each.layers, example.weights, strict=True)
+            for head in np.flatnonzero(np.isnan(weights).any((1, 2))).tolist()
+        ]
+        if places:
+            of = f" of {each.name}" if len(shown.sets) > 1 else ""
+            count = "One map" if len(places) == 1 else f"{len(places)} maps"
+            notes.append(f"{count}{of} with weights that are NaN, first: {places[0]}.")
+    return notes
+
+
+def _token(text: str) -> str:
+    shown = labels.visible(text[:_LONGEST_TOKEN])
+    return shown + "…" if len(text) > _LONGEST_TOKEN else shown
+
+
+def _plain(values: np.ndarray) -> list:
+    """Returns nested lists, to six digits, with None for what is not finite."""
+    if values.ndim:
+        return [_plain(row) for row in values]
+    return float(f"{values:.6g}") if np.isfinite(values) else None
+
+
+def _packed(data: np.ndarray | bytes) -> str:
+    data = data if isinstance(data, bytes) else data.tobytes()
+    return base64.b64encode(zlib.compress(data, 6)).decode()
 
 
 def _source(name: str) -> str:

@@ -175,7 +175,8 @@ def write_report(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder).expanduser()
     saved = report.maps.load(folder / "maps.npz")
-    page = report.page.render(saved)
+    shown = report.dossier.Dossier(saved.title, (report.dossier.of_maps(saved),))
+    page = report.page.render(shown)
     written = []
     if report.drawing.is_possible():
         pictures = report.figures.pictures(saved)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku.report import maps
+from mha_haiku.report import dossier, heads, maps
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -92,3 +92,58 @@ def load(make):
 def hostile(load):
     """Returns loaded maps whose every text is hostile."""
     return load(hostile_archive())
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+@pytest.fixture
+def whole(rng):
+    """Returns a dossier that has every part: 2 layers of 2 and 1 heads, T=3, S=5."""
+    queries, keys = dossier.Axis.whole("abc"), dossier.Axis.whole("uvwxy")
+    layers = (dossier.Layer("layer 0", ("0", "3")), dossier.Layer("layer 2", ("1",)))
+    masked = (np.arange(5) > np.arange(3)[:, None] + 1, np.tri(3, 5, -1) > 0)
+    weights = tuple(
+        np.where(hidden, 0, rng.random((count, 3, 5)))
+        for hidden, count in zip(masked, (2, 1), strict=True)
+    )
+    example = dossier.Example(
+        "held-out example 3",
+        queries,
+        keys,
+        weights,
+        masked=masked,
+        note="short",
+        answers=dossier.Answers(
+            ("", "s", "r"), ((), (("s", 0.5),), (("p", 0.625), ("q", np.nan)))
+        ),
+        images=dossier.Images(rng.integers(0, 255, (5, 2, 3), np.uint8)),
+        patches=(
+            dossier.Patch(
+                0, 1, np.array([1, 2, 3]), np.array([0, 1, 2, 4]), rng.random((2, 3))
+            ),
+        ),
+        channels=(
+            dossier.Channels(
+                rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 5, 4)), exact=False
+            ),
+            None,
+        ),
+    )
+    ablation = heads.PerHead(
+        np.array([[0.5, -0.125], [2, np.nan]]),
+        "nats",
+        "rise of the loss",
+        np.array([[0.1, 0.2], [0.25, np.nan]]),
+        np.array([[[1, 2], [1, 3]], [[np.nan, np.nan]] * 2]),
+    )
+    roles = dossier.Roles(
+        np.array([["induction", ""], ["", ""]]),
+        np.array([[0.75, np.nan], [np.nan, np.nan]]),
+    )
+    first = dossier.MapSet("one", layers, (example,), 4, {"ablation": ablation}, roles)
+    second = dossier.MapSet("two", layers, (example,))
+    matches = np.array([[[1, 0], [-1, -1]], [[0, 1], [-1, -1]]])
+    return dossier.Dossier("both", (first, second), matches, ("a note",))

@@ -1,0 +1,451 @@
+"""What a page shows: maps, the text or images under them, and what is known of heads.
+
+Plain arrays in named parts, so that anything can be shown that can be put into them. A
+`Dossier` has sets of maps (of a run, of its steps, of another run), a set has layers
+with heads, and examples with the maps of all of these.
+
+Dimensions: L layers, H heads (of a layer), T query and S key positions, P query and Q
+key bins, which are single positions in a whole map; K channels.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.report.heads import PerHead
+from mha_haiku.report.maps import Maps
+
+MOST_LIKELIEST = 3
+IMAGE_KINDS = ("positions", "grid")
+
+
+class Axis(NamedTuple):
+    """The positions along one side of a map.
+
+    Attributes:
+      tokens: `[T]` the text of each position, "" where it is not known.
+      edges: `[P + 1]` integers that rise from 0 to T: bin `i` covers positions
+        `edges[i]:edges[i + 1]`.
+    """
+
+    tokens: tuple[str, ...]
+    edges: np.ndarray
+
+    @classmethod
+    def whole(cls, tokens: Iterable[str]) -> "Axis":
+        """Returns the axis whose bins are single positions."""
+        tokens = tuple(tokens)
+        return cls(tokens, np.arange(len(tokens) + 1))
+
+    @property
+    def bins(self) -> int:
+        """P, the number of bins."""
+        return len(self.edges) - 1
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a bin covers more than one position."""
+        return self.bins < len(self.tokens)
+
+
+class Patch(NamedTuple):
+    """A part of one head's map at a finer grain than the map of the example.
+
+    Attributes:
+      layer: The place of the layer in the set.
+      head: The place of the head in the layer.
+      query_edges: `[P + 1]` rising positions, of a part of the queries.
+      key_edges: `[Q + 1]`, likewise.
+      weights: `[P, Q]`.
+    """
+
+    layer: int
+    head: int
+    query_edges: np.ndarray
+    key_edges: np.ndarray
+    weights: np.ndarray
+
+
+class Channels(NamedTuple):
+    """What the scores of one layer are made of; of whole maps.
+
+    Attributes:
+      query: `[H, T, K]`, scaled so that a score is `sum(query[h, t] * key[h, s])`.
+      key: `[H, S, K]`.
+      exact: Whether that is the whole score: no bias, no soft cap.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    exact: bool
+
+
+class Images(NamedTuple):
+    """What positions look like.
+
+    Attributes:
+      pixels: uint8. Of the kind "positions" `[T, h, w]` or `[T, h, w, 3]`, of the kind
+        "grid" `[h, w]` or `[h, w, 3]`.
+      kind: "positions": position i is picture i; "grid": positions are the patches of
+        one picture, row by row.
+      rows: Patches of a grid, from top to bottom.
+      columns: From left to right.
+      first: The position of a grid's first patch: 1 after a token for the class.
+    """
+
+    pixels: np.ndarray
+    kind: str = "positions"
+    rows: int = 0
+    columns: int = 0
+    first: int = 0
+
+
+class Answers(NamedTuple):
+    """What a model says at each position.
+
+    Attributes:
+      targets: `[T]`, or `[1]` for the whole input; "" where there is none.
+      likeliest: For each of these up to three answers, the likeliest first, with their
+        probabilities (NaN where they are not known).
+      whole: Whether the whole input has one answer.
+    """
+
+    targets: tuple[str, ...]
+    likeliest: tuple[tuple[tuple[str, float], ...], ...]
+    whole: bool = False
+
+
+class Example(NamedTuple):
+    """The maps of one input.
+
+    Attributes:
+      name: "held-out example 3".
+      queries: Its rows.
+      keys: Its columns.
+      weights: For each layer `[H, P, Q]`; NaN weights are shown as such.
+      masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`,
+        or for each layer `[P, Q]`, `[H, P, Q]` or None; None where it is not known.
+      note: What has to be said of it.
+      answers: What the model says, or None.
+      images: What the keys look like, or None.
+      patches: Finer parts of pooled maps.
+      channels: For each layer what its scores are made of, or None.
+    """
+
+    name: str
+    queries: Axis
+    keys: Axis
+    weights: tuple[np.ndarray, ...]
+    masked: np.ndarray | tuple[np.ndarray | None, ...] | None = None
+    note: str = ""
+    answers: Answers | None = None
+    images: Images | None = None
+    patches: tuple[Patch, ...] = ()
+    channels: tuple[Channels | None, ...] | None = None
+
+    def masked_cells(self, layer: int) -> np.ndarray | None:
+        """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
+        return self.masked[layer] if isinstance(self.masked, tuple) else self.masked
+
+
+class Layer(NamedTuple):
+    """A layer: its name, and those of its heads in the model that was not pruned."""
+
+    name: str
+    heads: tuple[str, ...]
+
+
+class Roles(NamedTuple):
+    """What heads do.
+
+    Attributes:
+      names: `[L, H]` strings, "" where there is no head or its role is not known.
+      scores: `[L, H]` in [0, 1], the score that decided; NaN where none did.
+    """
+
+    names: np.ndarray
+    scores: np.ndarray
+
+
+class MapSet(NamedTuple):
+    """The maps of one model on some examples.
+
+    Attributes:
+      name: "step 300", "pruned".
+      layers: `[L]`.
+      examples: `[N]`, at least one.
+      step: The training step; None if the set is not a moment of a training.
+      numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
+        heads end with NaN.
+      roles: What the heads do, likewise; or None.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    examples: tuple[Example, ...]
+    step: int | None = None
+    numbers: Mapping[str, PerHead] = {}
+    roles: Roles | None = None
+
+
+class Dossier(NamedTuple):
+    """All that one page shows.
+
+    Attributes:
+      title: What it is about.
+      sets: At least one. Those that have a step are shown one after the other, others
+        side by side.
+      matches: `[L, H, 2]` integers: for each head of the first set (layer, head) of the
+        one of the second set that attends most alike, -1 where there is none; or None.
+      notes: What has to be said of all of it.
+    """
+
+    title: str
+    sets: tuple[MapSet, ...]
+    matches: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+
+def of_maps(
+    saved: Maps,
+    *,
+    name: str = "",
+    step: int | None = None,
+    numbers: Mapping[str, PerHead] | None = None,
+    roles: Roles | None = None,
+) -> MapSet:
+    """Returns the saved maps of a run as a set, with their mean as the last example.
+
+    Padding is left out: an example ends with its last valid position.
+
+    Args:
+      saved: What `maps.npz` holds.
+      name: The set's name; "": the title of the maps.
+      step: See `MapSet`.
+      numbers: See `MapSet`.
+      roles: See `MapSet`.
+    """
+    layers = tuple(
+        Layer(layer, tuple(head.removeprefix("head ") for head in heads))
+        for layer, heads in zip(saved.layer_names, saved.head_names, strict=True)
+    )
+    examples = [_example(saved, example) for example in range(saved.num_examples)]
+    if saved.means is not None:
+        unknown = ("",) * saved.tokens.shape[1]
+        examples.append(
+            Example(
+                f"mean of {saved.mean_examples} examples",
+                Axis(unknown, saved.query_edges),
+                Axis(unknown, saved.key_edges),
+                saved.means,
+            )
+        )
+    name = name or saved.title
+    return MapSet(name, layers, tuple(examples), step, numbers or {}, roles)
+
+
+def check(dossier: Dossier) -> Dossier:
+    """Returns the dossier, in which all sizes fit together.
+
+    Raises:
+      ValueError: If a number of positions, heads, layers, bins or pictures differs from
+        another, or a value is none that can be shown. The message names both.
+    """
+    if not dossier.sets:
+        raise ValueError("sets must not be empty.")
+    for each in dossier.sets:
+        _check_set(each)
+    if dossier.matches is not None:
+        if len(dossier.sets) < 2:
+            raise ValueError("matches must be None where there is one set of maps.")
+        _has_shape("matches", dossier.matches, (*_heads(dossier.sets[0]), 2))
+    return dossier
+
+
+def _heads(maps: MapSet) -> tuple[int, int]:
+    return len(maps.layers), max((len(each.heads) for each in maps.layers), default=0)
+
+
+def _check_set(maps: MapSet) -> None:
+    where = f"of {maps.name!r}" if maps.name else "of the maps"
+    for name, parts in (("layers", maps.layers), ("examples", maps.examples)):
+        if not parts:
+            raise ValueError(f"{name} {where} must not be empty.")
+    for name, each in maps.numbers.items():
+        _has_shape(f"{name} {where}", each.mean, _heads(maps))
+        for part, of_each in (("standard errors", ()), ("ranks", (2,))):
+            values = each.ranks if of_each else each.standard_error
+            if values is not None:
+                shape = (*_heads(maps), *of_each)
+                _has_shape(f"{part} of {name} {where}", values, shape)
+    if maps.roles is not None:
+        for part, values in maps.roles._asdict().items():
+            _has_shape(f"{part} of roles {where}", values, _heads(maps))
+    for example in maps.examples:
+        _check_example(example, maps.layers)
+
+
+def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
+    of = f"of {example.name!r}"
+    for side, axis in (("queries", example.queries), ("keys", example.keys)):
+        _rises(f"edges of the {side} {of}", axis.edges, len(axis.tokens))
+    cells = example.queries.bins, example.keys.bins
+    if len(example.weights) != len(layers):
+        raise ValueError(
+            f"weights {of} must be those of {len(layers)} layers, got "
+            f"{len(example.weights)}."
+        )
+    per_layer = {"masked": example.masked, "channels": example.channels}
+    for name, parts in per_layer.items():
+        if isinstance(parts, tuple) and len(parts) != len(layers):
+            raise ValueError(
+                f"{name} {of} must be one for each of {len(layers)} layers, got "
+                f"{len(parts)}."
+            )
+    for i, (layer, weights) in enumerate(zip(layers, example.weights, strict=True)):
+        heads = len(layer.heads)
+        _are_weights(f"weights of {layer.name} {of}", weights, (heads, *cells))
+        masked = example.masked_cells(i)
+        if masked is not None:
+            shapes = (cells, (heads, *cells))
+            _has_shape(f"masked of {layer.name} {of}", masked, *shapes)
+        if example.channels is not None and example.channels[i] is not None:
+            channels = example.channels[i]
+            size = np.shape(channels.query)[-1:]
+            sides = (("query", example.queries), ("key", example.keys))
+            for name, axis in sides:
+                shape = (heads, len(axis.tokens), *size)
+                label = f"{name} channels of {layer.name} {of}"
+                _has_shape(label, getattr(channels, name), shape)
+    for patch in example.patches:
+        _check_patch(patch, example, layers, of)
+    if example.answers is not None:
+        answers = example.answers
+        wanted = 1 if answers.whole else len(example.queries.tokens)
+        for name in ("targets", "likeliest"):
+            if len(getattr(answers, name)) != wanted:
+                count = len(getattr(answers, name))
+                raise ValueError(
+                    f"{name} {of} must be of {wanted} positions, got {count}."
+                )
+        most = max(map(len, answers.likeliest), default=0)
+        if most > MOST_LIKELIEST:
+            raise ValueError(
+                f"likeliest {of} must have at most {MOST_LIKELIEST} answers for each "
+                f"position, got {most}."
+            )
+    if example.images is not None:
+        _check_images(example.images, example.keys, of)
+
+
+def _check_patch(patch, example, layers, of) -> None:
+    if patch.layer not in range(len(layers)):
+        raise ValueError(f"patches {of} must be of its layers, got {patch.layer}.")
+    if patch.head not in range(len(layers[patch.layer].heads)):
+        raise ValueError(f"patches {of} must be of its heads, got {patch.head}.")
+    _rises(f"query_edges of a patch {of}", patch.query_edges)
+    _rises(f"key_edges of a patch {of}", patch.key_edges)
+    sides = ((patch.query_edges, example.queries), (patch.key_edges, example.keys))
+    for edges, axis in sides:
+        if edges[0] < 0 or edges[-1] > len(axis.tokens):
+            raise ValueError(
+                f"a patch {of} must lie in its {len(axis.tokens)} positions, got "
+                f"{edges[0]} to {edges[-1]}."
+            )
+    cells = len(patch.query_edges) - 1, len(patch.key_edges) - 1
+    _are_weights(f"weights of a patch {of}", patch.weights, cells)
+
+
+def _check_images(images: Images, keys: Axis, of: str) -> None:
+    if images.kind not in IMAGE_KINDS:
+        kinds = " or ".join(map(repr, IMAGE_KINDS))
+        raise ValueError(f"images {of} must be of kind {kinds}, got {images.kind!r}.")
+    pixels, count = np.asarray(images.pixels), len(keys.tokens)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"images {of} must be uint8, got {pixels.dtype}.")
+    is_grid = images.kind == "grid"
+    shape = pixels.shape if is_grid else pixels.shape[1:]
+    if len(shape) not in (2, 3) or shape[2:] not in ((), (3,)) or 0 in shape:
+        wanted = "[h, w] or [h, w, 3]" if is_grid else "[S, h, w] or [S, h, w, 3]"
+        raise ValueError(f"images {of} must be {wanted}, got {pixels.shape}.")
+    if not is_grid and len(pixels) != count:
+        raise ValueError(
+            f"images {of} must be one for each of {count} positions, got {len(pixels)}."
+        )
+    if is_grid:
+        patches = images.rows * images.columns
+        if min(images.rows, images.columns, images.first + 1) < 1:
+            raise ValueError(
+                f"a grid {of} must have rows and columns, got {images.rows} x "
+                f"{images.columns} from position {images.first}."
+            )
+        if images.first + patches > count:
+            raise ValueError(
+                f"a grid {of} must have at most {count - images.first} patches from "
+                f"position {images.first}, got {images.rows} x {images.columns}."
+            )
+
+
+def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
+    edges = np.asarray(edges)
+    is_rising = (
+        edges.ndim == 1
+        and edges.size > (last is None)
+        and edges.dtype.kind in "iu"
+        and (np.diff(edges.astype(np.int64)) > 0).all()
+    )
+    if not is_rising or (last is not None and (edges[0], edges[-1]) != (0, last)):
+        wanted = "rise" if last is None else f"rise from 0 to {last}"
+        raise ValueError(f"{name} must be integers that {wanted}, got {edges}.")
+
+
+def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None:
+    weights = np.asarray(weights)
+    if weights.dtype.kind != "f":
+        raise ValueError(f"{name} must be floating-point, got {weights.dtype}.")
+    _has_shape(name, weights, shape)
+    # Written so that NaN passes.
+    if (weights < 0).any() or np.isinf(weights).any():
+        raise ValueError(
+            f"{name} must be finite and at least 0 (or NaN), got values from "
+            f"{np.nanmin(weights)} to {np.nanmax(weights)}."
+        )
+
+
+def _has_shape(name: str, values: np.ndarray, *shapes: tuple[int, ...]) -> None:
+    if np.shape(values) not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have shape {wanted}, got {np.shape(values)}.")
+
+
+def _example(saved: Maps, example: int) -> Example:
+    rows, columns = saved.shown_cells(example)
+    length = max(1, int(saved.lengths[example]))
+    size = saved.tokens.shape[1]
+    tokens = tuple(saved.tokens[example, :length].tolist())
+
+    def axis(edges, count):
+        return Axis(tokens, np.minimum(edges[: count + 1], length))
+
+    return Example(
+        saved.example_names[example],
+        axis(saved.query_edges, rows),
+        axis(saved.key_edges, columns),
+        tuple(weights[example, :, :rows, :columns] for weights in saved.weights),
+        note=""
+        if length == size
+        else f"its last {size - length} positions are padding",
+        answers=_answers(saved, example, length),
+    )
+
+
+def _answers(saved: Maps, example: int, length: int) -> Answers:
+    predictions = saved.predictions[example].tolist()
+    whole = len(predictions) == 1 < saved.tokens.shape[1]
+    shown = slice(None) if whole else slice(length)
+    return Answers(
+        tuple(saved.targets[example, shown].tolist()),
+        tuple(((text, float("nan")),) if text else () for text in predictions[shown]),
+        whole,
+    )
