@@ -1,0 +1,91 @@
+// What is chosen on the page, kept in the address: #layer=0&head=3&query=5&view=lines
+
+const choice = {};
+const fields = new Map(); // name -> {initial, read, write}
+
+// Adds a choice. `read` makes a value of its text, or undefined of text that is none.
+function declareChoice(name, initial, read, write = String) {
+  choice[name] = initial;
+  fields.set(name, { initial, read, write });
+}
+
+function declareWord(name, allowed, initial = allowed[0]) {
+  declareChoice(name, initial, (text) => (allowed.includes(text) ? text : undefined));
+}
+
+const readCount = (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined);
+const readWord = (text) => (text.length <= 80 ? text : undefined);
+
+for (const name of ['set', 'example', 'layer', 'head']) declareChoice(name, 0, readCount);
+// The chosen cell, by positions and not by bins, so that a zoom does not move it.
+for (const name of ['query', 'key']) declareChoice(name, 0, readCount);
+declareChoice('view', 'map', readWord);
+declareWord('direction', ['from', 'to']);
+declareWord('range', ['shared', 'own']);
+declareWord('scale', ['linear', 'root', 'log', 'clipped']);
+declareWord('colours', ['viridis', 'cividis', 'greys']);
+// The positions that are shown: [first query, end, first key, end]; null is all.
+declareChoice('zoom', null, (text) => {
+  const numbers = text.split('.').map(readCount);
+  return numbers.length === 4 && !numbers.includes(undefined) ? numbers : undefined;
+}, (zoom) => zoom.join('.'));
+// What the chosen map is compared with: "", "set:1", "example:2" or "head:0.3".
+declareChoice('compare', '', (text) => (
+  /^((set|example):\d{1,6}|head:\d{1,6}\.\d{1,6})?$/.test(text) ? text : undefined
+));
+declareWord('pair', ['side', 'difference']);
+// The overview: which number stands beside a head, in which order, which ones are left.
+declareChoice('beside', 'role', readWord);
+declareChoice('order', '', readWord);
+declareChoice('filter', '', readWord);
+
+// Takes over what the address says; what it does not say is as at the beginning.
+function readAddress() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  for (const [name, { initial, read }] of fields) {
+    const text = wanted.get(name);
+    choice[name] = (text === null ? undefined : read(text)) ?? initial;
+  }
+  return wanted;
+}
+
+let addressTimer = null;
+
+// Browsers allow some hundred changes in half a minute, so quick ones become one.
+function writeAddress() {
+  if (addressTimer) return;
+  addressTimer = setTimeout(() => { addressTimer = null; putAddress(); }, 150);
+}
+
+function putAddress() {
+  const said = new URLSearchParams();
+  const always = ['layer', 'head', 'example', 'query', 'key'];
+  for (const [name, { initial, write }] of fields) {
+    const value = choice[name];
+    if (always.includes(name) || String(value) !== String(initial)) {
+      if (value !== null) said.set(name, write(value));
+    }
+  }
+  // Inside a notebook's frame the page has no address of its own: then it forgets.
+  try { history.replaceState(null, '', `#${said}`); } catch { /* as said */ }
+}
+
+// Keeps every choice inside what there is.
+function clampChoice() {
+  const within = (value, count) => Math.max(0, Math.min(value, count - 1));
+  choice.set = within(choice.set, page.sets.length);
+  const set = page.sets[choice.set];
+  choice.example = within(choice.example, set.examples.length);
+  choice.layer = within(choice.layer, set.layers.length);
+  choice.head = within(choice.head, set.layers[choice.layer]?.heads.length ?? 0);
+  const { queries, keys } = set.examples[choice.example];
+  const size = [queries.tokens.length, (keys ?? queries).tokens.length];
+  choice.query = within(choice.query, size[0]);
+  choice.key = within(choice.key, size[1]);
+  if (choice.zoom) {
+    const [top, bottom, left, right] = choice.zoom;
+    const [rows, columns] = [Math.min(bottom, size[0]), Math.min(right, size[1])];
+    const whole = top === 0 && left === 0 && rows === size[0] && columns === size[1];
+    choice.zoom = top < rows && left < columns && !whole ? [top, rows, left, columns] : null;
+  }
+}

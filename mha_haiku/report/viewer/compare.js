@@ -1,0 +1,93 @@
+// Two maps beside each other, or their difference: of examples, models, steps or heads.
+
+// What the chosen head is compared with, {set, example, layer, head}, or a reason why not.
+function partner() {
+  const [kind, text] = choice.compare.split(':');
+  if (!kind) return null;
+  const here = { set: choice.set, example: choice.example, layer: choice.layer, head: choice.head };
+  const [first, second] = text.split('.').map(Number);
+  if (kind === 'example') here.example = first;
+  if (kind === 'head') [here.layer, here.head] = [first, second];
+  if (kind === 'set') {
+    here.set = first;
+    const head = page.sets[first] && headIn(here, first);
+    if (!head) return { reason: 'The other model has no such head.' };
+    [here.layer, here.head] = head;
+  }
+  const set = page.sets[here.set];
+  if (!set?.examples[here.example]) return { reason: 'There is no such example.' };
+  if (set.layers[here.layer]?.heads[here.head] === undefined) return { reason: 'There is no such head.' };
+  return here;
+}
+
+// The head of another set that corresponds: by `matches`, else by its name, else by place.
+function headIn({ layer, head }, other) {
+  if (page.matches && choice.set === 0 && other === 1) return page.matches[layer]?.[head] ?? null;
+  if (page.matches && choice.set === 1 && other === 0) {
+    for (const [l, heads] of page.matches.entries()) {
+      const h = heads.findIndex((match) => match && match[0] === layer && match[1] === head);
+      if (h >= 0) return [l, h];
+    }
+    return null;
+  }
+  const [mine, its] = [page.sets[choice.set].layers[layer], page.sets[other].layers];
+  const l = its.findIndex(({ name }) => name === mine.name);
+  const h = its[l]?.heads.indexOf(mine.heads[head]) ?? -1;
+  return h >= 0 ? [l, h] : null;
+}
+
+// The select's choices, anew: what there is depends on the chosen set.
+function offerPartners() {
+  const set = page.sets[choice.set];
+  const options = [['', 'nothing']];
+  page.sets.forEach(({ name }, index) => {
+    if (index !== choice.set) options.push([`set:${index}`, shorten(name || `model ${index + 1}`, 60)]);
+  });
+  set.examples.forEach(({ name }, index) => {
+    if (index !== choice.example) options.push([`example:${index}`, shorten(name, 60)]);
+  });
+  const { layer, head } = choice;
+  const heads = new Set([`head:${layer}.${head}`]);
+  if (choice.compare.startsWith('head:')) heads.add(choice.compare);
+  for (const value of heads) {
+    const [l, h] = value.slice(5).split('.').map(Number);
+    if (set.layers[l]?.heads[h] !== undefined) {
+      const name = headName(set, l, h);
+      options.push([value, value === choice.compare ? name : `this head (${name}); then choose another`]);
+    }
+  }
+  if (!options.some(([value]) => value === choice.compare)) options.push([choice.compare, '(not here)']);
+  fillSelect(element('compare'), options, choice.compare);
+  element('pair-label').hidden = !choice.compare;
+}
+
+// The contexts to show, with a caption each; one without a caption where nothing is compared.
+function shownContexts(room) {
+  const here = { set: choice.set, example: choice.example, layer: choice.layer, head: choice.head };
+  const there = partner();
+  if (!there || there.reason) {
+    return { shown: [{ context: contextOf(here, room) }], reason: there?.reason };
+  }
+  const narrow = room.width < 640;
+  const half = {
+    width: narrow ? room.width : (room.width - 24) / 2,
+    height: narrow ? room.height * 0.7 : room.height - 24,
+  };
+  if (choice.pair === 'side') {
+    return {
+      shown: [here, there].map((where) => ({
+        context: contextOf(where, half), caption: nameOf(where, here, there),
+      })),
+    };
+  }
+  const first = contextOf(here, { ...room, height: room.height - 24 });
+  const maps = unpacked(there.set, there.example);
+  const same = (name) => maps[name].last === first.maps[name].last;
+  if (!same('queries') || !same('keys')) {
+    return { shown: [{ context: first }], reason: 'Maps of different lengths have no difference.' };
+  }
+  const other = gridOf(maps, there.layer, there.head, choice.zoom, first.queries, first.keys);
+  const context = withScale({ ...first, map: difference(first.map, other), heads: () => [] });
+  const caption = `${nameOf(here, here, there)} less ${nameOf(there, here, there)}: red is more in the first, blue in the second`;
+  return { shown: [{ context, caption }] };
+}

@@ -1,0 +1,110 @@
+// The selects and buttons above the maps, and the words of the head of the page.
+
+function describe() {
+  const set = page.sets[0];
+  const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
+  const first = set.examples[0];
+  const pooled = first.queries.edges !== null || (first.keys ?? first.queries).edges !== null;
+  element('summary').textContent = `${plural(set.layers.length, 'layer')}, `
+    + `${plural(count, 'attention head')} in all, ${plural(set.examples.length, 'example')}`
+    + `${page.sets.length > 1 ? `, ${page.sets.length} ${hasSteps() ? 'steps of the training' : 'models'}` : ''}. `
+    + (pooled
+      ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of a range give, on average, to a range of keys. Zoom in for detail.'
+      : 'Each cell is the attention weight of one query on one key.');
+  element('notes').replaceChildren(...page.notes.map((note) => make('li', note)));
+  element('precision').textContent = `Weights on this page are rounded: they are within ${page.precision.toPrecision(1)} of the saved ones. `
+    + 'Signs: ␣ space, ↵ line break, ⇥ tab, ∅ empty, U+.... other invisible characters.';
+}
+
+function fillSelect(select, options, value) {
+  const wanted = JSON.stringify(options);
+  if (select.filled !== wanted) {
+    select.replaceChildren(...options.map(([name, text]) => make('option', text, { value: name })));
+    select.filled = wanted;
+  }
+  select.value = value;
+}
+
+function buildControls() {
+  for (const name of ['range', 'scale', 'colours', 'compare', 'pair', 'beside', 'order']) {
+    element(name).addEventListener('change', ({ target }) => choose({ [name]: target.value }));
+  }
+  for (const name of ['set', 'example']) {
+    element(name).addEventListener('change', ({ target }) => (
+      choose({ [name]: Number(target.value) }, true)
+    ));
+  }
+  element('direction').addEventListener('change', ({ target }) => choose({ direction: target.value }, true));
+  element('filter').addEventListener('change', changeFilter);
+  element('bound').addEventListener('change', changeFilter);
+  element('closer').addEventListener('click', () => zoomBy(0.5, choice.query, choice.key));
+  element('farther').addEventListener('click', () => zoomBy(2, choice.query, choice.key));
+  element('whole').addEventListener('click', () => choose({ zoom: null }));
+  for (const form of document.querySelectorAll('form')) {
+    form.addEventListener('submit', (event) => event.preventDefault());
+  }
+  views.forEach(({ name, label }) => {
+    const tab = make('button', label, { id: `view-${name}`, type: 'button', value: name });
+    tab.setAttribute('role', 'tab');
+    tab.setAttribute('aria-controls', 'stage');
+    element('views').append(tab);
+    tab.addEventListener('click', () => choose({ view: name }));
+  });
+  element('views').addEventListener('keydown', (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const tabs = [...element('views').children].filter((tab) => !tab.hidden);
+    const next = tabs[tabs.findIndex((tab) => tab.value === choice.view) + step];
+    if (!next) return;
+    choose({ view: next.value });
+    next.focus();
+  });
+}
+
+// "importance>" becomes "importance>0.02" by the number beside it.
+function changeFilter() {
+  const kind = element('filter').value;
+  const text = element('bound').value;
+  if (!/[<>]$/.test(kind)) choose({ filter: kind });
+  else choose({ filter: text === '' ? kind : kind + Number(text) });
+}
+
+function updateControls(set) {
+  const names = (list) => list.map(({ name }, index) => [String(index), shorten(name || `model ${index + 1}`, 80)]);
+  fillSelect(element('set'), names(page.sets), String(choice.set));
+  element('set').parentElement.hidden = page.sets.length < 2 || hasSteps();
+  fillSelect(element('example'), names(set.examples), String(choice.example));
+  element('note').textContent = set.examples[choice.example].note;
+  for (const name of ['range', 'scale', 'colours', 'pair']) element(name).value = choice[name];
+  for (const input of document.querySelectorAll('input[name="direction"]')) {
+    input.checked = input.value === choice.direction;
+  }
+  offerNumbers(set);
+  offerPartners();
+  element('zoomed').textContent = choice.zoom
+    ? `queries ${choice.zoom[0]}–${choice.zoom[1] - 1}, keys ${choice.zoom[2]}–${choice.zoom[3] - 1}` : '';
+  element('whole').disabled = !choice.zoom;
+  element('farther').disabled = !choice.zoom;
+}
+
+// What heads can be labelled, sorted and filtered by.
+function offerNumbers(set) {
+  const names = numberNames(set);
+  element('rank').hidden = !names.length;
+  const short = (name) => shorten(name, 30);
+  fillSelect(element('beside'), [...names.map((name) => [name, short(name)]), ['', 'nothing']], choice.beside);
+  fillSelect(element('order'), [
+    ['', 'layer and head'],
+    ...names.flatMap((name) => [[name, `${short(name)}, largest first`], [`-${name}`, `${short(name)}, smallest first`]]),
+  ], choice.order);
+  const filter = readFilter(choice.filter);
+  const kind = filter?.sign ? filter.name + filter.sign : choice.filter;
+  fillSelect(element('filter'), [
+    ['', 'all heads'],
+    ...roleNames(set).map((name) => [`role:${name}`, `role: ${short(name)}`]),
+    ...names.flatMap((name) => [[`${name}>`, `${short(name)} at least`], [`${name}<`, `${short(name)} at most`]]),
+  ], kind);
+  element('bound').hidden = !/[<>]$/.test(kind);
+  if (filter?.sign) element('bound').value = filter.bound;
+}

@@ -1,0 +1,129 @@
+// The embedded data, and how its packed weights are read.
+//
+// A weight is stored as a code: largest * (code / levels) ** 2. Two codes above the
+// levels say that a weight is not a number, and that the query may not attend to the key.
+
+const page = JSON.parse(document.getElementById('data').textContent);
+const codeOfNaN = page.levels + 1;
+const codeOfMasked = page.levels + 2;
+
+// (code / levels) ** 2 for every code there is; a masked weight is 0.
+const shareOfCode = Float32Array.from({ length: page.levels + 3 }, (_, code) => (
+  code <= page.levels ? (code / page.levels) ** 2 : (code === codeOfNaN ? NaN : 0)
+));
+
+async function unpackBytes(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const inflate = new DecompressionStream('deflate');
+  const stream = new Blob([bytes]).stream().pipeThrough(inflate);
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+async function unpackCodes(text) {
+  const bytes = await unpackBytes(text);
+  return page.bytes_per_cell === 1 ? bytes : new Uint16Array(bytes.buffer);
+}
+
+// The positions along a side of a map, in bins: bin i is positions start(i) to stop(i) - 1.
+class Axis {
+  constructor(tokens, edges) {
+    this.tokens = tokens;
+    this.edges = edges;
+    this.count = edges.length - 1;
+    this.pooled = edges[this.count] - edges[0] > this.count;
+  }
+
+  static of({ tokens, edges }) {
+    return new Axis(tokens, edges ?? Array.from({ length: tokens.length + 1 }, (_, i) => i));
+  }
+
+  get first() { return this.edges[0]; }
+
+  get last() { return this.edges[this.count]; }
+
+  start(bin) { return this.edges[bin]; }
+
+  stop(bin) { return this.edges[bin + 1]; }
+
+  // The bin that a position lies in, or the nearest one.
+  bin(position) {
+    let low = 0;
+    let high = this.count - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.edges[middle] <= position) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  // "12" or, of a pooled map, "64–127".
+  positions(bin) {
+    const [start, stop] = [this.start(bin), this.stop(bin)];
+    return stop - start === 1 ? String(start) : `${start}–${stop - 1}`;
+  }
+
+  // The text that stands there; of a long bin its beginning.
+  text(bin) {
+    let text = '';
+    for (let i = this.start(bin); i < this.stop(bin) && text.length < 400; i += 1) {
+      text += this.tokens[i] ?? '';
+    }
+    return text;
+  }
+}
+
+// The weights of one head, still as codes.
+class HeadMap {
+  constructor(codes, largest, queries, keys) {
+    Object.assign(this, { codes, largest, queries, keys, rows: queries.count, columns: keys.count });
+  }
+
+  at(query, key) {
+    return this.largest * shareOfCode[this.codes[query * this.columns + key]];
+  }
+
+  masked(query, key) {
+    return this.codes[query * this.columns + key] === codeOfMasked;
+  }
+}
+
+const decoded = new Map(); // "set.example" -> {queries, keys, layers, patches}
+const decoding = new Map(); // the same, as promises
+
+// All maps of an example, once they are unpacked: layers[layer][head] is a HeadMap.
+function unpacked(set, example) {
+  return decoded.get(`${set}.${example}`);
+}
+
+function unpack(set, example) {
+  const name = `${set}.${example}`;
+  if (!decoding.has(name)) {
+    decoding.set(name, unpackExample(page.sets[set].examples[example]).then((maps) => {
+      decoded.set(name, maps);
+      return maps;
+    }));
+  }
+  return decoding.get(name);
+}
+
+async function unpackExample(example) {
+  const queries = Axis.of(example.queries);
+  const keys = example.keys ? Axis.of(example.keys) : queries;
+  const cells = queries.count * keys.count;
+  const layers = await Promise.all(example.layers.map(async ({ codes, largest }) => {
+    const all = await unpackCodes(codes);
+    return largest.map((top, head) => (
+      new HeadMap(all.subarray(head * cells, (head + 1) * cells), top, queries, keys)
+    ));
+  }));
+  const patches = await Promise.all(example.patches.map(async (patch) => ({
+    layer: patch.layer,
+    head: patch.head,
+    map: new HeadMap(
+      await unpackCodes(patch.codes), patch.largest,
+      new Axis(queries.tokens, patch.queries), new Axis(keys.tokens, patch.keys),
+    ),
+  })));
+  return { queries, keys, layers, patches };
+}

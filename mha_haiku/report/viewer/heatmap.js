@@ -1,0 +1,238 @@
+// The heat map of the chosen head: cells as an image, axes and marks as shapes.
+
+addView({
+  name: 'map',
+  label: 'heat map',
+  shows: () => true,
+  create: createHeatMap,
+});
+
+const labelFont = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
+const wordFont = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+
+function createHeatMap() {
+  const drawing = svg('svg', {
+    class: 'map', tabindex: 0, role: 'application', 'aria-roledescription': 'attention map',
+    'aria-describedby': 'readout', 'font-family': wordFont, 'font-size': 12,
+  });
+  const marks = svg('g', { 'pointer-events': 'none' });
+  let context = null;
+  let frame = null;
+
+  function update(next) {
+    context = next;
+    frame = frameOf(context);
+    drawing.setAttribute('aria-label', nameOf(context.where));
+    for (const [name, size] of [['width', frame.full.width], ['height', frame.full.height]]) {
+      drawing.setAttribute(name, size);
+    }
+    drawing.setAttribute('viewBox', `0 0 ${frame.full.width} ${frame.full.height}`);
+    drawing.replaceChildren(
+      ...cellsOf(context, frame), axisLabels(context, frame), legendOf(context, frame), marks,
+    );
+    mark(null);
+  }
+
+  // Marks the chosen row (or column) and cell, and the cell that is pointed at.
+  function mark(cell) {
+    marks.replaceChildren(...chosenMarks(context, frame));
+    if (cell) marks.append(...pointedMarks(context, frame, cell));
+  }
+
+  listenToMap(drawing, marks, () => ({ context, frame }));
+  return { element: drawing, update, mark };
+}
+
+// Where things lie on the drawing, in pixels.
+function frameOf({ queries, keys, room }) {
+  const spans = [queries.last - queries.first, keys.last - keys.first];
+  const sides = (left, top) => {
+    const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - 52) / spans[0]];
+    const even = Math.min(wide, high);
+    // Cells are square, or up to three times as long where a side has few of them.
+    const [across, down] = [Math.min(wide, 3 * even), Math.min(high, 3 * even)];
+    const most = (span, count) => (44 * count) / span;
+    return [
+      Math.min(across, most(spans[1], keys.count)), Math.min(down, most(spans[0], queries.count)),
+    ];
+  };
+  // Labels take their room first; how wide they are depends on the cells, so twice.
+  let [across, down] = sides(60, 60);
+  const rows = labelsOf(queries, (down * spans[0]) / queries.count);
+  const columns = labelsOf(keys, (across * spans[1]) / keys.count);
+  const turned = columns.legible && columns.width > (across * spans[1]) / keys.count - 2;
+  const left = Math.min(room.width / 3, rows.width + 30);
+  const top = (turned ? columns.width : 13) + 30;
+  [across, down] = sides(left, top);
+  const [width, height] = [
+    Math.max(24, across * spans[1]), Math.max(24, down * spans[0]),
+  ];
+  const x = (position) => left + ((position - keys.first) / spans[1]) * width;
+  const y = (position) => top + ((position - queries.first) / spans[0]) * height;
+  return {
+    rows, columns, turned, left, top, width, height, x, y,
+    full: { width: Math.ceil(Math.max(left + width + 16, 250)), height: Math.ceil(top + height + 52) },
+  };
+}
+
+let measuring = null;
+
+function textWidth(text, size) {
+  measuring ??= document.createElement('canvas').getContext('2d');
+  measuring.font = `${size}px ${labelFont}`;
+  return measuring.measureText(text).width;
+}
+
+// The names along an axis: every bin's text where it is legible, else round positions.
+function labelsOf(axis, pixels) {
+  const even = axis.last - axis.first === axis.count;
+  const legible = even && pixels >= 9;
+  const size = legible ? Math.min(13, Math.max(9, pixels - 1)) : 11;
+  const marks = legible
+    ? Array.from({ length: axis.count }, (_, bin) => ({
+      at: (axis.start(bin) + axis.stop(bin)) / 2, bin, text: shorten(axis.text(bin) || axis.positions(bin), 12),
+    }))
+    : ticks(axis.first, axis.last).map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
+  const width = Math.ceil(Math.max(8, ...marks.map(({ text }) => textWidth(text, size))));
+  return { legible, size, marks, width };
+}
+
+// At most nine round numbers of [first, last).
+function ticks(first, last) {
+  const least = (last - first) / 8;
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  // Long inputs are powers of two more often than of ten.
+  const step = last - first >= 1024
+    ? 2 ** Math.ceil(Math.log2(least))
+    : [1, 2, 5, 10].map((digit) => digit * power).find((wanted) => wanted >= least);
+  const found = [];
+  for (let at = Math.ceil(first / step) * step; at < last; at += step) found.push(at);
+  return found;
+}
+
+function cellsOf({ map, end }, { left, top, width, height }) {
+  const place = { x: left, y: top, width, height, preserveAspectRatio: 'none' };
+  const canvas = raster(map, end, Math.ceil(width), Math.ceil(height));
+  const below = map.numMasked
+    ? [svg('image', { ...place, href: hatching(Math.ceil(width), Math.ceil(height)) })] : [];
+  return [...below, svg('image', {
+    ...place, href: canvas.toDataURL(), 'image-rendering': 'pixelated',
+  })];
+}
+
+function axisLabels(context, frame) {
+  const { rows, columns, left, top, width, height, turned, x, y } = frame;
+  const text = (words, attributes) => svg('text', { fill: 'currentColor', ...attributes }, words);
+  const middle = top + height / 2;
+  const group = svg('g', {}, 
+    text('key (attended to) →', { x: left + Math.max(60, width / 2), y: 12, 'text-anchor': 'middle' }),
+    text('← query (attends)', {
+      x: 0, y: 0, 'text-anchor': 'middle', transform: `translate(12 ${Math.max(middle, top + 40)}) rotate(-90)`,
+    }));
+  const mono = (size) => ({ 'font-family': labelFont, 'font-size': size });
+  for (const { at, text: words } of rows.marks) {
+    group.append(text(words, {
+      ...mono(rows.size), x: left - 5, y: y(at), 'text-anchor': 'end', 'dominant-baseline': 'central',
+    }));
+  }
+  for (const { at, text: words } of columns.marks) {
+    const where = turned
+      ? { transform: `translate(${x(at)} ${top - 5}) rotate(-90)`, 'dominant-baseline': 'central' }
+      : { x: x(at), y: top - 6, 'text-anchor': 'middle' };
+    group.append(text(words, { ...mono(columns.size), ...where }));
+  }
+  return group;
+}
+
+// The colour bar, and what the other two paints mean.
+function legendOf({ map, end, signed }, { left, top, width, height }) {
+  const text = (words, x, anchor = 'start') => svg('text', {
+    x, y: top + height + 38, fill: 'currentColor', 'font-size': 11, 'text-anchor': anchor,
+  }, words);
+  const bar = document.createElement('canvas');
+  bar.width = 128;
+  bar.height = 1;
+  const brush = bar.getContext('2d');
+  for (let step = 0; step < 128; step += 1) {
+    brush.fillStyle = `rgb(${colourOf(signed ? step / 63.5 - 1 : step / 127, signed)})`;
+    brush.fillRect(step, 0, 1, 1);
+  }
+  const long = Math.min(220, Math.max(90, width * 0.5));
+  const y = top + height + 14;
+  const said = (share) => shownWeight(Math.sign(share) * weightOf(Math.abs(share), end));
+  const clip = choice.scale === 'clipped' ? ' and more' : '';
+  const group = svg('g', {},
+    svg('image', { x: left, y, width: long, height: 10, preserveAspectRatio: 'none', href: bar.toDataURL() }),
+    svg('rect', { x: left, y, width: long, height: 10, fill: 'none', stroke: 'currentColor', 'stroke-opacity': 0.4 }));
+  const shares = signed ? [-1, 0, 1] : [0, 0.5, 1];
+  shares.forEach((share, index) => {
+    const at = left + (long * index) / 2;
+    const low = share === 0 && choice.scale === 'log' && !signed;
+    const words = low ? `≤ ${shownNumber(end * 10 ** -decades)}` : said(share) + (index === 2 ? clip : '');
+    group.append(text(words, at, index === 1 ? 'middle' : (index ? 'end' : 'start')));
+  });
+  let x = left + long + 16;
+  const swatch = (paint, words) => {
+    group.append(svg('rect', { x, y, width: 12, height: 10, fill: `rgb(${paint})`, stroke: 'currentColor', 'stroke-opacity': 0.4 }));
+    group.append(svg('text', { x: x + 16, y: y + 9, fill: 'currentColor', 'font-size': 11 }, words));
+    x += 26 + 6 * words.length;
+  };
+  if (map.numMasked) swatch(paintOfMasked, 'masked');
+  if (map.numNaN) swatch(paintOfNaN, `${map.numNaN} not a number`);
+  return group;
+}
+
+const doubled = (attributes) => markLines.map((line) => (
+  svg('rect', { fill: 'none', ...line, ...attributes })
+));
+
+// The box of some bins, at least two pixels wide.
+function boxOf({ queries, keys }, { x, y }, query, key) {
+  const across = key === null ? [x(keys.first), x(keys.last)] : [x(keys.start(key)), x(keys.stop(key))];
+  const down = query === null
+    ? [y(queries.first), y(queries.last)] : [y(queries.start(query)), y(queries.stop(query))];
+  return {
+    x: across[0] - 1, y: down[0] - 1,
+    width: Math.max(2, across[1] - across[0]) + 2, height: Math.max(2, down[1] - down[0]) + 2,
+  };
+}
+
+function chosenMarks(context, frame) {
+  const { query, key } = context;
+  const line = choice.direction === 'from'
+    ? boxOf(context, frame, query, null) : boxOf(context, frame, null, key);
+  return [
+    ...doubled({ class: 'chosen-line', ...line }),
+    ...doubled({ class: 'chosen-cell', ...boxOf(context, frame, query, key) }),
+  ];
+}
+
+// Row and column of the cell under the pointer, and both tokens on the axes.
+function pointedMarks(context, frame, { query, key }) {
+  const { left, top, x, y } = frame;
+  const [row, column] = [boxOf(context, frame, query, null), boxOf(context, frame, null, key)];
+  const thin = (box) => svg('rect', {
+    ...box, class: 'pointed', fill: '#ffffff', 'fill-opacity': 0.12, stroke: '#ffffff', 'stroke-opacity': 0.9,
+  });
+  const name = (axis, bin) => shorten(axis.text(bin) || axis.positions(bin), 20);
+  return [
+    ...[row, column].map(thin),
+    ...doubled(boxOf(context, frame, query, key)),
+    ...tag(name(context.queries, query), left - 3, y((context.queries.start(query) + context.queries.stop(query)) / 2), 'end', frame),
+    ...tag(name(context.keys, key), x((context.keys.start(key) + context.keys.stop(key)) / 2), top - 13, 'middle', frame),
+  ];
+}
+
+// White text on black, as far inside the drawing as it must be.
+function tag(words, x, y, anchor, frame) {
+  const width = textWidth(words, 12) + 8;
+  const wanted = anchor === 'end' ? x - width : x - width / 2;
+  const start = Math.max(0, Math.min(wanted, frame.full.width - width));
+  return [
+    svg('rect', { class: 'tag', x: start, y: y - 9, width, height: 18, rx: 3, fill: '#000000' }),
+    svg('text', {
+      x: start + 4, y, fill: '#ffffff', 'font-family': labelFont, 'font-size': 12,
+      'dominant-baseline': 'central',
+    }, words),
+  ];
+}

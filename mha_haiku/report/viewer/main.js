@@ -1,0 +1,190 @@
+// The page's parts together: a choice is made, and what it touches is drawn again.
+
+let shown = []; // {context, view, element, update, mark, caption} of each map on the stage
+let shownPanels = [];
+
+function headName(set, layer, head) {
+  return `${shorten(set.layers[layer].name, 60)}, head ${shorten(set.layers[layer].heads[head], 60)}`;
+}
+
+// A head with the set and the example that it is of, where there are several to tell apart.
+function nameOf(where, ...others) {
+  const set = page.sets[where.set];
+  const parts = [headName(set, where.layer, where.head)];
+  const differs = (name) => others.length && others.some((other) => other[name] !== where[name]);
+  if (differs('set') || (!others.length && page.sets.length > 1)) parts.unshift(shorten(set.name || `model ${where.set + 1}`, 60));
+  if (differs('example') || (!others.length && set.examples.length > 1)) parts.push(shorten(set.examples[where.example].name, 60));
+  return parts.join(' · ');
+}
+
+// Takes over some choices and shows them. `strongest`: go on to the largest weight of the
+// chosen row (or column). All of it happens at once if the maps are unpacked already.
+function choose(changes, strongest = false) {
+  Object.assign(choice, changes);
+  clampChoice();
+  writeAddress();
+  const other = partner();
+  const needed = [choice, ...(other && !other.reason ? [other] : [])];
+  if (needed.every(({ set, example }) => unpacked(set, example))) {
+    show(strongest);
+    return;
+  }
+  const wanted = [choice.set, choice.example, choice.compare].join();
+  element('stage').setAttribute('aria-busy', 'true');
+  Promise.all(needed.map(({ set, example }) => unpack(set, example))).then(() => {
+    // Another choice, made while this one was unpacked, shows itself.
+    if (wanted === [choice.set, choice.example, choice.compare].join()) show(strongest);
+  }).catch(fail);
+}
+
+function show(strongest) {
+  const set = page.sets[choice.set];
+  element('stage').setAttribute('aria-busy', 'false');
+  updateControls(set);
+  updateSteps();
+  updateOverview();
+  element('detail').hidden = !headButton();
+  if (!headButton()) return;
+  if (strongest) chooseStrongest();
+  const { shown: wanted, reason } = shownContexts(stageRoom());
+  element('compare-note').textContent = reason ?? '';
+  element('detail-title').textContent = nameOf({ ...choice });
+  showTabs(wanted[0].context);
+  showOnStage(wanted);
+  for (const panel of shownPanels) {
+    panel.box.hidden = !panel.shows(wanted[0].context);
+    if (!panel.box.hidden) panel.update(wanted[0].context);
+  }
+  updateTable(wanted[0].context);
+  point(null, wanted[0].context);
+}
+
+function chooseStrongest() {
+  const { layers, queries, keys } = unpacked(choice.set, choice.example);
+  const map = layers[choice.layer][choice.head];
+  const from = choice.direction === 'from';
+  const chosen = from ? queries.bin(choice.query) : keys.bin(choice.key);
+  const others = from ? keys : queries;
+  let best = 0;
+  const weight = (other) => (from ? map.at(chosen, other) : map.at(other, chosen));
+  for (let other = 1; other < others.count; other += 1) {
+    if (weight(other) > weight(best)) best = other;
+  }
+  choice[from ? 'key' : 'query'] = others.start(best);
+  clampChoice();
+}
+
+// The room for a view: as wide as the stage, as high as the window leaves.
+function stageRoom() {
+  const stage = element('stage');
+  const top = stage.getBoundingClientRect().top + window.scrollY;
+  return {
+    width: Math.max(240, stage.clientWidth),
+    height: Math.max(320, Math.min(900, window.innerHeight - top - 16)),
+  };
+}
+
+function showTabs(context) {
+  const possible = views.filter((view) => view.shows(context));
+  if (!possible.some(({ name }) => name === choice.view)) choice.view = 'map';
+  for (const tab of element('views').children) {
+    tab.hidden = !possible.some(({ name }) => name === tab.value);
+    tab.setAttribute('aria-selected', String(tab.value === choice.view));
+    tab.tabIndex = tab.value === choice.view ? 0 : -1;
+  }
+  element('stage').setAttribute('aria-labelledby', `view-${choice.view}`);
+}
+
+// Views stay as they are, with their focus and scroll, while the same ones are wanted.
+function showOnStage(wanted) {
+  const same = shown.length === wanted.length && shown.every(({ name }) => name === choice.view);
+  if (!same) {
+    const view = views.find(({ name }) => name === choice.view);
+    shown = wanted.map(() => {
+      const made = view.create();
+      const caption = make('figcaption');
+      return { ...made, name: view.name, caption, figure: make('figure', '', {}, caption, made.element) };
+    });
+    element('stage').replaceChildren(...shown.map(({ figure }) => figure));
+  }
+  wanted.forEach(({ context, caption }, index) => {
+    const one = shown[index];
+    one.context = context;
+    one.caption.textContent = caption ?? '';
+    one.caption.hidden = !caption;
+    one.update(context);
+  });
+}
+
+// A cell is pointed at, {query, key} in bins of a shown map, or none: says its weight, and
+// marks the same positions in the other map.
+function point(cell, context = shown[0]?.context) {
+  if (!context) return;
+  const { query, key } = cell ?? context;
+  const { map, queries, keys } = context;
+  const weight = map.masked(query, key) ? 'masked, may not attend' : shownWeight(map.at(query, key));
+  element('readout').textContent = `query ${place(queries, query)} → key ${place(keys, key)}: ${weight}`;
+  for (const one of shown) {
+    const there = cell && {
+      query: one.context.queries.bin(queries.start(query)), key: one.context.keys.bin(keys.start(key)),
+    };
+    one.mark?.(there);
+  }
+}
+
+async function start() {
+  const wanted = prepare();
+  element('main').hidden = false;
+  await unpack(choice.set, choice.example);
+  choose({}, !wanted.has('key'));
+  putAddress();
+}
+
+// Everything but the maps.
+function prepare() {
+  describe();
+  buildOverview();
+  buildControls();
+  buildSteps();
+  buildTable();
+  shownPanels = panels.map((panel) => {
+    const made = panel.create();
+    const box = make('section', '', { className: `panel ${panel.name}`, hidden: true }, make('h3', panel.label), made.element);
+    element('panels').append(box);
+    return { ...panel, ...made, box };
+  });
+  declareInitial();
+  const wanted = readAddress();
+  clampChoice();
+  window.addEventListener('hashchange', () => {
+    const again = readAddress();
+    choose({}, !again.has('key'));
+  });
+  // Room and colours change: what is shown is laid out again.
+  let timer = null;
+  window.addEventListener('resize', () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => choose({}), 100);
+  });
+  return wanted;
+}
+
+// What the choices are at first, on this page: the first layer with heads, the last query,
+// which also a causal model lets see most, and a scale that shows small weights of long rows.
+function declareInitial() {
+  const { layers, examples } = page.sets.at(-1);
+  const initial = (name, value) => { fields.get(name).initial = value; };
+  if (hasSteps()) initial('set', page.sets.length - 1);
+  initial('layer', Math.max(0, layers.findIndex(({ heads }) => heads.length)));
+  initial('query', examples[0].queries.tokens.length - 1);
+  if ((examples[0].keys ?? examples[0].queries).tokens.length > 32) initial('scale', 'root');
+  initial('beside', numberNames(page.sets.at(-1))[0] ?? '');
+}
+
+function fail(error) {
+  element('failure').hidden = false;
+  element('failure').textContent = `This page could not draw its maps (${error.message}). `
+    + 'It needs a browser of 2023 or later.';
+}
+
+start().catch(fail);
