@@ -12,8 +12,8 @@ WORDS = "the a cat dog sat ran on under mat log and then again today while"
 
 def bert(folder: pathlib.Path, *, architecture: str = "BertModel") -> pathlib.Path:
     """Writes an encoder: `BertModel` for sentences, `BertForMaskedLM`, or another."""
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split(), "."]
-    size = len(vocabulary) + 2  # rows that the tokenizer knows nothing of
+    tokenizer = words()
+    size = tokenizer.get_vocab_size() + 2  # rows that the tokenizer knows nothing of
     shapes = {
         "embeddings.word_embeddings.weight": (size, D),
         "embeddings.position_embeddings.weight": (T, D),
@@ -45,7 +45,7 @@ def bert(folder: pathlib.Path, *, architecture: str = "BertModel") -> pathlib.Pa
         "intermediate_size": F,
         "max_position_embeddings": T,
     }
-    return _write(folder, config, shapes, _words(vocabulary))
+    return _write(folder, config, shapes, tokenizer)
 
 
 def llama(folder: pathlib.Path, *, text: str) -> pathlib.Path:
@@ -94,17 +94,11 @@ def llama(folder: pathlib.Path, *, text: str) -> pathlib.Path:
     return _write(folder, config, shapes, tokenizer)
 
 
-def text(count: int = 400) -> str:
-    """Returns sentences over `WORDS`, the same each time."""
-    generator = np.random.default_rng(5)
-    words = WORDS.split()
-    rows = [generator.choice(words, generator.integers(4, 9)) for _ in range(count)]
-    return " ".join(" ".join(row).capitalize() + "." for row in rows)
-
-
-def _words(vocabulary):
+def words():
+    """Returns a tokenizer of `WORDS`, with special tokens around a text."""
     import tokenizers
 
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split(), "."]
     ids = {word: i for i, word in enumerate(vocabulary)}
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel(ids, unk_token="[UNK]")
@@ -116,6 +110,14 @@ def _words(vocabulary):
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return tokenizer
+
+
+def text(count: int = 400) -> str:
+    """Returns sentences over `WORDS`, the same each time."""
+    generator = np.random.default_rng(5)
+    words = WORDS.split()
+    rows = [generator.choice(words, generator.integers(4, 9)) for _ in range(count)]
+    return " ".join(" ".join(row).capitalize() + "." for row in rows)
 
 
 def _linear(name, inputs, outputs):

@@ -222,13 +222,28 @@ def inputs(case: str) -> np.ndarray:
     return 2 + (numbers("tokens", (B, T)) * 1000).astype(np.int32) % 29
 
 
-def write(folder: pathlib.Path, case: str) -> pathlib.Path:
-    """Writes the files of a case as `transformers` would, and returns their folder."""
+def write(
+    folder: pathlib.Path, case: str, *, key_value_heads: int | None = None
+) -> pathlib.Path:
+    """Writes the files of a case as `transformers` would, and returns their folder.
+
+    Args:
+      folder: Where to.
+      case: One of `CASES`.
+      key_value_heads: Their number, where the case groups heads; None: as stored.
+    """
     stored = expected()[case]
-    (folder / "config.json").write_text(json.dumps(stored["config"]))
+    config, shapes = stored["config"], stored["arrays"]
+    stored_heads = config.get("num_key_value_heads")
+    if key_value_heads and stored_heads:
+        config["num_key_value_heads"] = key_value_heads
+        for name, shape in shapes.items():
+            if ".k_proj." in name or ".v_proj." in name:
+                shape[0] = shape[0] * key_value_heads // stored_heads
+    (folder / "config.json").write_text(json.dumps(config))
     arrays.write_safetensors(
         folder / "model.safetensors",
-        {name: parameter(name, shape) for name, shape in stored["arrays"].items()},
+        {name: parameter(name, shape) for name, shape in shapes.items()},
     )
     return folder
 

@@ -1,10 +1,11 @@
 """Each family gives the numbers that `transformers` gives, forwards and back."""
 
+import chex
 import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, interop, models, modules
+from mha_haiku import devices, heads, interop, models, modules
 from tests.interop import small_models
 
 CASES = list(small_models.CASES)
@@ -18,9 +19,7 @@ EVERYDAY = [
 
 def outputs(case, imported):
     """Returns what `small_models` stores: attention, output, logits."""
-    given, lengths = small_models.inputs(case), small_models.LENGTHS
-    if case.startswith("vit"):
-        given, lengths = interop.patches(given, 4), None
+    given, lengths = _given(case)
 
     def run(params):
         output = imported.model.apply(
@@ -63,7 +62,7 @@ def test_numbers_are_those_of_transformers(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if "vit" not in case])
+@pytest.mark.parametrize("case", CASES)
 def test_pruned_equals_gated_in_every_family(case, tmp_path):
     imported = interop.load(small_models.write(tmp_path, case))
     num_heads = imported.config.attention.num_heads
@@ -72,17 +71,53 @@ def test_pruned_equals_gated_in_every_family(case, tmp_path):
     params, config = heads.prune(imported.params, imported.config, keep)
     sizes = interop.sizes_of(imported.config, imported.params)
     pruned = models.build(config, **sizes._asdict())
-    tokens, lengths = small_models.inputs(case), small_models.LENGTHS
+    given, lengths = _given(case)
     gates = modules.Interventions(heads=keep.astype(np.float32))
 
     @jax.jit
     def run(params, params_of_gated):
         options = {"lengths": lengths, "is_training": False}
-        found = pruned.apply(params, None, tokens, **options)
+        found = pruned.apply(params, None, given, **options)
         gated = imported.model.apply(
-            params_of_gated, None, tokens, interventions=gates, **options
+            params_of_gated, None, given, interventions=gates, **options
         )
         return found.output, gated.output
 
     found, gated = run(params, imported.params)
     assert_close(small_models.valid(found, 1), small_models.valid(gated, 1))
+
+
+@pytest.mark.slow
+def test_classes_of_images_are_learnt_the_same_on_two_devices(tmp_path):
+    """What has no task as a run; tests/studies/test_imported_runs.py has the others."""
+    imported = interop.load(small_models.write(tmp_path, "vit"))
+    sizes = interop.sizes_of(imported.config, imported.params)
+    given, _ = _given("vit")
+    mesh = devices.make_mesh(jax.local_devices()[:2], data=1, heads=2, sequence=1)
+    shared = devices.Sharded(mesh)
+    divided = models.build(
+        imported.config, **sizes._asdict(), implementation=shared.implementation("auto")
+    )
+
+    def gradient(model, params):
+        def loss(params):
+            logits = model.apply(params, None, given, is_training=True).logits
+            return -jax.nn.log_softmax(logits)[np.arange(len(logits)), [3, 0, 2]].sum()
+
+        return jax.jit(jax.grad(loss))(params)
+
+    wanted = gradient(imported.model, imported.params)
+    found = gradient(divided, shared.put_state(imported.params))
+    query = found["encoder/layer_0/attention/query"]["w"]
+    assert {x.data.shape for x in query.addressable_shards} == {(24, 12)}
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
+    assert 0 < largest < np.inf
+    chex.assert_trees_all_close(found, wanted, rtol=0, atol=1e-5 * largest)
+
+
+def _given(case):
+    """Returns inputs of a case's model, and their lengths."""
+    given = small_models.inputs(case)
+    if case.startswith("vit"):
+        return interop.patches(given, 4), None
+    return given, small_models.LENGTHS
