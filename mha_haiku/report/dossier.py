@@ -179,6 +179,7 @@ class MapSet(NamedTuple):
       numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
         heads end with NaN.
       roles: What the heads do, likewise; or None.
+      missing: Pairs of what was not computed ("importance") and the command that does.
     """
 
     name: str
@@ -187,6 +188,7 @@ class MapSet(NamedTuple):
     step: int | None = None
     numbers: Mapping[str, PerHead] = {}
     roles: Roles | None = None
+    missing: tuple[tuple[str, str], ...] = ()
 
 
 class Dossier(NamedTuple):

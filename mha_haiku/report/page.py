@@ -35,7 +35,7 @@ _MOST_ANSWERS = 512
 _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
-_SCRIPTS = ("data.js", "drawing.js", "text.js", "viewer.js")
+_VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
@@ -50,10 +50,11 @@ def render(shown: Dossier) -> str:
     Raises:
       ValueError: If sizes in the dossier do not fit together; see `dossier.check`.
     """
-    script = "\n".join(map(_source, _SCRIPTS))
+    script = "\n".join(map(_source, _source("order.txt").split()))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
-    style = _source("viewer.css")
+    styles = sorted(x.name for x in _VIEWER.iterdir() if x.name.endswith(".css"))
+    style = "\n".join(map(_source, styles))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; "
         f"style-src '{_digest(style)}'; img-src data:; "
@@ -92,10 +93,10 @@ def contents(shown: Dossier) -> dict[str, Any]:
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
       weight and the `precision`, both of all maps; `matches`; and `sets`, each with
-      `name`, `step`, `layers`, `numbers`, `roles` and `examples`. An example has its
-      axes `queries` and `keys` (None: the same), `layers` with packed `codes` (see
-      `encode`) and each head's `largest` weight, `answers`, `images`, `patches` and
-      `channels`.
+      `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
+      has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
+      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`
+      and `channels`.
 
     Raises:
       ValueError: See `dossier.check`.
@@ -187,6 +188,7 @@ def _set(maps: MapSet, levels: int) -> dict[str, Any]:
         ],
         "numbers": [_number(*item, heads) for item in maps.numbers.items()],
         "roles": roles,
+        "missing": [list(map(labels.one_line, each)) for each in maps.missing],
         "examples": [_example(example, levels) for example in maps.examples],
     }
 
@@ -357,7 +359,7 @@ def _packed(data: np.ndarray | bytes) -> str:
 
 
 def _source(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text("utf-8")
+    return _VIEWER.joinpath(name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:

@@ -175,7 +175,9 @@ def write_report(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder).expanduser()
     saved = report.maps.load(folder / "maps.npz")
-    shown = report.dossier.Dossier(saved.title, (report.dossier.of_maps(saved),))
+    maps = report.dossier.of_maps(saved)
+    notes = ("The exact numbers are in maps.npz beside this page.",)
+    shown = report.dossier.Dossier(saved.title, (maps,), notes=notes)
     page = report.page.render(shown)
     written = []
     if report.drawing.is_possible():
