@@ -1,0 +1,112 @@
+"""Dossiers for the browser: small ones of sizes that differ, and large ones."""
+
+import numpy as np
+
+from mha_haiku.report import dossier
+
+L, H, T, S = 2, 3, 5, 7
+HOSTILE = [
+    "</script><script>document.title = 'run'</script>",
+    "<img src=x onerror=\"document.title = 'run'\">",
+    "\" onmouseover=\"document.title = 'run'",
+    "javascript:document.title='run'",
+    "<!--<script>",
+    "${document.title = 'run'}",
+    "\u202eright to left\u202d",
+    "\ud800",  # half of a pair
+    "&amp;&lt;b&gt;",
+    "a" * 100_000,
+    "\x00\x1b[31m",
+    "']]></svg><script>document.title = 'run'</script>",
+]
+
+
+def weights(*shape: int, seed: int = 0) -> np.ndarray:
+    """Returns maps whose rows sum to 1, and differ much."""
+    generator = np.random.default_rng(seed)
+    scores = np.exp(3 * generator.standard_normal(shape))
+    return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def words(count: int, start: str = "w") -> dossier.Axis:
+    return dossier.Axis.whole(f"{start}{i}" for i in range(count))
+
+
+def layers(num_layers: int = L, num_heads: int = H) -> tuple[dossier.Layer, ...]:
+    heads = tuple(map(str, range(num_heads)))
+    return tuple(dossier.Layer(f"layer {i}", heads) for i in range(num_layers))
+
+
+def example(
+    name: str = "first", *, seed: int = 0, queries=None, keys=None, masked=None
+) -> dossier.Example:
+    queries, keys = queries or words(T, "q"), keys or words(S, "k")
+    shape = H, queries.bins, keys.bins
+    maps = [weights(*shape, seed=seed + i) for i in range(L)]
+    if masked is not None:
+        maps = [np.where(masked, 0, each).astype(np.float32) for each in maps]
+    return dossier.Example(name, queries, keys, tuple(maps), masked)
+
+
+def maps(*examples: dossier.Example, name: str = "", step: int | None = None):
+    return dossier.MapSet(name, layers(), examples or (example(),), step)
+
+
+def show(*sets: dossier.MapSet, title: str = "a title", **more) -> dossier.Dossier:
+    return dossier.Dossier(title, sets or (maps(),), **more)
+
+
+def steps() -> dossier.Dossier:
+    """Returns three steps of a training."""
+    sets = [maps(example(seed=10 * s), name=f"step {s}", step=s) for s in (1, 30, 200)]
+    return show(*sets)
+
+
+def hostile() -> dossier.Dossier:
+    """Returns maps in which every text wants to run."""
+    tokens = dossier.Axis.whole(HOSTILE)
+    names = [HOSTILE[i % len(HOSTILE)] for i in range(L * (H + 1))]
+    rows = [
+        dossier.Layer(names[i * (H + 1)], tuple(names[i * (H + 1) + 1 :][:H]))
+        for i in range(L)
+    ]
+    one = example(HOSTILE[0], queries=tokens, keys=tokens)
+    answers = dossier.Answers(
+        tuple(HOSTILE), tuple(((text, 0.5), (text, 0.25)) for text in HOSTILE)
+    )
+    one = one._replace(note=HOSTILE[1], answers=answers)
+    sets = [dossier.MapSet(HOSTILE[i], tuple(rows), (one, one)) for i in range(2)]
+    return show(*sets, title=HOSTILE[0], notes=tuple(HOSTILE))
+
+
+def long(num_bins: int = 32) -> dossier.Dossier:
+    """Returns a pooled map of 1,024 positions, with 16 x 16 of them whole."""
+    count = 1024
+    edges = np.arange(num_bins + 1) * (count // num_bins)
+    axis = dossier.Axis(tuple(f"w{i}" for i in range(count)), edges)
+    diagonal = np.eye(16, dtype=np.float32)
+    fine = dossier.Patch(0, 0, np.arange(512, 529), np.arange(256, 273), diagonal)
+    coarse = np.full((H, num_bins, num_bins), 1 / num_bins, np.float32)
+    one = dossier.Example("long", axis, axis, (coarse,) * L, patches=(fine,))
+    return show(maps(one))
+
+
+def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
+    """Returns causal maps of this many layers, heads, positions and examples."""
+    generator = np.random.default_rng(0)
+    axis = words(length)
+    hidden = np.triu(np.ones((length, length), bool), 1)
+    examples = []
+    for i in range(num_examples):
+        scores = generator.standard_normal((num_layers, num_heads, length, length))
+        # Heads prefer distances, as trained ones do: noise alone cannot be compressed.
+        reach = np.exp(generator.uniform(0, 4, (num_layers, num_heads, 1, 1)))
+        distance = np.arange(length)[:, None] - np.arange(length)
+        exponents = scores - np.abs(distance) / reach
+        masses = np.where(hidden, 0, np.exp(exponents))
+        shares = (masses / masses.sum(-1, keepdims=True)).astype(np.float32)
+        examples.append(
+            dossier.Example(f"example {i}", axis, axis, tuple(shares), hidden)
+        )
+    heads = layers(num_layers, num_heads)
+    return show(dossier.MapSet("", heads, tuple(examples)))
