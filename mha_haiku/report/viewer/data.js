@@ -125,5 +125,6 @@ async function unpackExample(example) {
       new Axis(queries.tokens, patch.queries), new Axis(keys.tokens, patch.keys),
     ),
   })));
+  await readPictures(example);
   return { queries, keys, layers, patches };
 }

@@ -44,7 +44,7 @@ function createHeatMap() {
 }
 
 // Where things lie on the drawing, in pixels.
-function frameOf({ queries, keys, room }) {
+function frameOf({ queries, keys, room, example: { images } }) {
   const spans = [queries.last - queries.first, keys.last - keys.first];
   const sides = (left, top) => {
     const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - 52) / spans[0]];
@@ -58,11 +58,11 @@ function frameOf({ queries, keys, room }) {
   };
   // Labels take their room first; how wide they are depends on the cells, so twice.
   let [across, down] = sides(60, 60);
-  const rows = labelsOf(queries, (down * spans[0]) / queries.count);
-  const columns = labelsOf(keys, (across * spans[1]) / keys.count);
+  const rows = labelsOf(queries, (down * spans[0]) / queries.count, images);
+  const columns = labelsOf(keys, (across * spans[1]) / keys.count, images);
   const turned = columns.legible && columns.width > (across * spans[1]) / keys.count - 2;
   const left = Math.min(room.width / 3, rows.width + 30);
-  const top = (turned ? columns.width : 13) + 30;
+  const top = Math.max(13, turned || columns.marks[0]?.picture ? columns.width : 0) + 30;
   [across, down] = sides(left, top);
   const [width, height] = [
     Math.max(24, across * spans[1]), Math.max(24, down * spans[0]),
@@ -83,18 +83,22 @@ function textWidth(text, size) {
   return measuring.measureText(text).width;
 }
 
-// The names along an axis: every bin's text where it is legible, else round positions.
-function labelsOf(axis, pixels) {
+// The names along an axis: every bin's picture or text where it is legible, else round
+// positions.
+function labelsOf(axis, pixels, images) {
   const even = axis.last - axis.first === axis.count;
   const legible = even && pixels >= 9;
   const size = legible ? Math.min(13, Math.max(9, pixels - 1)) : 11;
   const marks = legible
     ? Array.from({ length: axis.count }, (_, bin) => ({
-      at: (axis.start(bin) + axis.stop(bin)) / 2, bin, text: shorten(axis.text(bin) || axis.positions(bin), 12),
+      at: (axis.start(bin) + axis.stop(bin)) / 2, bin, picture: pictureOf(images, axis.start(bin)), text: shorten(axis.text(bin) || axis.positions(bin), 12),
     }))
     : ticks(axis.first, axis.last).map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
-  const width = Math.ceil(Math.max(8, ...marks.map(({ text }) => textWidth(text, size))));
-  return { legible, size, marks, width };
+  const side = Math.min(28, Math.floor(pixels) - 2); // of pictures
+  const width = Math.ceil(Math.max(8, ...marks.map(({ text, picture }) => (
+    picture ? side : textWidth(text, size)
+  ))));
+  return { legible, size, side, marks, width };
 }
 
 // At most nine round numbers of [first, last).
@@ -130,16 +134,20 @@ function axisLabels(context, frame) {
       x: 0, y: 0, 'text-anchor': 'middle', transform: `translate(12 ${Math.max(middle, top + 40)}) rotate(-90)`,
     }));
   const mono = (size) => ({ 'font-family': labelFont, 'font-size': size });
-  for (const { at, text: words } of rows.marks) {
-    group.append(text(words, {
+  const image = (picture, side, centre) => svg('image', {
+    href: picture, x: centre[0] - side / 2, y: centre[1] - side / 2, width: side, height: side, 'image-rendering': 'pixelated',
+  });
+  for (const { at, text: words, picture } of rows.marks) {
+    group.append(picture ? image(picture, rows.side, [left - 4 - rows.side / 2, y(at)]) : text(words, {
       ...mono(rows.size), x: left - 5, y: y(at), 'text-anchor': 'end', 'dominant-baseline': 'central',
     }));
   }
-  for (const { at, text: words } of columns.marks) {
+  for (const { at, text: words, picture } of columns.marks) {
     const where = turned
       ? { transform: `translate(${x(at)} ${top - 5}) rotate(-90)`, 'dominant-baseline': 'central' }
       : { x: x(at), y: top - 6, 'text-anchor': 'middle' };
-    group.append(text(words, { ...mono(columns.size), ...where }));
+    group.append(picture ? image(picture, columns.side, [x(at), top - 4 - columns.side / 2])
+      : text(words, { ...mono(columns.size), ...where }));
   }
   return group;
 }

@@ -56,6 +56,7 @@ function show(strongest) {
     if (!panel.box.hidden) panel.update(wanted[0].context);
   }
   updateTable(wanted[0].context);
+  showAnswer(wanted[0].context);
   point(null, wanted[0].context);
 }
 
@@ -147,6 +148,7 @@ function prepare() {
   buildControls();
   buildSteps();
   buildTable();
+  element('tools').append(saveButtons(() => element('stage'), () => shown[0].context));
   shownPanels = panels.map((panel) => {
     const made = panel.create();
     const box = make('section', '', { className: `panel ${panel.name}`, hidden: true }, make('h3', panel.label), made.element);

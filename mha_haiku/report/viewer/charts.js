@@ -1,0 +1,49 @@
+// What drawn views share: colours of heads and of signed numbers, ticks of an axis.
+
+// Told apart by colour-blind eyes, with a contrast of 3 to white and to the dark page
+// (after Paul Tol's "bright"). From the ninth head on they return darker, then lighter.
+const headColours = [
+  [68, 119, 170], [232, 94, 112], [34, 136, 51], [165, 140, 20],
+  [0, 155, 195], [190, 60, 135], [215, 110, 25], [125, 125, 140],
+];
+
+function headColour(head) {
+  const rounds = [0, -0.35, 0.4, -0.55];
+  const towards = rounds[Math.floor(head / headColours.length) % rounds.length];
+  const parts = headColours[head % headColours.length].map((part) => (
+    Math.round(towards < 0 ? part * (1 + towards) : part + towards * (255 - part))
+  ));
+  return `rgb(${parts})`;
+}
+
+// Signed numbers, -1 to 1: orange below 0, nothing at 0, blue above; told apart by
+// colour-blind eyes. As [red, green, blue, alpha].
+function signedColour(share) {
+  const strength = Math.round(255 * Math.min(1, Math.abs(share)));
+  return share < 0 ? [217, 95, 2, strength] : [46, 110, 196, strength];
+}
+
+const colourText = ([red, green, blue, alpha]) => (
+  `rgba(${red},${green},${blue},${(alpha / 255).toFixed(3)})`
+);
+
+// Round numbers from `low` to `high`, at most `most` + 1 of them.
+function roundTicks(low, high, most) {
+  const rough = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((digit) => digit * power >= rough * (1 - 1e-9));
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.floor(high / step + 1e-9) - first + 1;
+  const digits = Math.max(0, -Math.floor(Math.log10(step)));
+  return Array.from({ length: Math.max(0, count) }, (_, index) => (
+    Number(((first + index) * step).toFixed(digits))
+  ));
+}
+
+// A bin and its text, 12 “fox”, as nodes: text of any direction stays between its marks.
+function placeNodes(axis, bin, most = 24) {
+  const text = axis.text(bin);
+  return text ? [`${axis.positions(bin)} “`, make('bdi', shorten(text, most)), '”'] : [axis.positions(bin)];
+}
+
+const shownInteger = (value) => value.toLocaleString('en').replace('-', '−');

@@ -1,0 +1,87 @@
+// The numbers of the chosen head, each with its error and its place among all heads.
+
+function standingPanel() {
+  const role = make('p', '', { className: 'standing-role' });
+  const table = make('table', '', { className: 'standing' });
+  const missing = make('div', '', { className: 'standing-missing' });
+  const hint = make('p', 'A dot is a head, the ring is the chosen one, the bar through it two standard '
+    + 'errors to either side. Ranks count from the largest, as an interval of likely ranks.', { className: 'hint' });
+  const element = make('div', '', { className: 'standing-panel' }, role, table, hint, missing);
+  const size = { width: 150, height: 18, margin: 7 };
+
+  function strip({ values, errors, label }, layer, head) {
+    const all = values.flat().filter((value) => value !== null);
+    const value = values[layer][head];
+    const error = errors?.[layer]?.[head] ?? null;
+    const spread = value === null ? [] : [value - 2 * (error ?? 0), value + 2 * (error ?? 0)];
+    let [low, high] = [Math.min(...all, ...spread), Math.max(...all, ...spread)];
+    if (low > 0 && low < 0.5 * high) low = 0;
+    const x = (number) => size.margin + (size.width - 2 * size.margin) * (
+      high > low ? Math.max(0, Math.min(1, (number - low) / (high - low))) : 0.5
+    );
+    const middle = size.height / 2;
+    const picture = svg(
+      'svg', {
+        class: 'strip', width: size.width, height: size.height, viewBox: `0 0 ${size.width} ${size.height}`,
+        role: 'img', 'aria-label': `${label}: from ${shownNumber(low)} to ${shownNumber(high)} over all heads`,
+      },
+      svg('title', {}, `All heads: ${shownNumber(low)} to ${shownNumber(high)}`),
+      svg('line', { class: 'axis-line', x1: 2, x2: size.width - 2, y1: middle, y2: middle }),
+      // Round ends of lines without length are dots: one element for 1,024 heads. They lie
+      // at five heights, so that close ones are told apart.
+      svg('path', {
+        class: 'strip-dots',
+        d: all.map((number, rank) => `M${x(number).toFixed(1)} ${middle + 2.6 * ((3 * rank) % 5 - 2)}h0`).join(''),
+      }),
+    );
+    if (value !== null && error !== null) {
+      picture.append(svg('line', {
+        class: 'strip-error', x1: x(value - 2 * error), x2: x(value + 2 * error), y1: middle, y2: middle,
+      }));
+    }
+    if (value !== null) picture.append(svg('circle', { class: 'strip-chosen', cx: x(value), cy: middle, r: 5 }));
+    return picture;
+  }
+
+  function row(number, layer, head, count) {
+    const value = number.values[layer]?.[head] ?? null;
+    const error = number.errors?.[layer]?.[head] ?? null;
+    const ranks = number.ranks?.[layer]?.[head] ?? null;
+    const said = value === null ? 'no value '
+      : `${shownNumber(value)}${error === null ? '' : ` ± ${shownNumber(error)}`} `;
+    const rank = ranks && ranks[0] !== null
+      ? `rank ${ranks[0] === ranks[1] ? ranks[0] : `${ranks[0]}–${ranks[1]}`} of ${count}` : '';
+    const name = make('th', shorten(number.name.replaceAll('_', ' '), 40), { scope: 'row', title: shorten(number.label, 300) });
+    return make(
+      'tr', '', {}, name,
+      make('td', said, { className: 'standing-value' }, make('small', shorten(number.unit, 24)), make('small', rank, { className: 'standing-rank' })),
+      make('td', '', {}, strip(number, layer, head)),
+    );
+  }
+
+  return {
+    element,
+    update({ set, where }) {
+      const own = set.roles?.[where.layer]?.[where.head];
+      role.hidden = !set.roles;
+      role.textContent = own
+        ? `Role: ${shorten(own.name.replaceAll('_', ' '), 60)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
+        : 'Role: none of the known ones';
+      const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
+      table.replaceChildren(...set.numbers.map((number) => row(number, where.layer, where.head, count)));
+      table.hidden = hint.hidden = !set.numbers.length;
+      // What was not computed, with the command that computes it: [[what, command]].
+      missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
+        make('p', `${what}: not computed. `, {}, make('code', command))
+      )));
+    },
+  };
+}
+
+addPanel({
+  name: 'standing',
+  label: 'This head',
+  create: standingPanel,
+  shows: ({ set, layer }) => layer.heads.length > 0
+    && Boolean(set.numbers.length || set.roles || set.missing?.length),
+});
