@@ -7,25 +7,25 @@ const isWrong = ([, , likeliest, target]) => Boolean(target) && likeliest[0]?.[0
 const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
 
 function answerText([text, probability]) {
-  const words = shorten(text, longestAnswer) || '∅';
+  const words = `“${shorten(text, longestAnswer) || '∅'}”`;
   return probability === null ? words : `${words} ${percent(probability)}`;
 }
 
-// The answer at a position, in a line: "x 93%, y 4%, z 1%; right: x". Empty without one.
+// The answer at a position, in a line: “x” 93%, “y” 4%, “z” 1%; right. Empty without one.
 function answerAt(example, position) {
   const { answers } = example;
   const answer = answers?.shown.find(([at]) => answers.whole || at === position);
   if (!answer) return '';
   const [, , likeliest, target] = answer;
   return likeliest.map(answerText).join(', ')
-    + (target ? `; ${isWrong(answer) ? 'wrong, it is' : 'right:'} ${shorten(target, longestAnswer)}` : '');
+    + (target ? `; ${isWrong(answer) ? `wrong, it is “${shorten(target, longestAnswer)}”` : 'right'}` : '');
 }
 
 // The model's answer after the chosen query, beside the map.
 function showAnswer({ example, choice: { query } }) {
   const said = answerAt(example, query);
-  const where = example.answers?.whole ? 'the whole input' : `query ${query}`;
-  element('answer').textContent = said && `Prediction of ${where}: ${said}`;
+  const where = example.answers?.whole ? 'for the input' : `at position ${query}`;
+  element('answer').textContent = said && `Prediction ${where}: ${said}`;
 }
 
 function answersPanel() {

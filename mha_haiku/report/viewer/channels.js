@@ -25,7 +25,7 @@ async function readChannels(packed, numQueries, numKeys) {
 }
 
 // The products of a query and all keys: {query [K], keys [S][K], products [S][K], scores [S],
-// error: the most that rounding to 8 bits can move the chosen score}.
+// error: two standard deviations of what rounding to 8 bits does to the chosen score}.
 function productsOf(read, packed, head, query, chosenKey, numKeys) {
   const channels = Array.from({ length: read.size }, (_, channel) => channel);
   const queryParts = channels.map((channel) => read.query(head, query, channel));
@@ -34,15 +34,16 @@ function productsOf(read, packed, head, query, chosenKey, numKeys) {
   ));
   const products = keys.map((parts) => parts.map((part, channel) => part * queryParts[channel]));
   const sum = (parts) => parts.reduce((total, part) => total + part, 0);
-  const [queryStep, keyStep] = [packed.query_scale[head] / 2, packed.key_scale[head] / 2];
+  // Rounding to whole steps has the variance step ** 2 / 12.
+  const [queryStep, keyStep] = [packed.query_scale[head], packed.key_scale[head]];
   return {
     query: queryParts,
     keys,
     products,
     scores: products.map(sum),
-    error: sum(channels.map((channel) => (
-      Math.abs(queryParts[channel]) * keyStep + Math.abs(keys[chosenKey][channel]) * queryStep
-    ))),
+    error: 2 * Math.sqrt(sum(channels.map((channel) => (
+      (queryParts[channel] * keyStep) ** 2 + (keys[chosenKey][channel] * queryStep) ** 2
+    ))) / 12),
   };
 }
 
@@ -139,7 +140,7 @@ function channelsView() {
     const longest = Math.max(3, ...Array.from({ length: labelled ? numKeys : 0 }, (_, index) => (
       Math.min(14, [...keys.text(index).slice(0, 40)].length)
     )));
-    const left = Math.max(44, 16 + 7.6 * longest);
+    const left = Math.max(56, 16 + 7.6 * longest);
     const cell = Math.max(2, Math.min(26, (Math.min(640, context.room.width - 24) - left - 76) / ranked.length));
     frame = { left, cell, width: cell * ranked.length, top: 236, pitch };
     const height = frame.top + pitch * numKeys + 24;
