@@ -35,7 +35,7 @@ declareChoice('compare', '', (text) => (
 ));
 declareWord('pair', ['side', 'difference']);
 // The overview: which number stands beside a head, in which order, which ones are left.
-declareChoice('beside', 'role', readWord);
+declareChoice('beside', 'all', readWord);
 declareChoice('order', '', readWord);
 declareChoice('filter', '', readWord);
 

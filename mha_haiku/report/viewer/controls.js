@@ -93,7 +93,10 @@ function offerNumbers(set) {
   const names = numberNames(set);
   element('rank').hidden = !names.length;
   const short = (name) => shorten(name, 30);
-  fillSelect(element('beside'), [...names.map((name) => [name, short(name)]), ['', 'nothing']], choice.beside);
+  fillSelect(element('beside'), [
+    ['all', names.includes('role') ? 'role, importance, entropy' : 'the first numbers'],
+    ...names.map((name) => [name, short(name)]), ['', 'nothing'],
+  ], choice.beside);
   fillSelect(element('order'), [
     ['', 'layer and head'],
     ...names.flatMap((name) => [[name, `${short(name)}, largest first`], [`-${name}`, `${short(name)}, smallest first`]]),

@@ -13,7 +13,9 @@ const shareOfCode = Float32Array.from({ length: page.levels + 3 }, (_, code) => 
 ));
 
 async function unpackBytes(text) {
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const packed = atob(text);
+  const bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < packed.length; i += 1) bytes[i] = packed.charCodeAt(i);
   const inflate = new DecompressionStream('deflate');
   const stream = new Blob([bytes]).stream().pipeThrough(inflate);
   return new Uint8Array(await new Response(stream).arrayBuffer());
@@ -30,7 +32,10 @@ class Axis {
     this.tokens = tokens;
     this.edges = edges;
     this.count = edges.length - 1;
-    this.pooled = edges[this.count] - edges[0] > this.count;
+    const span = edges[this.count] - edges[0];
+    this.pooled = span > this.count;
+    // All bins are of one length.
+    this.even = edges.every((edge, bin) => (edge - edges[0]) * this.count === span * bin);
   }
 
   static of({ tokens, edges }) {

@@ -49,9 +49,12 @@ function frameOf({ queries, keys, room, example: { images } }) {
   const sides = (left, top) => {
     const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - 52) / spans[0]];
     const even = Math.min(wide, high);
-    // Cells are square, or up to three times as long where a side has few of them.
-    const [across, down] = [Math.min(wide, 3 * even), Math.min(high, 3 * even)];
-    const most = (span, count) => (44 * count) / span;
+    // Cells are square; only a map that is much longer than wide (or wider than long) has
+    // longer ones, until its short side is a quarter of the long one.
+    const longest = even * Math.max(...spans);
+    const side = (room, span) => Math.min(room, Math.max(even, longest / 4 / span));
+    const [across, down] = [side(wide, spans[1]), side(high, spans[0])];
+    const most = (span, count) => (60 * count) / span;
     return [
       Math.min(across, most(spans[1], keys.count)), Math.min(down, most(spans[0], queries.count)),
     ];
@@ -87,8 +90,8 @@ function textWidth(text, size) {
 // positions.
 function labelsOf(axis, pixels, images) {
   const even = axis.last - axis.first === axis.count;
-  const legible = even && pixels >= 9;
-  const size = legible ? Math.min(13, Math.max(9, pixels - 1)) : 11;
+  const legible = even && pixels >= 10;
+  const size = legible ? Math.min(13, pixels - 1) : 11;
   const marks = legible
     ? Array.from({ length: axis.count }, (_, bin) => ({
       at: (axis.start(bin) + axis.stop(bin)) / 2, bin, picture: pictureOf(images, axis.start(bin)), text: shorten(axis.text(bin) || axis.positions(bin), 12),
@@ -116,11 +119,13 @@ function ticks(first, last) {
 
 function cellsOf({ map, end }, { left, top, width, height }) {
   const place = { x: left, y: top, width, height, preserveAspectRatio: 'none' };
-  const canvas = raster(map, end, Math.ceil(width), Math.ceil(height));
+  // A pixel per cell where that says it all.
+  const size = ({ even, count }, pixels) => (even ? Math.min(count, Math.ceil(pixels)) : Math.ceil(pixels));
+  const pixels = raster(map, end, size(map.keys, width), size(map.queries, height));
   const below = map.numMasked
     ? [svg('image', { ...place, href: hatching(Math.ceil(width), Math.ceil(height)) })] : [];
   return [...below, svg('image', {
-    ...place, href: canvas.toDataURL(), 'image-rendering': 'pixelated',
+    ...place, href: imageOf(pixels), 'image-rendering': 'pixelated',
   })];
 }
 

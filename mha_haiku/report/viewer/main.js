@@ -180,7 +180,6 @@ function declareInitial() {
   initial('layer', Math.max(0, layers.findIndex(({ heads }) => heads.length)));
   initial('query', examples[0].queries.tokens.length - 1);
   if ((examples[0].keys ?? examples[0].queries).tokens.length > 32) initial('scale', 'root');
-  initial('beside', numberNames(page.sets.at(-1))[0] ?? '');
 }
 
 function fail(error) {

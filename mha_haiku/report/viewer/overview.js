@@ -1,14 +1,21 @@
 // All heads: a line per layer, which never wraps; or, once sorted, the heads in order.
 //
-// A thumbnail is drawn when it comes into sight, a few milliseconds of them per frame,
-// so that a thousand heads neither delay a click nor jerk while they are scrolled.
+// Thumbnails are drawn when they come into sight, a few milliseconds of them per frame,
+// so that a thousand heads neither delay a click nor jerk while they are scrolled. Those
+// of a layer share one canvas behind its buttons: a browser is slow with a thousand.
 
-const smallest = 14; // pixels a side of a thumbnail
-const largestSide = 92;
-const captionFrom = 40; // thumbnails as wide as that have words below them
-const millisecondsPerFrame = 8;
+const largestSide = 92; // pixels a side of a thumbnail
+const smallestSide = 12;
+const captionFrom = 34; // thumbnails as wide as that have words below them
+const captionLine = 13;
+const millisecondsPerFrame = 12;
 
-const overview = { set: -1, buttons: new Map(), mode: '', watcher: null, waiting: new Set(), look: '' };
+const overview = {
+  buttons: new Map(), // "layer.head" -> button
+  waiting: new Set(), // buttons whose thumbnails are to be drawn
+  watcher: null, marked: null, side: 0, lines: [],
+  names: '', arranged: '', told: '', look: '', // what the parts were last made for
+};
 const headId = (layer, head) => `${layer}.${head}`;
 
 function buildOverview() {
@@ -16,9 +23,9 @@ function buildOverview() {
   overview.watcher = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       target.inSight = isIntersecting;
-      if (isIntersecting) wantThumbnail(target);
+      if (isIntersecting) wantThumbnails(target);
     }
-  }, { root: box, rootMargin: '200px' });
+  }, { root: box, rootMargin: '150px' });
   box.addEventListener('click', ({ target }) => {
     const button = target.closest('.head');
     if (button) chooseHead(button.layer, button.head);
@@ -33,112 +40,166 @@ function chooseHead(layer, head) {
 
 function updateOverview() {
   const set = page.sets[choice.set];
-  const mode = `${choice.order}|${choice.order ? choice.filter : ''}`;
   // Steps of a training share their heads: then the buttons stay.
   const names = JSON.stringify(set.layers);
-  if (overview.names !== names) { makeButtons(set); overview.names = names; overview.mode = null; }
-  if (overview.mode !== mode || overview.set !== choice.set) {
-    if (overview.mode !== mode || choice.order) arrangeHeads(set);
-    overview.mode = mode;
-    overview.told = '';
-  }
-  overview.set = choice.set;
+  if (overview.names !== names) makeButtons(set);
+  const box = element('overview');
+  const arranged = [
+    names.length, overview.names === names, choice.order, choice.order && choice.filter + choice.set,
+    choice.beside, box.clientWidth, window.innerWidth, window.innerHeight,
+  ].join('|');
+  if (overview.names !== names || overview.arranged !== arranged) arrangeHeads(set);
+  Object.assign(overview, { names, arranged: arranged.replace('false', 'true') });
   tellNumbers(set);
-  sizeOverview(set);
   markHead();
   const { example, range, scale, colours } = choice;
-  const look = [choice.set, example, range, scale, colours, overview.side].join();
+  const look = [choice.set, example, range, scale, colours].join();
   if (look !== overview.look) {
     overview.look = look;
-    overview.buttons.forEach((button) => { if (button.inSight) wantThumbnail(button); });
+    overview.buttons.forEach((button) => { button.drawn = ''; });
+    for (const each of box.children) if (each.inSight) wantThumbnails(each);
   }
 }
 
 function makeButtons(set) {
-  overview.watcher.disconnect();
-  overview.waiting.clear();
   overview.buttons.clear();
+  overview.marked = null;
   set.layers.forEach(({ name: layerName, heads }, layer) => heads.forEach((name, head) => {
     const button = make('button', '', { className: 'head', type: 'button', layer, head, tabIndex: -1 });
     button.append(
-      document.createElement('canvas'),
-      make('span', shorten(name, 12), { className: 'name' }),
+      make('span', '', { className: 'thumbnail' }),
+      make('span', '', { className: 'name' }),
       make('span', '', { className: 'beside' }),
     );
+    button.setAttribute('aria-pressed', 'false');
     button.fullName = `${shorten(layerName, 80)}, head ${shorten(name, 80)}`;
     button.shortName = `${shorten(layerName.replace(/^layer /, ''), 12)}.${shorten(name, 12)}`;
     overview.buttons.set(headId(layer, head), button);
   }));
 }
 
+// Puts the buttons into lines by layer, or into one list in the chosen order.
 function arrangeHeads(set) {
   const box = element('overview');
   overview.watcher.disconnect();
+  overview.waiting.clear();
+  overview.told = '';
+  sizeThumbnails(set, box);
+  const { side } = overview;
+  const pitch = side + (side < captionFrom ? 4 : 6);
   const button = ([layer, head]) => overview.buttons.get(headId(layer, head));
-  box.className = choice.order ? 'ranked' : 'layers';
-  if (choice.order) box.replaceChildren(...ranked(set).map(button));
-  else {
-    box.replaceChildren(...set.layers.map(({ name, heads }, layer) => make(
-      'div', '', { className: 'layer' },
-      make('span', shorten(name, 40), { className: 'layer-name', title: shorten(name, 200) }),
-      ...(heads.length ? heads.map((_, head) => button([layer, head])) : [make('em', 'no heads left')]),
-    )));
+  const canvas = (count) => {
+    const made = document.createElement('canvas');
+    made.width = Math.max(1, Math.round(count * pitch * pixelRatio()));
+    made.height = Math.round(side * pixelRatio());
+    made.style.width = `${made.width / pixelRatio()}px`;
+    made.style.height = `${side}px`;
+    return made;
+  };
+  box.className = choice.order ? 'ranked' : `layers${side < captionFrom ? ' small' : ''}`;
+  box.style.setProperty('--side', `${side}px`);
+  box.style.setProperty('--pitch', `${pitch}px`);
+  if (choice.order) {
+    box.replaceChildren(...ranked(set).map((head) => {
+      const made = button(head);
+      const own = canvas(1);
+      made.querySelector('.thumbnail').replaceChildren(own);
+      return Object.assign(made, { canvas: own, left: 0, heads: [made] });
+    }));
+  } else {
+    box.replaceChildren(...set.layers.map(({ name, heads }, layer) => {
+      const shared = canvas(heads.length);
+      const buttons = heads.map((_, head) => {
+        const made = button([layer, head]);
+        made.querySelector('.thumbnail').replaceChildren();
+        return Object.assign(made, { canvas: shared, left: head * pitch });
+      });
+      const text = side < captionFrom ? name.replace(/^layer /, '') : name;
+      return make(
+        'div', '', { className: 'layer', heads: buttons },
+        make('span', shorten(text, 24), { className: 'layer-name', title: shorten(name, 200) }),
+        make('div', '', { className: 'heads' }, shared, ...buttons),
+        ...(heads.length ? [] : [make('em', 'no heads left')]),
+      );
+    }));
   }
   overview.buttons.forEach((each) => {
-    each.inSight = false;
+    each.drawn = '';
     each.querySelector('.name').textContent = choice.order
       ? each.shortName : shorten(set.layers[each.layer].heads[each.head], 12);
-    if (each.isConnected) overview.watcher.observe(each);
   });
+  for (const each of box.children) overview.watcher.observe(each);
+  overview.marked = null;
 }
 
-// Role and numbers below the thumbnails and in their hints; others are dimmed by a filter.
+const pixelRatio = () => Math.min(2, window.devicePixelRatio || 1);
+
+// As large as the longest layer and the number of layers let thumbnails be; with as many
+// lines of numbers below them as there is room for.
+function sizeThumbnails(set, box) {
+  const known = numberNames(set);
+  const wished = ['role', 'importance', 'entropy'].filter((name) => known.includes(name));
+  overview.lines = choice.beside === 'all' ? (wished.length ? wished : known.slice(0, 3)) : [choice.beside].filter(Boolean);
+  const most = Math.max(1, ...set.layers.map(({ heads }) => heads.length));
+  const high = overviewRoom() / Math.max(1, set.layers.length);
+  overview.side = 56;
+  if (choice.order) return;
+  const fit = (lines) => Math.min(
+    largestSide, Math.floor((box.clientWidth - 70) / most) - 6, Math.floor(high - captionLine * (lines + 1) - 10),
+  );
+  while (overview.lines.length && fit(overview.lines.length) < captionFrom) overview.lines.pop();
+  overview.side = fit(overview.lines.length);
+  if (overview.side < captionFrom) {
+    overview.side = Math.max(smallestSide, Math.min(
+      captionFrom - 1, Math.floor((box.clientWidth - 30) / most) - 4, Math.floor(high) - 8,
+    ));
+  }
+}
+
+// The height that the window leaves below the overview's top.
+function overviewRoom() {
+  const top = element('overview').getBoundingClientRect().top + window.scrollY;
+  return Math.max(280, window.innerHeight - top - 16);
+}
+
+// Role and numbers below the thumbnails and in their hints; a filter dims the others.
 function tellNumbers(set) {
   const told = [choice.set, choice.beside, choice.order, choice.filter].join('|');
   if (told === overview.told) return;
   overview.told = told;
   const filter = readFilter(choice.filter);
   const names = numberNames(set);
-  const most = Math.max(...set.numbers.filter(({ name }) => name === choice.beside)
-    .flatMap(({ values }) => values.flat()).map((value) => Math.abs(value ?? 0)), 1e-30);
+  const barred = choice.beside === 'all' ? overview.lines[0] ?? names[0] : choice.beside;
+  const most = Math.max(1e-30, ...[...overview.buttons.values()]
+    .map(({ layer, head }) => Math.abs(numberOf(set, barred, layer, head) ?? 0)));
+  const lines = choice.order
+    ? [...new Set([choice.order.replace(/^-/, ''), ...overview.lines])] : overview.lines;
   let left = 0;
   overview.buttons.forEach((button) => {
     const { layer, head, fullName } = button;
     const passed = passes(set, filter, layer, head);
     left += Number(passed);
     button.classList.toggle('dimmed', !passed);
-    const lines = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
-    const sorted = choice.order.replace(/^-/, '');
-    const besides = new Set([choice.beside, ...(sorted ? [sorted, 'role', 'importance', 'entropy'] : [])]);
-    button.querySelector('.beside').replaceChildren(...lines.filter(([name]) => besides.has(name))
-      .map(([name, text]) => make('span', choice.order && name !== 'role' ? `${name} ${text}` : text)));
-    button.title = [fullName, ...lines.map(([name, text]) => `${name}: ${text}`)].join('\n');
-    button.setAttribute('aria-label', [fullName, ...lines.map(([name, text]) => `${name} ${text}`)].join(', '));
-    const share = Math.abs(numberOf(set, choice.beside, layer, head) ?? 0) / (choice.beside === 'role' ? 1 : most);
-    button.style.setProperty('--share', Math.min(1, share));
+    button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : lines)
+      .map((name) => make('span', captionOf(set, name, layer, head))));
+    const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
+    button.title = [fullName, ...all.map(([name, text]) => `${name}: ${text}`)].join('\n');
+    button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${name} ${text}`)].join(', '));
+    button.style.setProperty('--share', Math.abs(numberOf(set, barred, layer, head) ?? 0) / most);
   });
   const count = overview.buttons.size;
   element('left').textContent = left < count ? `${left} of ${count} heads` : '';
 }
 
-// As large as the longest layer and the number of layers let the thumbnails be.
-function sizeOverview(set) {
-  const box = element('overview');
-  const [wide, high] = [box.clientWidth - 70, overviewRoom()];
-  const most = Math.max(1, ...set.layers.map(({ heads }) => heads.length));
-  let side = Math.min(largestSide, Math.floor(wide / most) - 6, Math.floor(high / set.layers.length) - 40);
-  if (side < captionFrom) {
-    side = Math.min(captionFrom - 1, Math.floor(wide / most) - 5, Math.floor(high / set.layers.length) - 10);
+// In full where there is room; below a small thumbnail the role's name, or the number.
+function captionOf(set, name, layer, head) {
+  if (choice.order) {
+    const text = said(set, name, layer, head) || '–';
+    return name === 'role' ? text : `${name} ${text}`;
   }
-  overview.side = choice.order ? 56 : Math.max(smallest, side);
-  box.style.setProperty('--side', `${overview.side}px`);
-  box.classList.toggle('small', overview.side < captionFrom);
-}
-
-// The height that is left in the window below the overview's top, where it stands beside.
-function overviewRoom() {
-  const top = element('overview').getBoundingClientRect().top + window.scrollY;
-  return Math.max(280, window.innerHeight - top - 16);
+  if (overview.side >= 80) return said(set, name, layer, head);
+  if (name === 'role') return shorten(set.roles?.[layer]?.[head]?.name ?? '', 20);
+  return shownNumber(numberOf(set, name, layer, head), 2);
 }
 
 function headButton() {
@@ -148,8 +209,12 @@ function headButton() {
 function markHead() {
   const button = headButton();
   if (overview.marked === button) return;
-  overview.marked?.setAttribute('aria-pressed', 'false');
-  if (overview.marked) overview.marked.tabIndex = -1;
+  overview.buttons.forEach((each) => {
+    if (each !== button && each.tabIndex === 0) {
+      each.setAttribute('aria-pressed', 'false');
+      each.tabIndex = -1;
+    }
+  });
   overview.marked = button;
   if (!button) return;
   button.setAttribute('aria-pressed', 'true');
@@ -177,9 +242,9 @@ function walkOverHeads(event) {
   headButton()?.focus();
 }
 
-function wantThumbnail(button) {
+function wantThumbnails({ heads }) {
   if (!overview.waiting.size) requestAnimationFrame(drawWaiting);
-  overview.waiting.add(button);
+  heads.forEach((button) => overview.waiting.add(button));
 }
 
 function drawWaiting() {
@@ -188,22 +253,19 @@ function drawWaiting() {
   for (const button of overview.waiting) {
     if (!maps || performance.now() > end) break;
     overview.waiting.delete(button);
-    if (button.drawn !== overview.look) drawThumbnail(button, maps.layers[button.layer]?.[button.head]);
+    if (!button.drawn) drawThumbnail(button, maps.layers[button.layer]?.[button.head]);
   }
   if (overview.waiting.size) requestAnimationFrame(drawWaiting);
 }
 
 function drawThumbnail(button, map) {
   if (!map) return;
-  const canvas = button.firstElementChild;
-  const side = Math.round(overview.side * Math.min(2, window.devicePixelRatio || 1));
-  const small = raster(map, scaleEnd(map), side);
-  canvas.width = side;
-  canvas.height = side;
-  const brush = canvas.getContext('2d');
-  brush.fillStyle = `rgb(${paintOfMasked})`;
-  brush.fillRect(0, 0, side, side);
-  brush.imageSmoothingEnabled = false;
-  brush.drawImage(small, 0, 0, side, side);
+  const side = Math.round(overview.side * pixelRatio());
+  const pixels = raster(map, scaleEnd(map), side, side);
+  const { data } = pixels;
+  for (let pixel = 0; pixel < data.length; pixel += 4) {
+    if (data[pixel + 3] === 0) data.set([...paintOfMasked, 255], pixel);
+  }
+  button.canvas.getContext('2d').putImageData(pixels, Math.round(button.left * pixelRatio()), 0);
   button.drawn = overview.look;
 }

@@ -1,30 +1,32 @@
 // Pixels of a map. Where several cells share a pixel it shows the largest of them, so
 // that a thin diagonal is not lost; a masked pixel is left clear, for what lies beneath.
 
-// Which bins each pixel along an axis covers: Int32Array of [first, end) pairs.
-function pixelBins(axis, most) {
+// Which bins each of some pixels along an axis covers: pairs of the first and the end.
+function pixelBins(axis, pixels) {
   const { count } = axis;
   const span = axis.last - axis.first;
-  const even = count <= 1 || axis.edges.every((edge, bin) => (
-    bin >= count || (edge - axis.first) * count === span * bin
-  ));
-  if (even && count <= most) return Int32Array.from({ length: 2 * count }, (_, i) => (i + 1) >> 1);
-  const bins = new Int32Array(2 * most);
-  for (let pixel = 0; pixel < most; pixel += 1) {
-    // Even bins by their number (exact), uneven ones by their positions.
-    const [from, to] = [pixel / most, (pixel + 1) / most];
-    const first = even ? Math.floor(from * count) : axis.bin(axis.first + from * span);
-    const end = even ? Math.ceil(to * count) : axis.bin(axis.first + to * span - 1e-6) + 1;
-    bins.set([first, Math.max(first + 1, end)], 2 * pixel);
+  const even = axis.even;
+  const bins = new Int32Array(2 * pixels);
+  for (let pixel = 0; pixel < pixels; pixel += 1) {
+    // Even bins are found by their number, others by their positions. Where there are
+    // more pixels than bins, the middle of the pixel decides.
+    const from = pixel / pixels;
+    const to = (pixel + 1) / pixels;
+    const middle = (from + to) / 2;
+    const first = even
+      ? Math.floor((count > pixels ? from : middle) * count) : axis.bin(axis.first + from * span);
+    const end = even
+      ? (count > pixels ? Math.ceil(to * count) : first + 1) : axis.bin(axis.first + to * span - 1e-6) + 1;
+    bins[2 * pixel] = first;
+    bins[2 * pixel + 1] = Math.max(first + 1, end);
   }
   return bins;
 }
 
-// A canvas with the map in at most `wide` x `high` pixels, on a scale that ends at `end`.
-function raster(map, end, wide, high = wide) {
-  const across = pixelBins(map.keys, wide);
-  const down = pixelBins(map.queries, high);
-  const [width, height] = [across.length / 2, down.length / 2];
+// The map as `width` x `height` pixels, on a scale of colours that ends at `end`.
+function raster(map, end, width, height) {
+  const across = pixelBins(map.keys, width);
+  const down = pixelBins(map.queries, height);
   const pixels = new ImageData(width, height);
   for (let y = 0; y < height; y += 1) {
     for (let x = 0; x < width; x += 1) {
@@ -39,11 +41,16 @@ function raster(map, end, wide, high = wide) {
       }
     }
   }
+  return pixels;
+}
+
+// Pixels as the address of an image.
+function imageOf(pixels) {
   const canvas = document.createElement('canvas');
-  canvas.width = width;
-  canvas.height = height;
+  canvas.width = pixels.width;
+  canvas.height = pixels.height;
   canvas.getContext('2d').putImageData(pixels, 0, 0);
-  return canvas;
+  return canvas.toDataURL();
 }
 
 // The largest weight of a block of cells; NaN where one is, null where all are masked.

@@ -37,20 +37,20 @@ function shownWeight(weight) {
   return sign + text;
 }
 
-// A number of a head, to three digits.
-function shownNumber(value) {
+// A number of a head, to three digits or fewer.
+function shownNumber(value, digits = 3) {
   if (value === null || value === undefined) return '–';
   if (value === 0) return '0';
   const size = Math.abs(value);
   const text = size >= 1e-3 && size < 1e6
-    ? String(Number(value.toPrecision(3))) : value.toExponential(1);
+    ? String(Number(value.toPrecision(digits))) : value.toExponential(1);
   return text.replace('-', '−');
 }
 
 // A bin with the text that stands there: 12 “fox”.
 function place(axis, bin) {
   const text = axis.text(bin);
-  return axis.positions(bin) + (text ? ` “${shorten(text, axis.pooled ? 60 : 24)}”` : '');
+  return axis.positions(bin) + (text ? ` “${shorten(text, axis.pooled ? 40 : 24)}”` : '');
 }
 
 // Scrolls a part of the page, and never the page, until something in it is seen.
