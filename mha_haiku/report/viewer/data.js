@@ -93,6 +93,18 @@ class HeadMap {
   }
 }
 
+// Long lists of tokens are packed: they are read once, before anything is shown.
+async function unpackTokens() {
+  const axes = page.sets.flatMap(({ examples }) => (
+    examples.flatMap(({ queries, keys }) => [queries, keys].filter(Boolean))
+  ));
+  await Promise.all(axes.map(async (axis) => {
+    if (typeof axis.tokens === 'string') {
+      axis.tokens = JSON.parse(new TextDecoder().decode(await unpackBytes(axis.tokens)));
+    }
+  }));
+}
+
 const decoded = new Map(); // "set.example" -> {queries, keys, layers, patches}
 const decoding = new Map(); // the same, as promises
 
@@ -126,7 +138,7 @@ async function unpackExample(example) {
     layer: patch.layer,
     head: patch.head,
     map: new HeadMap(
-      await unpackCodes(patch.codes), patch.largest,
+      await unpackCodes(patch.codes), patch.largest[0],
       new Axis(queries.tokens, patch.queries), new Axis(keys.tokens, patch.keys),
     ),
   })));

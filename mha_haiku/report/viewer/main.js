@@ -123,6 +123,7 @@ function point(cell, context = shown[0]?.context) {
   if (!context) return;
   const { query, key } = cell ?? context;
   const { map, queries, keys } = context;
+  element('readout').classList.toggle('pooled', context.maps.queries.pooled);
   const weight = map.masked(query, key) ? 'masked, may not attend' : shownWeight(map.at(query, key));
   element('readout').textContent = `query ${place(queries, query)} → key ${place(keys, key)}: ${weight}`;
   for (const one of shown) {
@@ -134,6 +135,7 @@ function point(cell, context = shown[0]?.context) {
 }
 
 async function start() {
+  await unpackTokens();
   const wanted = prepare();
   element('main').hidden = false;
   await unpack(choice.set, choice.example);

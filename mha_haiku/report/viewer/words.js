@@ -40,10 +40,9 @@ function shownWeight(weight) {
 // A number of a head, to three digits or fewer.
 function shownNumber(value, digits = 3) {
   if (value === null || value === undefined) return '–';
-  if (value === 0) return '0';
   const size = Math.abs(value);
-  const text = size >= 1e-3 && size < 1e6
-    ? String(Number(value.toPrecision(digits))) : value.toExponential(1);
+  const text = size === 0 || (size >= 1e-3 && size < 1e6)
+    ? String(Number(value.toPrecision(digits))) : value.toExponential(Math.max(0, digits - 2));
   return text.replace('-', '−');
 }
 
