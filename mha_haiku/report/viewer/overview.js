@@ -181,7 +181,7 @@ function tellNumbers(set) {
     left += Number(passed);
     button.classList.toggle('dimmed', !passed);
     button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : lines)
-      .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0'))));
+      .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0')));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
     button.title = [fullName, ...all.map(([name, text]) => `${name}: ${text}`)].join('\n');
     button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${name} ${text}`)].join(', '));
