@@ -240,7 +240,7 @@ function channelsView() {
       warning.textContent = 'The score is more than this sum here: a bias, a soft cap or positions that depend on '
         + 'the distance come in as well, so the weights do not follow from the products alone.';
       hint.textContent = 'The score of a query and a key is the sum over channels of their products '
-        + '(the query is scaled already). Blue: above 0; orange: below 0. Each row of bars has a scale of '
+        + '(the query is scaled already). Red: above 0; blue: below 0. Each row of bars has a scale of '
         + 'its own. Click a row to choose its key.';
       pointed = null;
       say();

@@ -16,11 +16,11 @@ function headColour(head) {
   return `rgb(${parts})`;
 }
 
-// Signed numbers, -1 to 1: orange below 0, nothing at 0, blue above; told apart by
-// colour-blind eyes. As [red, green, blue, alpha].
+// Signed numbers, -1 to 1: blue below 0, nothing at 0, red above, as in differences of
+// maps; told apart by colour-blind eyes. As [red, green, blue, alpha].
 function signedColour(share) {
   const strength = Math.round(255 * Math.min(1, Math.abs(share)));
-  return share < 0 ? [217, 95, 2, strength] : [46, 110, 196, strength];
+  return share < 0 ? [58, 122, 196, strength] : [205, 62, 58, strength];
 }
 
 const colourText = ([red, green, blue, alpha]) => (

@@ -55,7 +55,14 @@ function linesView() {
   let heads = []; // [number in the layer, map] of the drawn heads
   let frame = null; // where all lies
   let pointed = null; // {side, bin} of the token whose lines are shown alone
-  let drawn = ''; // what the drawing shows, to draw only what is new
+  let drawn = {}; // what the columns and the lines are of, to draw only what is new
+  // The lines have a drawing of their own below the tokens: fading it paints nothing anew.
+  const back = svg('svg', { class: 'lines-back', 'aria-hidden': 'true' });
+  const front = svg('svg', { class: 'lines', role: 'img' });
+  const alone = svg('g', { class: 'lines-alone' });
+  scroller.append(make('div', '', { className: 'lines-sheet' }, back, front));
+  let boxes = {}; // by side, a rectangle behind each token
+  let touched = []; // the rectangles that are filled or outlined
 
   const axis = (side) => (side === 'query' ? context.queries : context.keys);
   const other = (side) => (side === 'query' ? 'key' : 'query');
@@ -158,12 +165,14 @@ function linesView() {
     const group = svg('g', {
       class: `lines-${side}`, 'font-size': size, 'text-anchor': isQuery ? 'end' : 'start',
     });
+    boxes[side] = [];
     for (let bin = 0; bin < axis(side).count; bin += 1) {
       const y = middle(bin);
-      group.append(svg('rect', {
+      boxes[side].push(svg('rect', {
         x: isQuery ? 1 : left + between + 2, y: y - pitch / 2, rx: 2,
         width: (isQuery ? left : right) - 3, height: pitch - 1, fill: 'none',
       }));
+      group.append(boxes[side][bin]);
       const picture = pictures ? pictureOf(context.example.images, axis(side).start(bin)) : null;
       if (picture) {
         group.append(svg('image', {
@@ -178,28 +187,31 @@ function linesView() {
     return group;
   }
 
-  function draw() {
+  function drawColumns() {
     frame = measure();
-    const amountShown = amount.value === 'all' ? 0 : Number(amount.value);
-    const all = heads.map(([head, map]) => [head, strongestLines(map, amountShown)]);
+    for (const drawing of [back, front]) {
+      for (const [name, value] of Object.entries({
+        width: frame.width, height: frame.height, viewBox: `0 0 ${frame.width} ${frame.height}`,
+      })) drawing.setAttribute(name, value);
+    }
+    front.setAttribute('aria-label', `Lines from ${context.queries.count} queries to ${context.keys.count} keys`);
+    touched = [];
+    front.replaceChildren(
+      svg('text', { class: 'lines-title', x: frame.left - 6, y: 15, 'text-anchor': 'end' }, 'query'),
+      svg('text', { class: 'lines-title', x: frame.left + frame.between + 6, y: 15 }, 'key'),
+      alone, column('query'), column('key'),
+    );
+  }
+
+  function drawLines() {
+    const most = amount.value === 'all' ? 0 : Number(amount.value);
+    const all = heads.map(([head, map]) => [head, strongestLines(map, most)]);
     const weights = Float64Array.from(all.flatMap(([, lines]) => lines.map((line) => line[2]))).sort();
     const largest = weights[weights.length - 1] ?? 1;
     const cut = weights[weights.length - lineLimits.lines] ?? 0;
-    scroller.replaceChildren(svg(
-      'svg', {
-        class: 'lines', width: frame.width, height: frame.height,
-        viewBox: `0 0 ${frame.width} ${frame.height}`, role: 'img',
-        'aria-label': `Lines from ${context.queries.count} queries to ${context.keys.count} keys`,
-      },
-      svg('text', { class: 'lines-title', x: frame.left - 6, y: 15, 'text-anchor': 'end' }, 'query'),
-      svg('text', { class: 'lines-title', x: frame.left + frame.between + 6, y: 15 }, 'key'),
-      svg('g', { class: 'lines-all' }, ...paths(all.map(([head, lines]) => (
-        [head, cut ? lines.filter((line) => line[2] >= cut) : lines]
-      )), largest, 1.4)),
-      svg('g', { class: 'lines-alone' }),
-      column('query'),
-      column('key'),
-    ));
+    back.replaceChildren(...paths(all.map(([head, lines]) => (
+      [head, cut ? lines.filter((line) => line[2] >= cut) : lines]
+    )), largest, 1.4));
     hint.textContent = 'A line leads from a query to a key that it attends to; the fuller its colour, the '
       + `larger the weight, on the scale chosen above (full: ${shownWeight(largest)}). `
       + (cut ? `The ${shownInteger(lineLimits.lines)} largest are drawn, from ${shownWeight(cut)}. `
@@ -208,47 +220,54 @@ function linesView() {
       + 'another token, left and right the other column.';
   }
 
+  // The weights of a token with all of the other side, the largest first: [query, key,
+  // weight, bin of the other side, head].
+  function linesOf({ side, bin }, head, map) {
+    const lines = [];
+    for (let there = 0; there < axis(other(side)).count; there += 1) {
+      const [query, key] = side === 'query' ? [bin, there] : [there, bin];
+      const weight = map.at(query, key);
+      if (weight > 0) lines.push([query, key, weight, there, head]);
+    }
+    return lines.sort((a, b) => b[2] - a[2]);
+  }
+
   // Outlines the chosen token; shows the lines of the pointed one and shades what they reach.
   function mark() {
-    const drawing = scroller.firstElementChild;
-    const boxes = (side) => drawing.querySelectorAll(`.lines-${side} rect`);
-    for (const box of drawing.querySelectorAll('rect')) {
+    for (const box of touched) {
       box.setAttribute('fill', 'none');
       box.removeAttribute('class');
     }
     const at = pointed ?? { side: chosenSide(), bin: context[chosenSide()] };
-    boxes(chosenSide())[context[chosenSide()]]?.setAttribute('class', 'lines-chosen');
-    const alone = [];
-    const said = [];
-    for (const [head, map] of heads) {
-      const lines = [];
-      for (let bin = 0; bin < axis(other(at.side)).count; bin += 1) {
-        const [query, key] = at.side === 'query' ? [at.bin, bin] : [bin, at.bin];
-        const weight = map.at(query, key);
-        if (weight > 0) lines.push([query, key, weight, bin, head]);
-      }
-      lines.sort((a, b) => b[2] - a[2]);
-      said.push(...lines.slice(0, 3));
-      if (pointed && lines.length) {
-        alone.push(...paths([[head, lines]], lines[0][2], 2));
-        const targets = boxes(other(at.side));
-        for (const [, , weight, bin] of lines) {
-          if (targets[bin].getAttribute('fill') === 'none' || weight > Number(targets[bin].dataset.weight)) {
-            targets[bin].setAttribute('fill', headColour(head));
-            targets[bin].setAttribute('fill-opacity', (0.6 * weight / lines[0][2]).toFixed(2));
-            targets[bin].dataset.weight = String(weight);
-          }
+    const chosen = boxes[chosenSide()][context[chosenSide()]];
+    chosen.setAttribute('class', 'lines-chosen');
+    touched = [chosen];
+    const all = heads.map(([head, map]) => [head, linesOf(at, head, map)]);
+    alone.replaceChildren(...(pointed ? all.flatMap(([head, lines]) => (
+      lines.length ? paths([[head, lines]], lines[0][2], 2) : []
+    )) : []));
+    back.classList.toggle('faded', Boolean(pointed));
+    if (pointed) {
+      const strongest = new Map(); // of each reached token the largest of its shares
+      for (const [head, lines] of all) {
+        for (const [, , weight, there] of lines) {
+          const share = weight / lines[0][2];
+          if (share > 0.03 && !(strongest.get(there)?.share >= share)) strongest.set(there, { share, head });
         }
       }
+      for (const [there, { share, head }] of strongest) {
+        const box = boxes[other(at.side)][there];
+        box.setAttribute('fill', headColour(head));
+        box.setAttribute('fill-opacity', (0.6 * share).toFixed(2));
+        touched.push(box);
+      }
     }
-    drawing.querySelector('.lines-alone').replaceChildren(...alone);
-    drawing.querySelector('.lines-all').setAttribute('opacity', pointed ? '0.08' : '1');
-    said.sort((a, b) => b[2] - a[2]);
+    const said = all.flatMap(([, lines]) => lines.slice(0, 3)).sort((a, b) => b[2] - a[2]).slice(0, 3);
     readout.replaceChildren(
       `${at.side} `, ...placeNodes(axis(at.side), at.bin, 16),
       at.side === 'query' ? ' attends to ' : ' is attended to by ',
-      ...said.slice(0, 3).flatMap(([, , weight, bin, head], rank) => [
-        rank ? ', ' : '', ...placeNodes(axis(other(at.side)), bin, 16), ` ${shownWeight(weight)}`,
+      ...said.flatMap(([, , weight, there, head], rank) => [
+        rank ? ', ' : '', ...placeNodes(axis(other(at.side)), there, 16), ` ${shownWeight(weight)}`,
         heads.length > 1 ? ` (head ${shorten(context.layer.heads[head], 12)})` : '',
       ]),
       said.length ? '' : 'nothing',
@@ -256,7 +275,7 @@ function linesView() {
   }
 
   function tokenAt(event) {
-    const box = scroller.firstElementChild.getBoundingClientRect();
+    const box = front.getBoundingClientRect();
     const x = (event.clientX - box.left) * frame.width / box.width;
     const bin = Math.floor(((event.clientY - box.top) * frame.width / box.width - frame.top) / frame.pitch);
     const side = x < frame.left ? 'query' : x > frame.left + frame.between ? 'key' : null;
@@ -302,22 +321,26 @@ function linesView() {
     element,
     update(wanted) {
       context = wanted;
-      const { where, choice, queries, keys } = context;
+      const { where, choice, queries, keys, maps } = context;
       amount.value = choice.lines
         || (Math.max(queries.count, keys.count) > lineLimits.roomy ? '3' : 'all');
-      const now = [where.set, where.example, where.layer, drawnHeads(), choice.zoom, amount.value,
-        choice.scale, context.room.width].join();
-      const chosen = context[chosenSide()];
-      if (now === drawn) revealToken(chosen);
-      else {
-        const maps = drawnHeads().join() === String(where.head) ? null : context.heads();
-        heads = drawnHeads().map((head) => [head, maps ? maps[head] : context.map]);
+      scroller.setAttribute('aria-label', `Lines of ${shorten(context.layer.name, 60)}`);
+      const columns = [where.set, where.example, choice.zoom, queries.count, keys.count, context.room.width].join();
+      const shown = drawnHeads();
+      const lines = [columns, where.layer, shown, amount.value, choice.scale].join();
+      const sameColumns = columns === drawn.columns;
+      if (!sameColumns) drawColumns();
+      if (lines !== drawn.lines) {
+        const own = shown.join() === String(where.head);
+        // Whole maps can be read as they are; parts of them have to be put together.
+        const all = choice.zoom || maps.patches.length ? (own ? null : context.heads()) : maps.layers[where.layer];
+        heads = shown.map((head) => [head, all ? all[head] : context.map]);
         pointed = null;
-        drawToggles();
-        draw();
-        drawn = now;
+        drawLines();
       }
-      scroller.setAttribute('aria-label', `Lines of ${context.layer.name}`);
+      drawn = { columns, lines };
+      drawToggles();
+      if (sameColumns) revealToken(context[chosenSide()]);
       mark();
     },
   };

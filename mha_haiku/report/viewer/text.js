@@ -58,7 +58,7 @@ function textView() {
       const share = size[bin] / largest;
       const masked = context.map.masked(...cell(bin));
       token.style.backgroundColor = context.signed
-        ? colourText(signedColour(Math.sign(weights[bin]) * 0.8 * share))
+        ? colourText(signedColour(Math.sign(weights[bin]) * 0.7 * share))
         : `rgba(${strength}, ${(0.9 * share).toFixed(3)})`;
       token.classList.toggle('masked', masked);
       token.title = `${place(axis(side), bin)}: ${masked ? 'masked' : shownWeight(weights[bin])}`;
@@ -119,7 +119,7 @@ function textView() {
       context = wanted;
       title.replaceChildren(isFrom() ? 'Query ' : 'Key ', ...placeNodes(axis(chosenSide()), context[chosenSide()], 60));
       hint.textContent = (context.signed
-        ? 'Blue: more weight in the first than in the second; orange: less. '
+        ? 'Red: more weight in the first than in the second; blue: less. '
         : 'The stronger a background, the larger the weight with the chosen position (the largest: full colour). ')
         + `${context.map.numMasked ? 'Faint: masked. ' : ''}The outlined position is chosen. Click another `
         + `${oneText() ? '' : 'of either text '}to choose it; arrow keys go on to the next.`;
