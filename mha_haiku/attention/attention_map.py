@@ -96,6 +96,33 @@ class AttentionMap:
         columns = tiles.positions(columns, num_keys)
         return views.weights_of(self._factors(), rows, columns)
 
+    def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
+        """Returns the map of one head of one example, `[1, T, S]`.
+
+        Args:
+          head: The index of the head; may be traced.
+          *example: An index per batch axis, likewise.
+        """
+        if len(example) != self.ndim - 3:
+            raise ValueError(
+                f"head() takes an index of a head and {self.ndim - 3} of batch axes "
+                f"for a map of shape {self.shape}, got {len(example)} of these."
+            )
+        own = views.head_of(self._factors(), example, head)
+        value, num_heads = self.value, self.shape[-3]
+        if value is not None:
+            value = views.key_head(value, example, head, num_heads)[:, None]
+        return AttentionMap(
+            own.query[:, None],
+            own.key[:, None],
+            own.logsumexp[None],
+            own.mask,
+            own.bias,
+            own.score,
+            value,
+            origin=self.origin,
+        )
+
     def statistics(
         self,
         *,

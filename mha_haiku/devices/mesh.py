@@ -141,6 +141,12 @@ class Sharded:
 
         return jax.tree.map(constrain, examples.axes(), examples)
 
+    def gathered(self, tree: Any) -> Any:
+        """Returns arrays whole on every device; inside a program."""
+        return jax.tree.map(
+            lambda x: jax.lax.with_sharding_constraint(x, self._everywhere), tree
+        )
+
     def own_key(self, key: jax.Array) -> jax.Array:
         """Returns the key unchanged: a program of a mesh draws for the whole batch."""
         return key

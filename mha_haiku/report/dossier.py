@@ -430,24 +430,55 @@ def _example(saved: Maps, example: int) -> Example:
     def axis(edges, count):
         return Axis(tokens, np.minimum(edges[: count + 1], length))
 
+    def cells(layers):
+        return tuple(layer[example, ..., :rows, :columns] for layer in layers)
+
+    images = saved.images
     return Example(
         saved.example_names[example],
         axis(saved.query_edges, rows),
         axis(saved.key_edges, columns),
-        tuple(weights[example, :, :rows, :columns] for weights in saved.weights),
+        cells(saved.weights),
+        masked=None if saved.masked is None else cells(saved.masked),
         note=""
         if length == size
         else f"its last {size - length} positions are padding",
         answers=_answers(saved, example, length),
+        images=None if images is None else Images(images[example, :length]),
+        patches=_patches(saved, example, length),
     )
 
 
+def _patches(saved: Maps, example: int, length: int) -> tuple[Patch, ...]:
+    """Returns the patches of an example, without what lies past its end."""
+    if saved.patches is None:
+        return ()
+    patches = []
+    for layer, (places, weights) in enumerate(saved.patches):
+        for head, number in np.ndindex(*places.shape[1:3]):
+            query, key, width = places[example, head, number].tolist()
+            steps = np.arange(weights.shape[-1] + 1) * width
+            edges = [np.unique(np.minimum(x + steps, length)) for x in (query, key)]
+            rows, columns = (len(each) - 1 for each in edges)
+            part = weights[example, head, number, :rows, :columns]
+            if part.size and part.any():
+                patches.append(Patch(layer, head, *edges, part))
+    return tuple(patches)
+
+
 def _answers(saved: Maps, example: int, length: int) -> Answers:
-    predictions = saved.predictions[example].tolist()
-    whole = len(predictions) == 1 < saved.tokens.shape[1]
+    whole = saved.predictions.shape[1] == 1 < saved.tokens.shape[1]
     shown = slice(None) if whole else slice(length)
+    answers = zip(
+        saved.likeliest[example, shown].tolist(),
+        saved.probabilities[example, shown].tolist(),
+        strict=True,
+    )
     return Answers(
         tuple(saved.targets[example, shown].tolist()),
-        tuple(((text, float("nan")),) if text else () for text in predictions[shown]),
+        tuple(
+            tuple(pair for pair in zip(texts, shares, strict=True) if pair[0])
+            for texts, shares in answers
+        ),
         whole,
     )

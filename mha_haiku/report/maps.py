@@ -37,6 +37,14 @@ class Maps:
       lengths: `[N]`, valid positions of each example.
       predictions: `[N, T]`, or `[N, 1]` where the whole input has one answer.
       targets: As `predictions`; "" where there is nothing to predict.
+      likeliest: As `predictions` with a last axis: the likeliest answers, in order.
+      probabilities: Those of `likeliest`, NaN where they are not known.
+      masked: For each layer `[N, T', S']` or `[N, H, T', S']` booleans, true where no
+        query may attend to any key; or None.
+      patches: For each layer the `places [N, H, n, 3]` of finer parts of pooled maps
+        (first query, first key, positions of a bin) and their weights `[N, H, n, R,
+        R]`; or None.
+      images: `[N, T, h, w]` (or with a last axis of 3 colours), or None.
     """
 
     title: str
@@ -53,6 +61,11 @@ class Maps:
     lengths: np.ndarray
     predictions: np.ndarray
     targets: np.ndarray
+    likeliest: np.ndarray
+    probabilities: np.ndarray
+    masked: tuple[np.ndarray, ...] | None = None
+    patches: tuple[tuple[np.ndarray, np.ndarray], ...] | None = None
+    images: np.ndarray | None = None
 
     @property
     def num_layers(self) -> int:
@@ -178,6 +191,35 @@ class _Reader:
         if predictions.shape[1] not in (1, num_positions):
             wanted = f"have shape {tokens.shape} or {(num_examples, 1)}"
             self._fail("predictions", wanted, predictions.shape)
+        # Files of before have none of these.
+        likeliest = predictions[..., np.newaxis]
+        probabilities = np.full(likeliest.shape, np.nan)
+        if "likeliest" in self._arrays:
+            likeliest = self._text("likeliest", (*predictions.shape, None))
+            probabilities = self._array(
+                "probabilities", likeliest.shape, "f", "floating-point numbers"
+            )
+        masked = None
+        if "masked" in self._arrays:
+            masked = (self._booleans("masked", (num_examples, *cells)),) * len(layers)
+        elif any(name.startswith("masked_") for name in self._arrays):
+            masked = tuple(
+                self._booleans(
+                    f"masked_{i:02d}",
+                    (num_examples, *cells),
+                    (num_examples, len(names), *cells),
+                )
+                for i, names in zip(layers, heads, strict=True)
+            )
+        patches = None
+        if any(name.startswith("patches_") for name in self._arrays):
+            pairs = zip(layers, heads, strict=True)
+            patches = tuple(
+                self._patches(i, (num_examples, len(names))) for i, names in pairs
+            )
+        images = None
+        if "images" in self._arrays:
+            images = self._images((num_examples, num_positions))
         return Maps(
             title=str(self._text("title", ())),
             layers=tuple(layers),
@@ -193,6 +235,11 @@ class _Reader:
             lengths=lengths,
             predictions=predictions,
             targets=self._text("targets", predictions.shape),
+            likeliest=likeliest,
+            probabilities=probabilities,
+            masked=masked,
+            patches=patches,
+            images=images,
         )
 
     def _text(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
@@ -208,6 +255,31 @@ class _Reader:
             given = f"values from {weights.min()} to {weights.max()}"
             self._fail(name, "hold finite weights of at least 0", given)
         return weights
+
+    def _booleans(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
+        given = np.shape(self._arrays.get(name))
+        shape = next((x for x in shapes if len(x) == len(given)), shapes[0])
+        return self._array(name, shape, "b", "booleans")
+
+    def _patches(
+        self, layer: int, shape: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if not shape[1]:  # no head
+            return np.zeros((*shape, 0, 3), int), np.zeros((*shape, 0, 1, 1))
+        places = self._integers(f"places_{layer:02d}", (*shape, None, 3))
+        if places.size and (places.min() < 0 or places[..., 2].min() < 1):
+            wanted = "hold places of at least 0 and widths of at least 1"
+            self._fail(f"places_{layer:02d}", wanted, places.min())
+        name, count = f"patches_{layer:02d}", places.shape[2]
+        side = np.shape(self._arrays.get(name))[-1:] or (0,)
+        return places, self._weights(name, (*shape, count, *side, *side))
+
+    def _images(self, shape: tuple[int, int]) -> np.ndarray:
+        colours = (3,) if self._arrays["images"].ndim == 5 else ()
+        images = self._array("images", (*shape, None, None, *colours), "u", "uint8")
+        if images.dtype != np.uint8:
+            self._fail("images", "hold uint8", images.dtype)
+        return images
 
     def _edges(self, name: str, num_positions: int) -> np.ndarray:
         edges = self._integers(name, (None,)).astype(np.int64)

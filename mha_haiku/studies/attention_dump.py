@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import files, progress
-from mha_haiku.studies import head_statistics, imported_runs
+from mha_haiku.studies import head_statistics, imported_runs, zoom
 from mha_haiku.studies.workbench import Bench
 
 _logger = logging.getLogger("mha_haiku")
@@ -60,7 +61,12 @@ def dump(
       `layer_01` `[N, H, T', S']` and `heads_01` `[H]`, and for whole maps of held-out
       examples `mean_01` `[H, T, S]` over `mean_examples` of them; and `layer_names
       [L]`, `example_names [N]`, `tokens [N, T]`, `query_edges`, `key_edges`, `lengths
-      [N]`, `predictions` and `targets` `[N, T]` (`[N, 1]` for sets), and `title`.
+      [N]`, `predictions` and `targets` `[N, T]` (`[N, 1]` for sets), the three
+      `likeliest` answers with their `probabilities` `[N, T, 3]`, and `title`. `masked
+      [N, T', S']` says where no query may attend, or `masked_01` (also `[N, H, T',
+      S']`) where layers or heads differ. Pooled maps have finer parts, as in
+      `zoom.Patches`: `patches_01 [N, H, n, R, R]` and `places_01 [N, H, n, 3]`. Where
+      positions are images, `images [N, T, h, w]` are these.
       Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
       per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
       where a layer has fewer heads); `names`, `units` and `labels` of these; and
@@ -102,7 +108,7 @@ def dump(
         example = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), own)
         seen = jax.device_get(observe(bench.run.params, example))
         seen = jax.tree.map(lambda x: x[:1], seen)
-    example, predicted, maps, numbers = seen
+    example, answers, maps, numbers, masked, parts = seen
 
     edges = attention.bin_edges(length, num_bins)
     names = {
@@ -118,11 +124,16 @@ def dump(
         "example_names": np.array(example_names),
         "query_edges": edges,
         "key_edges": edges,
-        **_texts(run.task, example, predicted, is_own=own is not None),
+        **_texts(run.task, example, answers, is_own=own is not None),
+        **_masked(layers, masked),
     }
     for i, layer, names_shown in zip(layers, maps, chosen, strict=True):
         arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
         arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in names_shown], np.str_)
+    for i, layer in zip(layers, parts, strict=True):
+        if layer is not None:
+            arrays[f"places_{i:02d}"] = layer.places
+            arrays[f"patches_{i:02d}"] = layer.weights.astype(np.float16)
     if is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
@@ -201,8 +212,9 @@ def _drawn(pictures, count):
 def _observer(bench, layers, heads_of_layers, pooled):
     """Returns a function of parameters and a batch of examples.
 
-    It returns the batch, the likeliest classes, and per layer the maps (pooled or
-    whole) and the statistics of the heads.
+    It returns the batch, the likeliest classes with their probabilities, and per layer
+    the maps (pooled or whole), the statistics of the heads, the masked cells, and of
+    pooled maps their finer parts.
     """
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
@@ -215,20 +227,37 @@ def _observer(bench, layers, heads_of_layers, pooled):
         def observed(attention_map):
             statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
             cells = attention_map.weights() if pooled is None else statistics.pooled
+            parts = None
+            if pooled is not None:
+                # Whole on every device: where the parts lie depends on the data.
+                parts = zoom.patches(*bench.gathered((attention_map, cells)))
+            masked = zoom.masked_cells(attention_map, *(pooled or (None, None)))
             numbers = head_statistics.per_head(statistics)
-            return jax.tree.map(lambda x: x[:, shared], (cells, numbers))
+            return of_heads((cells, numbers, masked, parts), shared)
+
+        def of_heads(found, heads):
+            cells, numbers, masked, parts = found
+            if masked.shape[1] > 1:
+                masked = masked[:, heads]
+            cells, numbers, parts = jax.tree.map(
+                lambda x: x[:, heads], (cells, numbers, parts)
+            )
+            return cells, numbers, masked, parts
 
         output, found = bench.observed(params, example, observed, layers)
         if not is_same:
             found = [
-                jax.tree.map(lambda x, heads=heads: x[:, np.array(heads, int)], each)
+                of_heads(each, np.array(heads, int))
                 for each, heads in zip(found, heads_of_layers, strict=True)
             ]
-        predicted = None
+        answers = None
         if output.logits is not None:
-            predicted = output.logits.argmax(-1)
-        maps, numbers = zip(*found, strict=True)
-        return example, predicted, list(maps), list(numbers)
+            shares, answers = jax.lax.top_k(
+                jax.nn.softmax(output.logits.astype(jnp.float32)),
+                min(report.dossier.MOST_LIKELIEST, output.logits.shape[-1]),
+            )
+            answers = answers, shares
+        return example, answers, *map(list, zip(*found, strict=True))
 
     return bench.program(observe)
 
@@ -281,32 +310,49 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
     return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
 
 
-def _texts(task, example, predicted, *, is_own) -> dict[str, np.ndarray]:
-    """Returns the texts that are shown beside the maps: tokens, answers, targets."""
+def _masked(layers, masked) -> dict[str, np.ndarray]:
+    """Returns the masked cells: one array where it is the same for all layers."""
+    masked = [each[:, 0] if each.shape[1] == 1 else each for each in masked]
+    is_same = all(np.array_equal(each, masked[0]) for each in masked)
+    if is_same and masked[0].ndim == 3:
+        return {"masked": masked[0]}
+    pairs = zip(layers, masked, strict=True)
+    return {f"masked_{i:02d}": each for i, each in pairs}
+
+
+def _texts(task, example, answers, *, is_own) -> dict[str, np.ndarray]:
+    """Returns what is shown beside the maps: tokens, images, answers, targets."""
     num_examples, length = example.inputs.shape[:2]
     rows = [jax.tree.map(operator.itemgetter(i), example) for i in range(num_examples)]
     targets = np.asarray(example.targets).reshape(num_examples, -1)
     counts = np.asarray(example.weights).reshape(num_examples, -1) > 0
     shown = counts | is_own
-    if predicted is None:  # of a model without logits
-        predicted, shown = targets, np.zeros_like(counts)
-    predicted = predicted.reshape(num_examples, -1)
+    if answers is None:  # of a model without logits
+        likeliest, shown = targets[..., None], np.zeros_like(counts)
+        probabilities = np.full(likeliest.shape, np.nan)
+    else:
+        likeliest, probabilities = (
+            x.reshape(*targets.shape, x.shape[-1]) for x in answers
+        )
 
     def labels(classes, shown):
+        shown = np.broadcast_to(shown, classes.shape)
         text = [
-            [
-                task.class_label(int(c)) if show else ""
-                for c, show in zip(*row, strict=True)
-            ]
-            for row in zip(classes, shown, strict=True)
+            task.class_label(c) if show else ""
+            for c, show in zip(classes.ravel().tolist(), shown.ravel(), strict=True)
         ]
-        return np.array(text, dtype=np.str_)
+        return np.array(text, dtype=np.str_).reshape(classes.shape)
 
     lengths = example.lengths
+    images = [task.images(row) for row in rows]
+    likeliest = labels(likeliest, shown[..., None])
     return {
         "tokens": np.array([task.labels(row) for row in rows], dtype=np.str_),
         "lengths": np.full(num_examples, length) if lengths is None else lengths,
         # A user's text has predictions everywhere and targets nowhere.
-        "predictions": labels(predicted, shown),
+        "predictions": likeliest[..., 0],
+        "likeliest": likeliest,
+        "probabilities": np.where(shown[..., None], probabilities, np.nan).astype("f4"),
         "targets": labels(targets, counts),
+        **({} if images[0] is None else {"images": np.stack(images)}),
     }

@@ -127,6 +127,11 @@ class Bench:
         placement = self.run.placement
         return example if placement is None else placement.spread(example)
 
+    def gathered(self, tree: Any) -> Any:
+        """Returns arrays whole on every device; in a program."""
+        placement = self.run.placement
+        return tree if placement is None else placement.gathered(tree)
+
     def output(self, params: Any, example: tasks.Example, **options) -> models.Output:
         """Returns the model's output on a batch, without dropout; inside a program."""
         return heads.subject.run(self.run.model, params, example, **options)

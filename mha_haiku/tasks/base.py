@@ -136,6 +136,15 @@ class Task(abc.ABC):
             self.token_label(token) for token in np.asarray(example.inputs).tolist()
         ]
 
+    def images(self, example: Example) -> np.ndarray | None:
+        """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None.
+
+        Args:
+          example: One example.
+        """
+        del example
+        return None
+
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's text.
 

@@ -13,7 +13,8 @@ from mha_haiku import checks, fields
 from mha_haiku.tasks import base, sampling
 
 _NUM_DIGITS = 10
-_NUM_PIXELS = 64
+_SIDE = 8
+_NUM_PIXELS = _SIDE**2
 _LARGEST_PIXEL = 16
 _LARGEST_SET = 64
 _MOST_IMAGES = 183  # of any one digit, in both parts together
@@ -111,6 +112,11 @@ class DigitsAnomaly(base.Task):
         """Returns the digit of each image; "?" for any other image."""
         inputs = np.asarray(example.inputs, np.float32)
         return [self._digits.get(image.tobytes(), "?") for image in inputs]
+
+    def images(self, example: base.Example) -> np.ndarray:
+        """Returns the images, `[T, 8, 8]` uint8."""
+        pixels = np.round(255 * np.asarray(example.inputs, np.float32))
+        return pixels.astype(np.uint8).reshape(-1, _SIDE, _SIDE)
 
     def class_label(self, c: int) -> str:
         """Returns "image 0", "image 1", ...: a class is a position in the set."""

@@ -244,3 +244,14 @@ def test_stacked_maps_with_positions_of_their_own_are_refused(inputs):
             ask(stacked, *more)
     weights = jax.vmap(AttentionMap.weights)(stacked)
     np.testing.assert_array_equal(weights[1], maps(2).weights())
+
+
+def test_one_head_is_a_map_of_its_own(attention_map, weights):
+    own = attention_map.head(2, 1)
+    assert own.shape == (1, T, S)
+    np.testing.assert_allclose(np.asarray(own)[0], weights[1, 2], rtol=1e-6)
+    traced = jax.jit(lambda x, h, b: x.head(h, b).pooled(3, 2))(attention_map, 3, 0)
+    pooled = attention_map.pooled(3, 2)[0, 3]
+    np.testing.assert_allclose(traced[0], pooled, rtol=1e-5)
+    with pytest.raises(ValueError, match="1 of batch axes"):
+        attention_map.head(2)

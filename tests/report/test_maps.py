@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import checks
-from mha_haiku.report import maps
+from mha_haiku.report import dossier, maps
 
 
 def test_loads_what_a_run_saves(load):
@@ -77,6 +77,61 @@ def test_a_missing_array_is_named(load, name):
 def test_arrays_that_do_not_fit_are_refused(load, name, array, message):
     with pytest.raises(checks.ConfigError, match=re.escape(message)):
         load(**{name: array})
+
+
+_PARTS = {
+    "masked": np.triu(np.ones((2, 5, 5), bool), 1),
+    "likeliest": np.full((2, 5, 3), "a"),
+    "probabilities": np.full((2, 5, 3), 0.25),
+    "places_00": np.array([[[[0, 0, 1], [2, 2, 1]]] * 2] * 2),
+    "patches_00": np.full((2, 2, 2, 4, 4), 0.5, "f2"),
+    "places_01": np.zeros((2, 3, 0, 3), int),
+    "patches_01": np.zeros((2, 3, 0, 4, 4), "f2"),
+    "images": np.zeros((2, 5, 3, 4), np.uint8),
+}
+
+
+def test_what_came_later_is_read_where_it_is(load):
+    saved = load(lengths=np.array([5, 4]), **_PARTS)
+    maps = dossier.of_maps(saved)
+    dossier.check(dossier.Dossier("", (maps,)))
+    first, second, _ = maps.examples
+    assert (first.masked_cells(1) == np.triu(np.ones((5, 5)), 1)).all()
+    assert second.masked_cells(0).shape == (4, 4)
+    assert first.answers.likeliest[2] == (("a", 0.25),) * 3
+    assert first.images.pixels.shape == (5, 3, 4)
+    assert second.images.pixels.shape == (4, 3, 4)
+    # Two of each head of layer 0, the second of which starts at position 2.
+    assert [each.head for each in first.patches] == [0, 0, 1, 1]
+    assert first.patches[1].key_edges.tolist() == [2, 3, 4, 5]
+    assert second.patches[1].weights.shape == (2, 2)
+
+
+def test_masks_may_differ_by_layer_and_head(load):
+    by_layer = np.zeros((2, 5, 5), bool)
+    by_head = np.ones((2, 3, 5, 5), bool)
+    saved = load(masked_00=by_layer, masked_01=by_head)
+    example = dossier.of_maps(saved).examples[0]
+    assert example.masked_cells(0).shape == (5, 5)
+    assert example.masked_cells(1).shape == (3, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("masked", np.zeros((2, 5, 5)), "masked must hold booleans, got float64"),
+        ("masked", np.zeros((2, 4, 5), bool), "shape (2, 5, 5), got (2, 4, 5)"),
+        ("likeliest", np.full((2, 4, 3), "a"), "shape (2, 5, any), got (2, 4, 3)"),
+        ("probabilities", np.ones((2, 5, 2)), "shape (2, 5, 3), got (2, 5, 2)"),
+        ("places_00", np.zeros((2, 2, 2, 3), int), "widths of at least 1"),
+        ("patches_00", np.zeros((2, 2, 1, 4, 4), "f2"), "shape (2, 2, 2, 4, 4), got"),
+        ("images", np.zeros((2, 5, 3, 4), np.uint16), "images must hold uint8"),
+        ("images", np.zeros((2, 4, 3, 4), np.uint8), "images must have shape (2, 5,"),
+    ],
+)
+def test_what_came_later_must_fit_too(load, name, array, message):
+    with pytest.raises(checks.ConfigError, match=re.escape(message)):
+        load(**{**_PARTS, name: array})
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -68,6 +68,12 @@ def test_whole_maps_of_held_out_examples(trained):
     )
     predicted = np.asarray(output.logits).argmax(-1)
     assert arrays["predictions"].tolist() == predicted.astype(str).tolist()
+    assert (arrays["likeliest"][..., 0] == arrays["predictions"]).all()
+    order = np.argsort(-np.asarray(output.logits), -1)[..., :3]
+    assert arrays["likeliest"].tolist() == order.astype(str).tolist()
+    shares = np.take_along_axis(jax.nn.softmax(output.logits), order, -1)
+    np.testing.assert_allclose(arrays["probabilities"], shares, rtol=1e-5)
+    assert arrays["masked"].shape == (N, T, T) and not arrays["masked"].any()
 
 
 def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
@@ -146,6 +152,11 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     by_hand = whole["layer_01"].astype(np.float32).reshape(N, H, 3, 2, 3, 2)
     by_hand = by_hand.sum(-1).mean(-2)
     np.testing.assert_allclose(pooled["layer_01"], by_hand, atol=2e-3)
+    assert pooled["masked"].shape == (N, 3, 3)
+    assert "patches_01" not in whole
+    places, parts = pooled["places_01"], pooled["patches_01"]
+    assert (places == [0, 0, 1]).all()  # all of it, at single positions
+    np.testing.assert_allclose(parts[:, :, 0], whole["layer_01"], atol=2e-3)
 
 
 def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_path):

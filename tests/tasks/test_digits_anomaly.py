@@ -95,6 +95,14 @@ def test_logits_are_one_per_image():
     assert np.asarray(task.correct(logits, batch)).tolist() == [True, False]
 
 
+def test_images_are_the_inputs_in_grey():
+    pixels = np.random.default_rng(0).integers(0, 17, (6, 64))
+    example = tasks.Example(np.float32(pixels / 16), np.int32(0), np.float32(1))
+    images = make().images(example)
+    assert images.shape == (6, 8, 8) and images.dtype == np.uint8
+    assert (abs(images - pixels.reshape(6, 8, 8) * 255 / 16) <= 0.5).all()
+
+
 def test_text_is_refused():
     with pytest.raises(ValueError, match="whose inputs are images"):
         make().encode("7 7 7 3 7 7")
