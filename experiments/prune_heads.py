@@ -4,10 +4,10 @@ Run: python -m experiments.prune_heads --workdir=runs/sort --sweep
      python -m experiments.prune_heads --workdir=runs/sort --keep=0.5 --out=runs/small
      python -m experiments.prune_heads --workdir=runs/sort --metric_drop=0.01
 
---sweep prints and draws the whole curve. --keep keeps that share of the heads, and
---metric_drop the fewest heads whose held-out accuracy falls by at most that. The pruned
-model is saved as a new run, which --steps trains further. --keep_units=0.5 prunes
-each layer's hidden units too, before the heads.
+--keep keeps that share of the heads, and --metric_drop the fewest heads whose held-out
+accuracy falls by at most that. The pruned model is saved as a new run, which --steps
+trains further. --keep_units=0.5 prunes each layer's hidden units too, before the heads.
+--sweep prints and draws the whole curve, or with one of the two the curve to there.
 """
 
 import functools
@@ -20,7 +20,7 @@ FLAGS = command_line.flag_values(
     {
         "workdir": (str, None, "Folder of the run."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "sweep": (bool, False, "Measure models of all sizes, and save none."),
+        "sweep": (bool, False, "Measure models of falling size, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
         "metric_drop": (
             float,

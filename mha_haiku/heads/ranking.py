@@ -138,9 +138,10 @@ def greedy_order(
       closing: What closed heads pass on.
       steps: How many heads are closed at most; None: all.
       worst: The order ends before the mean metric is above this; None: it does not.
-      tries: How many heads a step tries: the likeliest, which harmed least when they
-        were tried last. The first step tries all. None: each step tries all that are
-        open, and none is missed.
+      tries: How many heads a step tries at a time, those first that harmed least when
+        they were tried last. It ends where all others harmed more then than the best
+        does now: closing more seldom makes a head harmless. None: each step tries all
+        that are open, and none is missed.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Returns:
@@ -153,17 +154,24 @@ def greedy_order(
     gates = exists.astype(np.float32)
     found = np.where(exists, -np.inf, np.inf)  # the metric when a head was tried last
     order = []
-    for i in progress(range(min(steps or exists.size, int(exists.sum())))):
+    for _ in progress(range(min(steps or exists.size, int(exists.sum())))):
         candidates = np.argwhere((gates > 0) & exists)
-        likeliest = np.argsort(found[tuple(candidates.T)], kind="stable")
-        tried = candidates[np.sort(likeliest[: tries if i else None])]
-        found[tuple(tried.T)] = _one_more_closed(of, gates, tried, closing)
-        metric = found[tuple(tried.T)]
-        best = tuple(tried[np.argmin(metric)].tolist())
-        if worst is not None and metric.min() > worst:
+        last = found[tuple(candidates.T)]
+        likeliest = np.argsort(last, kind="stable")
+        least, best = np.inf, None
+        for start in range(0, len(candidates), tries or len(candidates)):
+            chunk = likeliest[start : start + tries] if tries else likeliest
+            if last[chunk[0]] > least:
+                break
+            tried = candidates[np.sort(chunk)]
+            metric = _one_more_closed(of, gates, tried, closing)
+            found[tuple(tried.T)] = metric
+            if metric.min() < least:
+                least, best = metric.min(), tuple(tried[metric.argmin()].tolist())
+        if worst is not None and least > worst:
             break
         gates[best] = 0
-        order.append(Step(best, float(metric.min())))
+        order.append(Step(best, float(least)))
     return order
 
 

@@ -50,6 +50,10 @@ class Point(NamedTuple):
     ideal_speed_up: float
 
 
+# Heads that a step of the greedy order tries at a time: what one program measures.
+_TRIES = 16
+
+
 def order_of(
     bench: Bench,
     *,
@@ -81,7 +85,9 @@ def order_of(
             return bench.progress(steps, name="greedy order", unit="head")
 
         of = bench.subject(examples)
-        steps = heads.greedy_order(of, closing=close, worst=worst, progress=show)
+        steps = heads.greedy_order(
+            of, closing=close, worst=worst, tries=_TRIES, progress=show
+        )
         first = [step.head for step in steps]
         return first + [head for head in _heads(bench.run) if head not in first]
     of = bench.subject(examples, name=by)

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from mha_haiku import checks, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.tables import Column, Table
@@ -19,7 +21,7 @@ _SWEEP_POINTS = 12
 
 
 class Request(NamedTuple):
-    """What to prune; exactly one of the first three is given.
+    """What to prune; a sweep, or one of the next two, or a sweep that ends there.
 
     Attributes:
       sweep: Models of every size, up to twelve of them.
@@ -89,13 +91,16 @@ def prune(bench: Bench, request: Request) -> Pruned:
     )
     total = len(order)
     title = f"{bench.title}: {total} heads, order by {request.order}"
-    if request.sweep:
-        shares = [i / _SWEEP_POINTS for i in range(_SWEEP_POINTS + 1)]
-        counts = sorted({round(total * share) for share in shares}, reverse=True)
-    elif request.keep is not None:
-        counts = [total, round(request.keep * total)]
+    if request.keep is not None:
+        fewest = round(request.keep * total)
+    elif request.metric_drop is not None:
+        fewest = _fewest(bench, run, order, request.metric_drop)
     else:
-        counts = [total, _fewest(bench, run, order, request.metric_drop)]
+        fewest = 0
+    counts = [total, fewest]
+    if request.sweep:
+        shares = np.linspace(fewest, total, _SWEEP_POINTS + 1)
+        counts = sorted({round(share) for share in shares}, reverse=True)
     pruned = [_with_heads(run, order, count) for count in counts]
     if run is not whole:
         pruned.insert(0, whole)
@@ -217,10 +222,11 @@ def write(result: Pruned, folder: str | os.PathLike) -> list[Path]:
 
 def check(request: Request) -> None:
     """Raises ConfigError if a request is not valid."""
-    asked = [request.sweep, request.keep is not None, request.metric_drop is not None]
-    if sum(asked) != 1:
+    asked = [request.keep is not None, request.metric_drop is not None]
+    if sum(asked) > 1 or not (request.sweep or any(asked)):
         raise ConfigError(
-            "Give one of sweep, keep and metric_drop.\nWith keep=1 all heads stay."
+            "Give sweep, or one of keep and metric_drop; or sweep with one of them, "
+            "where it ends.\nWith keep=1 all heads stay."
         )
     for name in ("keep", "metric_drop"):
         value = getattr(request, name)

@@ -62,7 +62,7 @@ def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
     [
         ([], "--workdir=... is missing"),
         (["--workdir=absent", "--keep=0.5"], "There is no run in absent"),
-        (["--workdir=absent"], "Give one of sweep, keep and metric_drop"),
+        (["--workdir=absent"], "Give sweep, or one of keep and metric_drop"),
         (["--workdir=absent", "--keep=2"], "keep must be a number in [0, 1]"),
         (["--workdir=absent", "--keep=1", "--keep_units=0"], "in (0, 1], got 0.0"),
         (["--workdir=absent", "--keep=1", "--keep_units=1.5"], "in (0, 1], got 1.5"),

@@ -173,6 +173,10 @@ def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
             Bench.load(folder),
             pruning.Request(metric_drop=0.1, keep_units=0.5, examples=2),
         )
+    sweep = pruning.Request(sweep=True, metric_drop=0.125)
+    found = pruning.prune(Bench.load(folder), sweep)
+    assert [point["accuracy"] for point in found.points] == [0.75, 0.75]  # 4 and 3
+    ordered.pop()
     # Heads are put in order in the model without the units.
     assert ordered == [(12, 12)] * 5 + [(6, 6)]
 
@@ -189,8 +193,8 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "Give one of sweep, keep and metric_drop"),
-        ({"sweep": True, "keep": 0.5}, "Give one of sweep, keep and metric_drop"),
+        ({}, "Give sweep, or one of keep and metric_drop"),
+        ({"keep": 0.5, "metric_drop": 0.5}, "or one of keep and metric_drop"),
         ({"keep": 1.5}, r"keep must be a number in \[0, 1\], got 1.5"),
         ({"keep": 0.5, "keep_units": 0.0}, r"keep_units .* in \(0, 1\], got 0.0"),
         ({"keep": 0.5, "keep_units": 1.1}, r"keep_units .* in \(0, 1\], got 1.1"),
