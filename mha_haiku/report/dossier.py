@@ -201,12 +201,14 @@ class Dossier(NamedTuple):
       matches: `[L, H, 2]` integers: for each head of the first set (layer, head) of the
         one of the second set that attends most alike, -1 where there is none; or None.
       notes: What has to be said of all of it.
+      rounding: Weights may be rounded to multiples of this, to need less room.
     """
 
     title: str
     sets: tuple[MapSet, ...]
     matches: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    rounding: float = 0.0
 
 
 def of_maps(

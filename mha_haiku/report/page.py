@@ -11,6 +11,7 @@ as text only. The page's policy lets nothing but its own script run.
 """
 
 import base64
+import functools
 import hashlib
 import html
 import importlib.resources
@@ -18,7 +19,7 @@ import json
 import math
 import string
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from mha_haiku.report.dossier import Axis, Dossier, Example, MapSet
 from mha_haiku.report.heads import PerHead
 
 VERSION = 2
+Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
 # Cells of all maps together, up to which a cell has two bytes; above it one.
 _MOST_FINE_CELLS = 2**18
 _LEVELS = {1: 253, 2: 65533}
@@ -108,9 +110,10 @@ def contents(shown: Dossier) -> dict[str, Any]:
         for each in shown.sets
         for example in each.examples
     )
-    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS else 1
+    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
     levels = _LEVELS[bytes_per_cell]
-    sets = [_set(each, levels) for each in shown.sets]
+    pack = functools.partial(encode, levels=levels, rounding=shown.rounding)
+    sets = [_set(each, pack) for each in shown.sets]
     largest = max(
         largest
         for each in sets
@@ -119,7 +122,8 @@ def contents(shown: Dossier) -> dict[str, Any]:
         for largest in (*part["largest"], 0.0)
     )
     # To one digit, upwards, as the page says it.
-    unit = 10 ** math.floor(math.log10(largest / levels or 1))
+    error = largest / levels + shown.rounding / 2
+    unit = 10 ** math.floor(math.log10(error or 1))
     matches = shown.matches
     if matches is not None:
         matches = [
@@ -132,7 +136,7 @@ def contents(shown: Dossier) -> dict[str, Any]:
         "notes": [labels.one_line(note) for note in (*shown.notes, *_faults(shown))],
         "levels": levels,
         "bytes_per_cell": bytes_per_cell,
-        "precision": math.ceil(largest / levels / unit) * unit,
+        "precision": math.ceil(error / unit) * unit,
         "largest": largest,
         "sets": sets,
         "matches": matches,
@@ -140,15 +144,21 @@ def contents(shown: Dossier) -> dict[str, Any]:
 
 
 def encode(
-    weights: np.ndarray, levels: int, masked: np.ndarray | None = None
+    weights: np.ndarray,
+    masked: np.ndarray | None = None,
+    *,
+    levels: int,
+    rounding: float = 0.0,
 ) -> tuple[str, list[float]]:
     """Rounds the maps of a layer and packs them into text.
 
     Args:
       weights: `[H, P, Q]`.
-      levels: The code of the largest weight of a map: 253 or 65533.
       masked: Booleans that broadcast to `weights`: cells without any weight that are
         masked; None: no cell.
+      levels: The code of the largest weight of a map: 253 or 65533.
+      rounding: Weights are rounded to multiples of this first, or to a sixteenth of
+        their map's largest if that is less.
 
     Returns:
       The codes, row by row, packed; and each map's largest weight `[H]`, NaN left out.
@@ -157,16 +167,22 @@ def encode(
     is_nan = np.isnan(weights)
     weights = np.where(is_nan, 0, weights)
     largest = weights.max((1, 2), initial=0.0)
-    shares = weights / np.where(largest > 0, largest, 1)[:, None, None]
+    is_empty = weights == 0  # elsewhere a weight shows that a mask is wrong
+    most = np.where(largest > 0, largest, 1)[:, None, None]
+    if rounding:
+        # The same step for small weights and large ones: most are small, and hardly
+        # differ then, which is what makes the codes short.
+        step = np.minimum(rounding, most / 16)
+        weights = np.minimum(np.round(weights / step) * step, most)
+    shares = weights / most
     codes = np.round(levels * np.sqrt(shares)).astype("u1" if levels < 256 else "<u2")
     codes[is_nan] = levels + 1
     if masked is not None:
-        # Not where a weight shows that a mask is wrong.
-        codes[masked & (weights == 0)] = levels + 2
+        codes[masked & is_empty] = levels + 2
     return _packed(codes), largest.tolist()
 
 
-def _set(maps: MapSet, levels: int) -> dict[str, Any]:
+def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
     heads = [len(layer.heads) for layer in maps.layers]
     roles = None
     if maps.roles is not None:
@@ -189,7 +205,7 @@ def _set(maps: MapSet, levels: int) -> dict[str, Any]:
         "numbers": [_number(*item, heads) for item in maps.numbers.items()],
         "roles": roles,
         "missing": [list(map(labels.one_line, each)) for each in maps.missing],
-        "examples": [_example(example, levels) for example in maps.examples],
+        "examples": [_example(example, pack) for example in maps.examples],
     }
 
 
@@ -213,15 +229,15 @@ def _number(name: str, number: PerHead, heads: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _example(example: Example, levels: int) -> dict[str, Any]:
+def _example(example: Example, pack: Pack) -> dict[str, Any]:
     queries, keys = _axis(example.queries), _axis(example.keys)
     layers = []
     for i, weights in enumerate(example.weights):
-        codes, largest = encode(weights, levels, example.masked_cells(i))
+        codes, largest = pack(weights, example.masked_cells(i))
         layers.append({"codes": codes, "largest": largest})
     patches = []
     for patch in example.patches:
-        codes, largest = encode(patch.weights[None], levels)
+        codes, largest = pack(patch.weights[None])
         patches.append(
             {
                 "layer": patch.layer,
