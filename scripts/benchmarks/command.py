@@ -71,7 +71,7 @@ def contender(name: str, module: str, **options: Any) -> duel.Contender:
 
 def _main(values: flags.FlagValues, cases: Cases) -> int:
     duels = _chosen(values, cases)
-    record = {"machine": _machine(), "duels": []}
+    record = {"machine": machine(), "duels": []}
     print("\n".join(record["machine"].values()), flush=True)
     is_faulty = False
     for chosen in duels:
@@ -128,7 +128,8 @@ def _chosen(values, cases) -> list[Duel]:
     return with_them
 
 
-def _machine() -> dict[str, str]:
+def machine() -> dict[str, str]:
+    """Returns lines about versions and processors, for the head of a result."""
     versions = [f"Python {platform.python_version()}"]
     for package in _PACKAGES:
         try:
