@@ -29,6 +29,9 @@ function choose(changes, strongest = false) {
     show(strongest);
     return;
   }
+  // The controls answer at once, the maps once they are unpacked.
+  updateControls(page.sets[choice.set]);
+  updateSteps();
   const wanted = [choice.set, choice.example, choice.compare].join();
   element('stage').setAttribute('aria-busy', 'true');
   Promise.all(needed.map(({ set, example }) => unpack(set, example))).then(() => {
@@ -139,8 +142,45 @@ async function start() {
   const wanted = prepare();
   element('main').hidden = false;
   await unpack(choice.set, choice.example);
+  if (!wanted.has('query')) chooseSeeingQuery();
   choose({}, !wanted.has('key'));
   putAddress();
+  unpackAhead();
+}
+
+// The last query that may attend to anything: where inputs are padded, the last may not.
+function chooseSeeingQuery() {
+  const { layers, queries, keys } = unpacked(choice.set, choice.example);
+  const map = layers[choice.layer]?.[choice.head];
+  if (!map) return;
+  for (let query = queries.count - 1; query >= 0; query -= 1) {
+    for (let key = 0; key < keys.count; key += 1) {
+      if (!map.masked(query, key)) {
+        choice.query = queries.stop(query) - 1;
+        return;
+      }
+    }
+  }
+}
+
+const mostCellsAhead = 2 ** 25;
+
+// Unpacks the other steps and examples while nothing else is to be done, nearest first,
+// so that they show at once when they are chosen.
+async function unpackAhead() {
+  const idle = () => new Promise((done) => {
+    if (window.requestIdleCallback) requestIdleCallback(done, { timeout: 2000 });
+    else setTimeout(done, 50);
+  });
+  let cells = 0;
+  const all = page.sets.flatMap(({ examples }, set) => examples.map((_, example) => [set, example]));
+  const far = ([set, example]) => Number(set !== choice.set) + Number(example !== choice.example);
+  for (const [set, example] of all.sort((a, b) => far(a) - far(b))) {
+    await idle();
+    const maps = await unpack(set, example);
+    cells += maps.layers.flat().reduce((sum, map) => sum + map.codes.length, 0);
+    if (cells > mostCellsAhead) return;
+  }
 }
 
 // Everything but the maps.

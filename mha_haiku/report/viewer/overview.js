@@ -191,15 +191,16 @@ function tellNumbers(set) {
   element('left').textContent = left < count ? `${left} of ${count} heads` : '';
 }
 
-// In full where there is room; below a small thumbnail the role's name, or the number.
+// In full in a list; below a thumbnail the role's name or the number, briefly.
 function captionOf(set, name, layer, head) {
   if (choice.order) {
     const text = said(set, name, layer, head) || '–';
     return name === 'role' ? text : `${name} ${text}`;
   }
-  if (overview.side >= 80) return said(set, name, layer, head);
   if (name === 'role') return shorten(set.roles?.[layer]?.[head]?.name ?? '', 20);
-  return shownNumber(numberOf(set, name, layer, head), 2);
+  const number = shownNumber(numberOf(set, name, layer, head), 2);
+  const error = errorOf(set, name, layer, head);
+  return error === null || overview.side < 70 ? number : `${number} ± ${shownNumber(error, 1)}`;
 }
 
 function headButton() {

@@ -43,7 +43,7 @@ function shownNumber(value, digits = 3) {
   const size = Math.abs(value);
   const text = size === 0 || (size >= 1e-3 && size < 1e6)
     ? String(Number(value.toPrecision(digits))) : value.toExponential(Math.max(0, digits - 2));
-  return text.replace('-', '−');
+  return text.replaceAll('-', '−');
 }
 
 // A bin with the text that stands there: 12 “fox”.
