@@ -80,7 +80,7 @@ function shownContexts(room) {
       })),
     };
   }
-  const first = contextOf(here, { ...room, height: room.height - 24 });
+  const first = contextOf(here, { ...room, height: room.height - 44 });
   const maps = unpacked(there.set, there.example);
   const same = (name) => maps[name].last === first.maps[name].last;
   if (!same('queries') || !same('keys')) {

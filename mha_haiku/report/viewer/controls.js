@@ -39,6 +39,7 @@ function buildControls() {
   element('bound').addEventListener('change', changeFilter);
   element('closer').addEventListener('click', () => zoomBy(0.5, choice.query, choice.key));
   element('farther').addEventListener('click', () => zoomBy(2, choice.query, choice.key));
+  element('part').addEventListener('click', zoomToNextPart);
   element('whole').addEventListener('click', () => choose({ zoom: null }));
   for (const form of document.querySelectorAll('form')) {
     form.addEventListener('submit', (event) => event.preventDefault());
@@ -85,6 +86,9 @@ function updateControls(set) {
   element('zoomed').textContent = choice.zoom
     ? `queries ${choice.zoom[0]}–${choice.zoom[1] - 1}, keys ${choice.zoom[2]}–${choice.zoom[3] - 1}` : '';
   element('whole').disabled = !choice.zoom;
+  const parts = finerParts();
+  element('part').hidden = !parts.length;
+  element('finer').hidden = !parts.length || choice.view !== 'map';
   element('farther').disabled = !choice.zoom;
 }
 
@@ -94,7 +98,7 @@ function offerNumbers(set) {
   element('rank').hidden = !names.length;
   const short = (name) => shorten(name, 30);
   fillSelect(element('beside'), [
-    ['all', names.includes('role') ? 'role, importance, entropy' : 'the first numbers'],
+    ['all', names.includes('role') ? 'role and numbers' : 'numbers'],
     ...names.map((name) => [name, short(name)]), ['', 'nothing'],
   ], choice.beside);
   fillSelect(element('order'), [

@@ -28,7 +28,8 @@ function createHeatMap() {
     }
     drawing.setAttribute('viewBox', `0 0 ${frame.full.width} ${frame.full.height}`);
     drawing.replaceChildren(
-      ...cellsOf(context, frame), axisLabels(context, frame), legendOf(context, frame), marks,
+      ...cellsOf(context, frame), ...patchOutlines(context, frame),
+      axisLabels(context, frame), legendOf(context, frame), marks,
     );
     mark(null);
   }
@@ -54,15 +55,14 @@ function frameOf({ queries, keys, room, example: { images } }) {
     const longest = even * Math.max(...spans);
     const side = (room, span) => Math.min(room, Math.max(even, longest / 4 / span));
     const [across, down] = [side(wide, spans[1]), side(high, spans[0])];
-    const most = (span, count) => (60 * count) / span;
-    return [
-      Math.min(across, most(spans[1], keys.count)), Math.min(down, most(spans[0], queries.count)),
-    ];
+    // Few cells do not fill the room: 60 pixels a side are enough; bins may be larger.
+    const most = queries.pooled || keys.pooled ? Infinity : 60;
+    return [Math.min(across, most), Math.min(down, most)];
   };
   // Labels take their room first; how wide they are depends on the cells, so twice.
   let [across, down] = sides(60, 60);
-  const rows = labelsOf(queries, (down * spans[0]) / queries.count, images);
-  const columns = labelsOf(keys, (across * spans[1]) / keys.count, images);
+  const rows = labelsOf(queries, (down * spans[0]) / queries.count, 26, images);
+  const columns = labelsOf(keys, (across * spans[1]) / keys.count, 24 + 7 * String(keys.last).length, images);
   const turned = columns.legible && columns.width > (across * spans[1]) / keys.count - 2;
   const left = Math.min(room.width / 3, rows.width + 30);
   const top = Math.max(13, turned || columns.marks[0]?.picture ? columns.width : 0) + 30;
@@ -87,8 +87,8 @@ function textWidth(text, size) {
 }
 
 // The names along an axis: every bin's picture or text where it is legible, else round
-// positions.
-function labelsOf(axis, pixels, images) {
+// positions, at least some pixels apart.
+function labelsOf(axis, pixels, apart, images) {
   const even = axis.last - axis.first === axis.count;
   const legible = even && pixels >= 10;
   const size = legible ? Math.min(13, pixels - 1) : 11;
@@ -96,7 +96,7 @@ function labelsOf(axis, pixels, images) {
     ? Array.from({ length: axis.count }, (_, bin) => ({
       at: (axis.start(bin) + axis.stop(bin)) / 2, bin, picture: pictureOf(images, axis.start(bin)), text: shorten(axis.text(bin) || axis.positions(bin), 12),
     }))
-    : ticks(axis.first, axis.last).map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
+    : ticks(axis.first, axis.last, Math.max(2, Math.min(9, (pixels * axis.count) / apart))).map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
   const side = Math.min(28, Math.floor(pixels) - 2); // of pictures
   const width = Math.ceil(Math.max(8, ...marks.map(({ text, picture }) => (
     picture ? side : textWidth(text, size)
@@ -104,9 +104,9 @@ function labelsOf(axis, pixels, images) {
   return { legible, size, side, marks, width };
 }
 
-// At most nine round numbers of [first, last).
-function ticks(first, last) {
-  const least = (last - first) / 8;
+// At most about so many round numbers of [first, last).
+function ticks(first, last, most) {
+  const least = (last - first) / most;
   const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
   // Long inputs are powers of two more often than of ten.
   const step = last - first >= 1024
@@ -127,6 +127,24 @@ function cellsOf({ map, end }, { left, top, width, height }) {
   return [...below, svg('image', {
     ...place, href: imageOf(pixels), 'image-rendering': 'pixelated',
   })];
+}
+
+// Where finer weights are stored that are too fine to be seen in the whole.
+function patchOutlines({ maps, where, map }, { x, y }) {
+  const used = mapsOf(maps, where.layer, where.head, choice.zoom);
+  const clip = (axis, position) => Math.max(axis.first, Math.min(axis.last, position));
+  return maps.patches.filter((patch) => (
+    patch.layer === where.layer && patch.head === where.head && !used.includes(patch.map) && !map.signed
+  )).flatMap(({ map: { queries, keys } }) => {
+    const [left, right] = [keys.first, keys.last].map((position) => x(clip(map.keys, position)));
+    const [top, bottom] = [queries.first, queries.last].map((position) => y(clip(map.queries, position)));
+    if (right - left < 1 || bottom - top < 1) return [];
+    const box = { x: left, y: top, width: right - left, height: bottom - top, class: 'finer', fill: 'none', 'pointer-events': 'none' };
+    return [
+      svg('rect', { ...box, stroke: '#000000', 'stroke-width': 1 }),
+      svg('rect', { ...box, stroke: '#ffffff', 'stroke-width': 1, 'stroke-dasharray': '2 2' }),
+    ];
+  });
 }
 
 function axisLabels(context, frame) {
@@ -170,7 +188,7 @@ function legendOf({ map, end, signed }, { left, top, width, height }) {
     brush.fillStyle = `rgb(${colourOf(signed ? step / 63.5 - 1 : step / 127, signed)})`;
     brush.fillRect(step, 0, 1, 1);
   }
-  const long = Math.min(220, Math.max(90, width * 0.5));
+  const long = Math.min(220, Math.max(130, width * 0.5));
   const y = top + height + 14;
   const said = (share) => shownWeight(Math.sign(share) * weightOf(Math.abs(share), end));
   const clip = choice.scale === 'clipped' ? ' and more' : '';

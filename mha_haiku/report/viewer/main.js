@@ -84,7 +84,9 @@ function stageRoom() {
   const top = stage.getBoundingClientRect().top + window.scrollY;
   return {
     width: Math.max(240, stage.clientWidth),
-    height: Math.max(320, Math.min(900, window.innerHeight - top - 16)),
+    // Below each other (on a phone) each part has the window for itself.
+    height: window.innerWidth < 900
+      ? Math.max(360, window.innerHeight - 140) : Math.max(320, Math.min(900, window.innerHeight - top - 16)),
   };
 }
 

@@ -46,7 +46,7 @@ function updateOverview() {
   const box = element('overview');
   const arranged = [
     names.length, overview.names === names, choice.order, choice.order && choice.filter + choice.set,
-    choice.beside, box.clientWidth, window.innerWidth, window.innerHeight,
+    choice.beside, numberNames(set), box.clientWidth, window.innerWidth, window.innerHeight,
   ].join('|');
   if (overview.names !== names || overview.arranged !== arranged) arrangeHeads(set);
   Object.assign(overview, { names, arranged: arranged.replace('false', 'true') });

@@ -124,6 +124,21 @@ function zoomTo(top, bottom, left, right) {
   });
 }
 
+// The windows of the chosen head's patches, from left to right within a row of them.
+function finerParts() {
+  const patches = unpacked(choice.set, choice.example)?.patches ?? [];
+  return patches
+    .filter(({ layer, head }) => layer === choice.layer && head === choice.head)
+    .map(({ map: { queries, keys } }) => [queries.first, queries.last, keys.first, keys.last])
+    .sort((a, b) => a[0] - b[0] || a[2] - b[2] || a[1] - b[1]);
+}
+
+function zoomToNextPart() {
+  const parts = finerParts();
+  const now = parts.findIndex((part) => String(part) === String(choice.zoom));
+  zoomTo(...parts[(now + 1) % parts.length]);
+}
+
 // A window as large as the shown one times `factor`, with a cell where it was.
 function zoomBy(factor, query, key) {
   const [top, bottom, left, right] = choice.zoom ?? wholeWindow();
