@@ -45,7 +45,7 @@ function createHeatMap() {
 }
 
 // Where things lie on the drawing, in pixels.
-function frameOf({ queries, keys, room, example: { images } }) {
+function frameOf({ queries, keys, room, example }) {
   const spans = [queries.last - queries.first, keys.last - keys.first];
   const sides = (left, top) => {
     const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - 52) / spans[0]];
@@ -61,8 +61,11 @@ function frameOf({ queries, keys, room, example: { images } }) {
   };
   // Labels take their room first; how wide they are depends on the cells, so twice.
   let [across, down] = sides(60, 60);
-  const rows = labelsOf(queries, (down * spans[0]) / queries.count, 26, images);
-  const columns = labelsOf(keys, (across * spans[1]) / keys.count, 24 + 7 * String(keys.last).length, images);
+  const pictures = (side) => (position) => pictureOf(example, side, position);
+  const rows = labelsOf(queries, (down * spans[0]) / queries.count, 26, pictures('query'));
+  const columns = labelsOf(
+    keys, (across * spans[1]) / keys.count, 24 + 7 * String(keys.last).length, pictures('key'),
+  );
   const turned = columns.legible && columns.width > (across * spans[1]) / keys.count - 2;
   const left = Math.min(room.width / 3, rows.width + 30);
   const top = Math.max(13, turned || columns.marks[0]?.picture ? columns.width : 0) + 30;
@@ -88,13 +91,14 @@ function textWidth(text, size) {
 
 // The names along an axis: every bin's picture or text where it is legible, else round
 // positions, at least some pixels apart.
-function labelsOf(axis, pixels, apart, images) {
+function labelsOf(axis, pixels, apart, pictureAt) {
   const even = axis.last - axis.first === axis.count;
   const legible = even && pixels >= 10;
   const size = legible ? Math.min(13, pixels - 1) : 11;
   const marks = legible
     ? Array.from({ length: axis.count }, (_, bin) => ({
-      at: (axis.start(bin) + axis.stop(bin)) / 2, bin, picture: pictureOf(images, axis.start(bin)), text: shorten(axis.text(bin) || axis.positions(bin), 12),
+      at: (axis.start(bin) + axis.stop(bin)) / 2, bin, picture: pictureAt(axis.start(bin)),
+      text: shorten(axis.text(bin) || axis.positions(bin), 12),
     }))
     : ticks(axis.first, axis.last, Math.max(2, Math.min(9, (pixels * axis.count) / apart))).map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
   const side = Math.min(28, Math.floor(pixels) - 2); // of pictures

@@ -115,12 +115,12 @@ function linesView() {
 
   function measure() {
     const most = Math.max(context.queries.count, context.keys.count);
-    const pictures = context.example.images?.kind === 'positions' && !context.queries.pooled;
+    const pictures = context.example.images?.kind === 'positions' && !context.keys.pooled;
     const pitch = pictures ? 34 : Math.max(16, Math.min(34, Math.floor(520 / most)));
     const size = Math.max(12, Math.min(15, pitch - 5));
     const room = Math.max(280, Math.min(640, context.room.width - 24));
     const width = (side) => {
-      if (pictures) return 66;
+      if (pictures && pictureOf(context.example, side, axis(side).start(0))) return 66;
       let longest = 2;
       for (let bin = 0; bin < axis(side).count; bin += 1) {
         longest = Math.max(longest, [...tokenLabel(side, bin).slice(0, 80)].length);
@@ -173,7 +173,7 @@ function linesView() {
         width: (isQuery ? left : right) - 3, height: pitch - 1, fill: 'none',
       }));
       group.append(boxes[side][bin]);
-      const picture = pictures ? pictureOf(context.example.images, axis(side).start(bin)) : null;
+      const picture = pictures ? pictureOf(context.example, side, axis(side).start(bin)) : null;
       if (picture) {
         group.append(svg('image', {
           href: picture, class: 'pixels', x: isQuery ? x - 30 : x, y: y - 15, width: 30, height: 30,

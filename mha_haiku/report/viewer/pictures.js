@@ -23,9 +23,10 @@ async function readPictures({ images }) {
   }));
 }
 
-// The picture that stands at a position, as a data URL; null where there is none.
-function pictureOf(images, position) {
-  if (images?.kind !== 'positions') return null;
+// The picture that stands at a position, as a data URL; null where there is none. Pictures
+// are of the keys, and of the queries where these are the same positions.
+function pictureOf({ images, keys }, side, position) {
+  if (images?.kind !== 'positions' || (side === 'query' && keys)) return null;
   return picturesOf.get(images)?.[position] ?? null;
 }
 
@@ -41,11 +42,13 @@ function patchesView() {
   const element = make('div', '', { className: 'view patches-view' }, drawings, hint);
   let context = null;
 
-  const side = () => (context.choice.direction === 'to' ? 'key' : 'query');
+  // The patches are keys, and queries too unless those are other tokens.
+  const both = () => !context.example.keys;
+  const side = () => (context.choice.direction === 'to' && both() ? 'key' : 'query');
   const weightOf = (chosen, patch) => (
     side() === 'query' ? context.map.at(chosen, patch) : context.map.at(patch, chosen)
   );
-  const numPositions = () => (side() === 'query' ? context.keys : context.queries).count;
+  const others = () => (side() === 'query' ? context.keys : context.queries);
 
   function drawing(chosen) {
     const { images } = context.example;
@@ -53,7 +56,7 @@ function patchesView() {
     const patches = Array.from({ length: rows * columns }, (_, patch) => first + patch);
     const cell = Math.max(4, Math.floor(Math.min(270, (context.room.width - 30) / 2) / Math.max(rows, columns)));
     const [width, height] = [cell * columns, cell * rows];
-    const title = `${side() === 'query' ? 'From query' : 'To key'} ${place(context.queries, chosen)}`;
+    const title = `${side() === 'query' ? 'From query' : 'To key'} ${place(context[side() === 'query' ? 'queries' : 'keys'], chosen)}`;
     const largest = Math.max(...patches.map((patch) => weightOf(chosen, patch) || 0)) || 1;
     const box = (patch, attributes) => svg('rect', {
       x: cell * ((patch - first) % columns), y: cell * Math.floor((patch - first) / columns),
@@ -67,10 +70,10 @@ function patchesView() {
       const weight = weightOf(chosen, patch);
       const made = box(patch, { class: 'patch', ...attributes(weight) });
       made.dataset.position = String(patch);
-      made.append(svg('title', {}, `${place(context.keys, patch)}: ${shownWeight(weight)}`));
+      made.append(svg('title', {}, `${place(others(), patch)}: ${shownWeight(weight)}`));
       return made;
     });
-    const chosenBox = () => (patches.includes(chosen)
+    const chosenBox = () => (both() && patches.includes(chosen)
       ? markLines.map((line) => box(chosen, { fill: 'none', 'pointer-events': 'none', ...line })) : []);
     const picture = svg('image', {
       href: picturesOf.get(images)[0], class: 'pixels', width, height, preserveAspectRatio: 'none',
@@ -86,8 +89,8 @@ function patchesView() {
       ),
     );
     const beside = [];
-    for (let position = 0; position < numPositions(); position += 1) {
-      if (!patches.includes(position)) beside.push(`${place(context.keys, position)} ${shownWeight(weightOf(chosen, position))}`);
+    for (let position = 0; position < others().count; position += 1) {
+      if (!patches.includes(position)) beside.push(`${place(others(), position)} ${shownWeight(weightOf(chosen, position))}`);
     }
     if (beside.length) {
       figure.append(make('p', `Beside the picture: ${beside.slice(0, 4).join(', ')}`
@@ -96,7 +99,9 @@ function patchesView() {
     return figure;
   }
 
-  const choosePatch = (position) => context.choose({ [side()]: position }, true);
+  const choosePatch = (position) => (
+    both() ? context.choose({ [side()]: position }, true) : context.choose({ key: position })
+  );
   drawings.addEventListener('click', ({ target }) => {
     const patch = target.closest('.patch');
     if (patch) choosePatch(Number(patch.dataset.position));
@@ -115,7 +120,7 @@ function patchesView() {
     update(wanted) {
       context = wanted;
       const chosen = context[side()];
-      const withFirst = context.example.images.first > 0 && chosen !== 0;
+      const withFirst = both() && context.example.images.first > 0 && chosen !== 0;
       drawings.replaceChildren(drawing(chosen), ...(withFirst ? [drawing(0)] : []));
     },
   };
@@ -128,6 +133,6 @@ addView({
   // Of a zoomed or pooled map the patches are not single positions.
   shows: ({ example, queries, keys, choice: { zoom }, signed }) => (
     example.images?.kind === 'grid' && !queries.pooled && !keys.pooled
-    && queries.count === keys.count && !zoom && !signed
+    && !zoom && !signed
   ),
 });

@@ -32,7 +32,7 @@ function textView() {
     for (let bin = 0; bin < axis(side).count; bin += 1) {
       const text = axis(side).text(bin);
       const token = make('button', '', { className: 'token', type: 'button', tabIndex: -1 });
-      const picture = axis(side).pooled ? null : pictureOf(context.example.images, axis(side).start(bin));
+      const picture = axis(side).pooled ? null : pictureOf(context.example, side, axis(side).start(bin));
       if (picture) {
         token.append(make('small', axis(side).positions(bin)), make('img', '', { src: picture, alt: text, className: 'pixels' }));
       } else if (axis(side).pooled && text) {

@@ -1,0 +1,203 @@
+"""What the views of a head say and draw, against the arrays that a page is made of."""
+
+import csv
+import re
+import struct
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from mha_haiku.report import dossier, heads
+from tests.browser import samples
+
+L, H, T, S = samples.L, samples.H, samples.T, samples.S
+K = 4
+MASKED = np.triu(np.ones((T, S), bool), 4)
+
+
+def _example(**more) -> dossier.Example:
+    return samples.example(masked=MASKED)._replace(**more)
+
+
+def _open(drawn, view: str, *examples, **more):
+    """Returns a page at a view of layer 1, head 2, query 3 and key 5."""
+    own = samples.maps(*examples or (_example(),))._replace(**more)
+    opened = drawn(samples.show(own), address="#layer=1&head=2&query=3&key=5")
+    opened.click(f"#view-{view}")
+    return opened
+
+
+def _said(opened, selector: str = ".view-readout") -> str:
+    return opened.locator(selector).first.inner_text().replace("−", "-")
+
+
+def _saved(opened, kind: str) -> bytes:
+    with opened.expect_download() as saving:
+        opened.click(f".save-{kind}")
+    return saving.value.path().read_bytes()
+
+
+def test_distances_are_those_of_all_weights_and_of_an_even_head(drawn):
+    opened = _open(drawn, "distances")
+    weights = samples.example(masked=MASKED).weights[1][2].astype(np.float64)
+    distance = np.arange(T)[:, None] - np.arange(S)
+    even = ~MASKED / (~MASKED).sum(1, keepdims=True)
+    means = [(each * distance).sum() / T for each in (weights, even)]
+    said = re.findall(r"-?\d+\.?\d*", _said(opened))
+    np.testing.assert_allclose([float(x) for x in said], means, rtol=5e-3)
+    # The keys read the bars: first the highest one, then its neighbours.
+    mass = {d: weights[distance == d].sum() / T for d in np.unique(distance)}
+    best = max(mass, key=mass.get)
+    opened.locator(".chart").focus()
+    opened.keyboard.press("ArrowRight")
+    assert f"distance {best}: {mass[best]:.4f}"[:-1] in _said(opened)
+    opened.keyboard.press("ArrowLeft")
+    assert f"distance {best - 1}: {mass[best - 1]:.4f}"[:-1] in _said(opened)
+
+
+def test_channels_say_the_score_and_its_products(drawn):
+    generator = np.random.default_rng(1)
+    query, key = (generator.standard_normal((H, n, K)) for n in (T, S))
+    parts = dossier.Channels(query, key, exact=False)
+    opened = _open(drawn, "channels", _example(channels=(None, parts)))
+    products = query[2, 3] * key[2, 5]
+    score = float(re.search(r"score (-?[\d.e-]+)", _said(opened))[1])
+    assert score == pytest.approx(products.sum(), abs=0.1)
+    assert opened.locator(".channels-view .warning").is_visible()
+    opened.select_option(".channels-view select", "byProduct")
+    opened.locator(".chart").focus()
+    order = np.argsort(-np.abs(products))
+    for channel in order:
+        opened.keyboard.press("ArrowRight")
+        assert _said(opened).startswith(f"channel {channel}: ")
+    # Layers without queries and keys do not have the view.
+    opened.get_by_role("button", name="layer 0, head 1").click()
+    assert not opened.locator("#view-channels").is_visible()
+
+
+def test_text_lists_the_largest_weights_from_and_to(drawn):
+    opened = _open(drawn, "text")
+    weights = samples.example(masked=MASKED).weights[1][2]
+    items = opened.locator(".largest-weights li")
+    keys = np.argsort(-weights[3])[:5]
+    expected = [f"key {k} “k{k}”: {weights[3, k]:.4f}"[:-1] for k in keys]
+    assert all(map(str.startswith, items.all_inner_texts(), expected))
+    # Of two texts, a click on the shaded one turns the view round.
+    opened.locator(".tokens").nth(1).get_by_text("k0", exact=True).click()
+    queries = np.argsort(-weights[:, 0])[:5]
+    expected = [f"query {q} “q{q}”: {weights[q, 0]:.4f}"[:-1] for q in queries]
+    assert all(map(str.startswith, items.all_inner_texts(), expected))
+    strength = (
+        opened.locator(".tokens")
+        .nth(1)
+        .locator(".token")
+        .evaluate_all(
+            "all => all.map(x => Number(/[\\d.]+\\)$/.exec(getComputedStyle(x)"
+            ".backgroundColor)[0].slice(0, -1)))"
+        )
+    )
+    column = weights[:, 0] / weights[:, 0].max()
+    np.testing.assert_allclose(strength, 0.9 * column, atol=5e-3)
+
+
+def test_lines_go_to_the_keys_of_the_token_that_is_pointed_at(drawn):
+    opened = _open(drawn, "lines")
+    weights = samples.example(masked=MASKED).weights[1]
+    assert opened.locator(".lines-query text").all_text_contents() == [
+        f"q{i}" for i in range(T)
+    ]
+    number = opened.locator(".lines-back path").evaluate_all(
+        "all => all.flatMap(x => x.getAttribute('d').match(/M/g)).length"
+    )
+    assert number == (weights[2] >= 0.005 * weights[2].max()).sum()
+    opened.locator(".lines-scroller").focus()
+    opened.keyboard.press("ArrowUp")
+    best = weights[2, 2].argmax()
+    number = f"{weights[2, 2, best]:.4f}"[:-1]  # the last digit is rounded twice
+    assert f"query 2 “q2” attends to {best} “k{best}” {number}" in _said(opened)
+    ends = opened.locator(".lines-alone path").evaluate_all(
+        "all => all.flatMap(x => x.getAttribute('d').match(/L[^M]*/g)).length"
+    )
+    assert ends == (weights[2, 2] > 0).sum()
+    # All heads of the layer: the largest weight of any is said, with its head.
+    opened.get_by_role("button", name="all", exact=True).click()
+    head, best = divmod(int(weights[:, 2].argmax()), S)
+    assert f"attends to {best} “k{best}” {weights[head, 2, best]:.4f}"[:-1] in _said(
+        opened
+    )
+    assert f"(head {head})" in _said(opened)
+    opened.wait_for_function("location.hash.includes('heads=0.1.2')")
+
+
+def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
+    mean = np.arange(L * H, dtype=np.float64).reshape(L, H) / 8
+    ranks = np.stack([np.full((L, H), 2), np.full((L, H), 4)], -1)
+    opened = _open(
+        drawn,
+        "map",
+        numbers={"ablation": heads.PerHead(mean, "nats", "a label", mean / 10, ranks)},
+        roles=dossier.Roles(np.full((L, H), "induction"), np.full((L, H), 0.75)),
+        missing=(("entropy", "python -m experiments.head_statistics"),),
+    )
+    said = _said(opened, "#panels .standing")
+    for words in ("induction, score 0.75", "0.625 ± 0.0625", "rank 2-4 of 6", "nats"):
+        assert words in said.replace("–", "-")
+    assert "entropy: not computed. python -m experiments.head_statistics" in said
+
+
+def test_saved_numbers_and_pixels_are_those_on_the_screen(drawn):
+    opened = _open(drawn, "map")
+    weights = samples.example(masked=MASKED).weights[1][2]
+    rows = list(csv.reader(_saved(opened, "csv").decode().splitlines()))
+    assert rows[0][1:] == [f"{k} k{k}" for k in range(S)]
+    assert [[cell == "" for cell in row[1:]] for row in rows[1:]] == MASKED.tolist()
+    numbers = [[float(cell or 0) for cell in row[1:]] for row in rows[1:]]
+    np.testing.assert_allclose(numbers, weights, atol=1e-4)
+    root = xml.etree.ElementTree.fromstring(_saved(opened, "svg"))
+    size = struct.unpack(">II", _saved(opened, "png")[16:24])
+    assert size == tuple(2 * int(root.get(name)) for name in ("width", "height"))
+
+
+def test_every_view_of_hostile_texts_is_saved_as_valid_svg(drawn):
+    opened = drawn(samples.hostile())
+    for view in ("lines", "text", "distances"):
+        opened.click(f"#view-{view}")
+        root = xml.etree.ElementTree.fromstring(_saved(opened, "svg"))
+        tags = {each.tag.rpartition("}")[2] for each in root.iter()}
+        assert not tags & {"script", "foreignObject", "style"}
+        if view != "distances":
+            text = "".join(root.itertext()).replace("\u00a0", " ")
+            assert "<script>document" in text
+            assert "\ufffd" in text or "U+D800" in text
+
+
+def test_pictures_stand_at_positions_and_patches_are_washed_out(drawn):
+    one = samples.words(S, "d")
+    pixels = np.random.default_rng(0).integers(0, 256, (S, 4, 3, 3), np.uint8)
+    digits = samples.example(queries=one, keys=one)
+    grid = dossier.Images(pixels[0], "grid", rows=2, columns=3, first=1)
+    opened = _open(
+        drawn,
+        "map",
+        digits._replace(keys=one, images=dossier.Images(pixels, "positions")),
+        digits._replace(name="grid", images=grid),
+    )
+    pictures = opened.locator("svg.map image[image-rendering=pixelated]")
+    assert pictures.count() >= 2 * S
+    opened.click("#view-lines")
+    assert opened.locator(".lines-key image").count() == S
+    opened.click("#view-text")
+    assert opened.locator(".tokens img").count() == S
+    opened.select_option("#example", "1")
+    opened.click("#view-picture")
+    wash = (
+        opened.locator(".patches")
+        .first.locator(".patch-wash")
+        .evaluate_all("all => all.map(x => Number(x.getAttribute('fill-opacity')))")
+    )
+    weights = digits.weights[1][2][3, 1:7]
+    np.testing.assert_allclose(wash, 0.88 * (1 - weights / weights.max()), atol=5e-3)
+    assert f"0 “d0” {digits.weights[1][2][3, 0]:.4f}"[:-1] in _said(
+        opened, ".patches-view p"
+    )
