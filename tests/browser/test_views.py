@@ -61,6 +61,7 @@ def test_channels_say_the_score_and_its_products(drawn):
     query, key = (generator.standard_normal((H, n, K)) for n in (T, S))
     parts = dossier.Channels(query, key, exact=False)
     opened = _open(drawn, "channels", _example(channels=(None, parts)))
+    opened.locator("svg.channels").wait_for()  # unpacking takes a moment
     products = query[2, 3] * key[2, 5]
     score = float(re.search(r"score (-?[\d.e-]+)", _said(opened))[1])
     assert score == pytest.approx(products.sum(), abs=0.1)
@@ -127,7 +128,7 @@ def test_lines_go_to_the_keys_of_the_token_that_is_pointed_at(drawn):
         opened
     )
     assert f"(head {head})" in _said(opened)
-    opened.wait_for_function("location.hash.includes('heads=0.1.2')")
+    opened.wait_for_url(re.compile("heads=0.1.2"))
 
 
 def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
