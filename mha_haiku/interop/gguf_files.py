@@ -83,11 +83,11 @@ def translated(
     kind = fields.get("general.architecture")
     with checks.user_mistakes():
         checks.choice(f"{path}: the architecture", kind, _ARCHITECTURES)
-    size = fields.get(
-        f"{kind}.attention.key_length",
-        fields.get(f"{kind}.embedding_length", 0)
-        // fields.get(f"{kind}.attention.head_count", 1),
+    width, num_heads = (
+        _count(path, fields, f"{kind}.{name}")
+        for name in ("embedding_length", "attention.head_count")
     )
+    size = fields.get(f"{kind}.attention.key_length", width // num_heads)
     for name, accepted in {**_SUPPORTED, "rope.dimension_count": (size,)}.items():
         value = fields.get(f"{kind}.{name}")
         if value is not None and value not in accepted:
@@ -146,6 +146,9 @@ def tokenizer(
             f"read, and comes without one; 'gpt2' is, with {', '.join(_SPLITS)}."
         )
         return None
+    for name in ("tokens", "merges"):
+        if not isinstance(fields.get(f"tokenizer.ggml.{name}"), list):
+            raise checks.ConfigError(f"{path} lacks tokenizer.ggml.{name}.")
     tokens = fields["tokenizer.ggml.tokens"]
     kinds = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     merges = [pair.split(" ", 1) for pair in fields["tokenizer.ggml.merges"]]
@@ -164,7 +167,10 @@ def tokenizer(
     ]
     first = None
     if fields.get("tokenizer.ggml.add_bos_token"):
-        first = fields["tokenizer.ggml.bos_token_id"]
+        first = fields.get("tokenizer.ggml.bos_token_id")
+        with checks.user_mistakes():
+            name = f"{path}: tokenizer.ggml.bos_token_id"
+            checks.integer_in(name, first, 0, len(tokens) - 1)
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -259,6 +265,12 @@ def _template(tokens, first) -> dict[str, Any] | None:
         "pair": [special, sequences[0], special, sequences[1]],
         "special_tokens": {token: {"id": token, "ids": [first], "tokens": [token]}},
     }
+
+
+def _count(path: Path, fields: Mapping[str, Any], name: str) -> int:
+    """Returns a field that must be there, a positive integer."""
+    with checks.user_mistakes():
+        return checks.positive_integer(f"{path}: {name}", fields.get(name))
 
 
 def _renamed(name: str) -> str:

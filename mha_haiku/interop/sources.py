@@ -144,7 +144,8 @@ def _in_package(name: str) -> Path:
         if file.name in (_WEIGHTS, _INDEX) and file.parent in folders
     }
     if not found:
-        _refuse_pickled([file for file in files if file.suffix in arrays.PICKLED])
+        # Pickled files without a config.json are data of another kind.
+        _refuse_pickled([file for file in files if file.parent in folders])
         raise checks.ConfigError(
             f"The package {name!r} has no model: neither config.json beside "
             "model.safetensors, nor a .gguf file."

@@ -15,6 +15,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
+import numpy as np
 
 from mha_haiku import attention, checks, masks, modules, positions
 from mha_haiku.models import architecture, ends
@@ -49,7 +50,10 @@ class Model(NamedTuple):
         are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
         valid positions; segments `[B, T]` integers, of models that have such (None:
         all 0). `rng` is for dropout, and may be None without it. `interventions`, a
-        `modules.Interventions` of L layers, close heads and hidden units. `start` is
+        `modules.Interventions` of L layers, close heads and hidden units. Tokens and
+        segments that the model has no row for raise ValueError, but for padding; while
+        they or the lengths are traced, as in a jitted function of them, nobody can
+        look, and they count as the nearest that there is. `start` is
         `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, with `hidden` as the
         input of layer l. With l = L none runs, and the last norm and the logits read
         `hidden`: the logit lens (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
@@ -162,8 +166,11 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     ):
         if start is not None:
             _check_start(config, start, is_scanned)
+        elif num_tokens is not None:
+            _check_rows("inputs", inputs, num_tokens, lengths)
         if segments is not None:
             _check_segments(config, inputs, segments)
+            _check_rows("segments", segments, config.embedding.segments, lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
         return transformed.apply(
             params,
@@ -225,6 +232,28 @@ def _check_segments(config, inputs, segments):
             f"segments must be integers of shape [B, T] = {inputs.shape[:2]}, got "
             f"{jnp.result_type(segments)} of shape {jnp.shape(segments)}."
         )
+
+
+def _check_rows(name, ids, count, lengths):
+    """Raises ValueError where valid ids, if they are known, name no row of a table."""
+    if not _is_known(ids) or not _is_known(lengths):
+        return
+    # In NumPy: what jax computes while something else is traced is traced too.
+    ids = np.asarray(ids)
+    is_outside = (ids < 0) | (ids >= count)
+    if lengths is not None:
+        is_outside &= np.arange(ids.shape[1]) < np.asarray(lengths)[:, None]
+    if is_outside.any():
+        raise ValueError(
+            f"{name} must be integers from 0 to {count - 1}, got "
+            f"{ids[is_outside][0]} at {np.argwhere(is_outside)[0].tolist()}."
+        )
+
+
+def _is_known(x):
+    """Returns whether this process can look at the numbers of an array."""
+    is_traced = isinstance(x, jax.core.Tracer)
+    return not is_traced and getattr(x, "is_fully_addressable", True)
 
 
 def _valid(inputs, lengths):

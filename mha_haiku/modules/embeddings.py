@@ -114,5 +114,8 @@ class RelativePositions(hk.Module):
 
 
 def embed(tokens: Array, table: Array) -> Array:
-    """Returns the rows `[..., D]` of the table `[C, D]` that tokens `[...]` name."""
+    """Returns the rows `[..., D]` of the table `[C, D]` that tokens `[...]` name.
+
+    A token below 0 names the first row, one above C - 1 the last.
+    """
     return jnp.take(table, tokens, axis=0, mode="clip")

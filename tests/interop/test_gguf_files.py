@@ -111,6 +111,38 @@ def test_options_that_are_not_supported_are_refused(folder, tmp_path, fields, me
         interop.load(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"llama.embedding_length": None}, "llama.embedding_length must be an integer"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count must be"),
+        ({"llama.attention.head_count": [6, 6]}, "llama.attention.head_count must be"),
+        ({"llama.attention.head_count_kv": [3, 3]}, "num_key_value_heads must be"),
+        ({"llama.block_count": None}, "config.json must have 'num_hidden_layers'"),
+        ({"tokenizer.ggml.tokens": None}, "lacks tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.bos_token_id": 9}, "bos_token_id must be an .* 0 to 1, got"),
+    ],
+)
+def test_fields_without_which_there_is_no_model_are_named(
+    folder, tmp_path, monkeypatch, change, message
+):
+    file = tmp_path / "model.gguf"
+    _write(folder, file)
+    fields, stored = arrays.read_gguf(file)
+    fields |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    fields = {k: v for k, v in (fields | change).items() if v is not None}
+    monkeypatch.setattr(arrays, "read_gguf", lambda path: (fields, stored))
+    with pytest.raises(checks.ConfigError, match=message):
+        interop.load(file)
+
+
 def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
     trained = tokenization.BytePairs.train(TEXT * 9, 270).tokenizer
     content = json.loads(trained.to_str())["model"]

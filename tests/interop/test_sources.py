@@ -242,6 +242,7 @@ def test_damaged_files_are_told_apart(folder, tmp_path):
 def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):
     _refused(tmp_path / "gtp", "does not exist. Did you mean 'gpt'")
     _refused("package:jax", "package 'jax' has no model")
+    _refused("package:numpy", "package 'numpy' has no model")  # but pickled data
     _refused("package:jaxx", "no installed package 'jaxx'. Did you mean 'jax'")
     (folder / "config.json").rename(folder / "other.json")
     _refused(folder, "no config.json.*it has model.safetensors, other.json")

@@ -501,6 +501,30 @@ def test_options_that_the_inputs_cannot_have_are_refused():
             model.apply(params, None, tokens, segments=segments, is_training=False)
 
 
+def test_ids_without_a_row_are_refused_where_they_are_known():
+    model = _build(embedding__segments=2)
+    tokens = np.array([[0, 1, 2, 3, 4], [12, 5, 99, 0, -1]])
+    lengths = np.array([5, 2])  # what lies in padding does not matter
+    params = _parameters(model, tokens)
+    apply = functools.partial(model.apply, params, None, is_training=False)
+    with pytest.raises(ValueError, match=r"inputs must .* 0 to 12, got 99 at \[1, 2\]"):
+        apply(tokens)
+    within = apply(tokens, lengths=lengths).logits
+    tokens[0, 3] = -1
+    for given in (tokens, jnp.array(tokens)):
+        with pytest.raises(ValueError, match=r"inputs .* got -1 at \[0, 3\]"):
+            apply(given, lengths=lengths)
+    tokens[0, 3] = 3
+    segments = np.array([[0, 1, 1, 0, 2], [0, 1, 9, 9, 9]])
+    with pytest.raises(ValueError, match=r"segments must .* 1, got 2 at \[0, 4\]"):
+        apply(tokens, lengths=lengths, segments=segments)
+    # While a function is traced its arguments are unknown, and what it closes over not.
+    traced = jax.jit(lambda x: apply(x, lengths=lengths).logits)(tokens)
+    np.testing.assert_allclose(traced, within, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="got 99"):
+        jax.eval_shape(lambda _: apply(tokens), 0)
+
+
 def test_scanned_layers_take_models_of_one_part():
     for fields in ({"attention__num_heads": 0}, {"feed_forward__hidden_size": 0}):
         fields |= {"num_layers": 2, "scan_layers": True, "rematerialize": True}
