@@ -68,9 +68,10 @@ def slopes(model, metric, closing) -> Program:
 
     @jax.jit
     def program(params, example):
-        clean = subject.run(model, params, example)
+        own, params = subject.compact(model, params)
+        clean = subject.run(own, params, example)
         replacement = closing(clean)
-        total = _summed(model, metric, params, example, replacement)
+        total = _summed(own, metric, params, example, replacement)
         return [jnp.abs(layer) for layer in jax.grad(total)(_open(clean))]
 
     return program
@@ -82,9 +83,11 @@ def unit_slopes(model, metric, hidden_sizes) -> Program:
 
     @jax.jit
     def program(params, example):
+        own, params = subject.compact(model, params)
+
         def total(gates):
             interventions = modules.Interventions(units=gates)
-            output = subject.run(model, params, example, interventions=interventions)
+            output = subject.run(own, params, example, interventions=interventions)
             return metric(output.logits, example).sum()
 
         shapes = [(len(example.inputs), size) for size in hidden_sizes]
@@ -102,9 +105,10 @@ def shares(model, metric, closing, points) -> Program:
 
     @jax.jit
     def program(params, example):
-        clean = subject.run(model, params, example)
+        own, params = subject.compact(model, params)
+        clean = subject.run(own, params, example)
         replacement = closing(clean)
-        total = _summed(model, metric, params, example, replacement)
+        total = _summed(own, metric, params, example, replacement)
 
         def add(sums, point):
             node, weight = point
@@ -149,14 +153,15 @@ def metrics(model, metric, closing) -> Callable:
 
     @jax.jit
     def program(params, gates, example):
-        clean = subject.run(model, params, example)
+        own, params = subject.compact(model, params)
+        clean = subject.run(own, params, example)
         replacement = closing(clean)
         counts = [each.shape[-3] for each in clean.maps]
 
         def gated(pattern):
-            own = [pattern[i, :count] for i, count in enumerate(counts)]
-            interventions = modules.Interventions(own, replacement)
-            output = subject.run(model, params, example, interventions=interventions)
+            layers = [pattern[i, :count] for i, count in enumerate(counts)]
+            interventions = modules.Interventions(layers, replacement)
+            output = subject.run(own, params, example, interventions=interventions)
             return metric(output.logits, example)
 
         return _over(gated, gates, example).T

@@ -143,7 +143,7 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
 
 
 @pytest.mark.slow
-def test_encoder_of_sentences_goes_through_pruning_and_gates(
+def test_encoder_of_sentences_goes_through_pruning(
     imported, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
@@ -162,11 +162,28 @@ def test_encoder_of_sentences_goes_through_pruning_and_gates(
     left = folders.load_run(tmp_path / "small").config.model.attention.kept_heads
     assert sum(map(len, left)) == int(rows[3]["kept"])
     assert _run(dump_attention, f"--workdir={tmp_path / 'small'}") == 0
-    gates = [f"--out={tmp_path / 'gates'}", "--penalty=0.02", "--steps=5"]
-    assert _run(learn_gates, workdir, *gates) == 0
-    kept = folders.load_run(tmp_path / "gates" / "pruned").config.model.attention
-    assert 0 < sum(map(len, kept.kept_heads)) <= pretrained.L * pretrained.H
-    assert "drift" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_gates_of_an_encoder_of_sentences_close_for_a_price(imported, tmp_path, capsys):
+    """The vectors turn with the heads that close, and stay where none does."""
+    workdir = f"--workdir={imported('sentences')}"
+    kept, drifts = [], []
+    for penalty in (0.0, 0.25):
+        out = tmp_path / f"{penalty}"
+        capsys.readouterr()
+        flags = [f"--out={out}", f"--penalty={penalty}", "--steps=80"]
+        assert _run(learn_gates, workdir, *flags) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].split()[:3] == ["model", "heads", "drift"]
+        name = "pruned by gates, before tuning"
+        (cells,) = (x.partition(name)[2].split() for x in lines if name in x)
+        kept.append(int(cells[0]))
+        drifts.append(float(cells[1]))
+        left = folders.load_run(out / "pruned").config.model.attention.kept_heads
+        assert sum(map(len, left)) == kept[-1]
+    assert kept[0] == pretrained.L * pretrained.H > kept[1] > 0
+    assert drifts[0] < 1e-3 and drifts[1] > 0.01
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Models of many layers: what compiles one layer for all gives the same numbers."""
 
+import functools
 import logging
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.heads import subject as subjects
-from tests.heads.conftest import H, L, build, config, example, loss, random_params
+from tests.heads.conftest import F, H, L, build, config, example, loss, random_params
 
 
 @pytest.fixture
@@ -44,6 +45,45 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     assert len(np.unique(found.per_example)) > L * H
     # Traced clean and closed, not once per layer; each twice in a loop.
     assert len(calls) <= 4
+
+
+@pytest.mark.usefixtures("deep")
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    [
+        ("zero", heads.gradient),
+        ("resample", functools.partial(heads.attribution, points=2)),
+        (None, functools.partial(heads.unit_gradient, hidden_sizes=[F] * L)),
+    ],
+)
+def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, subject):
+    options = {"closing": getattr(heads.closing, name)} if name else {}
+    one_by_one = build(config())._replace(scanned=None)
+    wanted = measure(subject._replace(model=one_by_one), **options).per_example
+    calls = []
+    model = build(config())
+
+    def count(*args, scanned=model.scanned, **kwargs):
+        calls.append(kwargs)
+        return scanned.apply(*args, **kwargs)
+
+    model = model._replace(apply=None, scanned=model.scanned._replace(apply=count))
+    found = measure(subject._replace(model=model), **options).per_example
+    assert calls and len(np.unique(wanted)) == wanted.size
+    np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.usefixtures("deep")
+def test_patterns_of_gates_in_many_layers_at_once(subject):
+    gates = np.random.default_rng(0).integers(0, 2, (3, L, H))
+    one_by_one = build(config())._replace(scanned=None)
+    wanted, found = (
+        heads.closed(
+            subject._replace(model=model), gates, closing=heads.closing.resample
+        )
+        for model in (one_by_one, build(config())._replace(apply=None))
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
