@@ -17,8 +17,8 @@ Attention returns its values and a map, which costs nothing until it is asked:
 `FeedForward` are Haiku modules that return maps too. `models` builds whole models from
 a config's section, `tasks` has data to train them on, `runs` trains and opens what was
 trained, `heads` and `studies` ask which heads matter. `observe` gives the maps of any
-Haiku model, `interop` knows other libraries. `help(mh.masks)` and the like tell what
-each has.
+Haiku model, `interop` knows other libraries. `show` makes a page of maps or a run, and
+`plot` a figure. `help(mh.masks)` and the like tell what each has.
 """
 
 import importlib
@@ -43,6 +43,7 @@ from mha_haiku.modules import (
 if TYPE_CHECKING:
     from mha_haiku import devices, interop, runs, studies
     from mha_haiku.interop import observe
+    from mha_haiku.viewing import plot, show
 
 __version__ = "0.2.0"  # setup.cfg reads it here
 
@@ -64,21 +65,25 @@ __all__ = [
     "models",
     "modules",
     "observe",
+    "plot",
     "positions",
     "runs",
+    "show",
     "studies",
     "tasks",
 ]
 
 # Imported when first asked for: whoever only attends does not wait for them.
 _LATER = ("devices", "interop", "runs", "studies")
+_FUNCTIONS = {"observe": "interop", "plot": "viewing", "show": "viewing"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "observe":
-        return importlib.import_module(f"{__name__}.interop").observe
+    if name in _FUNCTIONS:
+        module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

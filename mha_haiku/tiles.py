@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mha_haiku import display
+
 Array = jax.Array
 Index = slice | range | np.ndarray | Array
 
@@ -104,10 +106,16 @@ def batch_axes(ndim: int) -> str:
 
 
 def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
-    """Makes a frozen dataclass a pytree with leaves `data` and static fields `meta`."""
+    """Makes a frozen dataclass a pytree with leaves `data` and static fields `meta`.
+
+    It shows the shapes of its arrays and none of their numbers, if it does not say
+    otherwise itself.
+    """
 
     def register(cls):
-        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+        if cls.__repr__ is object.__repr__:
+            cls.__repr__ = display.record
+        cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         return jax.tree_util.register_dataclass(
             cls, data_fields=list(data), meta_fields=list(meta)
         )

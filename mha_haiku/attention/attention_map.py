@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, masks, positions, tiles
+from mha_haiku import checks, display, masks, positions, tiles
 from mha_haiku.attention import (
     fold,
     fold_gradient,
@@ -57,6 +57,29 @@ class AttentionMap:
     value: Array | None = None
     mesh: jax.sharding.Mesh | None = None
     origin: tiles.Origin = tiles.Origin()
+
+    def __repr__(self) -> str:
+        try:
+            weights = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        except (AttributeError, IndexError, TypeError):  # in_axes or specs, no arrays
+            return display.record(self)
+        parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {self.mask}"]
+        parts += [
+            f"query {display.array(self.query)}",
+            f"key {display.array(self.key)}",
+        ]
+        if self.bias is not None:
+            parts.append(f"bias {self.bias}")
+        if repr(self.score) != repr(scores.dot_product()):
+            parts.append(f"score {self.score}")
+        if not isinstance(self.origin.query, int) or self.origin.query:
+            parts.append(f"first_query {display.numbers(self.origin.query)}")
+        if self.mesh is not None:
+            parts.append(f"on {self.mesh.size} devices")
+        return f"AttentionMap({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ What is linear in the weights adds a column to one matrix product that all share
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku import tiles
+from mha_haiku import display, tiles
 from mha_haiku.attention import fold, fold_gradient, observations, sweep, views
 
 Array = jax.Array
@@ -360,19 +361,47 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
     )
 }
 
-Statistics = NamedTuple(
-    "Statistics", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
+_Fields = NamedTuple(
+    "_Fields", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
 )
-Statistics.__doc__ = """What a head does, averaged over the queries that see a key.
 
-Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
-masked), but for the last ones. A query that counts and sees NaN makes its head NaN.
-Positions, distances and tokens are those of the inputs. What needs an argument that was
-not given is None.
 
-Attributes:
-""" + "\n".join(
+class Statistics(_Fields):
+    """What a head does, averaged over the queries that see a key.
+
+    Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
+    masked), but for the last ones. A query that counts and sees NaN makes its head NaN.
+    Positions, distances and tokens are those of the inputs. What needs an argument that
+    was not given is None.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        per_head = [name for name in STATISTICS if getattr(self, name) is not None]
+        missing = [name for name in STATISTICS if getattr(self, name) is None]
+        shape = ",".join(map(str, getattr(self.num_queries, "shape", ())))
+        dtype = getattr(self.entropy, "dtype", "values")
+        parts = [
+            f"{len(per_head)} of {dtype}[{shape}]",
+            f"received {display.array(self.received)}",
+        ]
+        if getattr(self.entropy, "ndim", 0) > getattr(self.num_queries, "ndim", 0):
+            parts.append(f"per query {display.array(self.entropy)}")
+        if self.pooled is not None:
+            parts.append(f"pooled {display.array(self.pooled)}")
+        if missing:
+            parts.append(f"without {', '.join(missing)}")
+        return f"Statistics({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+
+Statistics.__doc__ = "\n".join(
     [
+        inspect.getdoc(Statistics),
+        "\nAttributes:",
         *(
             f"  {entry.name}: {entry.label[0].upper()}{entry.label[1:]}, in "
             f"{entry.unit}{f' ({entry.source})' if entry.source else ''}."

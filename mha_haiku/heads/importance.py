@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku import display
 from mha_haiku.heads import means, metrics, programs, subject
 from mha_haiku.heads.closing import Closing, zero
 
@@ -35,6 +36,21 @@ class Importance(NamedTuple):
     """
 
     per_example: np.ndarray
+
+    def __repr__(self) -> str:
+        shown = f"{display.array(self.per_example)} [N, L, H]"
+        if isinstance(self.per_example, np.ndarray) and self.per_example.size:
+            mean = self.mean
+            if not np.isnan(mean).all():
+                layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
+                shown += (
+                    f", means from {np.nanmin(mean):.3g} to {np.nanmax(mean):.3g}, the "
+                    f"largest of layer {layer}, head {head}"
+                )
+        return f"Importance({shown})"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     @property
     def mean(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import models, tasks
+from mha_haiku import display, models, tasks
 from mha_haiku.heads import subject
 
 
@@ -27,6 +27,9 @@ class Matching(NamedTuple):
     first: np.ndarray
     second: np.ndarray
     divergence: np.ndarray
+
+    def __repr__(self) -> str:
+        return display.record(self)
 
 
 def match(

@@ -3,6 +3,7 @@
 B batch, T positions, L layers, H heads of a layer.
 """
 
+import collections
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, models, tasks
+from mha_haiku import attention, display, models, tasks
 from mha_haiku.heads import subject
 
 Array = jax.Array
@@ -78,6 +79,14 @@ class Roles(NamedTuple):
     names: np.ndarray
     scores: dict[str, np.ndarray]
     offsets: np.ndarray
+
+    def __repr__(self) -> str:
+        counts = collections.Counter(name for name in np.ravel(self.names) if name)
+        shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        return f"Roles({len(self.names)} layers, heads: {shown or 'none'})"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
 
 def roles(

@@ -15,7 +15,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import attention, checks, modules
+from mha_haiku import attention, checks, display, modules
 from mha_haiku.interop import carrying
 from mha_haiku.modules import intervention
 
@@ -37,6 +37,9 @@ class Observed(NamedTuple):
 
     output: Any
     maps: dict[str, attention.AttentionMap]
+
+    def __repr__(self) -> str:
+        return display.record(self)
 
 
 class Seen(NamedTuple):

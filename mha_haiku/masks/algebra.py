@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku import tiles
+from mha_haiku import display, tiles
 
 Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
@@ -27,8 +27,15 @@ class Mask(abc.ABC):
     """Which query may attend to which key; True means "may attend".
 
     Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
-    they pass through jit, vmap, pmap and scan. `&`, `|` and `~` combine them.
+    they pass through jit, vmap, pmap and scan. `&`, `|` and `~` combine them. They are
+    shown as the expression that makes them.
     """
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     def __and__(self, other: "Mask") -> "Mask":
         return _combine(Intersection, self, other)
@@ -265,6 +272,9 @@ class Mask(abc.ABC):
 class Full(Mask):
     """Everything may attend to everything."""
 
+    def __repr__(self):
+        return "full()"
+
     def aligned_tile(self, rows, columns, batch_ndim):
         return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
 
@@ -319,6 +329,9 @@ class Intersection(_Pair):
     left: Mask
     right: Mask
 
+    def __repr__(self):
+        return f"{_within(self.left, Union)} & {_within(self.right, Union)}"
+
     def aligned_tile(self, rows, columns, batch_ndim):
         left = self.left.aligned_tile(rows, columns, batch_ndim)
         return left & self.right.aligned_tile(rows, columns, batch_ndim)
@@ -336,6 +349,9 @@ class Union(_Pair):
 
     left: Mask
     right: Mask
+
+    def __repr__(self):
+        return f"{self.left!r} | {self.right!r}"
 
     def aligned_tile(self, rows, columns, batch_ndim):
         left = self.left.aligned_tile(rows, columns, batch_ndim)
@@ -389,6 +405,9 @@ class Complement(_Wrapped):
 
     mask: Mask
 
+    def __repr__(self):
+        return f"~{_within(self.mask, _Pair)}"
+
     def aligned_tile(self, rows, columns, batch_ndim):
         return ~self.mask.aligned_tile(rows, columns, batch_ndim)
 
@@ -402,6 +421,9 @@ class Shifted(_Wrapped):
 
     mask: Mask
     offset: int
+
+    def __repr__(self):
+        return f"{_within(self.mask, _Pair | Complement)}.shifted({self.offset})"
 
     def shifted(self, offset):
         return self.mask.shifted(self.offset + offset)
@@ -435,6 +457,11 @@ def _overlap(left: tuple, right: tuple) -> tuple:
     """Returns the range that two ranges share; an empty one where they do not."""
     start = tiles.largest(left[0], right[0])
     return start, tiles.largest(tiles.smallest(left[1], right[1]), start)
+
+
+def _within(mask: Mask, looser: type) -> str:
+    """Returns the expression of a mask inside another, in brackets where it needs."""
+    return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
 
 def _combine(kind, left: Mask, right: Mask) -> Mask:

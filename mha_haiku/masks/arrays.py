@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import tiles
+from mha_haiku import display, tiles
 from mha_haiku.masks import algebra, relative
 
 Array = jax.Array
@@ -79,6 +79,12 @@ class Segments(Mask):
     query_ids: Array
     key_ids: Array
 
+    def __repr__(self):
+        ids = [self.query_ids]
+        if self.key_ids is not self.query_ids:
+            ids.append(self.key_ids)
+        return f"segments({', '.join(map(display.array, ids))})"
+
     def batch_ranks(self):
         return (jnp.ndim(self.query_ids) - 1,)
 
@@ -130,6 +136,9 @@ class Dense(Mask):
     """A mask spelt out as an array."""
 
     values: Array
+
+    def __repr__(self):
+        return f"dense({display.array(self.values)})"
 
     def batch_ranks(self):
         rank = jnp.ndim(self.values)

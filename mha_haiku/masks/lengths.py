@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import tiles
+from mha_haiku import display, tiles
 from mha_haiku.masks import algebra, relative
 
 Array = jax.Array
@@ -86,6 +86,12 @@ class Padding(_Lengths):
     lengths: Array
     query_lengths: Array | None
 
+    def __repr__(self):
+        shown = [self.lengths]
+        if self.query_lengths is not None:
+            shown.append(self.query_lengths)
+        return f"padding({', '.join(map(display.numbers, shown))})"
+
     def batch_ranks(self):
         return (jnp.ndim(self.lengths),)
 
@@ -134,6 +140,9 @@ class ValidLens(_Lengths):
     """The first keys of each example or of each query."""
 
     lengths: Array
+
+    def __repr__(self):
+        return f"valid_lens({display.numbers(self.lengths)})"
 
     def batch_ranks(self):
         rank = jnp.ndim(self.lengths)

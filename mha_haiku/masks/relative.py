@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, tiles
+from mha_haiku import checks, display, tiles
 from mha_haiku.masks import algebra
 
 Array = jax.Array
@@ -72,6 +72,10 @@ class Band(_Relative):
     left: int | None
     right: int | None
 
+    def __repr__(self):
+        is_causal = self.left is None and self.right == 0
+        return "causal()" if is_causal else f"window({self.left}, {self.right})"
+
     def is_lopsided(self):
         return (self.left is None) != (self.right is None)
 
@@ -123,6 +127,9 @@ class Dilated(_Relative):
 
     rate: int
 
+    def __repr__(self):
+        return f"dilated({self.rate})"
+
     def allows(self, rows, columns):
         return (columns - rows) % self.rate == 0
 
@@ -136,6 +143,9 @@ class GlobalTokens(_Relative):
     """
 
     global_positions: tuple[int, ...]
+
+    def __repr__(self):
+        return f"global_tokens({display.numbers(np.array(self.global_positions))})"
 
     def allows(self, rows, columns):
         global_positions = np.asarray(self.global_positions, np.int32)

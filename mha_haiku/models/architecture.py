@@ -362,6 +362,21 @@ def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
     return tuple(_layer_heads(config.attention, sorted(names)) for names in kept)
 
 
+def description(config: Any) -> str:
+    """Returns what a model is, in a few words.
+
+    Args:
+      config: `config.model`.
+    """
+    counts = [len(layer.names) for layer in heads_of_layers(config)]
+    heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
+    return (
+        f"{config.family}: {config.num_layers} layer{'s' * (config.num_layers != 1)} "
+        f"of {heads} heads{', ...' * (len(counts) > 16)}, model size "
+        f"{config.model_size}, {config.embedding.positions} positions"
+    )
+
+
 def hidden_sizes(config: Any) -> tuple[int, ...]:
     """Returns the number of hidden units of each of the L layers.
 

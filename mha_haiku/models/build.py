@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from mha_haiku import attention, checks, masks, modules, positions
+from mha_haiku import attention, checks, display, masks, modules, positions
 from mha_haiku.models import architecture, ends
 
 Array = jax.Array
@@ -38,6 +38,9 @@ class Output(NamedTuple):
     maps: tuple[attention.AttentionMap, ...]
     hidden: tuple[Array, ...] = ()
     output: Array | None = None
+
+    def __repr__(self) -> str:
+        return display.record(self)
 
 
 class Model(NamedTuple):
@@ -63,11 +66,16 @@ class Model(NamedTuple):
       scanned: The same model with scanned layers, whose parameters `modules.stacked`
         makes, for programs that compile one layer instead of L; None where layers
         differ, or are scanned already. Replace it along with `apply`.
+      description: What it is, in a few words.
     """
 
     init: Callable[..., Any]
     apply: Callable[..., Output]
     scanned: "Model | None" = None
+    description: str = ""
+
+    def __repr__(self) -> str:
+        return f"Model({self.description or 'init, apply'})"
 
 
 def build(
@@ -184,7 +192,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             is_training=is_training,
         )
 
-    return Model(init, apply)
+    return Model(init, apply, description=architecture.description(config))
 
 
 def _masks(config, lengths):

@@ -8,10 +8,12 @@ from mha_haiku.report import (
     dossier,
     drawing,
     figures,
+    fitting,
     heads,
     labels,
     maps,
     page,
+    panels,
     tables,
 )
 
@@ -20,9 +22,11 @@ __all__ = [
     "dossier",
     "drawing",
     "figures",
+    "fitting",
     "heads",
     "labels",
     "maps",
     "page",
+    "panels",
     "tables",
 ]

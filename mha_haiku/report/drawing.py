@@ -1,9 +1,10 @@
-"""What all pictures share: figures, PNG bytes, colour scales, and readable ink.
+"""What all pictures share: figures, their files, colour scales, and readable ink.
 
 Pictures are drawn without a window and without `pyplot`. The same numbers give the same
-file, whatever the version of matplotlib.
+PNG file, whatever the version of matplotlib. In vector files text stays text.
 """
 
+import contextlib
 import functools
 import importlib.util
 import io
@@ -11,10 +12,12 @@ import logging
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from mha_haiku import checks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 DOTS_PER_INCH = 120
+# Left out of files, so that they do not change with the version or the date.
+_METADATA = {
+    "png": {"Software": None},
+    "svg": {"Creator": None, "Date": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
 _MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
 # Units of numbers that may be large or small; all others are shares, from 0 to 1.
 _OPEN_UNITS = ("nats", "keys", "positions", "bits")
@@ -93,29 +102,63 @@ def is_possible() -> bool:
     return False
 
 
-def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
-    """Turns a function that draws a figure into one that returns a PNG file's bytes.
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of file formats, all of which matplotlib can write if it is there.
 
-    The original function is its `__wrapped__`.
+    Raises:
+      ConfigError: If it cannot write one, or there is none.
+    """
+    formats = tuple(formats)
+    if not formats:
+        raise checks.ConfigError("format must name one at least, such as png.")
+    if importlib.util.find_spec("matplotlib") is None:
+        return formats
+    from matplotlib import backend_bases
+
+    offered = backend_bases.FigureCanvasBase.get_supported_filetypes()
+    with checks.user_mistakes():
+        for name in formats:
+            checks.choice("format", name, sorted(offered))
+    return formats
+
+
+def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
+    """Turns a function that draws a figure into one that returns a file's bytes.
+
+    That takes the argument `format`, "png" where it is left out. The original function
+    is its `__wrapped__`.
     """
 
     @functools.wraps(draw)
-    def drawn(*args: object, **options: object) -> bytes:
-        import matplotlib
-
-        style = {"font.family": list(fonts()[0]), "text.usetex": False}
-        with matplotlib.rc_context(style), warnings.catch_warnings():
-            # Characters that no font has are replaced by their code points beforehand;
-            # shaping may still ask for other glyphs.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    def drawn(*args: object, format: str = "png", **options: object) -> bytes:
+        with style():
             content = io.BytesIO()
-            # Without the version of matplotlib, the same numbers give the same file.
             draw(*args, **options).savefig(
-                content, format="png", metadata={"Software": None}
+                content, format=format, metadata=_METADATA.get(format)
             )
         return content.getvalue()
 
     return drawn
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Sets, inside of it, the fonts of figures and how text gets into files."""
+    import matplotlib
+
+    settings = {
+        "font.family": list(fonts()[0]),
+        "text.usetex": False,
+        "svg.fonttype": "none",  # text as text
+        "svg.hashsalt": "mha_haiku",  # names of parts that do not change
+        "pdf.fonttype": 42,
+        "ps.fonttype": 42,
+    }
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Characters that no font has are replaced by their code points beforehand;
+        # shaping may still ask for other glyphs.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
@@ -127,15 +170,36 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
       title: The name of the run; above all axes, on the left.
       note: How to read the picture; a line below the title.
     """
-    from matplotlib import figure
-
-    result = figure.Figure(
+    result = figure_class()(
         (width, height), dpi=DOTS_PER_INCH, facecolor="white", layout="constrained"
     )
-    text = "\n".join(line for line in (title, note) if line)
+    wide = max(30, int(13 * width))
+    lines = (textwrap.fill(line, wide) for line in (title, note) if line)
+    text = "\n".join(lines)
     if text:
         result.suptitle(text, fontsize=10, ha="left", x=0.01, parse_math=False)
     return result
+
+
+@functools.cache
+def figure_class() -> type["Figure"]:
+    """Returns matplotlib's figure as one that keeps our `style` in its files.
+
+    A notebook shows it by itself, although it belongs to no window.
+    """
+    from matplotlib import figure
+
+    class Figure(figure.Figure):
+        def savefig(self, *args, **options):
+            with style():
+                super().savefig(*args, **options)
+
+        def _repr_png_(self):
+            content = io.BytesIO()
+            self.savefig(content, format="png", metadata=_METADATA["png"])
+            return content.getvalue()
+
+    return Figure
 
 
 def heat_map(

@@ -7,7 +7,7 @@ pictures of a run share one colour scale, so that layers can be compared.
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,14 +29,20 @@ _LONGEST_TOKEN = 12
 _MOST_LINEAR = 32
 
 
-def pictures(saved: Maps) -> Iterator[tuple[str, bytes]]:
-    """Yields each layer's picture: the name of its file, and the bytes of the PNG."""
+def pictures(
+    saved: Maps, formats: Sequence[str] = ("png",)
+) -> Iterator[tuple[str, bytes]]:
+    """Yields each layer's picture: the name of its file, and its bytes.
+
+    Args:
+      saved: The run's maps.
+      formats: Of the files; a layer has one of each.
+    """
     scale = _shared_scale(saved)
+    draw = drawing.picture(layer_figure)
     for place, layer in enumerate(saved.layers):
-        yield (
-            f"layer_{layer:02d}.png",
-            drawing.picture(layer_figure)(saved, place, scale),
-        )
+        for kind in formats:
+            yield f"layer_{layer:02d}.{kind}", draw(saved, place, scale, format=kind)
 
 
 def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
@@ -50,7 +56,7 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     Returns:
       A figure that belongs to no window.
     """
-    from matplotlib import cm, figure
+    from matplotlib import cm
 
     heads = saved.head_names[layer]
     bands = 2 if heads and saved.means is not None else 1
@@ -61,7 +67,9 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     heading = _heading(saved, layer, width)
     top = 0.25 + 0.21 * len(heading)
     height = top + rows * bands * step_down
-    sheet = figure.Figure((width, height), dpi=drawing.DOTS_PER_INCH, facecolor="white")
+    sheet = drawing.figure_class()(
+        (width, height), dpi=drawing.DOTS_PER_INCH, facecolor="white"
+    )
 
     def panel(row: int, column: int, title: str) -> "Axes":
         left = column * step_across + margin

@@ -134,12 +134,12 @@ def statistics_picture(
         title=title,
         note=f"A cell is a head: the mean over its queries.{_grey(numbers)}",
     )
-    grid = sheet.subplots(rows, columns, squeeze=False).flat
+    grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
     for axes, each in zip(grid, numbers.values(), strict=False):
         drawing.heat_map(
             axes, each.mean, unit=each.unit, title=each.label, layers=layers
         )
-    for axes in list(grid)[len(numbers) :]:
+    for axes in grid[len(numbers) :]:
         axes.set_axis_off()
     return sheet
 

@@ -13,7 +13,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import attention, checks, devices, models, tasks
+from mha_haiku import attention, checks, devices, display, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files
@@ -78,6 +78,14 @@ class Run(NamedTuple):
     placement: devices.Sharded | None = (
         None  # of model and parameters; None: one device
     )
+
+    def __repr__(self) -> str:
+        count = sum(x.size for x in jax.tree.leaves(self.params))
+        task = self.config.task.name
+        return f"Run({task}, step {self.step:,}, {self.model}, {count:,} parameters)"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     def examples(self, count: int) -> tasks.Example:
         """Returns the first held-out examples, a batch of B = `count`."""

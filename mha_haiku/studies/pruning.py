@@ -3,8 +3,10 @@
 Hidden units of the feed-forward parts go before them where a share is asked for.
 """
 
+import csv
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from mha_haiku.studies import pruned_runs
 from mha_haiku.studies.workbench import CLOSINGS, Bench
 
 _SWEEP_POINTS = 12
+_METRICS = ("drift", "accuracy")  # the first that a run has is drawn
 
 
 class Request(NamedTuple):
@@ -193,31 +196,77 @@ def text(result: Pruned) -> str:
     )
 
 
-def write(result: Pruned, folder: str | os.PathLike) -> list[Path]:
+def write(
+    result: Pruned, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> list[Path]:
     """Writes pruning.csv, a line per model, and the curve beside it.
 
     Args:
       result: What `prune` returned for a sweep.
       folder: The folder to write to; created if it is missing.
+      formats: Of the picture's files.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture.
     """
     written = [files.write(Path(folder) / "pruning.csv", table(result).csv())]
     if report.drawing.is_possible():
-        metric = _metric(result)
-        curve = report.curves.Pruning(
-            kept=[point.kept for point in result.points],
-            metric=[point.metrics[metric] for point in result.points],
-            metric_name=f"held-out {metric}",
-            speed_up=[point.speed_up for point in result.points],
-            ideal=[point.ideal_speed_up for point in result.points],
-            beside=result.beside,
-            beside_name=f"order: {result.beside_name}",
-        )
-        picture = report.curves.pruning(curve, title=result.title)
-        written.append(files.write(Path(folder) / "pruning.png", picture))
+        for kind in formats:
+            picture = report.curves.pruning(
+                curve(result), title=result.title, format=kind
+            )
+            written.append(files.write(Path(folder) / f"pruning.{kind}", picture))
     return written
+
+
+def curve(result: Pruned) -> report.curves.Pruning:
+    """Returns a point per model, to be drawn.
+
+    Args:
+      result: What `prune` returned for a sweep.
+    """
+    metric = _metric(result)
+    return report.curves.Pruning(
+        kept=[point.kept for point in result.points],
+        metric=[point.metrics[metric] for point in result.points],
+        metric_name=f"held-out {metric}",
+        speed_up=[point.speed_up for point in result.points],
+        ideal=[point.ideal_speed_up for point in result.points],
+        beside=result.beside,
+        beside_name=f"order: {result.beside_name}",
+    )
+
+
+def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
+    """Returns the curve in a pruning.csv that `write` wrote.
+
+    Raises:
+      ConfigError: If it cannot be read, or is none.
+    """
+    try:
+        with Path(path).expanduser().open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        names = list(rows[0])
+        own = names[names.index("units") + 1 : names.index("parameters")]
+        metric = next(name for name in _METRICS if name in own)
+        beside = [name for name in own if name in pruned_runs.ORDERS]
+
+        def numbers(name):
+            return [float(row[name]) for row in rows]
+
+        return report.curves.Pruning(
+            kept=[int(row["kept"]) for row in rows],
+            metric=numbers(metric),
+            metric_name=f"held-out {metric}",
+            speed_up=numbers("faster"),
+            ideal=numbers("ideal"),
+            beside=numbers(beside[0]) if beside else (),
+            beside_name=f"order: {beside[0]}" if beside else "",
+        )
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError):
+        raise ConfigError(f"{path} is no curve of pruning.") from None
 
 
 def check(request: Request) -> None:
@@ -252,7 +301,7 @@ def _with_heads(run, order, count) -> folders.Run:
 
 def _metric(result) -> str:
     """Returns the name of the metric that is drawn."""
-    return "drift" if "drift" in result.points[0].metrics else "accuracy"
+    return next(name for name in _METRICS if name in result.points[0].metrics)
 
 
 def _fewest(bench, run, order, drop) -> int:

@@ -1,0 +1,83 @@
+"""Short text for arrays, and the way from an object to the page that shows it.
+
+Each class says what it is in one or two lines of its own; here is what these lines
+share. Nothing here computes: an array is its dtype and shape, also while it is traced,
+and only a few numbers that are known on the host are shown themselves.
+"""
+
+import dataclasses
+import importlib
+from typing import Any
+
+import jax
+import numpy as np
+
+_MOST_NUMBERS = 8
+_LONGEST = 60
+
+
+def html(value: Any) -> str:
+    """Returns what a notebook shows of an object, from `mha_haiku.viewing`."""
+    # By its name, when it is asked for: that room stands above all others.
+    return importlib.import_module("mha_haiku.viewing").html(value)
+
+
+def array(x: Any) -> str:
+    """Returns dtype and shape, as `float32[2,4,6]`; of anything else, what it is."""
+    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+    if shape is None or dtype is None:
+        return value(x)
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def numbers(x: Any) -> str:
+    """Returns a few numbers as `[3, 6]` where they are known, else dtype and shape."""
+    if getattr(x, "size", _MOST_NUMBERS + 1) > _MOST_NUMBERS or not is_known(x):
+        return array(x)
+    return str(np.asarray(x).tolist())
+
+
+def value(x: Any) -> str:
+    """Returns any value in a few words."""
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return array(x)
+    if isinstance(x, tuple | list) and not hasattr(x, "_fields") and x:
+        kinds = {type(each).__name__ for each in x}
+        return f"{len(x)} of {kinds.pop()}" if len(kinds) == 1 else f"{len(x)} values"
+    if isinstance(x, dict) and x:
+        return f"{len(x)} by name"
+    if callable(x) and hasattr(x, "__name__"):
+        return x.__name__
+    text = repr(x)
+    return text if len(text) <= _LONGEST else f"{type(x).__name__}(...)"
+
+
+def record(x: Any) -> str:
+    """Returns a tuple with names or a dataclass as `Name(field=float32[2], ...)`.
+
+    Fields that are None or () are left out. Stands as `__repr__` in such classes.
+    """
+    names = getattr(x, "_fields", None) or [
+        field.name for field in dataclasses.fields(x)
+    ]
+    values = {name: getattr(x, name, None) for name in names}
+    shown = (
+        f"{name}={value(each)}"
+        for name, each in values.items()
+        if each is not None and not (isinstance(each, tuple) and not each)
+    )
+    return f"{type(x).__name__}({', '.join(shown)})"
+
+
+def is_traced(tree: Any) -> bool:
+    """Returns whether any array of a pytree is being traced."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
+def is_known(x: Any) -> bool:
+    """Returns whether the numbers of an array can be read, here and now."""
+    if not isinstance(x, jax.Array):
+        return isinstance(x, np.ndarray | np.generic)
+    if isinstance(x, jax.core.Tracer) or x.is_deleted():
+        return False
+    return x.is_fully_addressable

@@ -1,0 +1,235 @@
+"""What is left out of a dossier, or pooled, so that its page fits a number of bytes.
+
+H heads, P query and Q key bins.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.report import dossier
+from mha_haiku.report.dossier import Dossier, MapSet
+
+# To what multiples weights are rounded, and what share of the bytes is left then: of
+# maps of a pretrained model with 6 layers of 12 heads, 128 positions.
+_ROUNDINGS = {0.0: 1.0, 0.002: 0.57, 0.004: 0.42, 0.008: 0.31, 0.016: 0.21}
+_FEWEST_BINS = 16
+_BYTES_PER_CELL = 0.15  # of a page of such maps, rounded; for a first guess
+_STEPS = 40
+
+
+class Cut(NamedTuple):
+    """How much of a dossier is shown.
+
+    Attributes:
+      examples: How many examples of each set.
+      heads: How many heads of a layer, at most.
+      join: How many bins, along queries and keys, become one.
+      rounding: To what multiples weights are rounded.
+      channels: Whether there are queries and keys.
+      patches: Whether there are finer parts.
+    """
+
+    examples: int
+    heads: int
+    join: int = 1
+    rounding: float = 0.0
+    channels: bool = True
+    patches: bool = True
+
+
+def fitted(
+    whole: Dossier, budget: int, render: Callable[[Dossier], tuple[str, int]]
+) -> tuple[Dossier, str]:
+    """Returns as much of a dossier as fits, and what was rendered of it.
+
+    Queries and keys go first; then weights are rounded, down to 0.016, of which the
+    page says its precision; then all examples go but one, and finer parts; then the
+    grain becomes coarser, and last there are fewer heads. Notes say so.
+
+    Args:
+      whole: All that there is.
+      budget: Bytes.
+      render: From a dossier to what is shown of it, and how many bytes that takes.
+
+    Raises:
+      ValueError: If not even the least of it fits.
+    """
+    cut = _guess(whole, budget)
+    for _ in range(_STEPS):
+        shown = _with(whole, cut, budget)
+        content, size = render(shown)
+        if size <= budget:
+            return shown, content
+        smaller = _smaller(whole, cut, size / budget)
+        if smaller is None:
+            raise ValueError(
+                f"budget must be at least {size:,} bytes here, got {budget:,}."
+            )
+        cut = smaller
+    raise ValueError(f"budget must be above {budget:,} bytes here.")
+
+
+def _guess(whole, budget) -> Cut:
+    """Returns what may fit, so that a page is not made many times over."""
+    num_examples = max(len(each.examples) for each in whole.sets)
+    num_heads = max(len(layer.heads) for each in whole.sets for layer in each.layers)
+    cells = sum(
+        sum(weights.size for weights in each.examples[0].weights) for each in whole.sets
+    )
+    room = budget / _BYTES_PER_CELL
+    cut = Cut(max(1, min(num_examples, int(room // max(cells, 1)))), num_heads)
+    while cells / cut.join**2 > 4 * room and _bins(whole, cut.join + 1) >= _FEWEST_BINS:
+        cut = cut._replace(join=cut.join + 1)
+    return cut
+
+
+def _smaller(whole, cut, excess) -> Cut | None:
+    """Returns a cut that takes less room, by about a factor `excess`; None: none."""
+    examples = [example for each in whole.sets for example in each.examples]
+    if cut.channels and any(example.channels for example in examples):
+        return cut._replace(channels=False)
+    coarser = [each for each in _ROUNDINGS if each > cut.rounding]
+    if coarser:
+        left = {each: _ROUNDINGS[each] / _ROUNDINGS[cut.rounding] for each in coarser}
+        enough = [each for each in coarser if excess * left[each] <= 1]
+        return cut._replace(rounding=(enough or coarser[-1:])[0])
+    if cut.examples > 1:
+        return cut._replace(examples=max(1, int(cut.examples / max(excess, 1.2))))
+    if cut.patches and any(example.patches for example in examples):
+        return cut._replace(patches=False)
+    if _bins(whole, cut.join + 1) >= _FEWEST_BINS:
+        return cut._replace(join=cut.join + 1)
+    if cut.heads > 1:
+        return cut._replace(heads=max(1, int(cut.heads / max(excess, 1.2))))
+    return None
+
+
+def _bins(whole, join) -> int:
+    """Returns the fewest bins along a side if `join` of them become one."""
+    return min(
+        axis.bins // join
+        for each in whole.sets
+        for example in each.examples
+        for axis in (example.queries, example.keys)
+    )
+
+
+def _with(whole, cut, budget) -> Dossier:
+    sets = tuple(_cut_set(each, cut) for each in whole.sets)
+    matches = whole.matches
+    if matches is not None:
+        matches = matches[:, : cut.heads]
+        matches = np.where(matches[..., 1:] < cut.heads, matches, -1)
+    return whole._replace(
+        rounding=max(whole.rounding, cut.rounding),
+        sets=sets,
+        matches=matches,
+        notes=(*whole.notes, *_notes(whole, cut, budget)),
+    )
+
+
+def _notes(whole, cut, budget) -> list[str]:
+    """Returns what a page says of what it leaves out."""
+    notes = []
+    first = whole.sets[0].examples[0]
+    widths = [
+        int(np.diff(_joined(axis.edges, cut.join)).max())
+        for axis in (first.queries, first.keys)
+    ]
+    if max(widths) > 1:
+        notes.append(
+            f"Pooled: a cell is the weight of up to {widths[0]} queries, averaged, on "
+            f"up to {widths[1]} keys together."
+        )
+    fits = f"fit the {budget:,} bytes of this view"
+    total = max(len(each.examples) for each in whole.sets)
+    if cut.examples < total:
+        notes.append(f"Of {total} examples the first {cut.examples} {fits}.")
+    total = max(len(layer.heads) for each in whole.sets for layer in each.layers)
+    if cut.heads < total:
+        notes.append(f"Of {total} heads of a layer the first {cut.heads} {fits}.")
+    return notes
+
+
+def _cut_set(each: MapSet, cut: Cut) -> MapSet:
+    layers = tuple(
+        layer._replace(heads=layer.heads[: cut.heads]) for layer in each.layers
+    )
+    width = max(len(layer.heads) for layer in layers)
+
+    def columns(values):
+        return None if values is None else values[:, :width]
+
+    numbers = {
+        name: number._replace(
+            mean=columns(number.mean),
+            standard_error=columns(number.standard_error),
+            ranks=columns(number.ranks),
+        )
+        for name, number in each.numbers.items()
+    }
+    roles = each.roles and dossier.Roles(*map(columns, each.roles))
+    examples = tuple(_cut_example(x, cut) for x in each.examples[: cut.examples])
+    return each._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
+
+
+def _cut_example(example, cut):
+    patches = example.patches if cut.patches else ()
+    channels = example.channels if cut.channels else None
+    if channels is not None:
+        channels = tuple(
+            each
+            and each._replace(query=each.query[: cut.heads], key=each.key[: cut.heads])
+            for each in channels
+        )
+    masked = tuple(
+        _joined_mask(example.masked_cells(i), cut) for i in range(len(example.weights))
+    )
+    return example._replace(
+        queries=_joined_axis(example.queries, cut.join),
+        keys=_joined_axis(example.keys, cut.join),
+        weights=tuple(
+            _joined_weights(weights[: cut.heads], example.queries.edges, cut.join)
+            for weights in example.weights
+        ),
+        masked=masked,
+        patches=tuple(patch for patch in patches if patch.head < cut.heads),
+        channels=channels,
+    )
+
+
+def _joined(edges: np.ndarray, join: int) -> np.ndarray:
+    return np.append(edges[:-1:join], edges[-1])
+
+
+def _joined_axis(axis, join):
+    return axis._replace(edges=_joined(axis.edges, join))
+
+
+def _joined_weights(weights, edges, join) -> np.ndarray:
+    """Returns maps `[H, P, Q]` of fewer bins: sums over keys, means over queries.
+
+    A bin counts with its number of queries, or not at all where none of them sees.
+    """
+    if join == 1:
+        return weights
+    rows = np.arange(0, weights.shape[-2], join)
+    columns = np.arange(0, weights.shape[-1], join)
+    count = np.where(weights.sum(-1) == 0, 0, np.diff(edges))[..., None]
+    total = np.add.reduceat(weights * count, rows, axis=-2)
+    total = np.add.reduceat(total, columns, axis=-1)
+    count = np.add.reduceat(count, rows, axis=-2)
+    return (total / np.maximum(count, 1)).astype(weights.dtype)
+
+
+def _joined_mask(masked, cut) -> np.ndarray | None:
+    if masked is None:
+        return None
+    if masked.ndim == 3:
+        masked = masked[: cut.heads]
+    for axis in (-2, -1):
+        starts = np.arange(0, masked.shape[axis], cut.join)
+        masked = np.logical_and.reduceat(masked, starts, axis=axis)
+    return masked

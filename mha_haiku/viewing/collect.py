@@ -1,0 +1,386 @@
+"""From attention maps to what a page shows: arrays on the host, pooled where needed.
+
+One pass over each map gives its weights, whole up to `WHOLE` positions and pooled
+beyond. Numbers of the heads of whole maps follow from these.
+
+`B...` batch axes, N examples (all of `B...`), L layers, H heads, T query and S key
+positions, P query and Q key bins.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import attention, checks, display, heads, interop, models
+from mha_haiku.attention import scores
+from mha_haiku.report import dossier
+from mha_haiku.report.heads import PerHead
+
+WHOLE = 512  # positions, up to which maps are taken whole
+_BINS = 128  # of longer ones
+_MOST_EXAMPLES = 16
+_MOST_CHANNEL_NUMBERS = 2**21  # of a layer, up to which a page has queries and keys
+
+
+class Sides(NamedTuple):
+    """What stands along the maps of N examples; () where nothing is known.
+
+    Attributes:
+      queries: For each example the text of its T queries.
+      keys: Likewise of its S keys.
+      images: For each example a `dossier.Images` or None.
+      answers: For each example a `dossier.Answers` or None.
+      names: The name of each example.
+      notes: What has to be said of each.
+    """
+
+    queries: tuple[tuple[str, ...], ...] = ()
+    keys: tuple[tuple[str, ...], ...] = ()
+    images: tuple[dossier.Images | None, ...] = ()
+    answers: tuple[dossier.Answers | None, ...] = ()
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+_NOTHING = Sides()
+
+
+def is_maps(value: Any) -> bool:
+    """Returns whether a value is a map, or maps in something."""
+    if isinstance(value, attention.AttentionMap | models.Output | interop.Observed):
+        return True
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    is_list = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    return is_list and any(isinstance(x, attention.AttentionMap) for x in value)
+
+
+def named_maps(
+    value: Any, names: Sequence[str] | None = None
+) -> dict[str, attention.AttentionMap]:
+    """Returns the map of each layer by its name.
+
+    Args:
+      value: A map, a list of them, a dict by path, or what has such.
+      names: The names of the layers; None: as in a dict, or "layer 0" and so on.
+
+    Raises:
+      TypeError: If something else than maps is among them.
+      ValueError: If there is none, maps are traced or differ in batch axes, T or S, or
+        the names are not one for each.
+    """
+    if isinstance(value, models.Output | interop.Observed):
+        value = value.maps
+    if isinstance(value, attention.AttentionMap):
+        found = {"attention": value}
+    elif isinstance(value, Mapping):
+        found = {str(name): each for name, each in value.items()}
+    elif isinstance(value, list | tuple):
+        found = {f"layer {i}": each for i, each in enumerate(value)}
+    else:
+        raise TypeError(
+            "maps must be an AttentionMap, a list or a dict of them, got "
+            f"{type(value).__name__}."
+        )
+    if not found:
+        raise ValueError("maps must not be empty.")
+    for name, each in found.items():
+        if not isinstance(each, attention.AttentionMap):
+            raise TypeError(
+                f"maps must be AttentionMaps, got {type(each).__name__} for {name!r}."
+            )
+        if display.is_traced(each):
+            raise ValueError(
+                f"maps must be known to be shown, got one that is traced: {each!r}; "
+                "return it from the compiled function."
+            )
+    _check_sizes(found)
+    if names is not None:
+        names = [names] if isinstance(names, str) else list(map(str, names))
+        if len(set(names)) != len(found) or len(names) != len(found):
+            raise ValueError(
+                f"names must be {len(found)} different ones, a name for each map, got "
+                f"{names!r}."
+            )
+        found = dict(zip(names, found.values(), strict=True))
+    return found
+
+
+def map_set(
+    maps: Mapping[str, attention.AttentionMap],
+    sides: Sides = _NOTHING,
+    *,
+    wanted: Sequence[int] | None = None,
+    only: int | None = None,
+    name: str = "",
+) -> dossier.MapSet:
+    """Returns what maps hold, from one pass over each.
+
+    Args:
+      maps: By the names of their layers; see `named_maps`.
+      sides: What stands along them.
+      wanted: Which heads of every layer; None: all.
+      only: Which one of the examples; None: the first ones.
+      name: Of the set.
+
+    Raises:
+      ValueError: If there is no such head.
+    """
+    first = next(iter(maps.values()))
+    *batch_shape, _, num_queries, num_keys = first.shape
+    count = min(math.prod(batch_shape), _MOST_EXAMPLES)
+    shown = list(range(count)) if only is None else [only]
+    is_whole = max(num_queries, num_keys) <= WHOLE
+    bins = None if is_whole else (_BINS, _BINS)
+    edges = [
+        attention.bin_edges(size, size if is_whole else _BINS)
+        for size in (num_queries, num_keys)
+    ]
+    chosen = [
+        _chosen_heads(layer, each.shape[-3], wanted) for layer, each in maps.items()
+    ]
+    observed = [
+        jax.device_get(_observed(each, np.array(shown), np.array(own, int), bins=bins))
+        for each, own in zip(maps.values(), chosen, strict=True)
+    ]
+    masked = [
+        _masked(each, own, shown, edges, is_whole)
+        for each, own in zip(maps.values(), chosen, strict=True)
+    ]
+    numbers = _numbers(maps.values(), observed) if is_whole else {}
+    exact = [each.bias is None and _is_plain(each.score) for each in maps.values()]
+    examples = tuple(
+        dossier.Example(
+            _example_name(sides, batch_shape, example),
+            _axis(sides.queries, example, edges[0]),
+            _axis(sides.keys, example, edges[1]),
+            tuple(part.weights[i] for part in observed),
+            tuple(None if each is None else each[i] for each in masked),
+            note=sides.notes[example] if sides.notes else "",
+            answers=sides.answers[example] if sides.answers else None,
+            images=sides.images[example] if sides.images else None,
+            channels=_channels(observed, exact, i),
+        )
+        for i, example in enumerate(shown)
+    )
+    layers = tuple(
+        dossier.Layer(layer, tuple(map(str, own)))
+        for layer, own in zip(maps, chosen, strict=True)
+    )
+    return dossier.MapSet(name, layers, examples, numbers=numbers)
+
+
+def check_same_sizes(
+    maps: Mapping[str, attention.AttentionMap],
+    others: Mapping[str, attention.AttentionMap],
+) -> None:
+    """Raises ValueError if maps that are compared differ in batch axes, T or S."""
+    first, second = (next(iter(each.values())).shape for each in (maps, others))
+    if (first[:-3], first[-2:]) != (second[:-3], second[-2:]):
+        raise ValueError(
+            "compare must have the batch axes, T and S of the maps, which are of shape "
+            f"{first}, got {second}."
+        )
+
+
+def _check_sizes(maps) -> None:
+    (first, one), *others = maps.items()
+    *batch_shape, _, num_queries, num_keys = one.shape
+    if 0 in batch_shape or not num_queries or not num_keys:
+        raise ValueError(
+            f"maps must have examples, queries and keys, got shape {one.shape}, which "
+            "is (B..., H, T, S)."
+        )
+    for name, each in others:
+        if (each.shape[:-3], each.shape[-2:]) != (one.shape[:-3], one.shape[-2:]):
+            raise ValueError(
+                "maps in one view must have the same batch axes, T and S, got "
+                f"{one.shape} for {first!r} and {each.shape} for {name!r}, which are "
+                "(B..., H, T, S)."
+            )
+    if not any(each.shape[-3] for each in maps.values()):
+        raise ValueError("maps must have heads, got none in any of them.")
+
+
+def _chosen_heads(name, num_heads, wanted) -> list[int]:
+    if wanted is None:
+        return list(range(num_heads))
+    if not np.ndim(wanted) or not len(wanted):
+        raise ValueError(f"heads must be a list of heads, as [0, 2], got {wanted!r}.")
+    for head in wanted:
+        checks.integer_in(f"heads of {name}", head, 0, num_heads - 1)
+    return [int(head) for head in wanted]
+
+
+class _Observed(NamedTuple):
+    weights: Any  # [N, H, P, Q]
+    seeing: Any  # [N, H, T] booleans: the queries that see anything
+    query: Any  # [N, H, T, K], scaled; None where it is not shown
+    key: Any  # [N, H, S, K]
+
+
+@functools.partial(jax.jit, static_argnames=("bins",))
+def _observed(attention_map, examples, chosen, *, bins) -> _Observed:
+    """Returns what is shown of some examples and heads."""
+    *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
+    if bins is None:
+        weights = attention_map.weights()
+    elif num_heads:
+        weights = attention_map.pooled(*bins)
+    else:
+        sizes = zip((num_queries, num_keys), bins, strict=True)
+        cells = [len(attention.bin_edges(*each)) - 1 for each in sizes]
+        weights = jnp.zeros((*batch_shape, 0, *cells), attention_map.dtype)
+
+    def picked(x):
+        flat = x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
+        return flat[examples][:, chosen]
+
+    query = key = None
+    score, size = attention_map.score, attention_map.query.shape[-1]
+    amount = len(examples) * num_heads * (num_queries + num_keys) * size
+    is_product = isinstance(score, scores.DotProduct) and num_heads > 0
+    if bins is None and is_product and amount <= _MOST_CHANNEL_NUMBERS:
+        query = attention_map.query * score.scale_of(size)
+        key = scores.repeat_heads(attention_map.key, num_heads)
+        query, key = (
+            picked(jnp.swapaxes(x, -2, -3)).astype(jnp.float32) for x in (query, key)
+        )
+    seeing = picked(attention_map.logsumexp) != -jnp.inf
+    return _Observed(picked(weights), seeing, query, key)
+
+
+def _is_plain(score) -> bool:
+    return isinstance(score, scores.DotProduct) and score.soft_cap is None
+
+
+def _channels(observed, exact, example) -> tuple | None:
+    if all(part.query is None for part in observed):
+        return None
+    return tuple(
+        None
+        if part.query is None
+        else dossier.Channels(part.query[example], part.key[example], is_exact)
+        for part, is_exact in zip(observed, exact, strict=True)
+    )
+
+
+def _example_name(sides, batch_shape, i) -> str:
+    if sides.names:
+        return sides.names[i]
+    place = np.unravel_index(i, batch_shape) if batch_shape else (0,)
+    return "example " + ", ".join(map(str, place))
+
+
+def _axis(texts, example, edges) -> dossier.Axis:
+    tokens = texts[example] if texts else ("",) * int(edges[-1])
+    return dossier.Axis(tokens, edges)
+
+
+def _masked(attention_map, chosen, examples, edges, is_whole) -> np.ndarray | None:
+    """Returns the cells in which no query may attend to any key; None: not known.
+
+    Returns:
+      Booleans `[N, P, Q]`, or `[N, H, P, Q]` where heads differ.
+    """
+    mask, origin = attention_map.mask, attention_map.origin
+    batch_shape = attention_map.shape[:-3]
+    if np.ndim(origin.query) or np.ndim(origin.key) or not chosen:
+        return None
+    if is_whole:
+        rows, columns = (np.arange(each[-1]) for each in edges)
+        allowed = np.asarray(
+            mask.aligned_tile(
+                origin.rows(rows), origin.columns(columns), len(batch_shape)
+            )
+        )
+        sizes = allowed.shape[len(batch_shape) :]
+        allowed = np.broadcast_to(allowed, (*batch_shape, *sizes))
+        allowed = allowed.reshape(-1, *sizes)[examples]
+        return ~(allowed[:, chosen] if sizes[0] > 1 else allowed[:, 0])
+    own = chosen if mask.has_heads(len(batch_shape)) else chosen[:1]
+    masked = np.array(
+        [
+            [
+                _outside(mask.at_head(_place(i, batch_shape), h), origin, edges)
+                for h in own
+            ]
+            for i in examples
+        ]
+    )
+    return masked if len(own) > 1 else masked[:, 0]
+
+
+def _place(i, batch_shape) -> tuple:
+    return np.unravel_index(i, batch_shape) if batch_shape else ()
+
+
+def _outside(mask, origin, edges) -> np.ndarray:
+    """Returns the cells of a long map that `key_range` rules out, `[P, Q]`."""
+    first_query, first_key = int(origin.query), int(origin.key)
+    query_edges, key_edges = edges
+    keys = first_key, first_key + int(key_edges[-1])
+    cells = []
+    for start, stop in zip(query_edges[:-1], query_edges[1:], strict=True):
+        rows = first_query + int(start), first_query + int(stop)
+        first, last = (int(x) - first_key for x in mask.key_range(rows, keys))
+        cells.append((key_edges[1:] <= first) | (key_edges[:-1] >= last))
+    return np.array(cells)
+
+
+def _numbers(maps: Iterable, observed: Sequence[_Observed]) -> dict[str, PerHead]:
+    """Returns some statistics of the heads of whole maps, by their names.
+
+    They are those of `AttentionMap.statistics`, in NumPy: at these sizes a program for
+    them takes a hundred times longer to compile than to run.
+    """
+    layers = [
+        _statistics(part.weights, part.seeing, each.origin)
+        for each, part in zip(maps, observed, strict=True)
+    ]
+    width = max(part.weights.shape[1] for part in observed)
+
+    def rows(function, name):
+        numbers = np.full((len(layers), width), np.nan)
+        for row, layer in zip(numbers, layers, strict=True):
+            row[: layer[name].shape[1]] = function(layer[name])
+        return numbers
+
+    return {
+        name: PerHead(
+            rows(heads.means.mean, name),
+            attention.STATISTICS[name].unit,
+            attention.STATISTICS[name].label,
+            rows(heads.means.standard_error, name),
+        )
+        for name in layers[0]
+    }
+
+
+def _statistics(weights, seeing, origin) -> dict[str, np.ndarray]:
+    """Returns statistics `[N, H]`, means over the queries that see anything."""
+    weights = weights.astype(np.float64)
+    num_queries, num_keys = weights.shape[-2:]
+    # Of stacks of maps that begin at several places, as if all began at 0.
+    first = int(origin.query) if not np.ndim(origin.query) else 0
+    offset = np.arange(num_keys)[None, :] - np.arange(num_queries)[:, None] - first
+    logarithm = np.log(np.where(weights == 0, 1, weights))
+    rows = {
+        "entropy": np.maximum(-(weights * logarithm).sum(-1), 0),
+        "largest_weight": weights.max(-1),
+        "distance": (weights * np.abs(offset)).sum(-1),
+        "previous_position": (weights * (offset == -1)).sum(-1),
+        "own_position": (weights * (offset == 0)).sum(-1),
+        "next_position": (weights * (offset == 1)).sum(-1),
+        "first_position": weights[..., 0],
+    }
+    count = seeing.sum(-1)
+    return {
+        name: np.where(seeing, row, 0).sum(-1) / np.where(count, count, np.nan)
+        for name, row in rows.items()
+    }

@@ -1,0 +1,335 @@
+"""`plot`: one figure of maps, statistics, importance, or of what a run has written.
+
+L layers, H heads of a layer.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mha_haiku import attention, checks, heads
+from mha_haiku.report import curves, drawing, panels
+from mha_haiku.report import heads as per_head
+from mha_haiku.report.heads import PerHead
+from mha_haiku.viewing import collect, shown, texts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_PANELS = 256
+
+
+def plot(
+    what: Any,
+    *,
+    head: int | Sequence[int] | None = None,
+    layer: int | None = None,
+    example: int = 0,
+    tokens: Any = None,
+    key_tokens: Any = None,
+    colours: str | None = None,
+    scale: str | None = None,
+    size: tuple[float, float] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """Returns a figure fit for a paper, which belongs to no window.
+
+    `figure.savefig("map.pdf")` writes it, in vectors with text as text where the format
+    has them; a notebook shows it by itself.
+
+    Args:
+      what: Attention maps, as of `show`; statistics, importance or roles; the result of
+        a study (`studies.head_importance.measure`, ...); or the path of what a run has
+        written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
+      head: Of maps: which head, or a list of heads; None: all of them in a grid.
+      layer: Of maps: which layer, from 0; None: all, a row each.
+      example: Of maps: which example, counted over all batch axes.
+      tokens: Of maps: the text of each query, `[T]`, or of each example `[N, T]`.
+      key_tokens: Those of the keys; None: as the queries, where T is S.
+      colours: Of maps: the name of a colour map of matplotlib.
+      scale: Of maps: "linear", "root" or "log"; None: by the number of keys.
+      size: Width and height in inches; None: by what there is to show.
+      title: Above the figure; None: what it is.
+
+    Raises:
+      TypeError: If there is no figure of `what`.
+      ValueError: If there is no such head, layer, example, colour map or scale, tokens
+        do not fit, or an argument is not for this figure.
+      ModuleNotFoundError: If matplotlib is not installed.
+    """
+    of_maps = {
+        "head": head,
+        "layer": layer,
+        "tokens": tokens,
+        "key_tokens": key_tokens,
+        "colours": colours,
+        "scale": scale,
+    }
+    if size is not None:
+        size = _size(size)
+    with drawing.style():
+        if collect.is_maps(what):
+            figure = _maps(what, example=example, size=size, title=title, **of_maps)
+        elif _is_saved_maps(what):
+            figure = _saved(what, example=example, size=size, title=title, **of_maps)
+        else:
+            given = [name for name, value in of_maps.items() if value is not None]
+            if given or example != 0:
+                raise ValueError(
+                    f"{(given or ['example'])[0]} is for attention maps, and not for "
+                    f"{type(what).__name__}."
+                )
+            figure = _figure(what, title=title)
+            if size is not None:
+                figure.set_size_inches(size)
+    return figure
+
+
+def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
+    maps = collect.named_maps(what)
+    if layer is not None:
+        checks.integer_in("layer", layer, 0, len(maps) - 1)
+        maps = dict([list(maps.items())[layer]])
+        collect.named_maps(maps)
+    *batch_shape, _, num_queries, num_keys = next(iter(maps.values())).shape
+    count = int(np.prod(batch_shape))
+    queries = texts.of_each("tokens", tokens, count, num_queries)
+    keys = texts.of_each("key_tokens", key_tokens, count, num_keys)
+    if not keys and num_queries == num_keys:
+        keys = queries
+    checks.integer_in("example", example, 0, count - 1)
+    sides = collect.Sides(queries, keys)
+    whole = collect.map_set(maps, sides, wanted=_list_of(head), only=example)
+    return _of_set(whole, 0, **options)
+
+
+def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
+    from mha_haiku.report import dossier, maps
+
+    if tokens is not None or key_tokens is not None:
+        raise ValueError("tokens must be None for maps.npz, which has its own.")
+    whole = dossier.of_maps(maps.load(path))
+    checks.integer_in("example", example, 0, len(whole.examples) - 1)
+    if layer is not None:
+        checks.integer_in("layer", layer, 0, len(whole.layers) - 1)
+    chosen = range(len(whole.layers)) if layer is None else [layer]
+    wanted = _list_of(head)
+    layers, weights, masked = [], [], []
+    for i in chosen:
+        own = whole.layers[i]
+        places = range(len(own.heads))
+        if wanted is not None:
+            for each in wanted:
+                checks.choice(f"head of {own.name}", str(each), own.heads)
+            places = [own.heads.index(str(each)) for each in wanted]
+        one = whole.examples[example]
+        layers.append(own._replace(heads=tuple(own.heads[j] for j in places)))
+        weights.append(one.weights[i][list(places)])
+        hidden = one.masked_cells(i)
+        masked.append(
+            hidden[list(places)] if hidden is not None and hidden.ndim == 3 else hidden
+        )
+    one = whole.examples[example]._replace(weights=tuple(weights), masked=tuple(masked))
+    whole = whole._replace(
+        layers=tuple(layers), examples=(one,), numbers={}, roles=None
+    )
+    return _of_set(whole, 0, **options)
+
+
+def _of_set(whole, example, *, colours, scale, size, title) -> "Figure":
+    import matplotlib
+
+    colours = colours or "viridis"
+    checks.choice("colours", colours, list(matplotlib.colormaps))
+    if scale is not None:
+        checks.choice("scale", scale, panels.SCALES)
+    one = whole.examples[example]
+    shown_panels = []
+    for i, layer in enumerate(whole.layers):
+        masked = one.masked_cells(i)
+        for j, name in enumerate(layer.heads):
+            own = masked[j] if masked is not None and masked.ndim == 3 else masked
+            where = f"{layer.name}, " if len(whole.layers) > 1 else ""
+            panel = panels.Panel(f"{where}head {name}", one.weights[i][j], own)
+            shown_panels.append(panel)
+    if len(shown_panels) > _MOST_PANELS:
+        raise ValueError(
+            f"head and layer must choose at most {_MOST_PANELS} maps for a figure, got "
+            f"{len(shown_panels)}."
+        )
+    widths = {len(layer.heads) for layer in whole.layers}
+    is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
+    return panels.figure(
+        shown_panels,
+        queries=one.queries,
+        keys=one.keys,
+        columns=max(widths) if is_grid else None,
+        colours=colours,
+        scale=scale,
+        size=size,
+        title=title or "",
+    )
+
+
+@functools.singledispatch
+def _figure(what: Any, *, title: str | None) -> "Figure":
+    """Returns the figure of what is no map."""
+    for module, draw in _RESULTS.items():
+        if type(what).__module__ == f"mha_haiku.studies.{module}":
+            return draw(what, title)
+    raise TypeError(
+        "what must be attention maps, statistics, importance, roles, the result of a "
+        "study or the path of a file that a run has written, got "
+        f"{type(what).__name__}."
+    )
+
+
+@_figure.register(attention.Statistics)
+def _(what: attention.Statistics, *, title: str | None) -> "Figure":
+    means, errors = shown.means_of(what)
+    numbers = {
+        name: PerHead(
+            mean[None],
+            attention.STATISTICS[name].unit,
+            attention.STATISTICS[name].label,
+            errors[name][None],
+        )
+        for name, mean in means.items()
+    }
+    draw = _drawing(per_head.statistics_picture)
+    return draw(numbers, title=title or "Statistics of heads", layers=[0])
+
+
+@_figure.register(heads.Importance)
+def _(what: heads.Importance, *, title: str | None) -> "Figure":
+    count = len(what.per_example)
+    numbers = PerHead(
+        what.mean, "units of the metric", "importance", what.standard_error
+    )
+    num_layers, num_heads = what.mean.shape
+    return _drawing(per_head.importance_picture)(
+        {"importance": numbers},
+        title=title or f"Importance of heads, {count} examples",
+        heads=[list(range(num_heads))] * num_layers,
+    )
+
+
+@_figure.register(heads.Roles)
+def _(what: heads.Roles, *, title: str | None) -> "Figure":
+    scores = shown.deciding_scores(what)
+    num_layers, num_heads = scores.shape
+    size = (max(4.0, 1.3 * num_heads + 1.5), max(1.8, 0.35 * num_layers + 1.2))
+    sheet = drawing.sheet(*size, title=title or "Roles of heads")
+    drawing.heat_map(
+        sheet.subplots(),
+        np.where(what.names == "", np.nan, np.nan_to_num(scores)),
+        unit="score",
+        title="the score that decides the role; 0 where none does",
+        layers=range(num_layers),
+        heads=what.names.tolist(),
+    )
+    return sheet
+
+
+@_figure.register(str)
+@_figure.register(os.PathLike)
+def _(what: Any, *, title: str | None) -> "Figure":
+    path = Path(what).expanduser()
+    checks.choice("what", path.name, [*_FILES, "maps.npz"])
+    return _FILES[path.name](path, title)
+
+
+def _timeline(path, title) -> "Figure":
+    from mha_haiku.studies import timeline
+
+    lines = timeline.read(path)
+    if not lines:
+        raise checks.ConfigError(f"{path} has no lines.")
+    steps, scores = timeline.curves(lines)
+    name = path.resolve().parents[1].name
+    title = title or f"Heads of {name} while they learn"
+    return _drawing(curves.timeline)(steps, scores, title=title)
+
+
+def _metrics(path, title) -> "Figure":
+    from mha_haiku.runs import metrics_log
+
+    reports = metrics_log.read(path)
+    if not reports:
+        raise checks.ConfigError(f"{path} has no reports.")
+    title = title or f"Loss and accuracy of {path.resolve().parent.name}"
+    return _drawing(curves.learning)(reports, title=title)
+
+
+def _pruning(path, title) -> "Figure":
+    from mha_haiku.studies import pruning
+
+    curve = pruning.read_curve(path)
+    return _drawing(curves.pruning)(curve, title=title or "Heads kept")
+
+
+_FILES: dict[str, Callable] = {
+    "metrics.jsonl": _metrics,
+    "timeline.jsonl": _timeline,
+    "pruning.csv": _pruning,
+}
+
+
+def _of_importance(what, title):
+    return _drawing(per_head.importance_picture)(
+        what.numbers, title=title or what.title, heads=what.heads
+    )
+
+
+def _of_statistics(what, title):
+    return _drawing(per_head.statistics_picture)(
+        what.numbers, title=title or what.title, layers=what.layers
+    )
+
+
+def _of_pruning(what, title):
+    from mha_haiku.studies import pruning
+
+    return _drawing(curves.pruning)(pruning.curve(what), title=title or what.title)
+
+
+def _of_rollouts(what, title):
+    from mha_haiku.studies import rollouts
+
+    return _drawing(curves.rollout)(
+        rollouts.summary(what.changes), what.published, title=title or what.title
+    )
+
+
+# By the study's module, which is imported already where its result is.
+_RESULTS: dict[str, Callable] = {
+    "head_importance": _of_importance,
+    "head_statistics": _of_statistics,
+    "pruning": _of_pruning,
+    "rollouts": _of_rollouts,
+}
+
+
+def _drawing(picture: Callable) -> Callable[..., "Figure"]:
+    """Returns the function that draws the figure of a picture."""
+    return picture.__wrapped__
+
+
+def _is_saved_maps(what) -> bool:
+    return isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz"
+
+
+def _list_of(head) -> list[int] | None:
+    if head is None:
+        return None
+    return [head] if not np.ndim(head) else list(head)
+
+
+def _size(size) -> tuple[float, float]:
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
+    return tuple(checks.positive_number("size", x) for x in size)

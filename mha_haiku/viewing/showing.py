@@ -1,0 +1,230 @@
+"""`show`: maps, runs and what is known of heads as one view for notebooks and files."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_haiku import checks
+from mha_haiku.report import dossier, fitting, page
+from mha_haiku.viewing import collect, markup, pixels, texts
+
+BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
+_HEIGHT = 680  # pixels of a page inside of a notebook
+_MOST_THUMBNAILS = 48
+_THUMBNAIL = 56  # pixels of a side
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class View:
+    """Something to look at: in a notebook by itself, in a browser once saved.
+
+    Attributes:
+      title: What it is.
+      html: A whole HTML document, which asks for no other file.
+      inline: What a notebook shows, as HTML.
+    """
+
+    title: str
+    html: str
+    inline: str
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Writes the document, whole or not at all.
+
+        Args:
+          path: The file; its folder is made if it is missing.
+
+        Returns:
+          The path.
+
+        Raises:
+          ConfigError: If it cannot be written.
+        """
+        from mha_haiku.runs import files
+
+        return files.write(path, self.html)
+
+    def __repr__(self) -> str:
+        return f"View({self.title!r}, {len(self.html.encode()):,} bytes)"
+
+    def _repr_html_(self) -> str:
+        return self.inline
+
+
+def show(
+    maps_or_run: Any,
+    *,
+    tokens: Any = None,
+    key_tokens: Any = None,
+    images: Any = None,
+    names: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    compare: Any = None,
+    budget: int = BUDGET,
+) -> View:
+    """Returns a view of attention maps, of a run, or of what is known of heads.
+
+    Maps become an interactive page: whole up to 512 positions and pooled beyond. What
+    does not fit the budget is left out or pooled, and the page says so. One pass over
+    each map; nothing is fetched from anywhere.
+
+    Args:
+      maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
+        (as of `observe`), or a model's output with its maps; a run, or the path of its
+        folder; statistics, importance, roles, a mask, or a model's parameters.
+      tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
+        string has one for each character. N counts all batch axes.
+      key_tokens: Those of the keys; None: as the queries, where T is S.
+      images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
+        or `[S, h, w, 3]`, or a list of N of these; or `report.dossier.Images`, whose
+        positions may be the patches of one picture.
+      names: The names of the maps.
+      heads: Which heads of each layer; None: all. Of parameters the names of all.
+      compare: Something else of the same kind and sizes, such as maps after training;
+        or a dict of one such thing by its name.
+      budget: The largest number of bytes.
+
+    Raises:
+      TypeError: If it is nothing that can be shown.
+      ValueError: If tokens, images or names do not fit the maps, maps in one view
+        differ in size or are being traced, there are no heads, queries or keys, or the
+        budget is below what an empty page takes.
+    """
+    checks.positive_integer("budget", budget)
+    given = {
+        "tokens": tokens,
+        "key_tokens": key_tokens,
+        "images": images,
+        "names": names,
+        "heads": heads,
+        "compare": compare,
+    }
+    if collect.is_maps(maps_or_run):
+        return _of_maps(maps_or_run, budget=budget, **given)
+    from mha_haiku.viewing import shown
+
+    return shown.view(maps_or_run, budget=budget, **given)
+
+
+def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
+    """Returns the view of a dossier, of which as much is shown as fits.
+
+    Args:
+      whole: All that there is.
+      budget: The largest number of bytes in a notebook.
+
+    Raises:
+      ValueError: If parts of it do not fit together, or nothing fits.
+    """
+    pages = {}
+
+    def render(shown):
+        html = page.render(shown)
+        inline = _inline(shown, html)
+        pages[inline] = html
+        return inline, len(inline.encode())
+
+    _, inline = fitting.fitted(dossier.check(whole), budget, render)
+    return View(whole.title, pages[inline], inline)
+
+
+def document(title: str, fragment: str) -> str:
+    """Returns a whole HTML document around a fragment that has no script."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "img-src data:; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{markup.escaped(title)}</title></head>\n"
+        f'<body style="font-family:sans-serif">{fragment}</body>\n</html>\n'
+    )
+
+
+def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
+    maps = collect.named_maps(value, names)
+    sides = _sides(next(iter(maps.values())), tokens, key_tokens, images)
+    title = _title(maps)
+    if compare is None:
+        sets = (collect.map_set(maps, sides, wanted=heads),)
+        return of_dossier(dossier.Dossier(title, sets), budget=budget)
+    name, other = _compared(compare)
+    others = collect.named_maps(other, names)
+    collect.check_same_sizes(maps, others)
+    sets = (
+        collect.map_set(maps, sides, wanted=heads, name="shown"),
+        collect.map_set(others, sides, wanted=heads, name=name),
+    )
+    return of_dossier(dossier.Dossier(title, sets), budget=budget)
+
+
+def _compared(compare) -> tuple[str, Any]:
+    """Returns the name of what is compared, and that itself."""
+    if isinstance(compare, Mapping) and len(compare) == 1:
+        (name, value), *_ = compare.items()
+        return str(name), value
+    return "compared", compare
+
+
+def _sides(attention_map, tokens, key_tokens, images) -> collect.Sides:
+    *batch_shape, _, num_queries, num_keys = attention_map.shape
+    count = math.prod(batch_shape)
+    queries = texts.of_each("tokens", tokens, count, num_queries)
+    keys = texts.of_each("key_tokens", key_tokens, count, num_keys)
+    if not keys and num_queries == num_keys:
+        keys = queries
+    images = texts.images_of_each(images, count, num_keys)
+    return collect.Sides(queries, keys, images)
+
+
+def _title(maps) -> str:
+    (name, first), *others = maps.items()
+    shape = " x ".join(map(str, first.shape[-3:]))
+    if others:
+        return f"Attention of {len(maps)} layers, {shape} each"
+    return f"{name.capitalize()}, {shape}, mask {first.mask}"
+
+
+def _inline(whole: dossier.Dossier, html: str) -> str:
+    """Returns a page for a notebook: a frame, above a picture for where there is none.
+
+    The frame has its document inside, so that it is alive after the notebook was saved
+    and opened again, and no rights of the page around it. Picture and frame are in one
+    place of a grid: whoever strips frames leaves the picture.
+    """
+    escaped = html.replace("&", "&amp;").replace("'", "&#39;")
+    title = markup.escaped(whole.title)
+    frame = (
+        f'<iframe title="{title}" sandbox="allow-scripts allow-downloads" '
+        f'style="grid-area:1/1;width:100%;height:{_HEIGHT}px;border:0;'
+        f"background:Canvas;resize:vertical;position:relative\" srcdoc='{escaped}'>"
+        "</iframe>"
+    )
+    below = markup.tag("div", _thumbnails(whole), style="grid-area:1/1;min-width:0")
+    return f'<div style="display:grid">{below}{frame}</div>'
+
+
+def _thumbnails(whole: dossier.Dossier) -> markup.Html:
+    """Returns small pictures of the first example's heads."""
+    example = whole.sets[0].examples[0]
+    maps = []
+    for i, weights in enumerate(example.weights):
+        masked = example.masked_cells(i)
+        hidden = False if masked is None else masked & (weights == 0)
+        maps.extend(np.where(hidden, np.nan, weights))
+    layers = whole.sets[0].layers
+    across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
+    image = pixels.thumbnails(
+        np.stack(maps[:_MOST_THUMBNAILS]), columns=max(1, across), side=_THUMBNAIL
+    )
+    height, width, _ = image.shape
+    picture = markup.picture(
+        pixels.png(image), alt=whole.title, width=width, height=height
+    )
+    note = "The heads of the first example. The page with all of it needs scripts."
+    return markup.block(whole.title, picture, note=note)

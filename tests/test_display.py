@@ -1,0 +1,144 @@
+"""What objects say of themselves: a line or two, also while they are traced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention, display, heads, masks, models, positions
+
+B, T, S, H, G, K, V = 2, 5, 7, 4, 2, 3, 6
+LONGEST = 320  # four lines of a terminal
+
+MASKS = [
+    masks.full(),
+    masks.causal(),
+    ~masks.causal(),
+    masks.window(2, 1) & masks.padding([3, 7]),
+    (masks.causal() | masks.padding([2, 1])) & ~masks.dilated(2),
+    ~(masks.causal() & masks.window(2, None)) | masks.global_tokens([0, 3]),
+    masks.causal().shifted(2),
+    (masks.causal() | masks.dilated(3)).shifted(-1),
+    (~masks.causal()).shifted(1),
+    masks.valid_lens([1, 2, 0, 5, 4]) | masks.padding(3, 4),
+    masks.valid_lens([3, 4]),
+]
+
+
+@pytest.fixture(scope="module")
+def attention_map():
+    rng = np.random.default_rng(0)
+    query = rng.normal(size=(B, T, H, K)).astype(np.float32)
+    key = rng.normal(size=(B, S, G, K)).astype(np.float32)
+    value = rng.normal(size=(B, S, G, V)).astype(np.float32)
+    mask = masks.causal() & masks.padding(jnp.asarray([3, 7]))
+    return attention.attend(query, key, value, mask=mask, first_query=2)[1]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=repr)
+def test_a_mask_says_the_expression_that_makes_it(mask):
+    same = eval(repr(mask), vars(masks))
+    np.testing.assert_array_equal(same.array(T, S), mask.array(T, S))
+    assert repr(same) == repr(mask)
+
+
+def test_arrays_of_a_mask_are_shown_by_their_shape():
+    ids = np.zeros([B, S], int)
+    assert repr(masks.segments(ids)) == "segments(int64[2,7])"
+    assert repr(masks.segments(ids[:, :T], ids)) == "segments(int64[2,5], int64[2,7])"
+    assert repr(masks.dense(np.ones([T, S], bool))) == "dense(bool[5,7])"
+    assert repr(masks.padding(np.arange(20))) == "padding(int64[20])"
+
+
+def test_a_map_says_shape_dtype_mask_and_range(attention_map):
+    text = repr(attention_map)
+    assert text.startswith("AttentionMap(float32[2,4,5,7] [B..., H, T, S] in [0, 1]")
+    for part in ("causal() & padding([3, 7])", "key float32[2,7,2,3]", "first_query 2"):
+        assert part in text
+    assert len(text) < LONGEST
+
+
+def test_what_is_traced_says_its_shape_and_is_not_computed(attention_map):
+    said = []
+
+    @jax.jit
+    def traced(maps):
+        said.extend([repr(maps), repr(maps.statistics()), repr(maps.top(2)[0].shape)])
+        return maps.logsumexp
+
+    eqns = jax.make_jaxpr(lambda maps: (repr(maps), maps.logsumexp)[1])(attention_map)
+    assert not eqns.eqns
+    traced(attention_map)
+    assert "float32[2,4,5,7]" in said[0]
+    assert "padding(int32[2])" in said[0]
+    assert "float32[2,4]" in said[1]
+    jax.vmap(lambda maps: said.append(repr(maps)) or maps.logsumexp)(attention_map)
+    assert "float32[4,5,7]" in said[-1]
+    assert all(len(text) < LONGEST for text in said)
+
+
+def test_a_map_of_other_things_than_arrays_says_something(attention_map):
+    axes = jax.tree.map(lambda _: 0, attention_map)
+    assert repr(axes).startswith("AttentionMap(query=0")
+    shapes = jax.eval_shape(lambda x: x, attention_map)
+    assert "float32[2,4,5,7]" in repr(shapes)
+    deleted = jax.tree.map(jnp.array, attention_map)
+    jax.tree.map(lambda x: x.delete(), deleted)
+    assert "padding(int32[2])" in repr(deleted)
+
+
+def test_biases_and_scores_say_their_shapes(attention_map):
+    del attention_map
+    assert repr(positions.alibi(H)) == "Alibi(slopes=float64[4])"
+    bias = positions.relative_bias(np.zeros([8, H]), bidirectional=False)
+    assert repr(bias).startswith("RelativeBias(table=float32[4,8], bidirectional=False")
+    assert repr(attention.dot_product(soft_cap=30.0)) == "DotProduct(soft_cap=30.0)"
+    assert repr(attention.additive(np.ones([H, K]))) == "Additive(weight=float64[4,3])"
+
+
+def test_statistics_say_what_they_have_and_what_is_missing(attention_map):
+    text = repr(attention_map.statistics(pooled=(2, 3), per_query=True))
+    for part in ("float32[2,4]", "per query float32[2,4,5]", "pooled float32[2,4,2,3]"):
+        assert part in text
+    assert text.endswith("without chosen_positions, same_token, induction)")
+    assert len(text) < LONGEST
+    leaves, structure = jax.tree.flatten(attention_map.statistics())
+    assert repr(jax.tree.unflatten(structure, leaves)).startswith("Statistics(15 of")
+
+
+def test_importance_says_its_range_and_the_largest_head():
+    per_example = np.arange(24.0).reshape(2, 3, 4)
+    per_example[:, 1, 3] = np.nan
+    text = repr(heads.Importance(per_example))
+    assert text == (
+        "Importance(float64[2,3,4] [N, L, H], means from 6 to 17, the largest of "
+        "layer 2, head 3)"
+    )
+    nothing = np.full([2, 1, 1], np.nan)
+    assert repr(heads.Importance(nothing)) == "Importance(float64[2,1,1] [N, L, H])"
+
+
+def test_roles_are_counted():
+    names = np.array([["induction", "mixed"], ["mixed", ""]], object)
+    roles = heads.Roles(names, {"induction": np.zeros([2, 2])}, np.zeros([2, 2], int))
+    assert repr(roles) == "Roles(2 layers, heads: 2 mixed, 1 induction)"
+
+
+def test_a_model_and_its_output_say_what_they_are():
+    config = models.default_config()
+    model = models.build(config, num_tokens=5, feature_size=None, num_classes=3)
+    text = f"Model(encoder: 1 layer of {config.attention.num_heads} heads, model size"
+    assert repr(model).startswith(text)
+    params = model.init(jax.random.key(0), np.zeros([B, T], int))
+    output = model.apply(params, None, np.zeros([B, T], int), is_training=False)
+    assert repr(output).startswith(
+        "Output(logits=float32[2,5,3], maps=1 of AttentionMap"
+    )
+    assert len(repr(output)) < LONGEST
+
+
+def test_values_are_said_in_few_words():
+    assert display.array(jax.random.key(0)) == "key<fry>[]"
+    assert display.numbers(np.arange(3)) == "[0, 1, 2]"
+    assert display.value([1] * 100) == "100 of int"
+    assert display.value("x" * 100) == "str(...)"
