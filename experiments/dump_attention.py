@@ -32,6 +32,7 @@ FLAGS = command_line.flag_values(
             None,
             "Folder to write to; <workdir>/attention, or own_text there.",
         ),
+        "compare": (str, None, "Folder of another run to show beside it."),
         "weights": (bool, False, "Write whole maps of long inputs too."),
         **shared_flags.DISTRIBUTED,
     }
@@ -56,7 +57,7 @@ def main() -> None:
     )
     if not cluster.leave():
         return
-    attention_dump.write_report(maps.parent)
+    attention_dump.write_report(maps.parent, compare=FLAGS.compare)
     print(f"Attention maps: {maps.parent / 'index.html'}")
 
 

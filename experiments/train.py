@@ -41,7 +41,7 @@ FLAGS = command_line.flag_values(
 def main(config) -> int:
     from mha_haiku.devices import cluster
     from mha_haiku.runs import loop, progress
-    from mha_haiku.studies import attention_dump, learning_curve, timeline
+    from mha_haiku.studies import attention_dump, learning_curve, snapshots, timeline
     from mha_haiku.studies.workbench import Bench
 
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
@@ -50,7 +50,10 @@ def main(config) -> int:
         config,
         workdir,
         override_config=FLAGS.override_config,
-        observers=[timeline.Timeline(config.training.timeline_every)],
+        observers=[
+            timeline.Timeline(config.training.timeline_every),
+            snapshots.Snapshots(config),
+        ],
     )
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints

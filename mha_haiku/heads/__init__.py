@@ -30,7 +30,7 @@ from mha_haiku.heads.ranking import (
     rank_correlation,
     rank_intervals,
 )
-from mha_haiku.heads.roles import MIXED, ROLES, SCORES, Roles, roles
+from mha_haiku.heads.roles import MIXED, ROLES, SCORES, Roles, role_of, roles
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
 from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
@@ -72,6 +72,7 @@ __all__ = [
     "prune_units",
     "rank_correlation",
     "rank_intervals",
+    "role_of",
     "roles",
     "rollout",
     "rollout_dense",

@@ -5,7 +5,8 @@ B batch, T positions, L layers, H heads of a layer.
 
 import collections
 import functools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,6 +122,24 @@ def roles(
     return _named(means, offsets)
 
 
+def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
+    """Returns the role whose score goes furthest from its threshold to 1; its score.
+
+    Args:
+      scores: Of one head, by the names of `SCORES`.
+
+    Returns:
+      "mixed" and NaN where no score reaches its threshold.
+    """
+    margins = {}
+    for name, role in ROLES.items():
+        score = scores.get(role.score or name, -1.0)
+        if role.threshold <= score < role.limit:
+            margins[name] = (score - role.threshold) / (1 - role.threshold)
+    best = max(margins, key=margins.get, default=MIXED)
+    return best, scores[ROLES[best].score or best] if margins else math.nan
+
+
 @functools.lru_cache(maxsize=8)
 def _observer(model, separators):
     """Returns the compiled observation of a batch; cached, so it compiles once."""
@@ -217,18 +236,8 @@ def _named(scores, counts) -> Roles:
             own["positional"] = float(count.max() / max(count.sum(), 1))
             # Bin S - 1 of the T + S - 1 is offset 0; T = S in self-attention.
             offsets[i, h] = int(count.argmax()) - (len(count) - 1) // 2
-            names[i, h] = _role(own)
+            names[i, h] = role_of(own)[0]
             for name, value in own.items():
                 values[name][i, h] = value
     known = {name: x for name, x in values.items() if not np.isnan(x).all()}
     return Roles(names, known, offsets)
-
-
-def _role(scores: dict[str, float]) -> str:
-    """Returns the role whose score goes furthest from its threshold to 1."""
-    margins = {}
-    for name, role in ROLES.items():
-        score = scores.get(role.score or name, -1.0)
-        if role.threshold <= score < role.limit:
-            margins[name] = (score - role.threshold) / (1 - role.threshold)
-    return max(margins, key=margins.get, default=MIXED)

@@ -85,6 +85,88 @@ def table(
     return tables.Table(columns, rows, num_keys=2)
 
 
+def to_arrays(
+    numbers: Numbers, *, layers: Sequence[int], heads: Sequence[Sequence[int]]
+) -> dict[str, np.ndarray]:
+    """Returns numbers as arrays for an `.npz`, which `of_arrays` reads.
+
+    Args:
+      numbers: By their names.
+      layers: The number of each layer.
+      heads: For each layer the names of its heads.
+    """
+    names = np.full(next(iter(numbers.values())).mean.shape, -1)
+    for row, own in zip(names, heads, strict=True):
+        row[: len(own)] = own
+    arrays = {
+        "layers": np.array(layers),
+        "heads": names,
+        "names": np.array(list(numbers)),
+        "units": np.array([each.unit for each in numbers.values()]),
+        "labels": np.array([each.label for each in numbers.values()]),
+    }
+    for name, each in numbers.items():
+        arrays[name] = each.mean
+        if each.standard_error is not None:
+            arrays[f"{name}_standard_error"] = each.standard_error
+        if each.ranks is not None:
+            arrays[f"{name}_ranks"] = each.ranks
+    return arrays
+
+
+def of_arrays(
+    arrays: Mapping[str, np.ndarray],
+    *,
+    layers: Sequence[int],
+    heads: Sequence[Sequence[int]],
+) -> dict[str, PerHead]:
+    """Returns the numbers in arrays of `to_arrays`, for some layers and heads.
+
+    Args:
+      arrays: By their names.
+      layers: The number of each wanted layer.
+      heads: For each of these the names of the wanted heads.
+
+    Returns:
+      Numbers `[L, H]`: of the wanted heads in their order, NaN for those that `arrays`
+      lack, and where a layer has fewer heads than another.
+    """
+    places = {
+        (layer, head): (i, h)
+        for i, layer in enumerate(arrays["layers"].tolist())
+        for h, head in enumerate(arrays["heads"][i].tolist())
+    }
+    wanted = [
+        (i, h, *places[layer, head])
+        for i, (layer, own) in enumerate(zip(layers, heads, strict=True))
+        for h, head in enumerate(own)
+        if (layer, head) in places
+    ]
+    rows, columns, *there = np.array(wanted, int).reshape(-1, 4).T
+    shape = (len(layers), max(map(len, heads), default=0))
+
+    def picked(values):
+        if values is None:
+            return None
+        result = np.full((*shape, *values.shape[2:]), np.nan)
+        result[rows, columns] = values[tuple(there)]
+        return result
+
+    return {
+        name: PerHead(
+            picked(arrays[name]),
+            unit,
+            label,
+            picked(arrays.get(f"{name}_standard_error")),
+            picked(arrays.get(f"{name}_ranks")),
+        )
+        for name, unit, label in zip(
+            *(arrays[each].tolist() for each in ("names", "units", "labels")),
+            strict=True,
+        )
+    }
+
+
 def legend(numbers: Numbers) -> str:
     """Returns a line of text per number: what it is, and its unit."""
     size = max(map(len, numbers), default=0)

@@ -45,6 +45,7 @@ class Maps:
         (first query, first key, positions of a bin) and their weights `[N, H, n, R,
         R]`; or None.
       images: `[N, T, h, w]` (or with a last axis of 3 colours), or None.
+      step: That of the run, or None.
     """
 
     title: str
@@ -66,6 +67,7 @@ class Maps:
     masked: tuple[np.ndarray, ...] | None = None
     patches: tuple[tuple[np.ndarray, np.ndarray], ...] | None = None
     images: np.ndarray | None = None
+    step: int | None = None
 
     @property
     def num_layers(self) -> int:
@@ -103,10 +105,19 @@ def load(path: str | os.PathLike[str]) -> Maps:
       ConfigError: If the file is missing, damaged, lacks an array, or holds arrays
         whose types, shapes or values do not fit together.
     """
+    return checked(arrays_of(path), path)
+
+
+def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file by their names, without unpickling anything.
+
+    Raises:
+      ConfigError: If the file is missing, damaged, or not of plain arrays.
+    """
     path = pathlib.Path(path)
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise checks.ConfigError(f"{path} does not exist.") from None
     except OSError as error:
@@ -124,7 +135,6 @@ def load(path: str | os.PathLike[str]) -> Maps:
         raise checks.ConfigError(
             f"{path} is not a readable .npz archive of plain arrays: {error}"
         ) from None
-    return checked(arrays, path)
 
 
 def checked(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> Maps:
@@ -240,6 +250,7 @@ class _Reader:
             masked=masked,
             patches=patches,
             images=images,
+            step=int(self._integers("step", ())) if "step" in self._arrays else None,
         )
 
     def _text(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -63,6 +63,11 @@ _ATTENTION = {
     "pooled_size": Field(
         128, "rows and columns of a pooled map", fields.integer(1, 2**14)
     ),
+    "snapshots": Field(
+        0,
+        "reports of a training at which maps of the same examples are saved; 0: none",
+        fields.integer(0, 2**10),
+    ),
 }
 
 

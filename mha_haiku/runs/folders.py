@@ -51,6 +51,10 @@ class Folder(NamedTuple):
         return self.root / "attention"
 
     @property
+    def snapshots(self) -> Path:
+        return self.attention / "snapshots"
+
+    @property
     def heads(self) -> Path:
         return self.root / "heads"
 

@@ -54,6 +54,14 @@ class Observer:
     ) -> None:
         """Is called before the first `look`, with the step at which the run starts."""
 
+    def wants(self, step: int) -> bool:
+        """Returns whether `look` is called at a step at which it could be.
+
+        It must be the same in all processes.
+        """
+        del step
+        return True
+
     def look(self, step: int, params: Any) -> None:
         """Is called on the first process, with host arrays."""
         if self._look is not None:
@@ -235,6 +243,7 @@ def _take_steps(trainer, training, interruption, observers) -> None:
 
 def _look(trainer, observers) -> None:
     """Calls the observers with the parameters, on the first process."""
+    observers = [each for each in observers if each.wants(trainer.step)]
     if observers:
         params = trainer.params()  # a collective: all processes must take part
         for observer in observers if cluster.is_first() else ():

@@ -19,7 +19,7 @@ from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import files, progress
-from mha_haiku.studies import head_statistics, imported_runs, zoom
+from mha_haiku.studies import dossiers, head_statistics, imported_runs, zoom
 from mha_haiku.studies.workbench import Bench
 
 _logger = logging.getLogger("mha_haiku")
@@ -38,6 +38,8 @@ def dump(
     tokens: Sequence[int] | None = None,
     out: str | os.PathLike | None = None,
     weights: bool = False,
+    means: bool = True,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Path:
     """Runs a trained model and writes its attention: maps.npz and statistics.npz.
 
@@ -55,6 +57,8 @@ def dump(
       out: The folder to write to; None means `attention` in the run's folder, and
         `attention/own_text` there for a text or tokens.
       weights: Whether to write whole maps at any length.
+      means: Whether to write means of whole maps over many examples.
+      devices: Those that divide the work; None: all of all processes.
 
     Returns:
       The path of maps.npz. Of each of the `layers [L]`, here of layer 1, it has
@@ -69,7 +73,8 @@ def dump(
       positions are images, `images [N, T, h, w]` are these.
       Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
       per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
-      where a layer has fewer heads); `names`, `units` and `labels` of these; and
+      where a layer has fewer heads), with their `entropy_standard_error`, ...;
+      `names`, `units` and `labels` of these; and
       `title`, `layer_names`, `head_names [H]` and `num_examples`.
 
     Raises:
@@ -94,9 +99,12 @@ def dump(
     ]
 
     is_all = len(layers) == len(layer_heads)
-    bench = (bench.compact() if is_all else bench).placed(length=length)
+    bench = (bench.compact() if is_all else bench).placed(devices, length=length)
     pooled = None if is_whole else (num_bins, num_bins)
-    observe = _observer(bench, layers, places, pooled)
+    observe = bench.once(
+        f"maps of {layers}, {places}, {pooled}",
+        lambda: _observer(bench, layers, places, pooled),
+    )
     if own is None:
         batch_size = bench.batch_size(len(indices), _BATCH_POSITIONS)
         batches = bench.observations(
@@ -113,6 +121,7 @@ def dump(
     edges = attention.bin_edges(length, num_bins)
     names = {
         "title": np.array(bench.title),
+        "step": np.array(run.step),
         "layers": np.array(layers),
         "layer_names": np.array([f"layer {i}" for i in layers]),
     }
@@ -134,14 +143,14 @@ def dump(
         if layer is not None:
             arrays[f"places_{i:02d}"] = layer.places
             arrays[f"patches_{i:02d}"] = layer.weights.astype(np.float16)
-    if is_whole and own is None:
+    if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         batches = bench.observations(
             observe, range(count), batch_size=batch_size, name="means of maps"
         )
-        means = [[x.mean(axis=0) for x in batch[2]] for batch in batches]
-        for i, batch_means in zip(layers, zip(*means, strict=True), strict=True):
+        of_batches = [[x.mean(axis=0) for x in batch[2]] for batch in batches]
+        for i, batch_means in zip(layers, zip(*of_batches, strict=True), strict=True):
             arrays[f"mean_{i:02d}"] = np.mean(batch_means, axis=0, dtype=np.float32)
         arrays["mean_examples"] = np.array(count)
     shown = [j for j in wanted if any(j in names for names in chosen)]
@@ -155,6 +164,7 @@ def dump(
         "units": np.array([each.unit for each in numbers.values()]),
         "labels": np.array([each.label for each in numbers.values()]),
         **{name: each.mean for name, each in numbers.items()},
+        **{f"{x}_standard_error": y.standard_error for x, y in numbers.items()},
     }
 
     folder = bench.folder.attention
@@ -167,7 +177,9 @@ def dump(
     return folder / "maps.npz"
 
 
-def write_report(folder: str | os.PathLike) -> list[Path]:
+def write_report(
+    folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
+) -> list[Path]:
     """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
 
     Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
@@ -176,6 +188,7 @@ def write_report(folder: str | os.PathLike) -> list[Path]:
 
     Args:
       folder: Where `maps.npz` is, and where the report goes.
+      compare: The folder of another run that the page compares with; see `dossiers`.
 
     Returns:
       The written files: `layer_00.png`, `layer_01.png`, ..., then `index.html`.
@@ -186,10 +199,7 @@ def write_report(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder).expanduser()
     saved = report.maps.load(folder / "maps.npz")
-    maps = report.dossier.of_maps(saved)
-    notes = ("The exact numbers are in maps.npz beside this page.",)
-    shown = report.dossier.Dossier(saved.title, (maps,), notes=notes)
-    page = report.page.render(shown)
+    page = report.page.render(dossiers.of_maps(folder, compare=compare))
     written = []
     if report.drawing.is_possible():
         pictures = report.figures.pictures(saved)

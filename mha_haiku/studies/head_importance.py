@@ -33,6 +33,7 @@ class HeadImportance(NamedTuple):
       measures: The importance by each measure, by its name in `heads.MEASURES`.
       numbers: Means `[L, H]`, standard errors and ranks of these, with unit and label.
       agreement: `[M, M]`, Spearman's rank correlation of the measures.
+      step: The step of the run.
     """
 
     title: str
@@ -40,6 +41,7 @@ class HeadImportance(NamedTuple):
     measures: dict[str, heads.Importance]
     numbers: dict[str, PerHead]
     agreement: np.ndarray
+    step: int = 0
 
     def table(self) -> report.tables.Table:
         """Returns a row per head."""
@@ -134,11 +136,12 @@ def measure(
         measured,
         numbers,
         np.array(agreement),
+        bench.run.step,
     )
 
 
 def write(result: HeadImportance, folder: str | os.PathLike) -> list[Path]:
-    """Writes head_importance.csv, a line per head, and the picture beside it.
+    """Writes head_importance.csv, a line per head, and an .npz and a picture of it.
 
     Args:
       result: What to write.
@@ -151,6 +154,10 @@ def write(result: HeadImportance, folder: str | os.PathLike) -> list[Path]:
       ConfigError: If a file cannot be written.
     """
     written = [files.write(Path(folder) / "head_importance.csv", result.table().csv())]
+    layers = range(len(result.heads))
+    arrays = report.heads.to_arrays(result.numbers, layers=layers, heads=result.heads)
+    arrays["step"] = np.array(result.step)
+    files.write_arrays(Path(folder) / "head_importance.npz", arrays)
     if report.drawing.is_possible():
         path = Path(folder) / "head_importance.png"
         written.append(files.write(path, result.picture()))

@@ -4,10 +4,9 @@ B batch, N examples, T positions.
 """
 
 import dataclasses
-import functools
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,13 @@ class Bench:
       run: The run; `placed` spreads it over devices.
       folder: The folder of the run.
       progress: Wraps an iterable to show progress, like `runs.progress.over`.
+      programs: What `once` has made; benches made from one another share it.
     """
 
     run: folders.Run
     folder: folders.Folder
     progress: Callable[..., Iterator] = progress.over
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(cls, workdir: str | os.PathLike, step: int | None = None) -> "Bench":
@@ -65,7 +66,9 @@ class Bench:
         """Returns the bench with layers scanned, where they are many and alike."""
         if self.run.config.model.num_layers <= heads.subject.FEW_LAYERS:
             return self
-        return self.with_run(self.run.compact())
+        run = self.run.compact()
+        model = self.once("compact", lambda: run.model)
+        return self.with_run(run._replace(model=model))
 
     def with_run(self, run: folders.Run) -> "Bench":
         """Returns the bench with another run, such as a pruned one."""
@@ -108,6 +111,16 @@ class Bench:
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)
         return self.with_run(run._replace(model=model, params=params, placement=shared))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what `make` gives, made once for the run's model and a key.
+
+        For programs that parameters are handed to, which compile but once so.
+        """
+        key = self.run.model, self.run.placement, key
+        if key not in self.programs:
+            self.programs[key] = make()
+        return self.programs[key]
 
     def program(self, function: Callable) -> Callable:
         """Returns the function, compiled; its results are on all devices."""
@@ -164,13 +177,12 @@ class Bench:
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
         """Returns the held-out examples of these indices, split over devices."""
-        data, make = self._held_out
+        data, make = self.once("held_out", self._held_out)
         indices = np.asarray(indices, np.int32)
         if self.run.placement is not None:
             indices = self.run.placement.put(indices)
         return make(data, indices)
 
-    @functools.cached_property
     def _held_out(self):
         run = self.run
         data = run.task.held_out_data

@@ -47,7 +47,7 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "train", stand_in)
     monkeypatch.setattr(attention_dump, "dump", dump)
     monkeypatch.setattr(workbench.Bench, "load", load)
-    monkeypatch.setattr(attention_dump, "write_report", lambda folder: None)
+    monkeypatch.setattr(attention_dump, "write_report", lambda folder, **_: None)
     monkeypatch.setattr(learning_curve, "draw", lambda workdir: None)
     return calls
 

@@ -1,0 +1,312 @@
+"""Joins what lies in a run's folder to the dossier of a page: maps, numbers, roles.
+
+Beside the maps these are statistics, importance where it was measured, snapshots of the
+training, and another run to compare with. Nothing is run, but for the matching of heads
+with those of another run.
+
+N examples, L layers, H heads, T positions.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from mha_haiku import checks, heads, models, report
+from mha_haiku.checks import ConfigError
+from mha_haiku.report import dossier
+from mha_haiku.report.maps import Maps
+from mha_haiku.runs import folders
+
+_MATCHED_EXAMPLES = 16
+_HEAD = re.compile(r"head (\d+)")
+
+
+def of_folder(
+    workdir: str | os.PathLike,
+    *,
+    compare: str | os.PathLike | None = None,
+    step: int | None = None,
+) -> dossier.Dossier:
+    """Returns all that a run's folder has of its heads.
+
+    Args:
+      workdir: The run's folder, with saved maps.
+      compare: The folder of another run, with saved maps.
+      step: Show the snapshot of this step alone.
+
+    Raises:
+      ConfigError: If maps or the snapshot are missing, or a file is not what a run
+        writes.
+    """
+    root = Path(workdir).expanduser()
+    folder = folders.Folder(root).attention
+    if step is not None:
+        own = check_step(folders.Folder(root), step)
+        return of_maps(folder / "snapshots" / str(own), compare=compare)
+    if not (folder / "maps.npz").exists():
+        raise ConfigError(f"There are no maps in {folder}.\n{_command('dump', root)}")
+    return of_maps(folder, compare=compare)
+
+
+def of_maps(
+    folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
+) -> dossier.Dossier:
+    """Returns a dossier of the `maps.npz` of a folder.
+
+    Args:
+      folder: Where the maps are: that of a run's attention, one inside of it, or any.
+      compare: The folder of another run, with saved maps. Its heads are matched with
+        those of the run in which the maps are.
+
+    Raises:
+      ConfigError: As `of_folder`.
+    """
+    folder = Path(folder).expanduser()
+    saved = report.maps.load(folder / "maps.npz")
+    notes = ["The exact numbers are in maps.npz beside this page."]
+    root = _run_of(folder)
+    own = _set(folder, saved, root)
+    if compare is None:
+        moments = _snapshots(folder / "snapshots")
+        if moments and own.step is not None:
+            # The last of the training may be a snapshot as well.
+            moments = [each for each in moments if each.step != own.step]
+            own = own._replace(name=f"step {own.step}")
+            moments = sorted([*moments, own], key=lambda each: each.step)
+            return dossier.Dossier(saved.title, tuple(moments), notes=tuple(notes))
+        return dossier.Dossier(
+            saved.title, (own._replace(step=None),), notes=tuple(notes)
+        )
+    other_root = Path(compare).expanduser()
+    other_folder = folders.Folder(other_root).attention
+    if not (other_folder / "maps.npz").exists():
+        raise ConfigError(
+            f"compare must be a run with saved maps, and {other_folder} has none.\n"
+            f"{_command('dump', other_root)}"
+        )
+    other_saved = report.maps.load(other_folder / "maps.npz")
+    other = _set(other_folder, other_saved, other_root)
+    matches = None
+    if root is not None and _same_inputs(root, other_root):
+        matches = _matches(root, other_root, saved, other_saved)
+    else:
+        notes.append("The two runs have different inputs: no heads are matched.")
+    return dossier.Dossier(
+        f"{own.name} and {other.name}",
+        (own._replace(step=None), other._replace(step=None)),
+        matches,
+        tuple(notes),
+    )
+
+
+def steps_of(folder: folders.Folder) -> list[int]:
+    """Returns the steps of the snapshots in a run's folder, in order."""
+    paths = folder.snapshots.glob("*/maps.npz")
+    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
+
+
+def check_step(folder: folders.Folder, step: int) -> int:
+    """Returns `step`, of which there is a snapshot.
+
+    Raises:
+      ConfigError: If there is none; the message names those that there are.
+    """
+    with checks.user_mistakes():
+        checks.non_negative_integer("step", step)
+    steps = steps_of(folder)
+    if step in steps:
+        return step
+    have = "none" if not steps else f"those of {', '.join(map(str, steps))}"
+    raise ConfigError(
+        f"There is no snapshot of step {step} in {folder.snapshots}; it has {have}."
+    )
+
+
+def roles(saved: Maps) -> dossier.Roles | None:
+    """Returns what heads do in the saved examples, as `heads.roles` defines it.
+
+    Args:
+      saved: Whole maps; of pooled ones the roles are not known, which gives None.
+    """
+    if saved.pooled:
+        return None
+    shape = len(saved.weights), max(map(len, saved.head_names))
+    names = np.full(shape, "", dtype=object)
+    scores = np.full(shape, np.nan)
+    for i, own in enumerate(saved.head_names):
+        by_example = [_scores(saved, i, n) for n in range(saved.num_examples)]
+        for h in range(len(own)):
+            means = _means([each[h] for each in by_example])
+            names[i, h], scores[i, h] = heads.role_of(means)
+    return dossier.Roles(names, scores)
+
+
+def _scores(saved: Maps, layer: int, example: int) -> list[dict]:
+    """Returns the scores of each head in one example, and counts of offsets."""
+    length = max(1, int(saved.lengths[example]))
+    weights = saved.weights[layer][example, :, :length, :length].astype(np.float64)
+    masked = np.zeros((1, length, length), bool)
+    if saved.masked is not None:
+        masked = saved.masked[layer][example][..., :length, :length]
+        masked = masked.reshape(-1, length, length)
+    tokens = saved.tokens[example, :length]
+    # What followed the same token before: key s of query t if token s - 1 is token t.
+    follows = np.zeros((length, length), bool)
+    follows[:, 1:] = np.tril(tokens[:, None] == tokens[None, :], -1)[:, :-1]
+    occurred = np.tril(tokens[:, None] == tokens[None, :], -1).any(1)
+    results = []
+    for h, head in enumerate(weights):
+        sees = head.sum(-1) > 0
+        rows = np.flatnonzero(sees)
+        if not len(rows):
+            results.append({})
+            continue
+        open_keys = (~masked[h % len(masked)]).sum(-1)[rows]
+        seen = head[rows]
+        entropy = -(seen * np.log(np.where(seen > 0, seen, 1))).sum(-1).mean()
+        most = np.log(np.maximum(open_keys, 1)).mean()
+
+        results.append(
+            {
+                "previous_token": np.trace(head, -1) / len(rows),
+                "next_token": np.trace(head, 1) / len(rows),
+                "own_position": np.trace(head, 0) / len(rows),
+                "first_token": seen[:, 0].mean(),
+                "induction_of_repeated": (head * follows).sum() / len(rows),
+                "repeated": occurred[rows].mean(),
+                "relative_entropy": entropy / max(most, 1e-9),
+                "offsets": np.bincount(
+                    rows - seen.argmax(-1) + length - 1, minlength=2 * length - 1
+                ),
+            }
+        )
+    return results
+
+
+def _means(scores: list[dict]) -> dict[str, float]:
+    """Returns the means over examples, with the share of the most frequent offset."""
+    scores = [each for each in scores if each]
+    if not scores:
+        return {}
+    means = {
+        name: float(np.mean([each[name] for each in scores]))
+        for name in scores[0]
+        if name != "offsets"
+    }
+    means["induction_of_repeated"] /= max(means.pop("repeated"), 1e-9)
+    offsets: dict[int, int] = {}
+    for each in scores:
+        middle = len(each["offsets"]) // 2
+        for place in np.flatnonzero(each["offsets"]).tolist():
+            count = int(each["offsets"][place])
+            offsets[place - middle] = offsets.get(place - middle, 0) + count
+    means["positional"] = max(offsets.values()) / sum(offsets.values())
+    return means
+
+
+def _set(folder: Path, saved: Maps, root: Path | None) -> dossier.MapSet:
+    layout = _layout(saved)
+    numbers, missing = {}, []
+    if layout is not None:
+        path = folder / "statistics.npz"
+        if path.exists():
+            numbers |= _read(_with_names(report.maps.arrays_of(path)), layout, path)
+        if root is not None:
+            path = folders.Folder(root).heads / "head_importance.npz"
+            arrays = report.maps.arrays_of(path) if path.exists() else {}
+            if int(arrays.get("step", -1)) == saved.step:
+                numbers |= _read(arrays, layout, path)
+            else:
+                missing.append(("importance", _command("head_importance", root)))
+    shown = roles(saved)
+    return dossier.of_maps(
+        saved, step=saved.step, numbers=numbers, roles=shown
+    )._replace(missing=tuple(missing))
+
+
+def _layout(saved: Maps):
+    """Returns the numbers of layers, and of the heads of each; None: not a run's."""
+    found = [[_HEAD.fullmatch(name) for name in own] for own in saved.head_names]
+    if not all(all(own) for own in found):
+        return None
+    return saved.layers, [[int(each[1]) for each in own] for own in found]
+
+
+def _with_names(arrays):
+    """Returns the arrays of statistics.npz as those of `report.heads.to_arrays`."""
+    if "heads" in arrays or "head_names" not in arrays:
+        return arrays
+    names = [int(name.removeprefix("head ")) for name in arrays["head_names"].tolist()]
+    return {**arrays, "heads": np.tile(names, (len(arrays["layers"]), 1))}
+
+
+def _read(arrays, layout, path):
+    layers, names = layout
+    try:
+        return report.heads.of_arrays(arrays, layers=layers, heads=names)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(f"{path} is not what a run writes: {error}.") from None
+
+
+def _snapshots(folder: Path) -> list[dossier.MapSet]:
+    """Returns the saved moments of a training, without numbers."""
+    sets = []
+    for path in folder.glob("*/maps.npz"):
+        saved = report.maps.load(path)
+        if saved.step is not None and path.parent.name.isdigit():
+            shown = roles(saved)
+            name = f"step {saved.step}"
+            sets.append(dossier.of_maps(saved, name=name, step=saved.step, roles=shown))
+    return sets
+
+
+def _run_of(folder: Path) -> Path | None:
+    """Returns the folder of the run in which a folder lies, or None."""
+    parents = folder.resolve().parents[:3]
+    near = (each for each in parents if folders.Folder(each).config.exists())
+    return next(near, None)
+
+
+def _same_inputs(first: Path, second: Path) -> bool:
+    configs = [folders.read_config(folders.Folder(root)) for root in (first, second)]
+    if None in configs:
+        return False
+    return all(
+        configs[0].get(name) == configs[1].get(name) for name in ("task", "data")
+    )
+
+
+def _matches(first: Path, second: Path, saved: Maps, other: Maps) -> np.ndarray:
+    """Returns for each saved head its counterpart in the other run; see `Dossier`."""
+    runs = [folders.load_run(root).looped() for root in (first, second)]
+    count = max(1, min(_MATCHED_EXAMPLES, 2**12 // runs[0].task.sequence_length))
+    matching = heads.match(
+        *((run.model, run.params) for run in runs), [runs[0].examples(count)]
+    )
+    shape = len(saved.weights), max(map(len, saved.head_names))
+    matches = np.full((*shape, 2), -1)
+    places = [
+        _places(each, run) for each, run in zip((saved, other), runs, strict=True)
+    ]
+    for one, another in zip(matching.first, matching.second, strict=True):
+        mine, its = places[0].get(tuple(one)), places[1].get(tuple(another))
+        if mine is not None and its is not None:
+            matches[mine] = its
+    return matches
+
+
+def _places(saved: Maps, run: folders.Run) -> dict:
+    """Returns where a head of the model (layer, place) stands among the saved ones."""
+    layers = models.heads_of_layers(run.config.model)
+    return {
+        (layer, layers[layer].names.index(int(_HEAD.fullmatch(name)[1]))): (i, h)
+        for i, layer in enumerate(saved.layers)
+        for h, name in enumerate(saved.head_names[i])
+    }
+
+
+def _command(script: str, root: Path) -> str:
+    script = {"dump": "dump_attention"}.get(script, script)
+    return f"python -m experiments.{script} --workdir={root}"

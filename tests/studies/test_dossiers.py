@@ -1,0 +1,132 @@
+"""What a run's folder has of its heads, joined."""
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import heads, report, runs
+from mha_haiku.checks import ConfigError
+from mha_haiku.report import dossier
+from mha_haiku.runs import folders
+from mha_haiku.studies import attention_dump, dossiers, head_importance
+from mha_haiku.studies.workbench import Bench
+
+DEVICES = jax.local_devices()[:1]
+N = 5
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "run"
+
+
+@pytest.fixture
+def trained(root, make_config):
+    if not root.exists():
+        config = make_config(model__family="causal", attention__examples=N)
+        runs.train(config, root, devices=DEVICES)
+        attention_dump.dump(Bench.load(root), devices=DEVICES)
+    return root
+
+
+def test_roles_of_whole_maps_are_those_of_the_model(trained):
+    run = folders.load_run(trained)
+    # Heads that attend sharply, and to different things.
+    run = run._replace(params=jax.tree.map(lambda x: 4 * x, run.params))
+    bench = Bench(run, folders.Folder(trained))
+    path = attention_dump.dump(bench, out=trained / "sharp", devices=DEVICES)
+    found = dossiers.roles(report.maps.load(path))
+    expected = heads.roles(run.model, run.params, [run.examples(N)])
+    assert found.names.tolist() == expected.names.tolist()
+    for i, h in np.ndindex(2, 2):
+        name = found.names[i, h]
+        if name != heads.MIXED:
+            score = expected.scores[heads.ROLES[name].score or name][i, h]
+            assert found.scores[i, h] == pytest.approx(score, abs=2e-3)
+
+
+def test_scores_of_roles_are_those_of_the_model(trained):
+    run = folders.load_run(trained)
+    saved = report.maps.load(trained / "attention" / "maps.npz")
+    expected = heads.roles(run.model, run.params, [run.examples(N)])
+    for i, h in np.ndindex(2, 2):
+        scores = [dossiers._scores(saved, i, n)[h] for n in range(N)]
+        means = dossiers._means(scores)
+        assert set(means) == set(expected.scores)
+        for name, value in means.items():
+            # Saved weights are float16; argmax may be of another of two equal ones.
+            close = pytest.approx(expected.scores[name][i, h], abs=2e-3)
+            assert value == close or name == "positional"
+
+
+def test_numbers_are_those_that_were_computed(trained):
+    shown = dossier.check(dossiers.of_folder(trained))
+    (maps,) = shown.sets
+    assert maps.missing[0][0] == "importance"
+    assert f"--workdir={trained}" in maps.missing[0][1]
+    with np.load(trained / "attention" / "statistics.npz") as file:
+        entropy = maps.numbers["entropy"]
+        np.testing.assert_array_equal(entropy.mean, file["entropy"])
+        errors = file["entropy_standard_error"]
+        np.testing.assert_array_equal(entropy.standard_error, errors)
+        assert (errors > 0).all()
+
+    numbers = {
+        "ablation": report.heads.PerHead(
+            np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
+        )
+    }
+    result = head_importance.HeadImportance(
+        "", ((0, 1), (0, 1)), {}, numbers, np.eye(1), 30
+    )
+    written = folders.Folder(trained).heads
+    head_importance.write(result, written)
+    (maps,) = dossiers.of_folder(trained).sets
+    assert maps.missing == ()
+    np.testing.assert_array_equal(maps.numbers["ablation"].mean, [[1, 2], [3, 4]])
+    # Of another step it says nothing of these maps.
+    head_importance.write(result._replace(step=20), written)
+    (maps,) = dossiers.of_folder(trained).sets
+    assert "ablation" not in maps.numbers and maps.missing
+
+
+def test_numbers_go_by_the_names_of_layers_and_heads():
+    number = report.heads.PerHead(
+        np.array([[1.0, 2, 3], [4, 5, np.nan]]),
+        "nats",
+        "what",
+        ranks=np.arange(12).reshape(2, 3, 2),
+    )
+    arrays = report.heads.to_arrays(
+        {"a": number}, layers=[1, 3], heads=[[0, 2, 5], [1, 4]]
+    )
+    found = report.heads.of_arrays(arrays, layers=[3, 1], heads=[[4], [5, 1, 0]])["a"]
+    np.testing.assert_array_equal(found.mean, [[5, np.nan, np.nan], [3, np.nan, 1]])
+    assert found.ranks[1, 0].tolist() == [4, 5]
+    assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)
+
+
+def test_a_run_is_compared_with_another(trained, tmp_path):
+    run = folders.load_run(trained)
+    # The same model with its layers' heads in another order.
+    params = jax.tree.map(np.array, run.params)
+    for name, module in params.items():
+        if name.endswith(("attention/query", "attention/key", "attention/value")):
+            for part in module:
+                halves = np.split(module[part], 2, -1)
+                module[part] = np.concatenate(halves[::-1], -1)
+        if name.endswith("attention/output") or name.endswith("attention/linear"):
+            module["w"] = np.concatenate(np.split(module["w"], 2, 0)[::-1], 0)
+    other = folders.write_run(tmp_path / "other", run.config, params, run.task)
+    with pytest.raises(ConfigError, match="compare must be a run with saved maps"):
+        dossiers.of_folder(trained, compare=other)
+    attention_dump.dump(Bench.load(other), devices=DEVICES)
+    shown = dossier.check(dossiers.of_folder(trained, compare=other))
+    assert [each.step for each in shown.sets] == [None, None]
+    assert shown.matches[..., 0].tolist() == [[0, 0], [1, 1]]
+    assert shown.matches[..., 1].tolist() == [[1, 0], [1, 0]]
+
+
+def test_a_folder_without_maps_is_a_mistake(tmp_path):
+    with pytest.raises(ConfigError, match="no maps in .*\n.*dump_attention"):
+        dossiers.of_folder(tmp_path)

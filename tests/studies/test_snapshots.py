@@ -1,0 +1,115 @@
+"""Maps at some steps of a training: which, of what, and after an interruption."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import runs
+from mha_haiku.checks import ConfigError
+from mha_haiku.runs import folders
+from mha_haiku.studies import attention_dump, dossiers, snapshots
+from mha_haiku.studies.workbench import Bench
+
+DEVICES = jax.local_devices()[:1]
+
+
+def test_steps_are_reports_spread_in_their_logarithm():
+    assert snapshots.spread(400, 50, 5) == (50, 100, 150, 250, 400)
+    assert snapshots.spread(1000, 1, 4) == (1, 10, 100, 1000)
+    assert snapshots.spread(30, 7, 3) == (7, 14, 30)
+    assert snapshots.spread(30, 10, 8) == (10, 20, 30)  # no more reports
+    assert snapshots.spread(30, 10, 1) == (30,)
+    assert snapshots.spread(30, 10, 0) == ()
+    for count in range(1, 40):
+        steps = snapshots.spread(1999, 50, count)
+        assert len(steps) == count == len(set(steps))
+        assert steps == tuple(sorted(steps)) and steps[-1] == 1999
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "whole"
+
+
+@pytest.fixture
+def watched(make_config, whole):
+    config = make_config(attention__snapshots=3)
+    if not whole.exists():
+        observers = [snapshots.Snapshots(config)]
+        runs.train(config, whole, observers=observers, devices=DEVICES)
+    return config, folders.Folder(whole)
+
+
+def _arrays(folder, step):
+    with np.load(folder.snapshots / str(step) / "maps.npz") as file:
+        return dict(file)
+
+
+def _numbers(folder):
+    """Returns the metrics without what depends on the clock."""
+    lines = map(json.loads, folder.metrics.read_text().splitlines())
+    timed = ("seconds", "examples_per_second", "crc32")
+    return [{k: v for k, v in x.items() if k not in timed} for x in lines]
+
+
+def test_snapshots_change_no_metric(watched, make_config, tmp_path):
+    _, folder = watched
+    runs.train(make_config(), tmp_path, devices=DEVICES)
+    assert _numbers(folder) == _numbers(folders.Folder(tmp_path))
+    assert not folders.Folder(tmp_path).snapshots.exists()
+
+
+def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
+    config, folder = watched
+    assert dossiers.steps_of(folder) == [5, 10, 30]
+    bench = Bench.load(folder.root, 10)
+    path = attention_dump.dump(bench, out=tmp_path, means=False, devices=DEVICES)
+    snapshot = _arrays(folder, 10)
+    with np.load(path) as file:
+        assert set(file) == set(snapshot) and "mean_00" not in snapshot
+        for name in ("layer_00", "layer_01", "tokens", "step"):
+            np.testing.assert_array_equal(snapshot[name], file[name])
+
+
+def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
+    config, whole = watched
+    config = config.copy_and_resolve_references()
+
+    def stop(step, params):
+        if step == 25:
+            raise RuntimeError("killed")
+
+    # Two more than the checkpoint of step 20 knows of.
+    config.attention.snapshots = 6
+    folder = folders.Folder(tmp_path)
+    observers = [snapshots.Snapshots(config), runs.Observer(5, stop)]
+    with pytest.raises(RuntimeError):
+        runs.train(config, tmp_path, observers=observers, devices=DEVICES)
+    assert dossiers.steps_of(folder) == [5, 10, 15, 20, 25]
+    before = (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns
+
+    runs.train(
+        config, tmp_path, observers=[snapshots.Snapshots(config)], devices=DEVICES
+    )
+    assert dossiers.steps_of(folder) == [5, 10, 15, 20, 25, 30]
+    assert (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns == before
+    for step in (10, 30):
+        expected = _arrays(whole, step)
+        for name, array in _arrays(folder, step).items():
+            if name != "title":
+                np.testing.assert_array_equal(array, expected[name])
+
+
+def test_snapshots_are_the_steps_of_a_dossier(watched):
+    _, folder = watched
+    attention_dump.dump(Bench.load(folder.root), devices=DEVICES)
+    shown = dossiers.of_folder(folder.root)
+    assert [each.step for each in shown.sets] == [5, 10, 30]
+    assert shown.sets[-1].numbers and not shown.sets[0].numbers
+    (one,) = dossiers.of_folder(folder.root, step=10).sets
+    expected = _arrays(folder, 10)["layer_01"]
+    np.testing.assert_array_equal(one.examples[0].weights[1], expected[0])
+    with pytest.raises(ConfigError, match="step 7 in .*; it has those of 5, 10, 30"):
+        dossiers.of_folder(folder.root, step=7)
