@@ -126,8 +126,7 @@ function cellsOf({ map, end }, { left, top, width, height }) {
   // A pixel per cell where that says it all.
   const size = ({ even, count }, pixels) => (even ? Math.min(count, Math.ceil(pixels)) : Math.ceil(pixels));
   const pixels = raster(map, end, size(map.keys, width), size(map.queries, height));
-  const below = map.numMasked
-    ? [svg('image', { ...place, href: hatching(Math.ceil(width), Math.ceil(height)) })] : [];
+  const below = map.numMasked ? hatching(left, top, width, height) : [];
   return [...below, svg('image', {
     ...place, href: imageOf(pixels), 'image-rendering': 'pixelated',
   })];
@@ -179,25 +178,32 @@ function axisLabels(context, frame) {
   return group;
 }
 
+const bars = new Map();
+
+// The colours in a row, as the address of an image.
+function barOf(signed) {
+  const name = signed ? 'difference' : choice.colours;
+  if (!bars.has(name)) {
+    const pixels = new ImageData(256, 1);
+    for (let step = 0; step < 256; step += 1) {
+      pixels.data.set([...ramps[name].subarray(3 * step, 3 * step + 3), 255], 4 * step);
+    }
+    bars.set(name, imageOf(pixels));
+  }
+  return bars.get(name);
+}
+
 // The colour bar, and what the other two paints mean.
 function legendOf({ map, end, signed }, { left, top, width, height }) {
   const text = (words, x, anchor = 'start') => svg('text', {
     x, y: top + height + 38, fill: 'currentColor', 'font-size': 11, 'text-anchor': anchor,
   }, words);
-  const bar = document.createElement('canvas');
-  bar.width = 128;
-  bar.height = 1;
-  const brush = bar.getContext('2d');
-  for (let step = 0; step < 128; step += 1) {
-    brush.fillStyle = `rgb(${colourOf(signed ? step / 63.5 - 1 : step / 127, signed)})`;
-    brush.fillRect(step, 0, 1, 1);
-  }
   const long = Math.min(220, Math.max(130, width * 0.5));
   const y = top + height + 14;
   const said = (share) => shownWeight(Math.sign(share) * weightOf(Math.abs(share), end));
   const clip = choice.scale === 'clipped' ? ' and more' : '';
   const group = svg('g', {},
-    svg('image', { x: left, y, width: long, height: 10, preserveAspectRatio: 'none', href: bar.toDataURL() }),
+    svg('image', { x: left, y, width: long, height: 10, preserveAspectRatio: 'none', href: barOf(signed) }),
     svg('rect', { x: left, y, width: long, height: 10, fill: 'none', stroke: 'currentColor', 'stroke-opacity': 0.4 }));
   const shares = signed ? [-1, 0, 1] : [0, 0.5, 1];
   shares.forEach((share, index) => {

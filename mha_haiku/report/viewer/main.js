@@ -49,6 +49,7 @@ function show(strongest) {
   element('detail').hidden = !headButton();
   if (!headButton()) return;
   if (strongest) chooseStrongest();
+  element('answer').hidden = !set.examples[choice.example].answers;
   const { shown: wanted, reason } = shownContexts(stageRoom());
   element('compare-note').textContent = reason ?? '';
   element('detail-title').textContent = nameOf({ ...choice });

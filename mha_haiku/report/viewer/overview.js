@@ -2,7 +2,8 @@
 //
 // Thumbnails are drawn when they come into sight, a few milliseconds of them per frame,
 // so that a thousand heads neither delay a click nor jerk while they are scrolled. Those
-// of a layer share one canvas behind its buttons: a browser is slow with a thousand.
+// of a layer share one canvas behind its buttons, and a list has images: a browser is
+// slow with a thousand canvases.
 
 const largestSide = 92; // pixels a side of a thumbnail
 const smallestSide = 12;
@@ -88,31 +89,23 @@ function arrangeHeads(set) {
   const { side } = overview;
   const pitch = side + (side < captionFrom ? 4 : 6);
   const button = ([layer, head]) => overview.buttons.get(headId(layer, head));
-  const canvas = (count) => {
-    const made = document.createElement('canvas');
-    made.width = Math.max(1, Math.round(count * pitch * pixelRatio()));
-    made.height = Math.round(side * pixelRatio());
-    made.style.width = `${made.width / pixelRatio()}px`;
-    made.style.height = `${side}px`;
-    return made;
-  };
   box.className = choice.order ? 'ranked' : `layers${side < captionFrom ? ' small' : ''}`;
   box.style.setProperty('--side', `${side}px`);
   box.style.setProperty('--pitch', `${pitch}px`);
   if (choice.order) {
     box.replaceChildren(...ranked(set).map((head) => {
       const made = button(head);
-      const own = canvas(1);
-      made.querySelector('.thumbnail').replaceChildren(own);
-      return Object.assign(made, { canvas: own, left: 0, heads: [made] });
+      const picture = make('img', '', { alt: '' });
+      made.firstElementChild.replaceChildren(picture);
+      return Object.assign(made, { picture, heads: [made] });
     }));
   } else {
     box.replaceChildren(...set.layers.map(({ name, heads }, layer) => {
-      const shared = canvas(heads.length);
+      const shared = makeCanvas(heads.length * pitch);
       const buttons = heads.map((_, head) => {
         const made = button([layer, head]);
-        made.querySelector('.thumbnail').replaceChildren();
-        return Object.assign(made, { canvas: shared, left: head * pitch });
+        made.firstElementChild.replaceChildren();
+        return Object.assign(made, { picture: null, canvas: shared, left: head * pitch });
       });
       const text = side < captionFrom ? name.replace(/^layer /, '') : name;
       return make(
@@ -130,6 +123,15 @@ function arrangeHeads(set) {
   });
   for (const each of box.children) overview.watcher.observe(each);
   overview.marked = null;
+}
+
+function makeCanvas(width) {
+  const canvas = document.createElement('canvas');
+  canvas.width = Math.max(1, Math.round(width * pixelRatio()));
+  canvas.height = Math.round(overview.side * pixelRatio());
+  canvas.style.width = `${canvas.width / pixelRatio()}px`;
+  canvas.style.height = `${overview.side}px`;
+  return canvas;
 }
 
 const pixelRatio = () => Math.min(2, window.devicePixelRatio || 1);
@@ -267,6 +269,10 @@ function drawThumbnail(button, map) {
   for (let pixel = 0; pixel < data.length; pixel += 4) {
     if (data[pixel + 3] === 0) data.set([...paintOfMasked, 255], pixel);
   }
-  button.canvas.getContext('2d').putImageData(pixels, Math.round(button.left * pixelRatio()), 0);
+  if (button.picture) button.picture.src = imageOf(pixels);
+  else {
+    button.canvas.getContext('2d', { willReadFrequently: true })
+      .putImageData(pixels, Math.round(button.left * pixelRatio()), 0);
+  }
   button.drawn = overview.look;
 }

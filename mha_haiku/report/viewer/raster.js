@@ -44,13 +44,14 @@ function raster(map, end, width, height) {
   return pixels;
 }
 
+const easel = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+
 // Pixels as the address of an image.
 function imageOf(pixels) {
-  const canvas = document.createElement('canvas');
-  canvas.width = pixels.width;
-  canvas.height = pixels.height;
-  canvas.getContext('2d').putImageData(pixels, 0, 0);
-  return canvas.toDataURL();
+  easel.canvas.width = pixels.width;
+  easel.canvas.height = pixels.height;
+  easel.putImageData(pixels, 0, 0);
+  return easel.canvas.toDataURL();
 }
 
 // The largest weight of a block of cells; NaN where one is, null where all are masked.
@@ -68,27 +69,15 @@ function pixelWeight(map, top, bottom, left, right) {
   return largest;
 }
 
-const hatchings = new Map();
-
-// Slanted lines on grey, as the address of an image: what masked cells look like.
-function hatching(width, height) {
-  const name = `${width}x${height}`;
-  if (!hatchings.has(name)) {
-    const canvas = document.createElement('canvas');
-    canvas.width = width;
-    canvas.height = height;
-    const brush = canvas.getContext('2d');
-    brush.fillStyle = '#c9c9c9';
-    brush.fillRect(0, 0, width, height);
-    brush.strokeStyle = '#8f8f8f';
-    brush.beginPath();
-    for (let x = -height; x < width; x += 6) {
-      brush.moveTo(x, height);
-      brush.lineTo(x + height, 0);
-    }
-    brush.stroke();
-    hatchings.clear(); // one size is in use at a time
-    hatchings.set(name, canvas.toDataURL());
+// Slanted lines on grey: what masked cells look like. A line lies on x + y = constant.
+function hatching(left, top, width, height) {
+  let lines = '';
+  for (let sum = 6; sum < width + height; sum += 6) {
+    lines += `M${left + Math.max(0, sum - height)} ${top + Math.min(sum, height)}`
+      + `L${left + Math.min(sum, width)} ${top + Math.max(0, sum - width)}`;
   }
-  return hatchings.get(name);
+  return [
+    svg('rect', { x: left, y: top, width, height, fill: '#c9c9c9' }),
+    svg('path', { d: lines, fill: 'none', stroke: '#8f8f8f', 'stroke-width': 1 }),
+  ];
 }
