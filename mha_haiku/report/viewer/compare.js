@@ -38,12 +38,12 @@ function headIn({ layer, head }, other) {
 
 // The select's choices, anew: what there is depends on the chosen set.
 function offerPartners() {
-  const set = page.sets[choice.set];
+  const chosen = page.sets[choice.set];
   const options = [['', 'nothing']];
-  page.sets.forEach(({ name }, index) => {
-    if (index !== choice.set) options.push([`set:${index}`, shorten(name || `model ${index + 1}`, 60)]);
+  page.sets.forEach((set, index) => {
+    if (index !== choice.set) options.push([`set:${index}`, setName(set, index)]);
   });
-  set.examples.forEach(({ name }, index) => {
+  chosen.examples.forEach(({ name }, index) => {
     if (index !== choice.example) options.push([`example:${index}`, shorten(name, 60)]);
   });
   const { layer, head } = choice;
@@ -51,9 +51,10 @@ function offerPartners() {
   if (choice.compare.startsWith('head:')) heads.add(choice.compare);
   for (const value of heads) {
     const [l, h] = value.slice(5).split('.').map(Number);
-    if (set.layers[l]?.heads[h] !== undefined) {
-      const name = headName(set, l, h);
-      options.push([value, value === choice.compare ? name : `this head (${name}); then choose another`]);
+    if (chosen.layers[l]?.heads[h] !== undefined) {
+      const name = headName(chosen, l, h);
+      const isPinned = value === choice.compare;
+      options.push([value, isPinned ? name : `this head (${name}); then choose another`]);
     }
   }
   if (!options.some(([value]) => value === choice.compare)) options.push([choice.compare, '(not here)']);
@@ -88,6 +89,7 @@ function shownContexts(room) {
   }
   const other = gridOf(maps, there.layer, there.head, choice.zoom, first.queries, first.keys);
   const context = withScale({ ...first, map: difference(first.map, other), heads: () => [] });
-  const caption = `${nameOf(here, here, there)} less ${nameOf(there, here, there)}: red is more in the first, blue in the second`;
+  const [mine, its] = [nameOf(here, here, there), nameOf(there, here, there)];
+  const caption = `${mine} less ${its}: red is more in the first, blue in the second`;
   return { shown: [{ context, caption }] };
 }

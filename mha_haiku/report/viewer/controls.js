@@ -5,14 +5,17 @@ function describe() {
   const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
   const first = set.examples[0];
   const pooled = first.queries.edges !== null || (first.keys ?? first.queries).edges !== null;
+  const kind = hasSteps() ? 'steps of the training' : 'models';
   element('summary').textContent = `${plural(set.layers.length, 'layer')}, `
     + `${plural(count, 'attention head')} in all, ${plural(set.examples.length, 'example')}`
-    + `${page.sets.length > 1 ? `, ${page.sets.length} ${hasSteps() ? 'steps of the training' : 'models'}` : ''}. `
+    + `${page.sets.length > 1 ? `, ${page.sets.length} ${kind}` : ''}. `
     + (pooled
-      ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of a range give, on average, to a range of keys. Zoom in for detail.'
+      ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of '
+        + 'a range give, on average, to a range of keys. Zoom in for detail.'
       : 'Each cell is the attention weight of one query on one key.');
   element('notes').replaceChildren(...page.notes.map((note) => make('li', note)));
-  element('precision').textContent = `Weights on this page are rounded: they are within ${page.precision.toPrecision(1)} of the saved ones. `
+  element('precision').textContent = 'Weights on this page are rounded: they are within '
+    + `${page.precision.toPrecision(1)} of the saved ones. `
     + 'Signs: ␣ space, ↵ line break, ⇥ tab, ∅ empty, U+.... other invisible characters.';
 }
 
@@ -72,7 +75,7 @@ function changeFilter() {
 }
 
 function updateControls(set) {
-  const names = (list) => list.map(({ name }, index) => [String(index), shorten(name || `model ${index + 1}`, 80)]);
+  const names = (list) => list.map((each, index) => [String(index), setName(each, index)]);
   fillSelect(element('set'), names(page.sets), String(choice.set));
   element('set').parentElement.hidden = page.sets.length < 2 || hasSteps();
   fillSelect(element('example'), names(set.examples), String(choice.example));
@@ -103,14 +106,18 @@ function offerNumbers(set) {
   ], choice.beside);
   fillSelect(element('order'), [
     ['', 'layer and head'],
-    ...names.flatMap((name) => [[name, `${short(name)}, largest first`], [`-${name}`, `${short(name)}, smallest first`]]),
+    ...names.flatMap((name) => [
+      [name, `${short(name)}, largest first`], [`-${name}`, `${short(name)}, smallest first`],
+    ]),
   ], choice.order);
   const filter = readFilter(choice.filter);
   const kind = filter?.sign ? filter.name + filter.sign : choice.filter;
   fillSelect(element('filter'), [
     ['', 'all heads'],
     ...roleNames(set).map((name) => [`role:${name}`, `role: ${short(name)}`]),
-    ...names.flatMap((name) => [[`${name}>`, `${short(name)} at least`], [`${name}<`, `${short(name)} at most`]]),
+    ...names.flatMap((name) => [
+      [`${name}>`, `${short(name)} at least`], [`${name}<`, `${short(name)} at most`],
+    ]),
   ], kind);
   element('bound').hidden = !/[<>]$/.test(kind);
   if (filter?.sign) element('bound').value = filter.bound;

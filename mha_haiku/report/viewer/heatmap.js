@@ -89,6 +89,8 @@ function textWidth(text, size) {
   return measuring.measureText(text).width;
 }
 
+const middleOf = (axis, bin) => (axis.start(bin) + axis.stop(bin)) / 2;
+
 // The names along an axis: every bin's picture or text where it is legible, else round
 // positions, at least some pixels apart.
 function labelsOf(axis, pixels, apart, pictureAt) {
@@ -97,10 +99,12 @@ function labelsOf(axis, pixels, apart, pictureAt) {
   const size = legible ? Math.min(13, pixels - 1) : 11;
   const marks = legible
     ? Array.from({ length: axis.count }, (_, bin) => ({
-      at: (axis.start(bin) + axis.stop(bin)) / 2, bin, picture: pictureAt(axis.start(bin)),
+      at: middleOf(axis, bin),
+      picture: pictureAt(axis.start(bin)),
       text: shorten(axis.text(bin) || axis.positions(bin), 12),
     }))
-    : ticks(axis.first, axis.last, Math.max(2, Math.min(9, (pixels * axis.count) / apart))).map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
+    : ticks(axis.first, axis.last, Math.max(2, Math.min(9, (pixels * axis.count) / apart)))
+      .map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
   const side = Math.min(28, Math.floor(pixels) - 2); // of pictures
   const width = Math.ceil(Math.max(8, ...marks.map(({ text, picture }) => (
     picture ? side : textWidth(text, size)
@@ -142,7 +146,10 @@ function patchOutlines({ maps, where, map }, { x, y }) {
     const [left, right] = [keys.first, keys.last].map((position) => x(clip(map.keys, position)));
     const [top, bottom] = [queries.first, queries.last].map((position) => y(clip(map.queries, position)));
     if (right - left < 1 || bottom - top < 1) return [];
-    const box = { x: left, y: top, width: right - left, height: bottom - top, class: 'finer', fill: 'none', 'pointer-events': 'none' };
+    const box = {
+      x: left, y: top, width: right - left, height: bottom - top,
+      class: 'finer', fill: 'none', 'pointer-events': 'none',
+    };
     return [
       svg('rect', { ...box, stroke: '#000000', 'stroke-width': 1 }),
       svg('rect', { ...box, stroke: '#ffffff', 'stroke-width': 1, 'stroke-dasharray': '2 2' }),
@@ -157,11 +164,13 @@ function axisLabels(context, frame) {
   const group = svg('g', {}, 
     text('key (attended to) →', { x: left + Math.max(60, width / 2), y: 12, 'text-anchor': 'middle' }),
     text('← query (attends)', {
-      x: 0, y: 0, 'text-anchor': 'middle', transform: `translate(12 ${Math.max(middle, top + 40)}) rotate(-90)`,
+      x: 0, y: 0, 'text-anchor': 'middle',
+      transform: `translate(12 ${Math.max(middle, top + 40)}) rotate(-90)`,
     }));
   const mono = (size) => ({ 'font-family': labelFont, 'font-size': size });
   const image = (picture, side, centre) => svg('image', {
-    href: picture, x: centre[0] - side / 2, y: centre[1] - side / 2, width: side, height: side, 'image-rendering': 'pixelated',
+    href: picture, x: centre[0] - side / 2, y: centre[1] - side / 2, width: side, height: side,
+    'image-rendering': 'pixelated',
   });
   for (const { at, text: words, picture } of rows.marks) {
     group.append(picture ? image(picture, rows.side, [left - 4 - rows.side / 2, y(at)]) : text(words, {
@@ -200,11 +209,13 @@ function legendOf({ map, end, signed }, { left, top, width, height }) {
   }, words);
   const long = Math.min(220, Math.max(130, width * 0.5));
   const y = top + height + 14;
+  const box = { x: left, y, width: long, height: 10 };
+  const rim = { stroke: 'currentColor', 'stroke-opacity': 0.4 };
   const said = (share) => shownWeight(Math.sign(share) * weightOf(Math.abs(share), end));
   const clip = choice.scale === 'clipped' ? ' and more' : '';
   const group = svg('g', {},
-    svg('image', { x: left, y, width: long, height: 10, preserveAspectRatio: 'none', href: barOf(signed) }),
-    svg('rect', { x: left, y, width: long, height: 10, fill: 'none', stroke: 'currentColor', 'stroke-opacity': 0.4 }));
+    svg('image', { ...box, preserveAspectRatio: 'none', href: barOf(signed) }),
+    svg('rect', { ...box, ...rim, fill: 'none' }));
   const shares = signed ? [-1, 0, 1] : [0, 0.5, 1];
   shares.forEach((share, index) => {
     const at = left + (long * index) / 2;
@@ -214,8 +225,10 @@ function legendOf({ map, end, signed }, { left, top, width, height }) {
   });
   let x = left + long + 16;
   const swatch = (paint, words) => {
-    group.append(svg('rect', { x, y, width: 12, height: 10, fill: `rgb(${paint})`, stroke: 'currentColor', 'stroke-opacity': 0.4 }));
-    group.append(svg('text', { x: x + 16, y: y + 9, fill: 'currentColor', 'font-size': 11 }, words));
+    group.append(
+      svg('rect', { x, y, width: 12, height: 10, fill: `rgb(${paint})`, ...rim }),
+      svg('text', { x: x + 16, y: y + 9, fill: 'currentColor', 'font-size': 11 }, words),
+    );
     x += 26 + 6 * words.length;
   };
   if (map.numMasked) swatch(paintOfMasked, 'masked');
@@ -229,7 +242,8 @@ const doubled = (attributes) => markLines.map((line) => (
 
 // The box of some bins, at least two pixels wide.
 function boxOf({ queries, keys }, { x, y }, query, key) {
-  const across = key === null ? [x(keys.first), x(keys.last)] : [x(keys.start(key)), x(keys.stop(key))];
+  const across = key === null
+    ? [x(keys.first), x(keys.last)] : [x(keys.start(key)), x(keys.stop(key))];
   const down = query === null
     ? [y(queries.first), y(queries.last)] : [y(queries.start(query)), y(queries.stop(query))];
   return {
@@ -251,16 +265,18 @@ function chosenMarks(context, frame) {
 // Row and column of the cell under the pointer, and both tokens on the axes.
 function pointedMarks(context, frame, { query, key }) {
   const { left, top, x, y } = frame;
+  const { queries, keys } = context;
   const [row, column] = [boxOf(context, frame, query, null), boxOf(context, frame, null, key)];
   const thin = (box) => svg('rect', {
-    ...box, class: 'pointed', fill: '#ffffff', 'fill-opacity': 0.12, stroke: '#ffffff', 'stroke-opacity': 0.9,
+    ...box, class: 'pointed', fill: '#ffffff', 'fill-opacity': 0.12,
+    stroke: '#ffffff', 'stroke-opacity': 0.9,
   });
   const name = (axis, bin) => shorten(axis.text(bin) || axis.positions(bin), 20);
   return [
     ...[row, column].map(thin),
     ...doubled(boxOf(context, frame, query, key)),
-    ...tag(name(context.queries, query), left - 3, y((context.queries.start(query) + context.queries.stop(query)) / 2), 'end', frame),
-    ...tag(name(context.keys, key), x((context.keys.start(key) + context.keys.stop(key)) / 2), top - 13, 'middle', frame),
+    ...tag(name(queries, query), left - 3, y(middleOf(queries, query)), 'end', frame),
+    ...tag(name(keys, key), x(middleOf(keys, key)), top - 13, 'middle', frame),
   ];
 }
 

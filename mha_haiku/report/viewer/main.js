@@ -7,13 +7,20 @@ function headName(set, layer, head) {
   return `${shorten(set.layers[layer].name, 60)}, head ${shorten(set.layers[layer].heads[head], 60)}`;
 }
 
+const setName = ({ name }, index) => shorten(name || `model ${index + 1}`, 60);
+
 // A head with the set and the example that it is of, where there are several to tell apart.
 function nameOf(where, ...others) {
   const set = page.sets[where.set];
   const parts = [headName(set, where.layer, where.head)];
-  const differs = (name) => others.length && others.some((other) => other[name] !== where[name]);
-  if (differs('set') || (!others.length && page.sets.length > 1)) parts.unshift(shorten(set.name || `model ${where.set + 1}`, 60));
-  if (differs('example') || (!others.length && set.examples.length > 1)) parts.push(shorten(set.examples[where.example].name, 60));
+  // Beside others only what differs from them is said.
+  const said = (name, count) => (
+    others.length ? others.some((other) => other[name] !== where[name]) : count > 1
+  );
+  if (said('set', page.sets.length)) parts.unshift(setName(set, where.set));
+  if (said('example', set.examples.length)) {
+    parts.push(shorten(set.examples[where.example].name, 60));
+  }
   return parts.join(' · ');
 }
 
@@ -87,7 +94,8 @@ function stageRoom() {
     width: Math.max(240, stage.clientWidth),
     // Below each other (on a phone) each part has the window for itself.
     height: window.innerWidth < 900
-      ? Math.max(360, window.innerHeight - 140) : Math.max(320, Math.min(900, window.innerHeight - top - 16)),
+      ? Math.max(360, window.innerHeight - 140)
+      : Math.max(320, Math.min(900, window.innerHeight - top - 16)),
   };
 }
 
@@ -110,7 +118,8 @@ function showOnStage(wanted) {
     shown = wanted.map(() => {
       const made = view.create();
       const caption = make('figcaption');
-      return { ...made, name: view.name, caption, figure: make('figure', '', {}, caption, made.element) };
+      const figure = make('figure', '', {}, caption, made.element);
+      return { ...made, name: view.name, caption, figure };
     });
     element('stage').replaceChildren(...shown.map(({ figure }) => figure));
   }
@@ -196,7 +205,10 @@ function prepare() {
   element('tools').append(saveButtons(() => element('stage'), () => shown[0].context));
   shownPanels = panels.map((panel) => {
     const made = panel.create();
-    const box = make('section', '', { className: `panel ${panel.name}`, hidden: true }, make('h3', panel.label), made.element);
+    const box = make(
+      'section', '', { className: `panel ${panel.name}`, hidden: true },
+      make('h3', panel.label), made.element,
+    );
     element('panels').append(box);
     return { ...panel, ...made, box };
   });

@@ -141,13 +141,15 @@ const pixelRatio = () => Math.min(2, window.devicePixelRatio || 1);
 function sizeThumbnails(set, box) {
   const known = numberNames(set);
   const wished = ['role', 'importance', 'entropy'].filter((name) => known.includes(name));
-  overview.lines = choice.beside === 'all' ? (wished.length ? wished : known.slice(0, 3)) : [choice.beside].filter(Boolean);
+  if (choice.beside !== 'all') overview.lines = [choice.beside].filter(Boolean);
+  else overview.lines = wished.length ? wished : known.slice(0, 3);
   const most = Math.max(1, ...set.layers.map(({ heads }) => heads.length));
   const high = overviewRoom() / Math.max(1, set.layers.length);
   overview.side = 56;
   if (choice.order) return;
   const fit = (lines) => Math.min(
-    largestSide, Math.floor((box.clientWidth - 70) / most) - 6, Math.floor(high - captionLine * (lines + 1) - 10),
+    largestSide, Math.floor((box.clientWidth - 70) / most) - 6,
+    Math.floor(high - captionLine * (lines + 1) - 10),
   );
   while (overview.lines.length && fit(overview.lines.length) < captionFrom) overview.lines.pop();
   overview.side = fit(overview.lines.length);

@@ -4,7 +4,9 @@ const mostRows = 24;
 const mostColumns = 24;
 
 function buildTable() {
-  element('table-box').addEventListener('toggle', () => { if (shown.length) updateTable(shown[0].context); });
+  element('table-box').addEventListener('toggle', () => {
+    if (shown.length) updateTable(shown[0].context);
+  });
 }
 
 function updateTable(context) {
@@ -19,13 +21,17 @@ function updateTable(context) {
   const head = make('tr', '', {}, make('th', 'query \\ key', { scope: 'col' }), ...columns.map((key) => (
     make('th', place(keys, key), { scope: 'col' })
   )));
-  const cell = (query, key) => make('td', map.masked(query, key) ? 'masked' : shownWeight(map.at(query, key)));
+  const cell = (query, key) => (
+    make('td', map.masked(query, key) ? 'masked' : shownWeight(map.at(query, key)))
+  );
   element('table').replaceChildren(
-    make('caption', `${nameOf(context.where)}: ${rows.length} of ${plural(queries.count, 'query').replace('querys', 'queries')} `
+    make('caption', `${nameOf(context.where)}: ${rows.length} of `
+      + `${plural(queries.count, 'query', 'queries')} `
       + `and ${columns.length} of ${plural(keys.count, 'key')}, around the chosen ones`),
     make('thead', '', {}, head),
     make('tbody', '', {}, ...rows.map((query) => make(
-      'tr', '', {}, make('th', place(queries, query), { scope: 'row' }), ...columns.map((key) => cell(query, key)),
+      'tr', '', {}, make('th', place(queries, query), { scope: 'row' }),
+      ...columns.map((key) => cell(query, key)),
     ))),
   );
 }

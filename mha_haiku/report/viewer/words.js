@@ -26,15 +26,16 @@ function shorten(text, most) {
   return characters.length > most ? `${characters.slice(0, most - 1).join('')}…` : text;
 }
 
-const plural = (count, noun) => `${count} ${noun}${count === 1 ? '' : 's'}`;
+const plural = (count, noun, many = `${noun}s`) => `${count} ${count === 1 ? noun : many}`;
 
 function shownWeight(weight) {
   if (Number.isNaN(weight)) return 'not a number (NaN)';
   const digits = page.precision < 0.0001 ? 4 : 3;
   const text = Math.abs(weight).toFixed(digits);
-  const sign = weight < 0 ? '−' : '';
-  if (weight !== 0 && Number(text) === 0) return `${sign}${sign ? 'above ' : ''}below ${10 ** -digits}`;
-  return sign + text;
+  if (weight !== 0 && Number(text) === 0) {
+    return weight < 0 ? `above −${10 ** -digits}` : `below ${10 ** -digits}`;
+  }
+  return weight < 0 ? `−${text}` : text;
 }
 
 // A number of a head, to three digits or fewer.

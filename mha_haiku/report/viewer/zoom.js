@@ -44,7 +44,10 @@ function listenToMap(drawing, marks, now) {
     const to = spot(event);
     if (Math.hypot(to[0] - from[0], to[1] - from[1]) < dragAtLeast) return;
     const [[query, key], [lastQuery, lastKey]] = [positions(from), positions(to)];
-    zoomTo(Math.min(query, lastQuery), Math.max(query, lastQuery), Math.min(key, lastKey), Math.max(key, lastKey));
+    zoomTo(
+      Math.min(query, lastQuery), Math.max(query, lastQuery),
+      Math.min(key, lastKey), Math.max(key, lastKey),
+    );
     drawing.dataset.dragged = 'yes';
   });
   drawing.addEventListener('click', (event) => {
@@ -90,11 +93,10 @@ function walkOnMap(event, context) {
     const [down, right] = arrows[event.key];
     const within = (bin, axis) => Math.max(0, Math.min(axis.count - 1, bin));
     const goal = { query: query + down, key: key + right };
-    if (choice.zoom && (goal.query !== within(goal.query, queries) || goal.key !== within(goal.key, keys))) {
-      moveWindow(Math.sign(down), Math.sign(right));
-    } else {
-      chooseCell(context, { query: within(goal.query, queries), key: within(goal.key, keys) });
-    }
+    const kept = { query: within(goal.query, queries), key: within(goal.key, keys) };
+    const isOutside = kept.query !== goal.query || kept.key !== goal.key;
+    if (choice.zoom && isOutside) moveWindow(Math.sign(down), Math.sign(right));
+    else chooseCell(context, kept);
   } else if (event.key === 'Home') choose({ key: keys.first });
   else if (event.key === 'End') choose({ key: keys.last - 1 });
   else if (zooms[event.key]) zoomBy(zooms[event.key], choice.query, choice.key);
