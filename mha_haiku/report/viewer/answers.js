@@ -86,7 +86,10 @@ function answersPanel() {
       }
       const chosen = answers.whole ? -1 : answers.shown.findIndex(([position]) => position === context.choice.query);
       for (const cell of table.querySelectorAll('.chosen-answer')) cell.classList.remove('chosen-answer');
-      for (const { cells } of table.rows) cells[chosen + 1]?.classList.toggle('chosen-answer', chosen >= 0);
+      if (chosen < 0) return;
+      for (const { cells } of table.rows) cells[chosen + 1].classList.add('chosen-answer');
+      const place = table.rows[0].cells[chosen + 1].offsetLeft - scroll.clientWidth / 2;
+      if (Math.abs(place - scroll.scrollLeft) > scroll.clientWidth / 3) scroll.scrollLeft = place;
     },
   };
 }

@@ -124,7 +124,7 @@ function distancesView() {
       svg('line', { class: 'axis-line', x1: frame.left, x2: frame.left + frame.width, y1: y(0), y2: y(0) }),
     );
     // A tick stands at the middle of the bar that holds its distance.
-    for (const tick of roundTicks((first + start) * width, (first + stop - 1) * width, Math.max(3, Math.floor(frame.width / 70)))) {
+    for (const tick of roundTicks((first + start) * width, (first + stop - 1) * width, Math.max(3, Math.floor(frame.width / 60)))) {
       const at = x(tick / width - first + 0.5);
       if (!Number.isInteger(tick) || at < frame.left || at > frame.left + frame.width) continue;
       picture.append(
@@ -134,7 +134,7 @@ function distancesView() {
     }
     picture.append(svg('text', {
       class: 'axis-name', x: frame.left + frame.width / 2, y: y(0) + 35, 'text-anchor': 'middle',
-    }, 'distance from query to key, positions (0: itself, above 0: back)'));
+    }, 'positions back from the query'));
     const cursor = svg('rect', { class: 'bar-pointed', y: frame.top, height: frame.height, width: Math.max(1, frame.width / count), visibility: 'hidden' });
     picture.append(cursor);
     holder.replaceChildren(picture);

@@ -60,7 +60,7 @@ function show(strongest) {
   const { shown: wanted, reason } = shownContexts(stageRoom());
   element('compare-note').textContent = reason ?? '';
   element('detail-title').textContent = nameOf({ ...choice });
-  showTabs(wanted[0].context);
+  showTabs(wanted);
   showOnStage(wanted);
   for (const panel of shownPanels) {
     panel.box.hidden = !panel.shows(wanted[0].context);
@@ -99,14 +99,16 @@ function stageRoom() {
   };
 }
 
-function showTabs(context) {
-  const possible = views.filter((view) => view.shows(context));
+// The views that can show all that is wanted.
+function showTabs(wanted) {
+  const possible = views.filter((view) => wanted.every(({ context }) => view.shows(context)));
   if (!possible.some(({ name }) => name === choice.view)) choice.view = 'map';
   for (const tab of element('views').children) {
     tab.hidden = !possible.some(({ name }) => name === tab.value);
     tab.setAttribute('aria-selected', String(tab.value === choice.view));
     tab.tabIndex = tab.value === choice.view ? 0 : -1;
   }
+  element('map-hint').hidden = choice.view !== 'map';
   element('stage').setAttribute('aria-labelledby', `view-${choice.view}`);
 }
 

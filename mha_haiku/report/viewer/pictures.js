@@ -60,7 +60,7 @@ function patchesView() {
     const largest = Math.max(...patches.map((patch) => weightOf(chosen, patch) || 0)) || 1;
     const box = (patch, attributes) => svg('rect', {
       x: cell * ((patch - first) % columns), y: cell * Math.floor((patch - first) / columns),
-      width: cell, height: cell, ...attributes,
+      width: cell, height: cell, 'shape-rendering': 'crispEdges', ...attributes,
     });
     const sheet = (name, ...below) => svg('svg', {
       width: width + 4, height: height + 4, viewBox: `-2 -2 ${width + 4} ${height + 4}`,
@@ -79,7 +79,7 @@ function patchesView() {
       href: picturesOf.get(images)[0], class: 'pixels', width, height, preserveAspectRatio: 'none',
     });
     const figure = make(
-      'figure', '', {}, make('figcaption', title),
+      'div', '', { className: 'patch-figure' }, make('p', title, { className: 'patch-title' }),
       make(
         'div', '', { className: 'patch-pair' },
         sheet('picture', picture, ...filled((weight) => ({

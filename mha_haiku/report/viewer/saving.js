@@ -31,7 +31,7 @@ const drawnStyle = [
   ['dominant-baseline', 'auto'], ['display', 'inline'],
 ];
 const keptAttributes = new Set(['x', 'y', 'x1', 'x2', 'y1', 'y2', 'cx', 'cy', 'r', 'rx', 'ry', 'dx', 'dy',
-  'd', 'width', 'height', 'viewBox', 'href', 'transform', 'preserveAspectRatio', 'points']);
+  'd', 'width', 'height', 'viewBox', 'href', 'transform', 'preserveAspectRatio', 'points', 'shape-rendering']);
 
 // A drawing of the page, copied with its style in its attributes.
 function copyDrawing(drawing, inherited = {}) {

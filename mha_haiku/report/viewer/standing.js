@@ -28,10 +28,10 @@ function standingPanel() {
       svg('title', {}, `All heads: ${shownNumber(low)} to ${shownNumber(high)}`),
       svg('line', { class: 'axis-line', x1: 2, x2: size.width - 2, y1: middle, y2: middle }),
       // Round ends of lines without length are dots: one element for 1,024 heads. They lie
-      // at five heights, so that close ones are told apart.
+      // at seven heights, so that close ones are told apart.
       svg('path', {
-        class: 'strip-dots',
-        d: all.map((number, rank) => `M${x(number).toFixed(1)} ${middle + 2.6 * ((3 * rank) % 5 - 2)}h0`).join(''),
+        class: all.length > 200 ? 'strip-dots many' : 'strip-dots',
+        d: all.map((number, rank) => `M${x(number).toFixed(1)} ${middle + 2.4 * ((3 * rank) % 7 - 3)}h0`).join(''),
       }),
     );
     if (value !== null && error !== null) {
