@@ -131,6 +131,7 @@ class Example(NamedTuple):
       images: What the keys look like, or None.
       patches: Finer parts of pooled maps.
       channels: For each layer what its scores are made of, or None.
+      is_mean: Whether it is the mean of examples, and no input.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Example(NamedTuple):
     images: Images | None = None
     patches: tuple[Patch, ...] = ()
     channels: tuple[Channels | None, ...] | None = None
+    is_mean: bool = False
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
@@ -243,6 +245,7 @@ def of_maps(
                 Axis(unknown, saved.query_edges),
                 Axis(unknown, saved.key_edges),
                 saved.means,
+                is_mean=True,
             )
         )
     name = name or saved.title

@@ -16,6 +16,7 @@ from mha_haiku.report.dossier import Dossier, MapSet
 _ROUNDINGS = {0.0: 1.0, 0.002: 0.57, 0.004: 0.42, 0.008: 0.31, 0.016: 0.21}
 _FEWEST_BINS = 16
 _BYTES_PER_CELL = 0.15  # of a page of such maps, rounded; for a first guess
+_PATCH_BYTES = 300  # of a patch without its weights
 _STEPS = 40
 
 
@@ -28,7 +29,7 @@ class Cut(NamedTuple):
       join: How many bins, along queries and keys, become one.
       rounding: To what multiples weights are rounded.
       channels: Whether there are queries and keys.
-      patches: Whether there are finer parts.
+      patches: How many finer parts there are, those with the most mass.
     """
 
     examples: int
@@ -36,7 +37,7 @@ class Cut(NamedTuple):
     join: int = 1
     rounding: float = 0.0
     channels: bool = True
-    patches: bool = True
+    patches: int = 2**31
 
 
 def fitted(
@@ -45,8 +46,9 @@ def fitted(
     """Returns as much of a dossier as fits, and what was rendered of it.
 
     Queries and keys go first; then weights are rounded, down to 0.016, of which the
-    page says its precision; then all examples go but one, and finer parts; then the
-    grain becomes coarser, and last there are fewer heads. Notes say so.
+    page says its precision; then all examples go but one (a mean of examples stays),
+    and finer parts, of which there are never more than take a third of the room; then
+    the grain becomes coarser, and last there are fewer heads. Notes say so.
 
     Args:
       whole: All that there is.
@@ -73,13 +75,17 @@ def fitted(
 
 def _guess(whole, budget) -> Cut:
     """Returns what may fit, so that a page is not made many times over."""
-    num_examples = max(len(each.examples) for each in whole.sets)
+    num_examples = _num_examples(whole)
     num_heads = max(len(layer.heads) for each in whole.sets for layer in each.layers)
     cells = sum(
         sum(weights.size for weights in each.examples[0].weights) for each in whole.sets
     )
     room = budget / _BYTES_PER_CELL
     cut = Cut(max(1, min(num_examples, int(room // max(cells, 1)))), num_heads)
+    parts = _patches(whole)
+    if parts:
+        size = sum(patch.weights.size for patch in parts) / len(parts)
+        cut = cut._replace(patches=int(budget / 3 / (_PATCH_BYTES + size / 2)))
     while cells / cut.join**2 > 4 * room and _bins(whole, cut.join + 1) >= _FEWEST_BINS:
         cut = cut._replace(join=cut.join + 1)
     return cut
@@ -97,8 +103,8 @@ def _smaller(whole, cut, excess) -> Cut | None:
         return cut._replace(rounding=(enough or coarser[-1:])[0])
     if cut.examples > 1:
         return cut._replace(examples=max(1, int(cut.examples / max(excess, 1.2))))
-    if cut.patches and any(example.patches for example in examples):
-        return cut._replace(patches=False)
+    if min(cut.patches, len(_patches(whole))):
+        return cut._replace(patches=min(cut.patches, len(_patches(whole))) // 2)
     if _bins(whole, cut.join + 1) >= _FEWEST_BINS:
         return cut._replace(join=cut.join + 1)
     if cut.heads > 1:
@@ -116,8 +122,32 @@ def _bins(whole, join) -> int:
     )
 
 
+def _num_examples(whole) -> int:
+    return max(1, *(sum(not x.is_mean for x in each.examples) for each in whole.sets))
+
+
+def _patches(whole) -> list[dossier.Patch]:
+    return [
+        patch
+        for each in whole.sets
+        for example in each.examples
+        for patch in example.patches
+    ]
+
+
+def _least_mass(whole, cut) -> float:
+    """Returns the mass that a patch must have to be among those that are shown."""
+    masses = sorted(map(_mass, _patches(whole)), reverse=True)
+    return masses[cut.patches] if cut.patches < len(masses) else -1.0
+
+
+def _mass(patch) -> float:
+    return float(np.nansum(patch.weights * np.diff(patch.query_edges)[:, None]))
+
+
 def _with(whole, cut, budget) -> Dossier:
-    sets = tuple(_cut_set(each, cut) for each in whole.sets)
+    least = _least_mass(whole, cut)
+    sets = tuple(_cut_set(each, cut, least) for each in whole.sets)
     matches = whole.matches
     if matches is not None:
         matches = matches[:, : cut.heads]
@@ -144,7 +174,7 @@ def _notes(whole, cut, budget) -> list[str]:
             f"up to {widths[1]} keys together."
         )
     fits = f"fit the {budget:,} bytes of this view"
-    total = max(len(each.examples) for each in whole.sets)
+    total = _num_examples(whole)
     if cut.examples < total:
         notes.append(f"Of {total} examples the first {cut.examples} {fits}.")
     total = max(len(layer.heads) for each in whole.sets for layer in each.layers)
@@ -153,7 +183,7 @@ def _notes(whole, cut, budget) -> list[str]:
     return notes
 
 
-def _cut_set(each: MapSet, cut: Cut) -> MapSet:
+def _cut_set(each: MapSet, cut: Cut, least: float) -> MapSet:
     layers = tuple(
         layer._replace(heads=layer.heads[: cut.heads]) for layer in each.layers
     )
@@ -171,12 +201,14 @@ def _cut_set(each: MapSet, cut: Cut) -> MapSet:
         for name, number in each.numbers.items()
     }
     roles = each.roles and dossier.Roles(*map(columns, each.roles))
-    examples = tuple(_cut_example(x, cut) for x in each.examples[: cut.examples])
+    inputs = [x for x in each.examples if not x.is_mean][: cut.examples]
+    kept = (*inputs, *(x for x in each.examples if x.is_mean))
+    examples = tuple(_cut_example(x, cut, least) for x in kept)
     return each._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
 
 
-def _cut_example(example, cut):
-    patches = example.patches if cut.patches else ()
+def _cut_example(example, cut, least):
+    patches = [patch for patch in example.patches if _mass(patch) > least]
     channels = example.channels if cut.channels else None
     if channels is not None:
         channels = tuple(

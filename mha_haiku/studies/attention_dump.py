@@ -25,6 +25,7 @@ from mha_haiku.studies.workbench import Bench
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
+_PAGE_BYTES = 2_000_000
 _PICTURE = re.compile(r"layer_\d{2,}\.png")
 
 
@@ -199,7 +200,8 @@ def write_report(
     """
     folder = Path(folder).expanduser()
     saved = report.maps.load(folder / "maps.npz")
-    page = report.page.render(dossiers.of_maps(folder, compare=compare))
+    shown = dossiers.of_maps(folder, compare=compare)
+    _, page = report.fitting.fitted(shown, _PAGE_BYTES, _rendered)
     written = []
     if report.drawing.is_possible():
         pictures = report.figures.pictures(saved)
@@ -209,6 +211,11 @@ def write_report(
         if _PICTURE.fullmatch(path.name) and path not in written:
             path.unlink()
     return [*written, files.write(folder / "index.html", page)]
+
+
+def _rendered(shown):
+    page = report.page.render(shown)
+    return page, len(page.encode())
 
 
 def _drawn(pictures, count):

@@ -1,0 +1,64 @@
+"""What is left of a dossier in little room: rounded, fewer, coarser, and said so."""
+
+import numpy as np
+import pytest
+
+from mha_haiku.report import dossier, fitting, page
+
+L, H, T, N = 2, 3, 48, 4
+
+
+def _render(shown):
+    text = page.to_json(page.contents(shown))
+    return shown, len(text)
+
+
+@pytest.fixture
+def large(rng):
+    """A dossier of random maps with a mean and patches of rising mass."""
+    axis = dossier.Axis(("ab",) * T * 2, 2 * np.arange(T + 1))
+
+    def maps():
+        scores = np.exp(3 * rng.normal(size=(H, T, T)))
+        return scores / scores.sum(-1, keepdims=True)
+
+    def patch(i):
+        edges = np.arange(17)
+        return dossier.Patch(0, i % H, edges, edges, np.full((16, 16), (i + 1) / 1e3))
+
+    parts = tuple(map(patch, range(100)))
+    examples = [
+        dossier.Example(str(n), axis, axis, (maps(),) * L, patches=parts if n else ())
+        for n in range(N)
+    ]
+    examples.append(dossier.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
+    layers = tuple(dossier.Layer(str(i), tuple("012")) for i in range(L))
+    return dossier.Dossier("", (dossier.MapSet("", layers, tuple(examples)),))
+
+
+def test_what_fits_is_left_as_it_is(large):
+    shown, given = fitting.fitted(large, 10**7, _render)
+    assert given is shown
+    assert len(shown.sets[0].examples) == N + 1 and not shown.rounding
+    assert shown.notes[0].startswith("Pooled")
+
+
+@pytest.mark.parametrize("share", [0.6, 0.3, 0.1, 0.03])
+def test_what_does_not_fit_is_made_to(large, share):
+    budget = int(share * _render(large)[1])
+    shown, _ = fitting.fitted(large, budget, _render)
+    assert _render(shown)[1] <= budget
+    (maps,) = shown.sets
+    assert maps.examples[-1].is_mean
+    assert shown.rounding
+    for example in maps.examples:
+        for weights in example.weights:
+            np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_patches_with_the_most_mass_stay(large):
+    budget = int(0.3 * _render(large)[1])
+    shown, _ = fitting.fitted(large, budget, _render)
+    kept = [x.patches for x in shown.sets[0].examples]
+    masses = sorted(float(p.weights[0, 0]) for parts in kept for p in parts)
+    assert masses and min(masses) > 0.03 and max(masses) == 0.1
