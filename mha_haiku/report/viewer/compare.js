@@ -10,7 +10,8 @@ function partner() {
   if (kind === 'head') [here.layer, here.head] = [first, second];
   if (kind === 'set') {
     here.set = first;
-    const head = page.sets[first] && headIn(here, first);
+    if (!page.sets[first]) return { reason: 'There is no such model on this page.' };
+    const head = headIn(here, first);
     if (!head) return { reason: 'The other model has no such head.' };
     [here.layer, here.head] = head;
   }
