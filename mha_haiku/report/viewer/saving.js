@@ -72,7 +72,7 @@ function textLines(node) {
     const line = lines[lines.length - 1];
     if (!box.width) { if (line) line[0] += character; continue; }
     if (line && Math.abs(box.top - line[1].top) < 2) line[0] += character;
-    else lines.push([character, box]);
+    else if (!lines.length || character.trim()) lines.push([character, box]);
   }
   return lines;
 }
@@ -129,7 +129,7 @@ function copyBox(part, style, origin) {
 // All that is seen of an element, as drawings in the coordinates of `origin`.
 function copySeen(part, origin) {
   if (part.nodeType === Node.TEXT_NODE) return copyText(part, origin);
-  if (part.nodeType !== Node.ELEMENT_NODE || part.matches(unsaved)) return [];
+  if (part.nodeType !== Node.ELEMENT_NODE) return [];
   const style = getComputedStyle(part);
   const box = part.getBoundingClientRect();
   if (style.display === 'none' || style.visibility === 'hidden') return [];
@@ -149,12 +149,14 @@ function copySeen(part, origin) {
       ...place, href, preserveAspectRatio: 'none', 'image-rendering': style.imageRendering,
     })];
   }
-  return [...boxes, ...[...part.childNodes].flatMap((child) => copySeen(child, origin))];
+  const copies = [...boxes, ...[...part.childNodes].flatMap((child) => copySeen(child, origin))];
+  return style.opacity === '1' ? copies : [svg('g', { opacity: style.opacity }, ...copies)];
 }
 
 // The text of an SVG file that shows what is seen of `part`, below a line that names it.
 function pictureFile(part, heading) {
-  // All of what scrolls is drawn: it is opened for the time that it is measured in.
+  // All of what scrolls is drawn, and what is not saved leaves no gap: the page is changed
+  // for the time that it is measured in, too short to be seen.
   const scrolling = [...part.querySelectorAll('*')].filter((inside) => (
     /auto|scroll/.test(getComputedStyle(inside).overflowY + getComputedStyle(inside).overflowX)
   ));
@@ -163,6 +165,8 @@ function pictureFile(part, heading) {
     inside.style.maxHeight = 'none';
     inside.style.overflow = 'visible';
   }
+  const left = [...part.querySelectorAll(unsaved)];
+  for (const inside of left) inside.style.display = 'none';
   try {
     const style = getComputedStyle(document.body);
     const [margin, above] = [12, 34];
@@ -184,6 +188,7 @@ function pictureFile(part, heading) {
     );
     return { text: new XMLSerializer().serializeToString(picture), width, height };
   } finally {
+    for (const inside of left) inside.style.display = '';
     scrolling.forEach((inside, index) => {
       inside.style.maxHeight = '';
       inside.style.overflow = '';
