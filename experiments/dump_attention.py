@@ -34,6 +34,7 @@ FLAGS = command_line.flag_values(
         ),
         "compare": (str, None, "Folder of another run to show beside it."),
         "weights": (bool, False, "Write whole maps of long inputs too."),
+        **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
     }
 )
@@ -45,6 +46,7 @@ def main() -> None:
     from mha_haiku.studies import attention_dump
     from mha_haiku.studies.workbench import Bench
 
+    formats = shared_flags.formats(FLAGS)
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,
@@ -57,7 +59,7 @@ def main() -> None:
     )
     if not cluster.leave():
         return
-    attention_dump.write_report(maps.parent, compare=FLAGS.compare)
+    attention_dump.write_report(maps.parent, formats, compare=FLAGS.compare)
     print(f"Attention maps: {maps.parent / 'index.html'}")
 
 

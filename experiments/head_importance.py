@@ -26,6 +26,7 @@ FLAGS = command_line.flag_values(
         ),
         "closing": (str, "mean", "What closed heads pass on: zero, mean or resample."),
         "out": (str, None, "Folder to write to; <workdir>/heads if left out."),
+        **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
     }
 )
@@ -37,6 +38,7 @@ def main() -> None:
     from mha_haiku.studies import head_importance
     from mha_haiku.studies.workbench import Bench
 
+    formats = shared_flags.formats(FLAGS)
     result = head_importance.measure(
         Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
@@ -46,7 +48,7 @@ def main() -> None:
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
-    written = head_importance.write(result, folder)
+    written = head_importance.write(result, folder, formats)
     print(result.title, result.text(), sep="\n\n")
     print("\nNumbers, and heads by layer:", *written, sep="\n  ")
 

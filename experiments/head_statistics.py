@@ -19,6 +19,7 @@ FLAGS = command_line.flag_values(
         "examples": (int, 64, "Number of held-out examples to average over."),
         "layers": (list, None, "Layers, as 0,2; all if left out."),
         "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
+        **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
     }
 )
@@ -30,6 +31,7 @@ def main() -> None:
     from mha_haiku.studies import head_statistics
     from mha_haiku.studies.workbench import Bench
 
+    formats = shared_flags.formats(FLAGS)
     result = head_statistics.measure(
         Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
@@ -38,7 +40,7 @@ def main() -> None:
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    written = head_statistics.write(result, folder)
+    written = head_statistics.write(result, folder, formats)
     print(result.title, result.text(), sep="\n\n")
     print(
         "\nAll statistics with standard errors, and heads by layer:",

@@ -14,7 +14,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -34,6 +34,7 @@ FLAGS = command_line.flag_values(
         "beside": (str, None, "Another order to draw beside in a sweep: random."),
         "steps": (int, 0, "Further training steps of the pruned model."),
         "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
+        **shared_flags.PICTURES,
     }
 )
 
@@ -44,6 +45,7 @@ def main() -> None:
     from mha_haiku.studies import pruning
     from mha_haiku.studies.workbench import Bench
 
+    formats = shared_flags.formats(FLAGS)
     asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")
     if not FLAGS.sweep:
@@ -52,7 +54,7 @@ def main() -> None:
     result = pruning.prune(Bench.load(FLAGS.workdir, FLAGS.step), asked)
     print(pruning.text(result))
     if FLAGS.sweep:
-        written = pruning.write(result, pathlib.Path(FLAGS.workdir, "heads"))
+        written = pruning.write(result, pathlib.Path(FLAGS.workdir, "heads"), formats)
         print("\nNumbers, and the curve:", *written, sep="\n  ")
         return
     print(f"\nPruned run: {pruning.save(result, out, steps=FLAGS.steps)}")

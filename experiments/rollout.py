@@ -12,7 +12,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line, config_files
+from experiments import command_line, config_files, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -22,6 +22,7 @@ FLAGS = command_line.flag_values(
         "examples": (int, 256, "Number of held-out examples."),
         "flow_examples": (int, 32, "Number of these for which flow is computed."),
         "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
+        **shared_flags.PICTURES,
     }
 )
 
@@ -32,6 +33,7 @@ def main() -> None:
     from mha_haiku.studies import rollouts
     from mha_haiku.studies.workbench import Bench
 
+    formats = shared_flags.formats(FLAGS)
     paper = config_files.load("configs/papers/rollout.py")
     if FLAGS.train:
         loop.train(paper, FLAGS.workdir)
@@ -47,7 +49,7 @@ def main() -> None:
         published=rollouts.PUBLISHED if is_paper else None,
     )
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    written = rollouts.write(study, folder)
+    written = rollouts.write(study, folder, formats)
     table = rollouts.table(study).text()
     print(study.title, table, rollouts.verdict(study), sep="\n\n")
     print("\nNumbers, and their curves:", *written, sep="\n  ")

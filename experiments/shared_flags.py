@@ -25,6 +25,9 @@ DISTRIBUTED = {
     "process_id": (int, None, "Which one this is, from 0; if left out, likewise."),
     "join_seconds": (int, 60, "Seconds to wait for the other processes at the start."),
 }
+PICTURES = {
+    "format": (str, "png", "Formats of pictures, as png,svg,pdf; each a file."),
+}
 COMPILATION_CACHE = {
     "compilation_cache": (
         str,
@@ -53,6 +56,17 @@ def use_compilation_cache(folder: str) -> None:
     # By default jax stores programs that took a second to compile; most here take less.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def formats(values: flags.FlagValues) -> tuple[str, ...]:
+    """Returns the formats of pictures that `--format` names.
+
+    Raises:
+      ConfigError: If matplotlib has no such format.
+    """
+    from mha_haiku.report import drawing
+
+    return drawing.check_formats([word for word in values.format.split(",") if word])
 
 
 def join(values: flags.FlagValues) -> None:

@@ -33,6 +33,7 @@ FLAGS = command_line.flag_values(
             "Resume a run even though its config was different.",
         ),
         **shared_flags.COMPILATION_CACHE,
+        **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
     }
 )
@@ -44,6 +45,7 @@ def main(config) -> int:
     from mha_haiku.studies import attention_dump, learning_curve, snapshots, timeline
     from mha_haiku.studies.workbench import Bench
 
+    formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
     summary = loop.train(
@@ -67,9 +69,9 @@ def main(config) -> int:
     if not cluster.leave():
         return 0
     progress.say("drawing")
-    attention_dump.write_report(maps.parent)
-    learning_curve.draw(workdir)
-    picture = timeline.draw(workdir)
+    attention_dump.write_report(maps.parent, formats)
+    learning_curve.draw(workdir, formats)
+    picture = timeline.draw(workdir, formats)
     if picture is not None:
         print(f"Heads in time:  {picture}")
     print(f"Summary:        {workdir / 'summary.json'}")

@@ -26,7 +26,9 @@ _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 _PAGE_BYTES = 2_000_000
-_PICTURE = re.compile(r"layer_\d{2,}\.png")
+_PICTURE = re.compile(
+    r"layer_\d{2,}\.(png|svgz?|pdf|e?ps|pgf|jpe?g|tiff?|webp|gif|avif|raw|rgba)"
+)
 
 
 def dump(
@@ -179,7 +181,10 @@ def dump(
 
 
 def write_report(
-    folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
+    folder: str | os.PathLike,
+    formats: Sequence[str] = ("png",),
+    *,
+    compare: str | os.PathLike | None = None,
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
 
@@ -189,6 +194,7 @@ def write_report(
 
     Args:
       folder: Where `maps.npz` is, and where the report goes.
+      formats: Of the pictures' files.
       compare: The folder of another run that the page compares with; see `dossiers`.
 
     Returns:
@@ -204,8 +210,8 @@ def write_report(
     _, page = report.fitting.fitted(shown, _PAGE_BYTES, _rendered)
     written = []
     if report.drawing.is_possible():
-        pictures = report.figures.pictures(saved)
-        for name, picture in _drawn(pictures, saved.num_layers):
+        pictures = report.figures.pictures(saved, formats)
+        for name, picture in _drawn(pictures, saved.num_layers * len(formats)):
             written.append(files.write(folder / name, picture))
     for path in folder.iterdir():
         if _PICTURE.fullmatch(path.name) and path not in written:
@@ -220,7 +226,7 @@ def _rendered(shown):
 
 def _drawn(pictures, count):
     """Yields the pictures, with a progress bar."""
-    with progress.Bar(count, unit="layer", name="attention", doing="drawing") as bar:
+    with progress.Bar(count, unit="picture", name="attention", doing="drawing") as bar:
         for picture in pictures:
             yield picture
             bar.advance()

@@ -66,10 +66,10 @@ class HeadImportance(NamedTuple):
             f"in between\n\n{agreement}\nagreement: Spearman's rank correlation"
         )
 
-    def picture(self) -> bytes:
-        """Returns the heads by layer and by rank, as the bytes of a PNG file."""
+    def picture(self, format: str = "png") -> bytes:
+        """Returns the heads by layer and by rank, as the bytes of a file."""
         return report.heads.importance_picture(
-            self.numbers, title=self.title, heads=self.heads
+            self.numbers, title=self.title, heads=self.heads, format=format
         )
 
 
@@ -140,12 +140,17 @@ def measure(
     )
 
 
-def write(result: HeadImportance, folder: str | os.PathLike) -> list[Path]:
+def write(
+    result: HeadImportance,
+    folder: str | os.PathLike,
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
     """Writes head_importance.csv, a line per head, and an .npz and a picture of it.
 
     Args:
       result: What to write.
       folder: The folder to write to; created if it is missing.
+      formats: Of the picture's files.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture.
@@ -159,6 +164,7 @@ def write(result: HeadImportance, folder: str | os.PathLike) -> list[Path]:
     arrays["step"] = np.array(result.step)
     files.write_arrays(Path(folder) / "head_importance.npz", arrays)
     if report.drawing.is_possible():
-        path = Path(folder) / "head_importance.png"
-        written.append(files.write(path, result.picture()))
+        for kind in formats:
+            path = Path(folder) / f"head_importance.{kind}"
+            written.append(files.write(path, result.picture(kind)))
     return written

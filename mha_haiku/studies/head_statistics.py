@@ -67,10 +67,10 @@ class HeadStatistics(NamedTuple):
             "al. 2019)"
         )
 
-    def picture(self) -> bytes:
-        """Returns a heat map of each statistic, as the bytes of a PNG file."""
+    def picture(self, format: str = "png") -> bytes:
+        """Returns a heat map of each statistic, as the bytes of a file."""
         return report.heads.statistics_picture(
-            self.numbers, title=self.title, layers=self.layers
+            self.numbers, title=self.title, layers=self.layers, format=format
         )
 
 
@@ -188,12 +188,17 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
         return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
 
 
-def write(result: HeadStatistics, folder: str | os.PathLike) -> list[Path]:
+def write(
+    result: HeadStatistics,
+    folder: str | os.PathLike,
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
     """Writes head_statistics.csv, a line per head, and the picture beside it.
 
     Args:
       result: What to write.
       folder: The folder to write to; created if it is missing.
+      formats: Of the picture's files.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture. The
@@ -205,6 +210,7 @@ def write(result: HeadStatistics, folder: str | os.PathLike) -> list[Path]:
     """
     written = [files.write(Path(folder) / "head_statistics.csv", result.table().csv())]
     if report.drawing.is_possible():
-        path = Path(folder) / "head_statistics.png"
-        written.append(files.write(path, result.picture()))
+        for kind in formats:
+            path = Path(folder) / f"head_statistics.{kind}"
+            written.append(files.write(path, result.picture(kind)))
     return written

@@ -189,12 +189,15 @@ def table(study: Study) -> Table:
     return Table(columns, rows, num_keys=2)
 
 
-def write(study: Study, folder: str | os.PathLike) -> list[Path]:
+def write(
+    study: Study, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> list[Path]:
     """Writes rollout.csv, a line per measure and layer, and the picture beside it.
 
     Args:
       study: What to write.
       folder: The folder to write to; created if it is missing.
+      formats: Of the picture's files.
 
     Returns:
       The paths of the table and, where matplotlib is installed, of the picture. The
@@ -207,10 +210,11 @@ def write(study: Study, folder: str | os.PathLike) -> list[Path]:
     """
     written = [files.write(Path(folder) / "rollout.csv", table(study).csv())]
     if report.drawing.is_possible():
-        picture = report.curves.rollout(
-            summary(study.changes), study.published, title=study.title
-        )
-        written.append(files.write(Path(folder) / "rollout.png", picture))
+        for kind in formats:
+            picture = report.curves.rollout(
+                summary(study.changes), study.published, title=study.title, format=kind
+            )
+            written.append(files.write(Path(folder) / f"rollout.{kind}", picture))
     return written
 
 

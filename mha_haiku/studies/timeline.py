@@ -101,14 +101,15 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, Pe
     return steps, scores
 
 
-def draw(workdir: str | os.PathLike) -> Path | None:
+def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
     """Writes `timeline.png` into a run's folder of heads.
 
     Args:
       workdir: The run's folder.
+      formats: Of the picture's files.
 
     Returns:
-      The path of the picture; None without a timeline or without matplotlib.
+      The path of the first picture; None without a timeline or without matplotlib.
     """
     folder = folders.Folder(Path(workdir).expanduser())
     lines = read(folder.timeline)
@@ -116,8 +117,14 @@ def draw(workdir: str | os.PathLike) -> Path | None:
         return None
     steps, scores = curves(lines)
     title = f"Heads of {folder.root.resolve().name} while they learn"
-    picture = report.curves.timeline(steps, scores, title=title)
-    return files.write(folder.heads / "timeline.png", picture)
+    written = [
+        files.write(
+            folder.heads / f"timeline.{kind}",
+            report.curves.timeline(steps, scores, title=title, format=kind),
+        )
+        for kind in formats
+    ]
+    return written[0]
 
 
 def _plain(values: np.ndarray) -> list:

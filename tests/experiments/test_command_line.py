@@ -47,8 +47,8 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "train", stand_in)
     monkeypatch.setattr(attention_dump, "dump", dump)
     monkeypatch.setattr(workbench.Bench, "load", load)
-    monkeypatch.setattr(attention_dump, "write_report", lambda folder, **_: None)
-    monkeypatch.setattr(learning_curve, "draw", lambda workdir: None)
+    monkeypatch.setattr(attention_dump, "write_report", lambda *_, **options: None)
+    monkeypatch.setattr(learning_curve, "draw", lambda *options: None)
     return calls
 
 
@@ -86,6 +86,8 @@ def _mistake(capsys, status):
         ([_REVERSE, "stray"], ["'stray' belongs to no flag", "--workdir"]),
         ([_REVERSE, "--debug=perhaps"], ["--debug=perhaps"]),
         ([_REVERSE, "--workdir"], ["--workdir"]),
+        ([_REVERSE, "--format=png,bmp"], ["format must be one of", "pdf", "'bmp'"]),
+        ([_REVERSE, "--format="], ["format must name one"]),
         (
             ["--config=configs/revers.py"],
             ["'configs/revers.py'", "'configs/reverse.py'?"],

@@ -347,11 +347,15 @@ def test_own_text_may_be_longer_than_the_training_with_a_warning(
 
 
 def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
-    for layers, names in (([0, 1], {"layer_00.png", "layer_01.png"}), ([1], None)):
+    for layers, formats, names in (
+        ([0, 1], ["png"], {"layer_00.png", "layer_01.png"}),
+        ([1], ["svg", "pdf"], {"layer_01.svg", "layer_01.pdf"}),
+    ):
         path = attention_dump.dump(Bench.load(trained), layers=layers, out=tmp_path)
         (tmp_path / "layer_notes.png").touch()
-        written = {each.name for each in attention_dump.write_report(path.parent)}
-        assert written == (names or {"layer_01.png"}) | {"index.html"}
+        written = attention_dump.write_report(path.parent, formats)
+        written = {each.name for each in written}
+        assert written == names | {"index.html"}
         kept = {"maps.npz", "statistics.npz", "layer_notes.png"}
         assert {each.name for each in tmp_path.iterdir()} == written | kept
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import files, folders, loop
@@ -21,8 +22,13 @@ def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path)
     assert list(found.measures) == list(heads.MEASURES)
     assert found.agreement.shape == (4, 4)
     np.testing.assert_allclose(np.diag(found.agreement), 1)
-    path, picture = head_importance.write(found, tmp_path / "heads")
+    formats = ["png", "svg"]
+    path, picture, drawing = head_importance.write(found, tmp_path / "heads", formats)
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert drawing.name == "head_importance.svg"
+    assert "confidence</text>" in drawing.read_text()
+    bars = mh.plot(found).axes[1]
+    assert len(bars.patches) == 4
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(x["layer"], x["head"]) for x in lines] == [
@@ -163,4 +169,6 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     assert scores["own_position"].mean.max() <= 1
     assert np.isfinite(scores["relative_entropy"].mean).all()
     assert timeline.draw(tmp_path) == tmp_path / "heads" / "timeline.png"
+    steps = mh.plot(tmp_path / "heads" / "timeline.jsonl").axes[0].lines[0].get_xdata()
+    np.testing.assert_array_equal(steps, [x["step"] for x in lines])
     assert timeline.draw(tmp_path / "nowhere") is None
