@@ -329,7 +329,8 @@ def _outside(mask, origin, edges) -> np.ndarray:
     for start, stop in zip(query_edges[:-1], query_edges[1:], strict=True):
         rows = first_query + int(start), first_query + int(stop)
         first, last = (int(x) - first_key for x in mask.key_range(rows, keys))
-        cells.append((key_edges[1:] <= first) | (key_edges[:-1] >= last))
+        outside = (key_edges[1:] <= first) | (key_edges[:-1] >= last)
+        cells.append(outside | (first >= last))
     return np.array(cells)
 
 

@@ -5,14 +5,16 @@ L layers, N examples.
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku import models
+from mha_haiku import checks, models
 from mha_haiku.report import dossier
 from mha_haiku.runs import folders
+from mha_haiku.studies import dossiers
 from mha_haiku.viewing import collect, markup, parameters, showing
 
 _LIKELIEST = dossier.MOST_LIKELIEST
@@ -50,7 +52,8 @@ def view(
     """Returns the page of a run; arguments as of `show`.
 
     Args:
-      value: A run in memory, or the path of its folder.
+      value: A run in memory, which is shown on held-out examples, or the path of its
+        folder, with all that lies in it where its maps were saved.
       budget: Bytes.
       compare: Another run, likewise.
       heads: Which heads of every layer.
@@ -66,32 +69,114 @@ def view(
                 f"{name} must be None for a run, which has examples of its own; "
                 "show(run.maps(text), tokens=...) shows others."
             )
+    other_name = "compared"
     if isinstance(compare, Mapping) and len(compare) == 1:
-        (other_name, compare), *_ = compare.items()
-    else:
-        other_name = "compared"
-    if not isinstance(value, folders.Run):
-        value = folders.load_run(value)
-    title = f"{value.config.task.name}, step {value.step:,}"
-    sets = [_set(value, heads, "shown" if compare is not None else "")]
+        ((other_name, compare),) = compare.items()
+    if _has_saved_maps(value) and (compare is None or _has_saved_maps(compare)):
+        whole = dossiers.of_folder(value, compare=compare)
+        if heads is not None:
+            sets = tuple(_with_heads(each, heads) for each in whole.sets)
+            whole = whole._replace(sets=sets, matches=None)
+        return showing.of_dossier(whole, budget=budget)
+    runs = [_run("the run", value)]
+    names = [""]
     if compare is not None:
-        if not isinstance(compare, folders.Run):
-            compare = folders.load_run(_path(compare))
-        sets.append(_set(compare, heads, str(other_name)))
-        title += f", and {other_name}"
-    whole = dossier.Dossier(title, tuple(sets))
+        runs.append(_run("compare", compare))
+        names = ["shown", str(other_name)]
+    sets = [_set(*each) for each in zip(runs, names, strict=True)]
+    if heads is not None:
+        sets = [_with_heads(each, heads) for each in sets]
+    titles = [f"{run.config.task.name}, step {run.step:,}" for run in runs]
+    whole = dossier.Dossier(" and ".join(titles), tuple(sets))
     return showing.of_dossier(whole, budget=budget)
 
 
-def _path(value) -> str | os.PathLike:
+def _has_saved_maps(value) -> bool:
+    is_path = isinstance(value, str | os.PathLike)
+    return is_path and (Path(value).expanduser() / "attention" / "maps.npz").exists()
+
+
+def _run(name, value) -> folders.Run:
+    if isinstance(value, folders.Run):
+        return value
     if not isinstance(value, str | os.PathLike):
         raise TypeError(
-            f"compare must be a run or its folder, got {type(value).__name__}."
+            f"{name} must be a run or its folder, got {type(value).__name__}."
         )
-    return value
+    return folders.load_run(value)
 
 
-def _set(run, heads, name) -> dossier.MapSet:
+def _with_heads(maps: dossier.MapSet, heads) -> dossier.MapSet:
+    """Returns the maps of some heads, by their names in the unpruned model.
+
+    Raises:
+      ValueError: If a layer has none of them at all and no other has.
+    """
+    if not np.ndim(heads) or not len(heads):
+        raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
+    wanted = list(map(str, heads))
+    known = {name for layer in maps.layers for name in layer.heads}
+    for name in wanted:
+        checks.choice("heads", name, sorted(known, key=int))
+    places = [
+        [layer.heads.index(name) for name in wanted if name in layer.heads]
+        for layer in maps.layers
+    ]
+    width = max(map(len, places))
+
+    def columns(values, missing):
+        if values is None:
+            return None
+        kept = np.full((len(values), width, *values.shape[2:]), missing, values.dtype)
+        for row, own, each in zip(kept, values, places, strict=True):
+            row[: len(each)] = own[each]
+        return kept
+
+    numbers = {
+        name: each._replace(
+            mean=columns(each.mean, np.nan),
+            standard_error=columns(each.standard_error, np.nan),
+            ranks=columns(each.ranks, np.nan),
+        )
+        for name, each in maps.numbers.items()
+    }
+    roles = maps.roles and dossier.Roles(
+        columns(maps.roles.names, ""), columns(maps.roles.scores, np.nan)
+    )
+    layers = tuple(
+        layer._replace(heads=tuple(layer.heads[j] for j in each))
+        for layer, each in zip(maps.layers, places, strict=True)
+    )
+    examples = tuple(_example_with(each, places) for each in maps.examples)
+    return maps._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
+
+
+def _example_with(example, places):
+    masked = [example.masked_cells(i) for i in range(len(places))]
+    masked = tuple(
+        own[each] if own is not None and own.ndim == 3 else own
+        for own, each in zip(masked, places, strict=True)
+    )
+    channels = example.channels and tuple(
+        own and own._replace(query=own.query[each], key=own.key[each])
+        for own, each in zip(example.channels, places, strict=True)
+    )
+    patches = tuple(
+        each._replace(head=places[each.layer].index(each.head))
+        for each in example.patches
+        if each.head in places[each.layer]
+    )
+    return example._replace(
+        weights=tuple(
+            own[each] for own, each in zip(example.weights, places, strict=True)
+        ),
+        masked=masked,
+        channels=channels,
+        patches=patches,
+    )
+
+
+def _set(run, name) -> dossier.MapSet:
     """Returns the maps of a run on its held-out examples."""
     run = run.looped()
     example = run.examples(run.config.attention.examples)
@@ -117,8 +202,6 @@ def _set(run, heads, name) -> dossier.MapSet:
     )
     maps = {f"layer {i}": each for i, each in enumerate(output.maps)}
     names = _names(run)
-    if heads is not None or all(row == list(range(len(row))) for row in names):
-        return collect.map_set(maps, sides, wanted=heads, name=name)
     whole = collect.map_set(maps, sides, name=name)
     layers = [
         layer._replace(heads=tuple(map(str, row)))
