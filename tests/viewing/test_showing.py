@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.report import dossier
+from mha_haiku.report import dossier, fitting
 from mha_haiku.viewing import collect
 
 from .conftest import B, H, S, T, make_empty, make_map
@@ -194,20 +194,25 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
 
 
 def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
-    attention_map = make_map(queries=7, keys=9, mask=mh.masks.causal())
-    whole = collect.map_set({"one": attention_map})
-    from mha_haiku.report import fitting
+    queries, keys = 39, 45
+    attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
+    whole = dossier.Dossier("one", (collect.map_set({"one": attention_map}),))
 
-    cut = fitting.Cut(examples=1, heads=3, join=4)
-    pooled = fitting._cut_set(whole, cut).examples[0]
-    weights = np.asarray(attention_map.weights(), np.float64)[0, :3]
-    for i, rows in enumerate((slice(0, 4), slice(4, 7))):
-        for j, columns in enumerate((slice(0, 4), slice(4, 8), slice(8, 9))):
+    def render(shown):  # as if a page fitted with half of the bins
+        return "", shown.sets[0].examples[0].queries.bins
+
+    (pooled,) = fitting.fitted(whole, 20, render)[0].sets[0].examples
+    weights = np.asarray(attention_map.weights(), np.float64)[0]
+    for i in range(20):
+        for j in range(23):
+            rows, columns = slice(2 * i, 2 * i + 2), slice(2 * j, 2 * j + 2)
             cell = weights[:, rows, columns].sum(-1).mean(-1)
             np.testing.assert_allclose(pooled.weights[0][:, i, j], cell, atol=1e-6)
-    masked = [[False, True, True], [False, False, True]]
+    masked = np.arange(0, keys, 2)[None, :] > np.minimum(
+        np.arange(0, queries, 2)[:, None] + 1, queries - 1
+    )
     np.testing.assert_array_equal(pooled.masked_cells(0), masked)
-    assert pooled.queries.edges.tolist() == [0, 4, 7]
+    assert pooled.queries.edges.tolist() == [*range(0, queries, 2), queries]
 
 
 def test_long_maps_are_pooled_in_their_pass():
