@@ -32,6 +32,7 @@ FLAGS = command_line.flag_values(
             None,
             "Folder to write to; <workdir>/attention, or own_text there.",
         ),
+        "channels": (bool, False, "Write queries and keys of whole maps too."),
         "compare": (str, None, "Folder of another run to show beside it."),
         "weights": (bool, False, "Write whole maps of long inputs too."),
         **shared_flags.PICTURES,
@@ -56,6 +57,7 @@ def main() -> None:
         tokens=FLAGS.tokens,
         out=FLAGS.out,
         weights=FLAGS.weights,
+        channels=FLAGS.channels,
     )
     if not cluster.leave():
         return

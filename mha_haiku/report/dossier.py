@@ -451,6 +451,12 @@ def _example(saved: Maps, example: int) -> Example:
         answers=_answers(saved, example, length),
         images=None if images is None else Images(images[example, :length]),
         patches=_patches(saved, example, length),
+        channels=None
+        if saved.channels is None
+        else tuple(
+            Channels(query[example, :, :length], key[example, :, :length], exact)
+            for query, key, exact in saved.channels
+        ),
     )
 
 

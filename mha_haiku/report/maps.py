@@ -46,6 +46,8 @@ class Maps:
         R]`; or None.
       images: `[N, T, h, w]` (or with a last axis of 3 colours), or None.
       step: That of the run, or None.
+      channels: For each layer the scaled queries `[N, H, T, K]` and the keys of whole
+        maps, and whether their products are the whole scores; or None.
     """
 
     title: str
@@ -68,6 +70,7 @@ class Maps:
     patches: tuple[tuple[np.ndarray, np.ndarray], ...] | None = None
     images: np.ndarray | None = None
     step: int | None = None
+    channels: tuple[tuple[np.ndarray, np.ndarray, bool], ...] | None = None
 
     @property
     def num_layers(self) -> int:
@@ -250,6 +253,7 @@ class _Reader:
             masked=masked,
             patches=patches,
             images=images,
+            channels=self._channels(layers, heads, tokens.shape),
             step=int(self._integers("step", ())) if "step" in self._arrays else None,
         )
 
@@ -284,6 +288,21 @@ class _Reader:
         name, count = f"patches_{layer:02d}", places.shape[2]
         side = np.shape(self._arrays.get(name))[-1:] or (0,)
         return places, self._weights(name, (*shape, count, *side, *side))
+
+    def _channels(self, layers, heads, shape):
+        """Returns queries and keys of all layers, or None where there are none."""
+        if not any(re.fullmatch(r"query_\d+", name) for name in self._arrays):
+            return None
+        result = []
+        for i, names in zip(layers, heads, strict=True):
+            wanted = (shape[0], len(names), shape[1], None)
+            name = f"query_{i:02d}"
+            query = self._array(name, wanted, "f", "floating-point numbers")
+            name = f"key_{i:02d}"
+            key = self._array(name, query.shape, "f", "floating-point numbers")
+            exact = self._array(f"exact_{i:02d}", (), "b", "a boolean")
+            result.append((query, key, bool(exact)))
+        return tuple(result)
 
     def _images(self, shape: tuple[int, int]) -> np.ndarray:
         colours = (3,) if self._arrays["images"].ndim == 5 else ()

@@ -42,6 +42,7 @@ def dump(
     out: str | os.PathLike | None = None,
     weights: bool = False,
     means: bool = True,
+    channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Path:
     """Runs a trained model and writes its attention: maps.npz and statistics.npz.
@@ -61,6 +62,7 @@ def dump(
         `attention/own_text` there for a text or tokens.
       weights: Whether to write whole maps at any length.
       means: Whether to write means of whole maps over many examples.
+      channels: Whether to write queries and keys too, where maps are whole.
       devices: Those that divide the work; None: all of all processes.
 
     Returns:
@@ -73,7 +75,8 @@ def dump(
       [N, T', S']` says where no query may attend, or `masked_01` (also `[N, H, T',
       S']`) where layers or heads differ. Pooled maps have finer parts, as in
       `zoom.Patches`: `patches_01 [N, H, n, R, R]` and `places_01 [N, H, n, 3]`. Where
-      positions are images, `images [N, T, h, w]` are these.
+      positions are images, `images [N, T, h, w]` are these. Of `channels` there are
+      `query_01 [N, H, T, K]` and `key_01` as in `zoom.channels`, and `exact_01`.
       Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
       per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
       where a layer has fewer heads), with their `entropy_standard_error`, ...;
@@ -105,8 +108,8 @@ def dump(
     bench = (bench.compact() if is_all else bench).placed(devices, length=length)
     pooled = None if is_whole else (num_bins, num_bins)
     observe = bench.once(
-        f"maps of {layers}, {places}, {pooled}",
-        lambda: _observer(bench, layers, places, pooled),
+        f"maps of {layers}, {places}, {pooled}, {channels}",
+        lambda: _observer(bench, layers, places, pooled, channels),
     )
     if own is None:
         batch_size = bench.batch_size(len(indices), _BATCH_POSITIONS)
@@ -119,7 +122,7 @@ def dump(
         example = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), own)
         seen = jax.device_get(observe(bench.run.params, example))
         seen = jax.tree.map(lambda x: x[:1], seen)
-    example, answers, maps, numbers, masked, parts = seen
+    example, answers, maps, numbers, masked, parts, products = seen
 
     edges = attention.bin_edges(length, num_bins)
     names = {
@@ -146,6 +149,12 @@ def dump(
         if layer is not None:
             arrays[f"places_{i:02d}"] = layer.places
             arrays[f"patches_{i:02d}"] = layer.weights.astype(np.float16)
+    for i, layer in zip(layers, products, strict=True):
+        if layer is not None:
+            query, key, exact = layer
+            arrays[f"query_{i:02d}"] = query.astype(np.float16)
+            arrays[f"key_{i:02d}"] = key.astype(np.float16)
+            arrays[f"exact_{i:02d}"] = np.array(exact.all())
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
@@ -232,12 +241,12 @@ def _drawn(pictures, count):
             bar.advance()
 
 
-def _observer(bench, layers, heads_of_layers, pooled):
+def _observer(bench, layers, heads_of_layers, pooled, channels=False):
     """Returns a function of parameters and a batch of examples.
 
     It returns the batch, the likeliest classes with their probabilities, and per layer
-    the maps (pooled or whole), the statistics of the heads, the masked cells, and of
-    pooled maps their finer parts.
+    the maps (pooled or whole), the statistics of the heads, the masked cells, of pooled
+    maps their finer parts, and of whole ones `channels` if they are asked for.
     """
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
@@ -256,16 +265,20 @@ def _observer(bench, layers, heads_of_layers, pooled):
                 parts = zoom.patches(*bench.gathered((attention_map, cells)))
             masked = zoom.masked_cells(attention_map, *(pooled or (None, None)))
             numbers = head_statistics.per_head(statistics)
-            return of_heads((cells, numbers, masked, parts), shared)
+            products = None
+            if channels and pooled is None:
+                query, key, exact = zoom.channels(attention_map)
+                products = query, key, jnp.full(query.shape[:2], exact)
+            return of_heads((cells, numbers, masked, parts, products), shared)
 
         def of_heads(found, heads):
-            cells, numbers, masked, parts = found
+            cells, numbers, masked, parts, products = found
             if masked.shape[1] > 1:
                 masked = masked[:, heads]
-            cells, numbers, parts = jax.tree.map(
-                lambda x: x[:, heads], (cells, numbers, parts)
+            cells, numbers, parts, products = jax.tree.map(
+                lambda x: x[:, heads], (cells, numbers, parts, products)
             )
-            return cells, numbers, masked, parts
+            return cells, numbers, masked, parts, products
 
         output, found = bench.observed(params, example, observed, layers)
         if not is_same:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from mha_haiku import attention
+from mha_haiku.attention import scores
 
 Array = jax.Array
 
@@ -84,6 +85,26 @@ def masked_cells(
 
     masked = jax.vmap(of_head)(jnp.arange(math.prod(batch) * heads))
     return masked.reshape(*batch, heads, *masked.shape[1:])
+
+
+def channels(attention_map: attention.AttentionMap) -> tuple[Array, Array, bool]:
+    """Returns queries and keys whose products, summed over channels, are the scores.
+
+    Args:
+      attention_map: The map, `[B..., H, T, S]`.
+
+    Returns:
+      Scaled queries `[B..., H, T, K]`, keys `[B..., H, S, K]`, and whether the scores
+      are these sums alone: a dot product without a bias or a soft cap.
+    """
+    score, heads = attention_map.score, attention_map.shape[-3]
+    is_product = isinstance(score, scores.DotProduct)
+    query = attention_map.query
+    if is_product:
+        query = query * score.scale_of(query.shape[-1])
+    key = scores.repeat_heads(attention_map.key, heads)
+    exact = is_product and score.soft_cap is None and attention_map.bias is None
+    return jnp.swapaxes(query, -2, -3), jnp.swapaxes(key, -2, -3), exact
 
 
 def patches(

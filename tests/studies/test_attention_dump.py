@@ -134,6 +134,19 @@ def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
     assert some["tokens"].tolist() == whole["tokens"][[3, 0]].tolist()
 
 
+def test_queries_and_keys_are_written_where_they_are_asked_for(trained, tmp_path):
+    bench = Bench.load(trained)
+    path = attention_dump.dump(bench, heads=[1], channels=True, out=tmp_path)
+    saved = report.maps.load(path)
+    for layer, (query, key, exact) in enumerate(saved.channels):
+        assert exact and query.shape == (N, 1, T, 4)
+        scores = np.einsum("nhtk,nhsk->nhts", query.astype("f8"), key.astype("f8"))
+        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        np.testing.assert_allclose(saved.weights[layer], expected, atol=5e-3)
+    example = report.dossier.of_maps(saved).examples[0]
+    assert example.channels[1].key.shape == (1, T, 4)
+
+
 def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     trained, make_config, tmp_path, monkeypatch
 ):

@@ -89,6 +89,17 @@ def test_whole_maps_and_maps_without_heads_have_no_patches(attention_map):
     assert zoom.patches(none, none.pooled(4, 5)) is None
 
 
+def test_channels_make_the_scores(attention_map):
+    query, key, exact = zoom.channels(attention_map)
+    assert exact and query.shape == (B, H, T, K) and key.shape == (B, H, S, K)
+    scores = np.einsum("bhtk,bhsk->bhts", *map(np.float64, (query, key)))
+    weights = np.asarray(attention_map)
+    masked = np.broadcast_to(zoom.masked_cells(attention_map), weights.shape)
+    expected = np.where(masked, 0, np.exp(scores))
+    sums = np.maximum(expected.sum(-1, keepdims=True), 1e-30)
+    np.testing.assert_allclose(weights, expected / sums, atol=1e-5)
+
+
 def test_masked_cells_of_a_whole_map_are_what_the_mask_forbids(attention_map):
     masked = np.asarray(zoom.masked_cells(attention_map))
     assert masked.shape == (B, 1, T, S)
