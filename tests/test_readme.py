@@ -40,6 +40,10 @@ KINDS = [
     Kind(r"scripts/benchmarks/(training|attention)\.py", "--quick"),
     Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
     Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
+    Kind(r"scripts/notebooks\.py", left_out="tests/experiments/test_notebooks.py"),
+    Kind(
+        r"scripts/benchmarks/pages\.py", left_out="needs .[browser] and a quiet machine"
+    ),
     Kind(r"scripts/benchmarks/pretrained\.py", left_out="needs .[bench,models,parity]"),
     Kind(
         r"--source=|runs/(minilm|smollm2)\b",

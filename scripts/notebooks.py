@@ -1,0 +1,105 @@
+"""Executes the notebooks of experiments/notebooks, and stores their outputs.
+
+Run: python scripts/notebooks.py
+     python scripts/notebooks.py --only=1_first_look --check
+
+Each runs in an empty folder, with a kernel of its own. It has to come to its end, below
+1 MB and without a path of this machine in its outputs. --check stores nothing.
+"""
+
+import os
+import pathlib
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from experiments import command_line  # noqa: E402
+
+FOLDER = ROOT / "experiments" / "notebooks"
+MOST_BYTES = 1_000_000
+
+FLAGS = command_line.flag_values(
+    {
+        "only": (str, "", "Name of one notebook; all if left out."),
+        "check": (bool, False, "Run them, and leave the stored ones as they are."),
+    }
+)
+
+
+def main() -> int:
+    from mha_haiku import checks
+
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
+    if FLAGS.only:
+        with checks.user_mistakes():
+            checks.choice("--only", FLAGS.only, paths)
+        paths = {FLAGS.only: paths[FLAGS.only]}
+    faults = []
+    for name, path in paths.items():
+        start = time.perf_counter()
+        text = executed(path)
+        seconds = time.perf_counter() - start
+        found = complaints(text)
+        print(f"{name:24} {seconds:5.0f} s {len(text.encode()):9,} bytes", *found)
+        faults += found
+        if not found and not FLAGS.check:
+            path.write_text(text, encoding="utf-8")
+    return int(bool(faults))
+
+
+def executed(path: pathlib.Path) -> str:
+    """Returns a notebook with the outputs of now, as the text of its file."""
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        nbclient.NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+            record_timing=False,
+        ).execute(env=_environment())
+    # What differs between machines says nothing.
+    notebook.metadata = {
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        },
+        "language_info": {"name": "python"},
+    }
+    # Paths in the folder, which is gone, as paths from it.
+    return nbformat.writes(notebook).replace(f"{folder}/", "") + "\n"
+
+
+def complaints(text: str) -> list[str]:
+    """Returns what is wrong with an executed notebook, if anything."""
+    found = []
+    if len(text.encode()) >= MOST_BYTES:
+        found.append(f"has {len(text.encode()):,} bytes, of {MOST_BYTES:,} at most")
+    places = {str(ROOT), sys.prefix, tempfile.gettempdir(), str(pathlib.Path.home())}
+    for place in sorted(places):
+        before, named, after = text.partition(f"{place}/")
+        if named:
+            found.append(f"names a place: {before[-40:]}{named}{after[:80]}")
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """Returns what a user's kernel has: this repository, and nothing that tests set."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "XLA_"))
+    }
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))

