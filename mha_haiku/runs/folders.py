@@ -1,9 +1,11 @@
 """The folder of a run: the paths of its files, config.json, and loading the run."""
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -360,6 +362,8 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training.
 
+    Where that fails or is interrupted, nothing of it is left.
+
     Args:
       workdir: The folder of the new run, which must not hold one.
       config: Its config.
@@ -376,9 +380,18 @@ def write_run(
     check_free(workdir)
     folder = open_folder(workdir)
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(0, state)
-    write_config(folder, config, jax.local_devices(), task)
+    had_tokenizer = folder.tokenizer.exists()
+    try:
+        with checkpoints.Checkpoints(folder.checkpoints) as stored:
+            stored.save(0, state)
+        write_config(folder, config, jax.local_devices(), task)
+    except BaseException:  # Ctrl-C too: no run, and so no checkpoints that block one
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        if not had_tokenizer:
+            folder.tokenizer.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it holds something else
+            folder.root.rmdir()
+        raise
     return folder.root
 
 

@@ -82,6 +82,8 @@ def test_model_becomes_a_run_of_its_task(imported, kind, task, family):
     run = folders.load_run(workdir)
     assert (run.task.name, run.config.model.family) == (task, family)
     assert run.step == 0 and run.task.sequence_length == 12
+    # Nothing trains on the other half of the sentences.
+    assert run.config.data.held_out_fraction == (0.5 if kind == "sentences" else 0.1)
     with checkpoints.Checkpoints(workdir / "checkpoints") as stored:
         assert stored.fields() == {".step", ".params"}
     rows = run.params["embedding"]["embeddings"].shape[0]
@@ -250,7 +252,8 @@ def test_what_is_no_run_is_a_mistake_of_two_lines(imported, tmp_path, capsys):
             "path must be UTF-8 text",
         ),
         (
-            [f"--source={source}", f"--workdir={imported('sentences')}"],
+            # Before the model is read, which takes a while.
+            [f"--source={tmp_path}", f"--workdir={imported('sentences')}"],
             "holds a run; give an empty folder",
         ),
     ]

@@ -10,6 +10,7 @@ import pytest
 
 from mha_haiku import checks, interop
 from mha_haiku.interop import arrays
+from tests import pretrained
 from tests.interop import small_models
 
 
@@ -106,6 +107,35 @@ def test_older_names_and_buffers_are_known(folder):
 
     _rewrite(folder, change)
     _same(interop.load(folder), wanted)
+
+
+def test_norms_of_older_files_have_their_names_once(tmp_path):
+    wanted = interop.load(small_models.write(tmp_path, "bert"))
+    older, newer = (f"bert.embeddings.LayerNorm.{x}" for x in ("gamma", "weight"))
+    _rewrite(tmp_path, lambda found: found.update({older: found.pop(newer)}))
+    _same(interop.load(tmp_path), wanted)
+    _rewrite(tmp_path, lambda found: found.update({newer: found[older]}))
+    _refused(tmp_path, f"has {newer} under two names")
+
+
+def test_what_a_head_does_not_read_is_left_out_aloud(tmp_path, caplog):
+    wanted = interop.load(small_models.write(tmp_path, "bert"))
+    assert not caplog.records
+    pooler = {"bert.pooler.dense.weight": np.ones((24, 24), np.float32)}
+    _rewrite(tmp_path, lambda found: found.update(pooler))
+    _same(interop.load(tmp_path), wanted)
+    assert "BertForMaskedLM leaves out bert.pooler.dense.weight." in caplog.text
+
+
+def test_tokenizers_have_at_most_the_tokens_of_the_model(folder):
+    tokenizer = pretrained.words()
+    missing = 31 - tokenizer.get_vocab_size()
+    for count in (missing, missing + 1):
+        tokenizer.add_tokens([f"more{i}" for i in range(count)])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        if count == missing:
+            assert interop.load(folder).tokenizer.num_tokens == 31
+    _refused(folder, "tokenizer of 32 tokens, and a model of 31")
 
 
 def test_copies_of_tied_arrays_must_be_copies(folder):

@@ -114,6 +114,28 @@ def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_con
         folders.write_run(folder.root, config, params, task)
 
 
+@pytest.mark.parametrize("at", ["_git_commit", "write_config"])
+def test_runs_that_are_written_leave_nothing_when_interrupted(
+    at, tmp_path, make_config, task, make_model, monkeypatch
+):
+    params = make_model().init(jax.random.key(0), None)
+    other = tmp_path / "own" / "notes"
+    other.parent.mkdir()
+    other.write_text("mine")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for root in (tmp_path / "new", other.parent):
+        with monkeypatch.context() as patch:
+            patch.setattr(folders, at, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                folders.write_run(root, make_config(), params, task)
+        left = [*root.rglob("*")] if root.exists() else []
+        assert left == ([other] if root == other.parent else [])
+        folders.write_run(root, make_config(), params, task)
+
+
 def test_missing_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="There is no run in .*nowhere"):
         folders.load_run(tmp_path / "nowhere")

@@ -87,6 +87,22 @@ def test_models_without_a_task_are_no_runs(case, message, text, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_models_that_restore_tokens_need_a_token_that_hides(text, tmp_path):
+    source = _written(tmp_path / "source", "bert")
+    file = source / "tokenizer.json"
+    file.write_text(file.read_text().replace("[MASK]", "[HIDE]"))
+    with pytest.raises(ConfigError, match=r"its tokenizer has no \[MASK\]"):
+        imported_runs.write(source, tmp_path / "run", path=text)
+
+
+def test_texts_without_sentences_are_refused_before_anything_is_made(tmp_path):
+    source = _written(tmp_path / "source", "bert_sentences")
+    (tmp_path / "words").write_text("cat " * 200)
+    with pytest.raises(ConfigError, match="path must have sentences in its held-out"):
+        imported_runs.write(source, tmp_path / "run", path=str(tmp_path / "words"))
+    assert not (tmp_path / "run").exists()
+
+
 def _last_state(folder):
     """Returns the bytes of the files of the last checkpoint, by name."""
     files = (folder / "checkpoints" / f"{_STEPS}").iterdir()

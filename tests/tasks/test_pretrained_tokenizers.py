@@ -110,6 +110,17 @@ def test_labels_of_what_is_no_text():
     assert letters.label(letters.num_tokens - 1) == "<|endoftext|>"
 
 
+def test_ids_may_have_gaps_and_added_words_are_words():
+    content = json.loads(word_pieces())
+    rules = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    added = {"id": 16, "content": "dog", **dict.fromkeys(rules, False)}
+    content["added_tokens"].append(added)
+    content["model"]["vocab"]["dog"] = 16
+    tokenizer = tokenization.Pretrained(json.dumps(content))
+    assert tokenizer.num_tokens == 17
+    assert [tokenizer.label(i) for i in (15, 16)] == ["<15>", " dog"]
+
+
 @pytest.mark.parametrize("kind", MADE)
 def test_json_gives_the_same_tokenizer(kind):
     tokenizer = tokenization.Pretrained(MADE[kind](), least_tokens=400)
