@@ -11,7 +11,8 @@ function describe() {
     + `${page.sets.length > 1 ? `, ${page.sets.length} ${kind}` : ''}. `
     + (pooled
       ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of '
-        + 'a range give, on average, to a range of keys. Zoom in for detail.'
+        + 'a range give, on average, to a range of keys.'
+        + (first.patches.length ? ' Zoom in for detail.' : '')
       : 'Each cell is the attention weight of one query on one key.');
   element('notes').replaceChildren(...page.notes.map((note) => make('li', note)));
   element('precision').textContent = 'Weights on this page are rounded: they are within '
