@@ -19,7 +19,8 @@ def _view(shown) -> str:
 
 def _document(*parts: str) -> str:
     body = "\n".join(f"<div>{part}</div>" for part in parts)
-    return f'<!doctype html><html><head><meta charset="utf-8"></head>{body}</html>'
+    head = '<meta charset="utf-8"><style>img { max-width: 100% }</style>'
+    return f"<!doctype html><html><head>{head}</head>{body}</html>"
 
 
 def _of_notebook(path) -> str:
