@@ -57,6 +57,16 @@ def test_patches_are_the_whole_map_pooled(attention_map, found):
             )
 
 
+def test_patches_at_the_end_are_means_over_the_queries_that_there_are(attention_map):
+    pooled = attention_map.pooled(4, 5)
+    both = zoom.patches(attention_map, pooled, counts=(30, 1), side=4)
+    places, values = jax.tree.map(np.asarray, both)
+    weights = np.asarray(attention_map, np.float64)
+    assert places[1, 2, :30, 0].max() == 80  # of 83 queries, in bins of 4
+    for place, part in zip(places[1, 2], values[1, 2], strict=True):
+        np.testing.assert_allclose(part, _pooled(weights[1, 2], *place, 4), atol=1e-6)
+
+
 def test_patches_lie_where_the_mass_is(attention_map, found):
     weights = np.asarray(attention_map, np.float64)
     _, (places, _) = found
@@ -112,7 +122,7 @@ def test_masked_cells_of_a_whole_map_are_what_the_mask_forbids(attention_map):
 
 def test_masked_cells_of_a_pooled_map_hold_no_open_pair():
     query = np.zeros((B, T, H, K), np.float32)
-    mask = masks.causal() & masks.padding(LENGTHS)
+    mask = masks.window(14, 0) & masks.padding(LENGTHS)
     _, attention_map = attend(query, query[:, :S], query[:, :S], mask=mask)
     masked = np.asarray(jax.jit(lambda x: zoom.masked_cells(x, 4, 5))(attention_map))
     allowed = np.asarray(mask.array(T, S))
