@@ -27,6 +27,7 @@ DISTRIBUTED = {
 }
 PICTURES = {
     "format": (str, "png", "Formats of pictures, as png,svg,pdf; each a file."),
+    "dark": (bool, False, "Draw pictures light on dark."),
 }
 COMPILATION_CACHE = {
     "compilation_cache": (
@@ -59,13 +60,15 @@ def use_compilation_cache(folder: str) -> None:
 
 
 def formats(values: flags.FlagValues) -> tuple[str, ...]:
-    """Returns the formats of pictures that `--format` names.
+    """Returns the formats of pictures that `--format` names; `--dark` sets the style.
 
     Raises:
       ConfigError: If matplotlib has no such format.
     """
     from mha_haiku.report import drawing
 
+    if values.dark and drawing.is_possible():
+        drawing.dark()
     return drawing.check_formats([word for word in values.format.split(",") if word])
 
 

@@ -170,15 +170,32 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
       title: The name of the run; above all axes, on the left.
       note: How to read the picture; a line below the title.
     """
-    result = figure_class()(
-        (width, height), dpi=DOTS_PER_INCH, facecolor="white", layout="constrained"
-    )
+    result = figure_class()((width, height), dpi=DOTS_PER_INCH, layout="constrained")
     wide = max(30, int(13 * width))
     lines = (textwrap.fill(line, wide) for line in (title, note) if line)
     text = "\n".join(lines)
     if text:
         result.suptitle(text, fontsize=10, ha="left", x=0.01, parse_math=False)
     return result
+
+
+def dark() -> None:
+    """Makes all figures from here on light on dark, as `matplotlib.style.use` does."""
+    from matplotlib import style
+
+    ground = dict.fromkeys(
+        ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#14171c"
+    )
+    style.use(["dark_background", ground])
+
+
+def absent() -> str:
+    """Returns the grey of cells that are not there, on the figures' ground."""
+    import matplotlib
+    from matplotlib import colors
+
+    ground = colors.to_rgb(matplotlib.rcParams["figure.facecolor"])
+    return "0.88" if sum(ground) > 1.5 else "0.3"
 
 
 @functools.cache
@@ -223,7 +240,7 @@ def heat_map(
         stand in the cells. None: cells have numbers, and heads are named below.
     """
     scale = Scale.of(values, unit)
-    axes.set_facecolor("0.9")
+    axes.set_facecolor(absent())
     image = axes.imshow(
         np.ma.masked_invalid(values),
         vmin=scale.low,

@@ -67,9 +67,7 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     heading = _heading(saved, layer, width)
     top = 0.25 + 0.21 * len(heading)
     height = top + rows * bands * step_down
-    sheet = drawing.figure_class()(
-        (width, height), dpi=drawing.DOTS_PER_INCH, facecolor="white"
-    )
+    sheet = drawing.figure_class()((width, height), dpi=drawing.DOTS_PER_INCH)
 
     def panel(row: int, column: int, title: str) -> "Axes":
         left = column * step_across + margin

@@ -80,7 +80,7 @@ def figure(
         hidden = np.isnan(panel.weights)
         if panel.masked is not None:
             hidden = hidden | (panel.masked & (panel.weights == 0))
-        axes.set_facecolor("0.85")
+        axes.set_facecolor(drawing.absent())
         image = axes.imshow(
             np.ma.masked_array(panel.weights.astype(np.float32), hidden),
             norm=norm,
