@@ -1,5 +1,6 @@
 """What READMEs say works: the Python snippets, and every command of their sh blocks."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -180,13 +181,15 @@ def test_commands_do_what_they_say(readme, clone):
 
 
 @pytest.fixture(scope="module")
-def notebook():
+def notebook(tmp_path_factory):
     """What is defined after the Python snippets have run, one after the other."""
     namespace = {}
     snippets = re.findall(r"```python\n(.*?)```", READMES["README.md"], re.DOTALL)
     assert snippets
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), namespace)
+    with contextlib.chdir(tmp_path_factory.mktemp("notebook")):
+        for snippet in snippets:
+            exec(compile(snippet, "README.md", "exec"), namespace)
+        assert pathlib.Path("map.html").stat().st_size < 10**6
     return namespace
 
 
