@@ -252,6 +252,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
     return {
         "name": labels.one_line(example.name),
         "note": labels.one_line(example.note),
+        "is_mean": example.is_mean,
         "queries": queries,
         "keys": None if keys == queries else keys,
         "layers": layers,

@@ -46,7 +46,7 @@ def of_folder(
         own = check_step(folders.Folder(root), step)
         return of_maps(folder / "snapshots" / str(own), compare=compare)
     if not (folder / "maps.npz").exists():
-        raise ConfigError(f"There are no maps in {folder}.\n{_command('dump', root)}")
+        raise ConfigError(f"There are no maps in {folder}.\n{_command('dump_attention', root)}")
     return of_maps(folder, compare=compare)
 
 
@@ -84,7 +84,7 @@ def of_maps(
     if not (other_folder / "maps.npz").exists():
         raise ConfigError(
             f"compare must be a run with saved maps, and {other_folder} has none.\n"
-            f"{_command('dump', other_root)}"
+            f"{_command('dump_attention', other_root)}"
         )
     other_saved = report.maps.load(other_folder / "maps.npz")
     other = _set(other_folder, other_saved, other_root)
@@ -152,6 +152,8 @@ def _scores(saved: Maps, layer: int, example: int) -> list[dict]:
         masked = saved.masked[layer][example][..., :length, :length]
         masked = masked.reshape(-1, length, length)
     tokens = saved.tokens[example, :length]
+    if saved.images is not None:  # whose texts are classes and not what is read
+        tokens = np.arange(length)
     # What followed the same token before: key s of query t if token s - 1 is token t.
     follows = np.zeros((length, length), bool)
     follows[:, 1:] = np.tril(tokens[:, None] == tokens[None, :], -1)[:, :-1]
@@ -308,5 +310,6 @@ def _places(saved: Maps, run: folders.Run) -> dict:
 
 
 def _command(script: str, root: Path) -> str:
-    script = {"dump": "dump_attention"}.get(script, script)
+    if root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())
     return f"python -m experiments.{script} --workdir={root}"

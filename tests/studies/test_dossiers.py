@@ -1,5 +1,7 @@
 """What a run's folder has of its heads, joined."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -43,6 +45,24 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
         if name != heads.MIXED:
             score = expected.scores[heads.ROLES[name].score or name][i, h]
             assert found.scores[i, h] == pytest.approx(score, abs=2e-3)
+
+
+def test_positions_that_are_images_repeat_no_token(trained):
+    saved = report.maps.load(trained / "attention" / "maps.npz")
+    # Every query looks at the fourth key, which follows the same text.
+    weights = [np.zeros_like(each) for each in saved.weights]
+    for each in weights:
+        each[..., 3] = 1
+    saved = dataclasses.replace(
+        saved,
+        weights=tuple(weights),
+        masked=None,
+        tokens=np.full_like(saved.tokens, "a"),
+    )
+    assert set(dossiers.roles(saved).names.flat) == {"induction"}
+    images = np.zeros((*saved.tokens.shape, 2, 2), np.uint8)
+    images = dataclasses.replace(saved, images=images)
+    assert "induction" not in dossiers.roles(images).names
 
 
 def test_scores_of_roles_are_those_of_the_model(trained):

@@ -4,10 +4,11 @@ function describe() {
   const set = page.sets[0];
   const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
   const first = set.examples[0];
+  const inputs = set.examples.filter((example) => !example.is_mean);
   const pooled = first.queries.edges !== null || (first.keys ?? first.queries).edges !== null;
   const kind = hasSteps() ? 'steps of the training' : 'models';
   element('summary').textContent = `${plural(set.layers.length, 'layer')}, `
-    + `${plural(count, 'attention head')} in all, ${plural(set.examples.length, 'example')}`
+    + `${plural(count, 'attention head')} in all, ${plural(inputs.length, 'example')}`
     + `${page.sets.length > 1 ? `, ${page.sets.length} ${kind}` : ''}. `
     + (pooled
       ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of '
