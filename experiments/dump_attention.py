@@ -44,10 +44,12 @@ FLAGS = command_line.flag_values(
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.devices import cluster
-    from mha_haiku.studies import attention_dump
+    from mha_haiku.studies import attention_dump, dossiers
     from mha_haiku.studies.workbench import Bench
 
     formats = shared_flags.formats(FLAGS)
+    if FLAGS.compare is not None:
+        dossiers.compared(FLAGS.compare)  # before the work
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,

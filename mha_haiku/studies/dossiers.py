@@ -79,15 +79,9 @@ def of_maps(
         return dossier.Dossier(
             saved.title, (own._replace(step=None),), notes=tuple(notes)
         )
-    other_root = Path(compare).expanduser()
-    other_folder = folders.Folder(other_root).attention
-    if not (other_folder / "maps.npz").exists():
-        raise ConfigError(
-            f"compare must be a run with saved maps, and {other_folder} has none.\n"
-            f"{_command('dump_attention', other_root)}"
-        )
-    other_saved = report.maps.load(other_folder / "maps.npz")
-    other = _set(other_folder, other_saved, other_root)
+    other_root, other_path = Path(compare).expanduser(), compared(compare)
+    other_saved = report.maps.load(other_path)
+    other = _set(other_path.parent, other_saved, other_root)
     matches = None
     if root is not None and _same_inputs(root, other_root):
         matches = _matches(root, other_root, saved, other_saved)
@@ -122,6 +116,22 @@ def check_step(folder: folders.Folder, step: int) -> int:
     raise ConfigError(
         f"There is no snapshot of step {step} in {folder.snapshots}; it has {have}."
     )
+
+
+def compared(workdir: str | os.PathLike) -> Path:
+    """Returns the saved maps of a run that another is compared with.
+
+    Raises:
+      ConfigError: If it has none.
+    """
+    root = Path(workdir).expanduser()
+    path = folders.Folder(root).attention / "maps.npz"
+    if not path.exists():
+        raise ConfigError(
+            f"compare must be a run with saved maps, and {path.parent} has none.\n"
+            f"{_command('dump_attention', root)}"
+        )
+    return path
 
 
 def roles(saved: Maps) -> dossier.Roles | None:
