@@ -46,7 +46,9 @@ def of_folder(
         own = check_step(folders.Folder(root), step)
         return of_maps(folder / "snapshots" / str(own), compare=compare)
     if not (folder / "maps.npz").exists():
-        raise ConfigError(f"There are no maps in {folder}.\n{_command('dump_attention', root)}")
+        raise ConfigError(
+            f"There are no maps in {folder}.\n{_command('dump_attention', root)}"
+        )
     return of_maps(folder, compare=compare)
 
 

@@ -351,7 +351,8 @@ def test_dump_attention_hands_its_flags_on(trained):
     assert status == 0
     chosen = {name: x for name, x in trained.dump_options.items() if x is not None}
     assert trained.step == 7
-    assert chosen == {"layers": [0, 2], "tokens": [4, 1], "weights": False}
+    flags = {"weights": False, "channels": False}
+    assert chosen == {"layers": [0, 2], "tokens": [4, 1], **flags}
 
 
 @pytest.mark.parametrize(
