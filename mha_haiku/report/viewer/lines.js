@@ -121,7 +121,7 @@ function linesView() {
     const room = Math.max(280, Math.min(640, context.room.width - 24));
     const width = (side) => {
       if (pictures && pictureOf(context.example, side, axis(side).start(0))) return 66;
-      let longest = 2;
+      let longest = 5; // as the word above, "query"
       for (let bin = 0; bin < axis(side).count; bin += 1) {
         longest = Math.max(longest, [...tokenLabel(side, bin).slice(0, 80)].length);
       }
