@@ -77,7 +77,7 @@ function hatching(left, top, width, height) {
       + `L${left + Math.min(sum, width)} ${top + Math.max(0, sum - width)}`;
   }
   return [
-    svg('rect', { x: left, y: top, width, height, fill: '#c9c9c9' }),
-    svg('path', { d: lines, fill: 'none', stroke: '#8f8f8f', 'stroke-width': 1 }),
+    svg('rect', { x: left, y: top, width, height, fill: `rgb(${paintOfMasked})` }),
+    svg('path', { d: lines, fill: 'none', stroke: '#858585', 'stroke-width': 1 }),
   ];
 }
