@@ -285,6 +285,9 @@ def _axis(texts, example, edges) -> dossier.Axis:
 def _masked(attention_map, chosen, examples, edges, is_whole) -> np.ndarray | None:
     """Returns the cells in which no query may attend to any key; None: not known.
 
+    It is `zoom.masked_cells` on the host: outside of a program that one takes a second
+    to get ready, as long as the pass over 32,768 positions.
+
     Returns:
       Booleans `[N, P, Q]`, or `[N, H, P, Q]` where heads differ.
     """
