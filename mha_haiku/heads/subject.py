@@ -76,14 +76,9 @@ def run(model: models.Model, params: Any, example: tasks.Example, **options) -> 
       example: The batch.
       **options: `interventions`, `start`; see `models.Model`.
     """
-    return model.apply(
-        params,
-        None,
-        example.inputs,
-        lengths=example.lengths,
-        is_training=False,
-        **options,
-    )
+    given = example.model_inputs()
+    inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
+    return model.apply(params, None, inputs, **given, is_training=False, **options)
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:

@@ -116,8 +116,10 @@ class MetricsLog:
 
     def _evaluation_line(self, step, metrics) -> str:
         shown = [
-            f"{name} {metrics[f'held_out_{name}']:.4f}{self._beside(name)}"
-            for name in ("accuracy", "loss")
+            f"{name.replace('_', ' ')} {metrics[f'held_out_{name}']:.4f}"
+            f"{self._beside(name)}"
+            for name in ("exact_match", "accuracy", "loss")
+            if f"held_out_{name}" in metrics
         ]
         line = f"{self._place(step)}  held-out {', '.join(shown)}"
         if "examples_per_second" in metrics:

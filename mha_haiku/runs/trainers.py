@@ -13,7 +13,7 @@ import numpy as np
 from mha_haiku import devices, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import checkpoints, metrics_log
-from mha_haiku.training import evaluation, losses, optimizers, stepping
+from mha_haiku.training import evaluation, optimizers, stepping
 
 # How long a dispatch may take, so that an interruption is noticed in time.
 _SECONDS_PER_DISPATCH = 1.0
@@ -255,6 +255,6 @@ def _means(window) -> dict[str, float]:
     finite = steps.finite
     if not finite.any():
         return {}
-    sums = losses.Sums(*(x[finite].sum(dtype=np.float64) for x in steps.sums))
+    sums = jax.tree.map(lambda x: x[finite].sum(dtype=np.float64), steps.sums)
     norm = float(steps.gradient_norm[finite][-1])
     return {**evaluation.means(sums), "gradient_norm": norm}

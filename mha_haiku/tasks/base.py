@@ -1,6 +1,7 @@
 """What a task is: examples from PRNG keys, a metric, its chance level, and labels.
 
-Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes.
+Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes. Where a
+sequence is turned into another one, the source has `S` positions and the target `T`.
 """
 
 import abc
@@ -18,20 +19,33 @@ class Example(NamedTuple):
     """One example of a task; a batch of them has leading axes on every array."""
 
     inputs: jax.Array
-    """`[T]` int32 tokens, or `[T, D]` float32 features."""
+    """`[T]` int32 tokens, or `[T, D]` float32 features; those of a source `[S]`."""
     targets: jax.Array
     """`[T]` int32 class of each position; a set task: `[]` int32 index in the set."""
     weights: jax.Array
     """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
     lengths: jax.Array | None = None
-    """`[]` int32 number of valid positions; None: all are valid in every example."""
+    """`[]` int32 number of valid inputs; None: all are valid in every example."""
+    decoder_inputs: jax.Array | None = None
+    """`[T]` int32 tokens that a decoder reads: the start token, then the target's but
+    its last one; None: the model has no decoder."""
+    decoder_lengths: jax.Array | None = None
+    """`[]` int32 number of valid positions of these; None: all are valid."""
+
+    def model_inputs(self) -> dict[str, jax.Array | None]:
+        """Returns what a model reads of it, as keyword arguments of `Model.apply`."""
+        given = {"inputs": self.inputs, "lengths": self.lengths}
+        if self.decoder_inputs is not None:
+            given["decoder_inputs"] = self.decoder_inputs
+            given["decoder_lengths"] = self.decoder_lengths
+        return given
 
     def axes(self) -> "Example":
         """Returns, in place of each array of a batch, the letters of its axes.
 
         Axes "B" (batch) and "T" (positions) may be split over devices.
         """
-        letters = ("BTD", "BT", "BT", "B")
+        letters = ("BTD", "BT", "BT", "B", "BT", "B")
         return Example(
             *(
                 None if x is None else axes[: jnp.ndim(x)]
@@ -60,7 +74,9 @@ class Task(abc.ABC):
     name: ClassVar[str]
     """The task's name in configs and titles; that of the class if left out."""
     sequence_length: int
-    """T, positions of an example."""
+    """T, positions of an example's inputs; of a source S."""
+    target_length: int | None = None
+    """T, positions of the decoder; None: there is none, targets are like inputs."""
     num_tokens: int | None
     """Number of different input tokens; None where inputs are features."""
     feature_size: int | None = None
@@ -77,6 +93,9 @@ class Task(abc.ABC):
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
     """What studies can measure a model by, its own metric first; without targets there
     are no loss and no accuracy, and nothing to train on."""
+    counts_exact: ClassVar[bool] = False
+    """Whether evaluations also tell `exact_match`, the share of examples of which every
+    target that counts is predicted."""
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance" or "unigram"."""
 

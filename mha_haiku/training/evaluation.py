@@ -65,8 +65,7 @@ def make_evaluation(
             )
             return jax.tree.map(jnp.add, total, sums)
 
-        zero = jnp.zeros((), jnp.float32)
-        nothing = losses.Sums(zero, zero, zero)
+        nothing = losses.nothing(counts_exact=task.counts_exact)
         total = jax.lax.fori_loop(0, num_batches, add_batch, nothing)
         return placement.total(total)
 
@@ -74,11 +73,14 @@ def make_evaluation(
 
 
 def means(sums: losses.Sums) -> dict[str, float]:
-    """Returns loss (nats per target) and accuracy (in [0, 1]) of host sums."""
-    weight = float(sums.weight)
-    if not weight:
-        return {"loss": float("nan"), "accuracy": float("nan")}
+    """Returns loss (nats per target) and accuracy (in [0, 1]) of host sums.
+
+    Where the sums count examples without a mistake, their share is `exact_match`.
+    """
+    parts = {"loss": (sums.loss, sums.weight), "accuracy": (sums.correct, sums.weight)}
+    if sums.exact is not None:
+        parts["exact_match"] = sums.exact, sums.examples
     return {
-        "loss": float(sums.loss) / weight,
-        "accuracy": float(sums.correct) / weight,
+        name: float(total) / float(count) if count else float("nan")
+        for name, (total, count) in parts.items()
     }

@@ -16,6 +16,14 @@ class Sums(NamedTuple):
     loss: Array  # [] float32, nats
     correct: Array  # [] float32, weight of the targets that were predicted
     weight: Array  # [] float32, weight of all targets
+    exact: Array | None = None  # [] float32, examples without a mistake, where counted
+    examples: Array | None = None  # [] float32, examples with any target, likewise
+
+
+def nothing(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
+    """Returns sums over no example, `shape` of each."""
+    zeros = jnp.zeros(shape, jnp.float32)
+    return Sums(zeros, zeros, zeros, *((zeros, zeros) if counts_exact else ()))
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
@@ -47,7 +55,14 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     return log_total - chosen
 
 
-def sums(logits: Array, targets: Array, weights: Array, correct: Array) -> Sums:
+def sums(
+    logits: Array,
+    targets: Array,
+    weights: Array,
+    correct: Array,
+    *,
+    counts_exact: bool = False,
+) -> Sums:
     """Returns the sums of loss, right answers and weights.
 
     A position of weight zero adds exactly 0, even if its logits are nonfinite.
@@ -58,13 +73,20 @@ def sums(logits: Array, targets: Array, weights: Array, correct: Array) -> Sums:
       targets: `[B, T]`, or `[B]` for sets.
       weights: Like `targets`: 1 where the target counts, else 0.
       correct: Like `targets`: boolean, whether the prediction is right.
+      counts_exact: Whether examples are counted, and those without a mistake.
     """
     counts = weights > 0
     logits = jnp.where(counts[..., None], logits, 0)
     loss = jnp.where(counts, cross_entropy(logits, targets) * weights, 0)
     right = jnp.where(correct, weights, 0)
-    return Sums(
+    means = (
         loss.sum(dtype=jnp.float32),
         right.sum(dtype=jnp.float32),
         weights.sum(dtype=jnp.float32),
     )
+    if not counts_exact:
+        return Sums(*means)
+    positions = tuple(range(1, counts.ndim))
+    asked = counts.any(positions)
+    exact = asked & (correct | ~counts).all(positions)
+    return Sums(*means, exact.sum(dtype=jnp.float32), asked.sum(dtype=jnp.float32))

@@ -70,10 +70,8 @@ def initial_state(
     example = jax.eval_shape(
         lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.data_shapes
     )
-    inputs, lengths = jax.tree.map(
-        lambda x: jnp.ones(x.shape, x.dtype), (example.inputs, example.lengths)
-    )
-    return state_of(model.init(key, inputs, lengths), optimizer)
+    given = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), example.model_inputs())
+    return state_of(model.init(key, *given.values()), optimizer)
 
 
 def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
@@ -93,11 +91,17 @@ def loss_sums(
     is_training: bool,
 ) -> losses.Sums:
     """Returns the sums of loss, right answers and weights over a batch of examples."""
-    output = model.apply(
-        params, rng, example.inputs, lengths=example.lengths, is_training=is_training
-    )
+    given = example.model_inputs()
+    inputs = given.pop("inputs")
+    output = model.apply(params, rng, inputs, **given, is_training=is_training)
     correct = task.correct(output.logits, example)
-    return losses.sums(output.logits, example.targets, example.weights, correct)
+    return losses.sums(
+        output.logits,
+        example.targets,
+        example.weights,
+        correct,
+        counts_exact=task.counts_exact,
+    )
 
 
 def gradients(
@@ -209,7 +213,10 @@ def make_dispatch(
 
         zeros = jnp.zeros(max_steps, jnp.float32)
         nothing = Report(
-            losses.Sums(zeros, zeros, zeros), zeros, jnp.ones(max_steps, bool), zeros
+            losses.nothing((max_steps,), counts_exact=task.counts_exact),
+            zeros,
+            jnp.ones(max_steps, bool),
+            zeros,
         )
         start = jnp.zeros((), jnp.int32)
         _, state, reports = jax.lax.while_loop(goes_on, take, (start, state, nothing))
