@@ -98,6 +98,8 @@ class Task(abc.ABC):
     target that counts is predicted."""
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance" or "unigram"."""
+    continues: ClassVar[bool] = False
+    """Whether a target is the next input, so that a causal model of it can write on."""
 
     def __init_subclass__(cls, **options: Any):
         """Gives a class without a name its own."""
@@ -149,6 +151,10 @@ class Task(abc.ABC):
         """Returns the text of class `c`."""
         return str(c)
 
+    def piece(self, token: int) -> bytes:
+        """Returns what class `token` adds to a written text, as UTF-8."""
+        return f" {self.class_label(token)}".encode()
+
     def labels(self, example: Example) -> list[str]:
         """Returns the text of each position of one example's inputs."""
         return [
@@ -192,6 +198,10 @@ class Task(abc.ABC):
                     f"of {self.name}, got {word!r}.{checks.nearest(word, tokens)}"
                 )
         return np.array([tokens[word] for word in words], np.int32)
+
+    def prompt(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text for a causal model to go on with; see `encode`."""
+        return self.encode(text)
 
 
 def all_count(targets: jax.Array) -> jax.Array:

@@ -41,6 +41,7 @@ class Induction(base.Task):
     """
 
     name: ClassVar[str] = "induction"
+    continues: ClassVar[bool] = True
     sequence_length: int = fields.option(
         32, "tokens in an example, an even number", fields.integer(4, sampling.LARGEST)
     )

@@ -26,6 +26,7 @@ class LanguageModel(text.TextTask):
     """
 
     name: ClassVar[str] = "language_model"
+    continues: ClassVar[bool] = True
 
     def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
         """Returns a window of `data` from a random position."""

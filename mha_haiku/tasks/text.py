@@ -175,6 +175,15 @@ class TextTask(base.Task):
         """Returns the text of the tokenizer's token `c`."""
         return self.encoder.label(c)
 
+    def piece(self, token: int) -> bytes:
+        """Returns the UTF-8 bytes that a token adds to a text; parts of characters."""
+        return self.encoder.piece(token)
+
+    @property
+    def end_token(self) -> int | None:
+        """The token with which the tokenizer ends a text; None: it has none."""
+        return self.encoder.end
+
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's text, special ones around it included.
 
@@ -201,6 +210,22 @@ class TextTask(base.Task):
             return tokens
         encoder = self.encoder
         return np.array([*encoder.before, *tokens, *encoder.after], np.int32)
+
+    def prompt(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text to go on with: no special ones behind it.
+
+        Args:
+          text: Any text of at least 1 token.
+
+        Returns:
+          `[t]` int32.
+
+        Raises:
+          ConfigError: If there are none, or the tokenizer lacks a part of the text.
+        """
+        tokens = self.encode(text)
+        self.encoder.check_known(text)
+        return tokens[: len(tokens) - len(self.encoder.after)]
 
     def window(
         self, word: jax.Array, data: np.ndarray, length: int

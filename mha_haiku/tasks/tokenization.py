@@ -15,6 +15,9 @@ from mha_haiku import checks
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
+# What they call the token that ends a text, the commonest first.
+_ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
+_MOST_LISTED = 300  # characters
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 
 
@@ -25,11 +28,13 @@ class Tokenizer(Protocol):
       before: Special tokens that stand before every text.
       after: Those behind it.
       mask: The token that hides another, and its text; None: there is none.
+      end: The token that ends a text; None: there is none.
     """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
     mask: tuple[int, str] | None
+    end: int | None
 
     @property
     def num_tokens(self) -> int:
@@ -38,8 +43,17 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of `text`, `[T]` int32."""
 
+    def check_known(self, text: str) -> None:
+        """Raises ConfigError where a part of a text has no token."""
+
     def label(self, token: int) -> str:
         """Returns the text of a token."""
+
+    def piece(self, token: int) -> bytes:
+        """Returns the UTF-8 bytes that a token adds to a text that goes on with it.
+
+        A token may be a part of a character: texts are joined from bytes.
+        """
 
     def to_json(self) -> str:
         """Returns a text from which `from_json` makes the same tokenizer."""
@@ -56,6 +70,7 @@ class Characters:
     before: ClassVar[tuple[int, ...]] = ()
     after: ClassVar[tuple[int, ...]] = ()
     mask: ClassVar[None] = None
+    end: ClassVar[None] = None
     alphabet: str
 
     @classmethod
@@ -88,9 +103,25 @@ class Characters:
         known = self._alphabet_code_points[place] == code_points
         return np.where(known, place + 1, 0).astype(np.int32)
 
+    def check_known(self, text: str) -> None:
+        """Raises ConfigError at the first character that is not of the alphabet."""
+        unknown = np.flatnonzero(self.encode(text) == 0)
+        if len(unknown):
+            known = repr(self.alphabet)
+            if len(known) > _MOST_LISTED:
+                known = f"{known[:_MOST_LISTED]}..."
+            raise checks.ConfigError(
+                f"text must have characters that the tokenizer knows, got "
+                f"{text[unknown[0]]!r} at character {unknown[0]}.\nIt knows {known}."
+            )
+
     def label(self, token: int) -> str:
         """Returns the character, or the replacement character for the unknown ones."""
         return (_UNKNOWN + self.alphabet)[token]
+
+    def piece(self, token: int) -> bytes:
+        """Returns the label as UTF-8."""
+        return self.label(token).encode("utf-8", errors="surrogatepass")
 
     @functools.cached_property
     def _alphabet_code_points(self) -> np.ndarray:
@@ -110,6 +141,7 @@ class BytePairs:
     before: ClassVar[tuple[int, ...]] = ()
     after: ClassVar[tuple[int, ...]] = ()
     mask: ClassVar[None] = None
+    end: ClassVar[None] = None
     tokenizer: Any
 
     @classmethod
@@ -150,9 +182,16 @@ class BytePairs:
             np.int32
         )
 
+    def check_known(self, text: str) -> None:
+        """Does nothing: every byte is a token."""
+
     def label(self, token: int) -> str:
         r"""Returns the token's text; bytes that are not a whole character as `\xe2`."""
-        return _text_of_letters(self.tokenizer.id_to_token(token))
+        return self.piece(token).decode("utf-8", errors="backslashreplace")
+
+    def piece(self, token: int) -> bytes:
+        """Returns the token's bytes."""
+        return _bytes_of_letters(self.tokenizer.id_to_token(token))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +243,22 @@ class Pretrained:
         known = [(self._ids[text], text) for text in _MASKS if text in self._ids]
         return known[0] if known else None
 
+    @functools.cached_property
+    def end(self) -> int | None:
+        """The token that ends a text, as `<|endoftext|>`."""
+        known = [self._ids[text] for text in _ENDS if text in self._ids]
+        return known[0] if known else None
+
+    def check_known(self, text: str) -> None:
+        """Raises ConfigError at the first part of a text that is the unknown token."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._unknown in encoding.ids:
+            start, stop = encoding.offsets[encoding.ids.index(self._unknown)]
+            raise checks.ConfigError(
+                "text must be of parts that the tokenizer knows, got "
+                f"{text[start:stop]!r} at character {start}."
+            )
+
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of `text`, `[T]` int32, without special ones around."""
         # As one piece: a tokenizer may mark beginnings, and merge over ends of lines.
@@ -222,7 +277,7 @@ class Pretrained:
         if token in self._special:
             return piece
         if self._is_byte_level:
-            return _text_of_letters(piece)
+            return _bytes_of_letters(piece).decode("utf-8", errors="backslashreplace")
         if byte := _BYTE.fullmatch(piece):
             return rf"\x{byte[1].lower()}"
         if self._tokenizer.decoder is None:
@@ -231,6 +286,16 @@ class Pretrained:
         start = self._decode([self._anchor])
         whole = self._decode([self._anchor, token])
         return whole.removeprefix(start) if whole.startswith(start) else piece
+
+    def piece(self, token: int) -> bytes:
+        """Returns the bytes of a token's label, of parts of characters their own."""
+        letters = self._tokenizer.id_to_token(token)
+        if letters is not None and token not in self._special:
+            if self._is_byte_level:
+                return _bytes_of_letters(letters)
+            if byte := _BYTE.fullmatch(letters):
+                return bytes.fromhex(byte[1])
+        return self.label(token).encode()
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -254,6 +319,12 @@ class Pretrained:
     def _special(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token for token, each in added.items() if each.special)
+
+    @functools.cached_property
+    def _unknown(self) -> int | None:
+        """The token of what no other stands for."""
+        model = json.loads(self.content)["model"]
+        return self._ids.get(model.get("unk_token"), model.get("unk_id"))
 
     @functools.cached_property
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -325,13 +396,12 @@ def _tokenizers():
     return tokenizers
 
 
-def _text_of_letters(letters: str) -> str:
-    r"""Returns what letters of byte-level BPE stand for; loose bytes as `\xe2`."""
+def _bytes_of_letters(letters: str) -> bytes:
+    """Returns the bytes that letters of byte-level BPE stand for."""
     byte_of = _byte_of_letter()
     if not all(letter in byte_of for letter in letters):  # added as it is
-        return letters
-    run = bytes(byte_of[letter] for letter in letters)
-    return run.decode("utf-8", errors="backslashreplace")
+        return letters.encode()
+    return bytes(byte_of[letter] for letter in letters)
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -99,6 +99,30 @@ def test_labels_are_what_the_decoder_says(kind):
     assert joined.removeprefix(" ") == "the cats sat on the mat"
 
 
+def test_pieces_join_to_the_text_and_to_names_of_special_tokens():
+    text = "sat on é 🙂"
+    for kind in ("sentence", "byte"):
+        tokenizer = tokenization.Pretrained(MADE[kind]())
+        tokens = tokenizer.encode(text).tolist()
+        joined = b"".join(map(tokenizer.piece, tokens))
+        assert joined.decode().removeprefix(" ") == text
+        assert tokenizer.piece(tokens[-1]) == "🙂".encode()[-1:]
+        assert tokenizer.piece(tokenizer.num_tokens) == b"<%d>" % tokenizer.num_tokens
+    assert tokenizer.piece(tokenizer.end) == b"<|endoftext|>"
+    words = tokenization.Pretrained(word_pieces())
+    assert b"".join(map(words.piece, words.encode("cats.").tolist())) == b" cats."
+    assert words.end is None and words.piece(3) == b"[SEP]"
+
+
+def test_a_part_that_no_token_stands_for_is_named():
+    words = tokenization.Pretrained(word_pieces())
+    words.check_known("The cat sat.")
+    with pytest.raises(checks.ConfigError, match="got 'dog' at character 4"):
+        words.check_known("the dog sat")
+    for kind in ("sentence", "byte"):
+        tokenization.Pretrained(MADE[kind]()).check_known("dogs, é 🙂")
+
+
 def test_labels_of_what_is_no_text():
     words = tokenization.Pretrained(word_pieces(), least_tokens=20)
     assert [words.label(i) for i in (2, 4, 7, 6)] == ["[CLS]", "[MASK]", "s", " cat"]

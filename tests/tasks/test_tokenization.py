@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from mha_haiku import checks
 from mha_haiku.tasks import tokenization
 
 ENGLISH = "the cat sat on the mat, the hat sat on the cat\n" * 20
@@ -21,6 +22,13 @@ def test_unknown_characters_are_token_zero():
     assert tokenizer.label(0) == "\N{REPLACEMENT CHARACTER}"
 
 
+def test_the_first_unknown_character_is_named():
+    tokenizer = tokenization.Characters.train("banana", vocabulary_size=10)
+    tokenizer.check_known("nab")
+    with pytest.raises(checks.ConfigError, match="'é' at character 2.\nIt .* 'abn'"):
+        tokenizer.check_known("baé~")
+
+
 def test_the_commonest_characters_are_kept():
     tokenizer = tokenization.Characters.train("banana", vocabulary_size=3)
     assert tokenizer.alphabet == "an"
@@ -33,11 +41,8 @@ def test_byte_pairs_keep_every_text_whole(text):
     tokens = tokenizer.encode(text)
     assert tokens.dtype == np.int32
     assert max(tokens) < tokenizer.num_tokens == 270
-    letters = tokenization._byte_of_letter()
-    runs = [
-        "".join(tokenizer.tokenizer.id_to_token(token)) for token in tokens.tolist()
-    ]
-    assert bytes(letters[x] for run in runs for x in run).decode() == text
+    assert b"".join(map(tokenizer.piece, tokens.tolist())).decode() == text
+    tokenizer.check_known(text)
 
 
 def test_byte_pairs_merge_what_is_common_and_read_as_text():
