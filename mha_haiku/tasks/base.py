@@ -200,7 +200,7 @@ class Task(abc.ABC):
         return np.array([tokens[word] for word in words], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text for a causal model to go on with; see `encode`."""
+        """Returns the tokens of a text for a causal model to go on with."""
         return self.encode(text)
 
 
