@@ -1,9 +1,11 @@
 """Pruning: a smaller model without some heads or hidden units, for good.
 
 L layers, H heads of a layer, G key/value heads, D width, F hidden units. A
-head is named by its index in the unpruned layer.
+head is named by its index in the unpruned layer. In an encoder-decoder "layers" of
+heads are its attention parts, in the order of `models.heads_of_layers`.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +70,8 @@ def prune(
 
     holders = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.HEAD_FEATURES)
     counts = [len(layer.names) for layer in before]
-    return _changed(params, holders, counts, without_heads), config
+    place = functools.partial(models.part_of, config)
+    return _changed(params, holders, counts, place, without_heads), config
 
 
 def prune_units(
@@ -112,7 +115,8 @@ def prune_units(
     def without_units(i, axis, leaf):
         return anatomy.taken(leaf, axis, sizes[i], keep[i])
 
-    return _changed(params, (anatomy.UNITS,), sizes, without_units), config
+    place = functools.partial(models.layer_of, config)
+    return _changed(params, (anatomy.UNITS,), sizes, place, without_units), config
 
 
 def open_gates(
@@ -152,13 +156,19 @@ def scaled(
     def with_gates(i, axis, leaf):
         if not axis.is_read:
             return leaf
-        return anatomy.scaled(leaf, axis, np.stack(gates) if i is None else gates[i])
+        own = np.stack(gates[i]) if isinstance(i, slice) else gates[i]
+        return anatomy.scaled(leaf, axis, own)
 
-    return _changed(params, (anatomy.HEADS,), counts, with_gates)
+    place = functools.partial(models.part_of, config)
+    return _changed(params, (anatomy.HEADS,), counts, place, with_gates)
 
 
 def _changed(
-    params: Params, holders: Sequence[str], counts: Sequence[int], change: Callable
+    params: Params,
+    holders: Sequence[str],
+    counts: Sequence[int],
+    place: Callable[[str], int | slice | None],
+    change: Callable,
 ) -> dict[str, dict[str, Any]]:
     """Returns the parameters with those that belong to heads or units changed.
 
@@ -166,33 +176,39 @@ def _changed(
       params: The parameters.
       holders: A parameter is changed if one of its axes holds one of these.
       counts: How many heads or units each layer has.
+      place: From the name of a module to its layer; see `models.part_of`.
       change: `change(layer, axis, array)` returns the new array, or None to remove it;
-        layer None means all layers, stacked.
+        a slice of layers means all of these, stacked.
 
     Raises:
       ValueError: If a layer with heads or units has no such parameter.
     """
     result, changed = {}, set()
+    indices = range(len(counts))
     for module, leaves in params.items():
-        layer = anatomy.layer_of(module)
-        if layer and layer.index is not None and layer.index >= len(counts):
+        layer = place(module)
+        if isinstance(layer, int) and layer not in indices:
             raise ValueError(f"params must be of {len(counts)} layers, got {module!r}.")
         result[module] = {}
         for name, leaf in leaves.items():
-            axis = layer and anatomy.axis_of(module, name)
+            axis = None if layer is None else anatomy.axis_of(module, name)
             if axis and axis.holds in holders:
-                changed.add(layer.index)
-                leaf = change(layer.index, axis, leaf)
+                changed.update(_listed(layer))
+                leaf = change(layer, axis, leaf)
             if leaf is not None:
                 result[module][name] = leaf
     missing = {i for i, count in enumerate(counts) if count} - changed
-    if missing and None not in changed:
+    if missing:
         raise ValueError(
             f"params must have {holders[0]} in each layer, in modules named as "
             f"models.build names them; layers {sorted(missing)} have none, got modules "
             f"{', '.join(params) or 'none'}."
         )
     return {module: leaves for module, leaves in result.items() if leaves}
+
+
+def _listed(layer: int | slice) -> Sequence[int]:
+    return range(layer.start, layer.stop) if isinstance(layer, slice) else [layer]
 
 
 def _looped(params, config):

@@ -1,6 +1,12 @@
 """The config of a model: its fields, and which heads its layers have.
 
-L layers; H heads and G key/value heads of an unpruned layer.
+L layers; H heads and G key/value heads of an unpruned layer. The heads of a model
+stand in one list of its P attention parts: each layer of an encoder has one, and in an
+encoder-decoder those of the encoder come first, then the self-attention of each layer
+of the decoder, then the cross-attention of each. All that is said "per layer" of heads
+(`kept_heads`, gates, importance, attention maps) follows this list. What is said per
+layer of other things (hidden units, windows) follows the layers: those of the encoder,
+then those of the decoder.
 """
 
 import functools
@@ -12,6 +18,7 @@ import jax.numpy as jnp
 
 from mha_haiku import attention, checks, fields, modules
 from mha_haiku.fields import Field, OneOf
+from mha_haiku.modules import anatomy
 
 if TYPE_CHECKING:
     import ml_collections
@@ -50,7 +57,8 @@ PRECISIONS = {
     "float32": "params=float32,compute=float32,output=float32",
     "bfloat16": "params=float32,compute=bfloat16,output=float32",
 }
-FAMILIES = ("encoder", "causal", "set_classifier")
+FAMILIES = ("encoder", "causal", "set_classifier", "encoder_decoder")
+KINDS = ("encoder", "decoder", "cross")  # of attention, in an encoder-decoder
 SCORES = ("dot_product", "additive")
 NORM_POSITIONS = ("pre", "post", "both")
 POOLS = ("first", "mean")
@@ -91,14 +99,24 @@ FIELDS = {
     "family": Field(
         "encoder",
         "what it predicts: a class per position, the same from earlier positions only, "
-        "or an element of a set",
+        "an element of a set, or another sequence, from which a decoder looks at it",
         OneOf(FAMILIES),
     ),
     "num_layers": Field(
         1,
-        "layers, each of attention and a feed-forward part",
+        "layers, each of attention and a feed-forward part; of an encoder_decoder "
+        "those of the encoder",
         fields.integer(1, 10_000),
     ),
+    "decoder": {
+        "num_layers": Field(
+            None,
+            "layers of an encoder_decoder's decoder, each with cross-attention too; "
+            "None: num_layers",
+            fields.optional(fields.integer(1, 10_000)),
+            int,
+        ),
+    },
     "model_size": Field(
         32, "size of the vector of a position (the residual stream)", _SIZE
     ),
@@ -199,8 +217,9 @@ FIELDS = {
         ),
         "window": Field(
             None,
-            "how many positions to either side a query sees (a causal model: before "
-            "it); None: all; or a list of these, one for each layer",
+            "how many positions to either side a query sees (a causal model or a "
+            "decoder: before it); None: all; or a list of these, one for each layer; "
+            "cross-attention sees all",
             _window,
         ),
         "with_bias": Field(
@@ -237,7 +256,8 @@ FIELDS = {
         ),
         "kept_heads": Field(
             None,
-            "pruned models: a list of the heads left in each layer; None: all",
+            "pruned models: a list of the heads left in each layer (encoder, decoder, "
+            "cross-attention in turn); None: all",
             fields.optional(_a_list),
             formerly="config.model.kept_heads",
         ),
@@ -342,24 +362,138 @@ class LayerHeads(NamedTuple):
       groups: For each head the key/value head that it reads; None where each
         key/value head serves the same number of heads, in order.
       key_value_names: The indices of the key/value heads in the unpruned layer.
+      kind: One of `KINDS`; "" in models that have one kind only.
+      layer: Which layer of its kind.
     """
 
     names: tuple[int, ...]
     num_key_value_heads: int
     groups: tuple[int, ...] | None
     key_value_names: tuple[int, ...]
+    kind: str = ""
+    layer: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it is called: "layer 3", or "cross 3" where there are kinds."""
+        return f"{self.kind or 'layer'} {self.layer}"
+
+    @property
+    def address(self) -> str:
+        """How a user names it in a flag: "3", or "cross.3" where there are kinds."""
+        return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
 
 def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
-    """Returns the heads of each of the L layers of the model that a config describes.
+    """Returns the heads of each of the P attention parts that a config describes.
+
+    They are those of L layers where the model has one kind of them.
 
     Args:
       config: `config.model`.
     """
-    kept = config.attention.kept_heads
+    kept, places = config.attention.kept_heads, _places(config)
     if kept is None:
-        kept = [range(config.attention.num_heads)] * config.num_layers
-    return tuple(_layer_heads(config.attention, sorted(names)) for names in kept)
+        kept = [range(config.attention.num_heads)] * len(places)
+    return tuple(
+        _layer_heads(config.attention, sorted(names))._replace(kind=kind, layer=layer)
+        for names, (kind, layer) in zip(kept, places, strict=True)
+    )
+
+
+def find_part(config: Any, address: str) -> int:
+    """Returns the index of an attention part, of 0 to P - 1.
+
+    Args:
+      config: `config.model`.
+      address: As `LayerHeads.address` says it.
+
+    Raises:
+      ConfigError: If there is none.
+    """
+    addresses = [each.address for each in heads_of_layers(config)]
+    if address.strip() in addresses:
+        return addresses.index(address.strip())
+    listed = f"{addresses[0]} to {addresses[-1]}"
+    if config.family == "encoder_decoder":
+        listed = ", ".join(addresses[:24]) + ", ..." * (len(addresses) > 24)
+    raise checks.ConfigError(
+        f"a layer must be one of {listed}, got {address!r}."
+        f"{checks.nearest(address, addresses)}"
+    )
+
+
+def part_of(config: Any, module: str) -> int | slice | None:
+    """Returns which attention part a module, by its name, is in.
+
+    Args:
+      config: `config.model`.
+      module: As it stands among the parameters.
+
+    Returns:
+      Its index; of scanned layers, whose arrays are of all of a kind, the slice of
+      these; None: it is in no layer.
+    """
+    layer = anatomy.layer_of(module)
+    if layer is None:
+        return None
+    kind = 0
+    if layer.scope.startswith("decoder"):
+        kind = 2 if layer.part.startswith("/cross_attention") else 1
+    decoder = num_decoder_layers(config)
+    return _among(layer, (config.num_layers, decoder, decoder), kind)
+
+
+def layer_of(config: Any, module: str) -> int | slice | None:
+    """Returns which of all layers a module, by its name, is in; as `part_of` does.
+
+    Args:
+      config: `config.model`.
+      module: As it stands among the parameters.
+    """
+    layer = anatomy.layer_of(module)
+    if layer is None:
+        return None
+    stack = int(layer.scope.startswith("decoder"))
+    return _among(layer, (config.num_layers, num_decoder_layers(config)), stack)
+
+
+def _among(layer, sizes, place) -> int | slice:
+    """Returns where a layer stands in a list of several stacks of these sizes."""
+    before = sum(sizes[:place])
+    if layer.index is None:
+        return slice(before, before + sizes[place])
+    return before + layer.index
+
+
+def num_decoder_layers(config: Any) -> int:
+    """Returns the number of layers of the decoder; 0: there is none.
+
+    Args:
+      config: `config.model`.
+    """
+    if config.family != "encoder_decoder":
+        return 0
+    return config.decoder.num_layers or config.num_layers
+
+
+def num_all_layers(config: Any) -> int:
+    """Returns the number of layers of encoder and decoder together.
+
+    Args:
+      config: `config.model`.
+    """
+    return config.num_layers + num_decoder_layers(config)
+
+
+def _places(config) -> list[tuple[str, int]]:
+    """Returns the kind and the layer of each attention part, in their order."""
+    own = range(config.num_layers)
+    decoder = range(num_decoder_layers(config))
+    if not decoder:
+        return [("", i) for i in own]
+    layers = zip(KINDS, (own, decoder, decoder), strict=True)
+    return [(kind, i) for kind, indices in layers for i in indices]
 
 
 def description(config: Any) -> str:
@@ -370,8 +504,11 @@ def description(config: Any) -> str:
     """
     counts = [len(layer.names) for layer in heads_of_layers(config)]
     heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
+    number, decoder = f"{config.num_layers}", num_decoder_layers(config)
+    if decoder:
+        number += f" + {decoder}"
     return (
-        f"{config.family}: {config.num_layers} layer{'s' * (config.num_layers != 1)} "
+        f"{config.family}: {number} layer{'s' * (number != '1')} "
         f"of {heads} heads{', ...' * (len(counts) > 16)}, model size "
         f"{config.model_size}, {config.embedding.positions} positions"
     )
@@ -385,7 +522,7 @@ def hidden_sizes(config: Any) -> tuple[int, ...]:
     """
     sizes = config.feed_forward.hidden_sizes
     if sizes is None:
-        return (config.feed_forward.hidden_size,) * config.num_layers
+        return (config.feed_forward.hidden_size,) * num_all_layers(config)
     return tuple(sizes)
 
 
@@ -396,7 +533,7 @@ def windows(config: Any) -> tuple[int | None, ...]:
       config: `config.model`.
     """
     given = config.attention.window
-    return tuple(given) if _is_list(given) else (given,) * config.num_layers
+    return tuple(given) if _is_list(given) else (given,) * num_all_layers(config)
 
 
 def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
@@ -409,9 +546,9 @@ def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
     """
     given = config.embedding.frequencies
     if given is None:
-        return (None,) * config.num_layers
+        return (None,) * num_all_layers(config)
     if not any(_is_list(each) for each in given):
-        given = [given] * config.num_layers
+        given = [given] * num_all_layers(config)
     return tuple(map(tuple, given))
 
 
@@ -499,6 +636,7 @@ def check(config: "ml_collections.ConfigDict") -> None:
     _check_rotary(config)
     _check_parts(config)
     _check_output(config)
+    _check_decoder(config)
 
 
 def _layer_heads(config, names) -> LayerHeads:
@@ -527,10 +665,15 @@ def _check_by_layer(config) -> None:
     ):
         if not _is_list(given) or (given is turns and not any(map(_is_list, given))):
             continue
-        if len(given) != config.num_layers:
+        count, of = num_all_layers(config), "layers"
+        if given is kept:
+            count, of = len(_places(config)), "layers"
+            if config.family == "encoder_decoder":
+                of = "attention parts (encoder, decoder, cross)"
+        if len(given) != count:
             raise checks.ConfigError(
-                f"config.model.{field} must have an entry for each of the "
-                f"{config.num_layers} layers, got {len(given)}."
+                f"config.model.{field} must have an entry for each of the {count} {of},"
+                f" got {len(given)}."
             )
         if config.scan_layers and not is_alike:
             raise checks.ConfigError(
@@ -603,6 +746,27 @@ def _check_output(config) -> None:
             raise checks.ConfigError(
                 f"{name}.{field} must be {FIELDS['output'][field].default} with logits "
                 f"= False: it is part of the logits, got {output[field]!r}."
+            )
+
+
+def _check_decoder(config) -> None:
+    """Checks what only a model with a decoder may have, or may not."""
+    if config.family != "encoder_decoder":
+        if config.decoder.num_layers is not None:
+            raise checks.ConfigError(
+                "config.model.decoder.num_layers must be None for a model without a "
+                f"decoder: family is {config.family!r}."
+            )
+        return
+    for name, value, wanted in (
+        ("attention.num_heads", config.attention.num_heads, "at least 1"),
+        ("feed_forward.parallel", not config.feed_forward.parallel, "False"),
+        ("output.pool", config.output.pool is None, "None"),
+        ("output.logits", config.output.logits, "True"),
+    ):
+        if not value:
+            raise checks.ConfigError(
+                f"config.model.{name} must be {wanted} for an encoder_decoder."
             )
 
 

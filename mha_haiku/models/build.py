@@ -1,14 +1,13 @@
 """Whole models as pure functions, built from a config.
 
-B batch, T positions, D width, H heads, V value size per head, K key size per head, F
-hidden units, L layers, C classes. Families differ in their targets: `encoder`
-classifies each position, `causal` the same but from earlier positions only, and
-`set_classifier` chooses one element of a set, independent of the order.
+B batch, T positions, S positions of a source, D width, H heads, L layers, C classes.
+Families differ in their targets: `encoder` classifies each position, `causal` the same
+but from earlier positions only, `set_classifier` chooses one element of a set,
+independent of the order, and `encoder_decoder` predicts another sequence.
 """
 
 import functools
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -17,10 +16,51 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from mha_haiku import attention, checks, display, masks, modules, positions
-from mha_haiku.models import architecture, ends
+from mha_haiku import attention, checks, display, modules
+from mha_haiku.models import architecture, ends, layers
 
 Array = jax.Array
+
+
+@jax.tree_util.register_pytree_node_class
+class Maps(tuple):
+    """The attention maps of an encoder-decoder: a tuple that knows kinds of attention.
+
+    Attributes:
+      kinds: How many of the maps are of each of `architecture.KINDS`, in turn.
+    """
+
+    kinds: tuple[int, int, int]
+
+    def __new__(cls, maps: Iterable[Any], kinds: tuple[int, int, int]) -> "Maps":
+        """Returns the maps of the encoder, the decoder, and cross-attention."""
+        result = super().__new__(cls, maps)
+        result.kinds = kinds
+        return result
+
+    @property
+    def encoder(self) -> tuple:
+        """Those of the encoder's layers, `(B, H, S, S)` each."""
+        return tuple(self[: self.kinds[0]])
+
+    @property
+    def decoder(self) -> tuple:
+        """Those of the decoder's self-attention, `(B, H, T, T)` each."""
+        return tuple(self[self.kinds[0] : sum(self.kinds[:2])])
+
+    @property
+    def cross(self) -> tuple:
+        """Those of the decoder's positions on the encoder's, `(B, H, T, S)` each."""
+        return tuple(self[sum(self.kinds[:2]) :])
+
+    def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
+        """Returns the maps, and their kinds."""
+        return tuple(self), self.kinds
+
+    @classmethod
+    def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
+        """Returns the maps of these kinds."""
+        return cls(maps, kinds)
 
 
 class Output(NamedTuple):
@@ -29,9 +69,11 @@ class Output(NamedTuple):
     Attributes:
       logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
         classifier `[B, T]`, one per element; None where the config wants none.
-      maps: One attention map of shape `(B, H, T, T)` per layer.
+      maps: One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder
+        `Maps`, those of all its attention parts.
       hidden: The input of each layer, `[B, T, D]`; () if the model cannot `start`.
-      output: What the last norm returns, `[B, T, D]` float32, before any pooling.
+      output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
+        encoder-decoder that of the decoder.
     """
 
     logits: Array | None
@@ -47,13 +89,18 @@ class Model(NamedTuple):
     """A model as pure functions.
 
     Attributes:
-      init: `init(rng, inputs, lengths=None) -> params`.
+      init: `init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None)
+        -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
-        interventions=None, start=None, observe=None, is_training) -> Output`. Inputs
+        decoder_inputs=None, decoder_lengths=None, interventions=None, start=None,
+        observe=None, is_training) -> Output`. Inputs
         are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
-        valid positions; segments `[B, T]` integers, of models that have such (None:
+        valid positions; an encoder-decoder takes `[B, S]` of these, and what the
+        decoder reads: tokens `[B, T]`, from the start token on, and their lengths
+        `[B]`; segments `[B, T]` integers, of models that have such (None:
         all 0). `rng` is for dropout, and may be None without it. `interventions`, a
-        `modules.Interventions` of L layers, close heads and hidden units. Tokens and
+        `modules.Interventions` of L layers (of an encoder-decoder: of its P attention
+        parts, and units of all layers) close heads and hidden units. Tokens and
         segments that the model has no row for raise ValueError, but for padding; while
         they or the lengths are traced, as in a jitted function of them, nobody can
         look, and they count as the nearest that there is. `start` is
@@ -61,8 +108,9 @@ class Model(NamedTuple):
         input of layer l. With l = L none runs, and the last norm and the logits read
         `hidden`: the logit lens (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
         Scanned layers take only 0 and L, or a traced l, and return neither maps nor
-        hidden then. `observe` is a function of an attention map: what it returns stands
-        in `Output.maps` instead, so that no map outlives its layer.
+        hidden then, and an encoder-decoder takes none. `observe` is a function of an
+        attention map: what it returns stands in `Output.maps` instead, so that no map
+        outlives its layer.
       scanned: The same model with scanned layers, whose parameters `modules.stacked`
         makes, for programs that compile one layer instead of L; None where layers
         differ, or are scanned already. Replace it along with `apply`.
@@ -92,14 +140,16 @@ def build(
       config: `config.model`; `architecture.FIELDS` has its fields.
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
-      num_classes: C; with tied logits at most `num_tokens`.
+      num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
+        reads; else with tied logits at most `num_tokens`.
       implementation: That of attention, as in `attend`; None: the config's.
 
     Raises:
       checks.ConfigError: If a field is out of range, or logits cannot be tied.
     """
     architecture.check(config)
-    if config.output.tied and (num_tokens is None or num_tokens < num_classes):
+    is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
+    if is_tied_to_inputs and (num_tokens is None or num_tokens < num_classes):
         raise checks.ConfigError(
             "config.model.output.tied needs inputs that are tokens, and a token for "
             f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
@@ -112,7 +162,8 @@ def build(
         implementation=implementation or config.attention.implementation,
     )
     model = make(is_scanned=config.scan_layers)
-    if config.scan_layers or not architecture.are_alike(config):
+    has_decoder = config.family == "encoder_decoder"
+    if config.scan_layers or has_decoder or not architecture.are_alike(config):
         return model
     return model._replace(scanned=make(is_scanned=True))
 
@@ -120,7 +171,8 @@ def build(
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
-    make_norm = architecture.make_norm(config)
+
+    stack = _stack(config, is_scanned)
 
     def forward(inputs, lengths=None, segments=None, start=None, **options):
         valid = None if lengths is None else _valid(inputs, lengths)
@@ -130,21 +182,17 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             x = ends.embedded(config, embedding, inputs, segments)
         else:
             first_layer, x = start
-        stack, is_traced = _stack(config, is_scanned), _is_traced(first_layer)
-        if is_traced:
-            stack, first_layer = modules.scanned_from(first_layer), 0
-        encoder = modules.Encoder(
-            config.num_layers,
-            functools.partial(_layer, config, implementation),
-            make_norm=None if config.norm.position == "post" else make_norm,
-            stack=stack,
-            name="encoder",
+        is_traced = _is_traced(first_layer)
+        encoder = layers.make_encoder(
+            config,
+            implementation,
+            modules.scanned_from(first_layer) if is_traced else stack,
         )
         x, maps, hidden = encoder.encode(
             x,
-            _masks(config, lengths),
-            bias=_bias(config),
-            first_layer=first_layer,
+            layers.encoder_masks(config, lengths),
+            bias=layers.bias(config),
+            first_layer=0 if is_traced else first_layer,
             **options,
         )
         if is_traced:
@@ -154,11 +202,64 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             logits = ends.logits(config, embedding, x, valid, num_classes, policy)
         return Output(logits, maps, hidden, policy.cast_to_output(x))
 
-    transformed = hk.transform(forward)
+    def forward_both(
+        inputs,
+        lengths=None,
+        segments=None,
+        start=None,
+        *,
+        decoder_inputs,
+        decoder_lengths=None,
+        interventions=None,
+        **options,
+    ):
+        del start  # refused before
+        valid, decoder_valid = (
+            None if own is None else _valid(x, own)
+            for x, own in ((inputs, lengths), (decoder_inputs, decoder_lengths))
+        )
+        for_encoder, for_decoder = layers.split(config, interventions)
+        x = ends.embedded(
+            config,
+            ends.make_embedding(config, num_tokens),
+            _zeroed(inputs, valid),
+            segments,
+        )
+        encoded = layers.make_encoder(config, implementation, stack).encode(
+            x,
+            layers.encoder_masks(config, lengths),
+            bias=layers.bias(config, "encoder"),
+            interventions=for_encoder,
+            **options,
+        )
+        embedding = ends.make_embedding(config, num_classes, decoder=True)
+        y = ends.embedded(
+            config, embedding, _zeroed(decoder_inputs, decoder_valid), decoder=True
+        )
+        decoded = layers.make_decoder(config, implementation, stack).decode(
+            y,
+            encoded.output,
+            layers.decoder_masks(config, decoder_lengths),
+            layers.cross_mask(inputs.shape[1], lengths, decoder_lengths),
+            bias=layers.bias(config, "decoder"),
+            interventions=for_decoder,
+            **options,
+        )
+        own, cross = zip(*decoded.maps, strict=True)
+        kinds = len(encoded.maps), len(own), len(cross)
+        y = decoded.output
+        logits = ends.logits(config, embedding, y, decoder_valid, num_classes, policy)
+        maps = Maps((*encoded.maps, *own, *cross), kinds)
+        return Output(logits, maps, (), policy.cast_to_output(y))
 
-    def init(rng, inputs, lengths=None):
+    has_decoder = config.family == "encoder_decoder"
+    transformed = hk.transform(forward_both if has_decoder else forward)
+
+    def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
+        _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         inputs = policy.cast_to_param(inputs)
-        return transformed.init(rng, inputs, lengths, is_training=False)
+        given = _decoder(has_decoder, decoder_inputs, decoder_lengths)
+        return transformed.init(rng, inputs, lengths, **given, is_training=False)
 
     def apply(
         params,
@@ -167,11 +268,14 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         *,
         lengths=None,
         segments=None,
+        decoder_inputs=None,
+        decoder_lengths=None,
         interventions=None,
         start=None,
         observe=None,
         is_training,
     ):
+        _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         if start is not None:
             _check_start(config, start, is_scanned)
         elif num_tokens is not None:
@@ -179,6 +283,8 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         if segments is not None:
             _check_segments(config, inputs, segments)
             _check_rows("segments", segments, config.embedding.segments, lengths)
+        if has_decoder:
+            _check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
         return transformed.apply(
             params,
@@ -187,6 +293,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             lengths,
             segments,
             start,
+            **_decoder(has_decoder, decoder_inputs, decoder_lengths),
             interventions=interventions,
             observe=observe,
             is_training=is_training,
@@ -195,29 +302,34 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     return Model(init, apply, description=architecture.description(config))
 
 
-def _masks(config, lengths):
-    """Returns the mask of all layers, or a list of L where windows differ."""
-    own = [_mask(config, window, lengths) for window in architecture.windows(config)]
-    return own if len(set(architecture.windows(config))) > 1 else own[0]
-
-
-def _mask(config, window, lengths):
-    is_causal = config.family == "causal"
-    kinds = []
-    if window is not None:
-        kinds.append(masks.window(window, 0 if is_causal else window))
-    elif is_causal:
-        kinds.append(masks.causal())
-    if lengths is not None:
-        kinds.append(masks.padding(lengths, lengths))
-    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
-
-
 def _is_traced(first_layer) -> bool:
     return isinstance(first_layer, jax.Array)
 
 
+def _decoder(has_decoder, inputs, lengths) -> dict[str, Any]:
+    return {"decoder_inputs": inputs, "decoder_lengths": lengths} if has_decoder else {}
+
+
+def _check_decoder_inputs(has_decoder, inputs, lengths):
+    if has_decoder:
+        is_integer = inputs is not None and jnp.issubdtype(
+            jnp.result_type(inputs), jnp.integer
+        )
+        if not is_integer or jnp.ndim(inputs) != 2:
+            given = "None" if inputs is None else display.array(inputs)
+            raise ValueError(
+                "decoder_inputs must be the tokens [B, T] that the decoder reads, from "
+                f"the start token on, got {given}."
+            )
+    elif inputs is not None or lengths is not None:
+        raise ValueError(
+            "decoder_inputs and decoder_lengths must be None: the model has no decoder."
+        )
+
+
 def _check_start(config, start, is_scanned):
+    if config.family == "encoder_decoder":
+        raise ValueError("start must be None for an encoder_decoder.")
     if _is_traced(start[0]) and is_scanned:
         return
     checks.integer_in("start[0]", start[0], 0, config.num_layers)
@@ -274,104 +386,6 @@ def _zeroed(inputs, valid):
     if valid is None:
         return inputs
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
-
-
-def _bias(config):
-    """Returns the score bias of all layers, or a list of one per pruned layer."""
-    if config.embedding.positions == "alibi":
-        bias = positions.alibi(config.attention.num_heads)
-    elif config.embedding.positions == "t5":
-        bias = modules.RelativePositions(
-            config.attention.num_heads,
-            bidirectional=config.family != "causal",
-            name="relative_positions",
-        )()
-    else:
-        return None
-    if config.attention.kept_heads is None:
-        return bias
-    layers = architecture.heads_of_layers(config)
-    return [bias.at_heads(heads.names) for heads in layers]
-
-
-def _layer(config, implementation, i):
-    heads = architecture.heads_of_layers(config)[i]
-    attention_fields, feed_forward_fields = config.attention, config.feed_forward
-    make_norm = architecture.make_norm(config)
-
-    if hk.running_init():  # makes parameters from one example, on one device
-        implementation = attention_fields.implementation
-
-    def make_attention():
-        if not heads.names:  # all are pruned
-            return modules.NoAttention(
-                config.model_size,
-                with_bias=attention_fields.output_bias,
-                name="attention",
-            )
-        return modules.MultiHeadAttention(
-            len(heads.names),
-            architecture.key_size(config),
-            model_size=config.model_size,
-            with_bias=attention_fields.with_bias,
-            output_bias=attention_fields.output_bias,
-            num_key_value_heads=heads.num_key_value_heads,
-            groups=heads.groups,
-            make_score=_make_score(attention_fields),
-            rotary=_rotary(config, i),
-            # The root mean square, whatever the norms of the residual stream are.
-            qk_norm=attention_fields.qk_norm
-            and functools.partial(modules.RMSNorm, config.norm.epsilon),
-            smear=modules.smeared_keys if attention_fields.smear_keys else None,
-            implementation=implementation,
-            name="attention",
-        )
-
-    hidden_size = architecture.hidden_sizes(config)[i]
-
-    def make_feed_forward():
-        return modules.FeedForward(
-            hidden_size,
-            **architecture.ACTIVATIONS[feed_forward_fields.activation]._asdict(),
-            with_bias=feed_forward_fields.with_bias,
-            name="feed_forward",
-        )
-
-    return modules.EncoderLayer(
-        make_attention if attention_fields.num_heads else None,
-        make_feed_forward if hidden_size else None,
-        num_heads=None if attention_fields.num_heads else 0,
-        hidden_size=None if hidden_size else 0,
-        make_norm=make_norm,
-        norm_position=config.norm.position,
-        parallel=feed_forward_fields.parallel,
-        attention_residual=attention_fields.residual,
-        feed_forward_residual=feed_forward_fields.residual,
-        dropout_rate=config.dropout_rate,
-        name=f"layer_{i}",
-    )
-
-
-def _rotary(config, i):
-    """Returns what turns the queries and keys of layer i, or None."""
-    if config.embedding.positions != "rotary":
-        return None
-    return functools.partial(
-        positions.rotary,
-        max_period=config.embedding.rotary_period,
-        frequencies=architecture.frequencies(config)[i],
-    )
-
-
-def _make_score(config):
-    """Returns a function of (num_heads, key_size) to the score, or None for default."""
-    if config.score == "additive":
-        return modules.additive_score
-    if config.scale is None and config.soft_cap is None:
-        return None  # the default: dot products over sqrt(key_size)
-    return lambda num_heads, key_size: attention.dot_product(
-        config.scale, config.soft_cap
-    )
 
 
 def _stack(config, is_scanned):

@@ -17,20 +17,29 @@ from mha_haiku.models import architecture
 Array = jax.Array
 
 
-def make_embedding(config: Any, num_tokens: int | None) -> hk.Module:
+def make_embedding(
+    config: Any, num_tokens: int | None, *, decoder: bool = False
+) -> hk.Module:
     """Returns the module that embeds inputs.
 
     Args:
       config: `config.model`.
       num_tokens: Vocabulary of the inputs; None where they are features.
+      decoder: Whether they are those of a decoder, which has names of its own.
     """
+    name = _prefix(decoder) + "embedding"
     if num_tokens is None:
-        return hk.Linear(config.model_size, name="embedding")
-    return modules.TokenEmbedding(num_tokens, config.model_size, name="embedding")
+        return hk.Linear(config.model_size, name=name)
+    return modules.TokenEmbedding(num_tokens, config.model_size, name=name)
 
 
 def embedded(
-    config: Any, embedding: hk.Module, inputs: Array, segments: Array | None
+    config: Any,
+    embedding: hk.Module,
+    inputs: Array,
+    segments: Array | None = None,
+    *,
+    decoder: bool = False,
 ) -> Array:
     """Returns `[B, T, D]`: embedded inputs, plus positions and segments, normalized.
 
@@ -39,17 +48,18 @@ def embedded(
       embedding: As `make_embedding` makes it.
       inputs: `[B, T]` tokens, or `[B, T, ...]` features.
       segments: `[B, T]` integers; None: all 0.
+      decoder: Whether the inputs are those of a decoder, which has no segments.
     """
-    own = config.embedding
+    own, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
     if own.scale != 1:
         x = x * own.scale
     if own.positions == "learned":
-        x = modules.LearnedPositions(own.max_length, name="positions")(x)
+        x = modules.LearnedPositions(own.max_length, name=prefix + "positions")(x)
     if own.positions == "sinusoidal":
         encoding = positions.sinusoidal(jnp.arange(x.shape[-2]), config.model_size)
         x = x + encoding.astype(x.dtype)[None]
-    if own.segments:
+    if own.segments and not decoder:
         table = modules.TokenEmbedding(
             own.segments,
             config.model_size,
@@ -57,7 +67,11 @@ def embedded(
             w_init=hk.initializers.RandomNormal(0.02),
         )
         x = x + table(jnp.zeros(x.shape[:2], int) if segments is None else segments)
-    return _normed(config, own.norm, "embedding_norm", x)
+    return _normed(config, own.norm, prefix + "embedding_norm", x)
+
+
+def _prefix(decoder: bool) -> str:
+    return "decoder_" if decoder else ""
 
 
 def logits(

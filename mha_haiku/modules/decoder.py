@@ -3,11 +3,13 @@
 `B...` batch axes, T positions of the decoder, S of the encoder, D width, L layers.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import haiku as hk
 import jax
 
-from mha_haiku import attention, masks
+from mha_haiku import attention, masks, positions
 from mha_haiku.modules import encoder, intervention
 
 Array = jax.Array
@@ -57,6 +59,7 @@ class DecoderLayer(encoder.Layer):
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
+        bias: positions.ScoreBias | Array | None = None,
         interventions: intervention.DecoderInterventions | None = None,
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
@@ -67,6 +70,7 @@ class DecoderLayer(encoder.Layer):
           mask: Which position of the decoder may attend to which, besides causality.
           cross_mask: Which of them may attend to which position of the encoder.
           is_training: Whether there is dropout.
+          bias: What is added to the scores of the decoder's own positions.
           interventions: What is done to heads and hidden units.
         """
         rate = self.dropout_rate if is_training else 0.0
@@ -78,6 +82,7 @@ class DecoderLayer(encoder.Layer):
             make=self.make_attention,
             names=("attention", "norm_1"),
             rate=rate,
+            bias=bias,
             interventions=given.own,
         )
         x, cross = self._attended(
@@ -105,27 +110,61 @@ class Decoder(encoder.Stack):
         self,
         x: Array,
         encoded: Array,
-        mask: masks.Mask | Array | None = None,
+        mask: masks.Mask | Array | Sequence | None = None,
+        cross_mask: masks.Mask | Array | None = None,
+        **options,
+    ) -> tuple[Array, tuple[DecoderMaps, ...]]:
+        """Returns the output `[B..., T, D]` and the maps of each layer.
+
+        Arguments are those of `decode`.
+        """
+        decoded = self.decode(x, encoded, mask, cross_mask, **options)
+        return decoded.output, decoded.maps
+
+    @hk.name_like("__call__")
+    def decode(
+        self,
+        x: Array,
+        encoded: Array,
+        mask: masks.Mask | Array | Sequence | None = None,
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
+        bias: positions.ScoreBias | Array | Sequence | None = None,
         interventions: intervention.DecoderInterventions | None = None,
-    ) -> tuple[Array, tuple[DecoderMaps, ...]]:
-        """Returns the output `[B..., T, D]` and the maps of each layer.
+        observe: Callable[[attention.AttentionMap], Any] | None = None,
+    ) -> encoder.Encoded:
+        """Returns the output, the maps of each layer, and what enters each layer.
 
         Args:
           x: `[B..., T, D]`.
           encoded: `[B..., S, D]`, the encoder's output.
-          mask: As in `DecoderLayer`, in all layers.
+          mask: As in `DecoderLayer`, in all layers; or a sequence of L masks, which
+            must be alike where layers are scanned.
           cross_mask: As in `DecoderLayer`, in all layers.
           is_training: Whether there is dropout.
+          bias: As in `DecoderLayer`, in all layers; or a sequence of L of them.
           interventions: What is done to heads and hidden units of each layer.
+          observe: A function of a map whose result is returned in its place; None: the
+            map itself.
+
+        Raises:
+          ValueError: If shapes do not fit, or what is given is not of L layers.
         """
         given = intervention.checked(interventions, intervention.DecoderInterventions)
         per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
+        own, shared = self._divided(mask=mask, bias=bias)
+        per_layer |= own
 
         def call(layer, x, **own):
-            return layer(x, encoded, mask, cross_mask, is_training=is_training, **own)
+            output, maps = layer(
+                x,
+                encoded,
+                cross_mask=cross_mask,
+                is_training=is_training,
+                **shared,
+                **own,
+            )
+            return output, DecoderMaps(*map(observe, maps)) if observe else maps
 
-        decoded = self._run(x, per_layer, 0, call)
-        return decoded.output, decoded.maps
+        return self._run(x, per_layer, 0, call)

@@ -402,6 +402,25 @@ class Stack(hk.Module):
             x = self.make_norm(name="norm")(x)
         return Encoded(x, maps, hidden)
 
+    def _divided(self, **given: Any) -> tuple[dict[str, list], dict[str, Any]]:
+        """Returns what has an entry for each layer, and what all layers share.
+
+        Raises:
+          ValueError: If a sequence is not of L entries.
+        """
+        per_layer, shared = {}, {}
+        for name, value in given.items():
+            if not isinstance(value, list | tuple):
+                shared[name] = value
+                continue
+            if len(value) != self.num_layers:
+                raise ValueError(
+                    f"{name} must be of all layers, or a sequence of L = "
+                    f"{self.num_layers} of them, got {len(value)}."
+                )
+            per_layer[name] = value
+        return per_layer, shared
+
 
 class Encoder(Stack):
     """A stack of encoder layers.
@@ -453,20 +472,11 @@ class Encoder(Stack):
         """
         given = intervention.checked(interventions)
         per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
-        shared = {"is_training": is_training}
-        for name, value in (("mask", mask), ("bias", bias)):
-            if not isinstance(value, list | tuple):
-                shared[name] = value
-                continue
-            if len(value) != self.num_layers:
-                raise ValueError(
-                    f"{name} must be of all layers, or a sequence of L = "
-                    f"{self.num_layers} of them, got {len(value)}."
-                )
-            per_layer[name] = value
+        own, shared = self._divided(mask=mask, bias=bias)
+        per_layer |= own
 
         def call(layer, x, **own):
-            output, attention_map = layer(x, **shared, **own)
+            output, attention_map = layer(x, is_training=is_training, **shared, **own)
             return output, observe(attention_map) if observe else attention_map
 
         return self._run(x, per_layer, first_layer, call)

@@ -215,11 +215,11 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
     """
     sharing.check_sequence(config, task.sequence_length)
     model, embedding = config.model, config.model.embedding
-    if embedding.positions == "learned" and embedding.max_length < task.sequence_length:
+    length = max(task.sequence_length, task.target_length or 0)
+    if embedding.positions == "learned" and embedding.max_length < length:
         raise ConfigError(
             "config.model.embedding.max_length must be at least the task's sequence "
-            f"length {task.sequence_length} with learned positions, got "
-            f"{embedding.max_length}."
+            f"length {length} with learned positions, got {embedding.max_length}."
         )
     if "loss" not in task.metrics:
         raise ConfigError(
@@ -231,6 +231,14 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             "config.model.output.logits must be True to train: the loss is of logits."
         )
     example = _example(config.task.name, task)
+    has_decoder = model.family == "encoder_decoder"
+    wants_decoder = example.decoder_inputs is not None
+    if has_decoder != wants_decoder:
+        wanted = "'encoder_decoder'" if wants_decoder else "without a decoder"
+        raise ConfigError(
+            f"config.model.family must be {wanted} for the task {task.name!r}, got "
+            f"{model.family!r}."
+        )
     is_set, wants_set = model.family == "set_classifier", example.targets.ndim == 0
     if is_set != wants_set:
         wanted = "'set_classifier'" if wants_set else "'encoder' or 'causal'"
@@ -285,12 +293,15 @@ def _example(name: str, task: tasks.Task) -> tasks.Example:
         raise ConfigError(
             f"example() of {name} must return a tasks.Example, got {type(example)!r}."
         )
-    shape = () if example.targets.ndim == 0 else (task.sequence_length,)
+    has_decoder = example.decoder_inputs is not None
+    length = task.target_length if has_decoder else task.sequence_length
+    shape = () if example.targets.ndim == 0 else (length,)
     features = () if task.num_tokens is not None else (task.feature_size,)
     for part, wanted in (
         ("inputs", (task.sequence_length, *features)),
         ("targets", shape),
         ("weights", shape),
+        *((("decoder_inputs", shape),) if has_decoder else ()),
     ):
         if getattr(example, part).shape != wanted:
             raise ConfigError(

@@ -101,20 +101,25 @@ class Run(NamedTuple):
         )
 
     def maps(self, inputs: str | tasks.Example) -> list[attention.AttentionMap]:
-        """Returns the attention map of each layer.
+        """Returns the attention map of each layer, in the order of `Output.maps`.
 
         Args:
           inputs: A text for `task.encode`, or a batch of examples.
+
+        Raises:
+          ValueError: If it is a text, and the model has a decoder.
         """
-        lengths = None
-        if isinstance(inputs, str):
-            tokens = self.task.encode(inputs)[np.newaxis]
+        if not isinstance(inputs, str):
+            given = inputs.model_inputs()
+        elif self.task.target_length is None:
+            given = {"inputs": self.task.encode(inputs)[np.newaxis]}
         else:
-            tokens, lengths = inputs.inputs, inputs.lengths
+            raise ValueError(
+                "inputs must be a batch of examples for a model with a decoder, which "
+                "reads a target too; `examples(count)` gives some."
+            )
         run = self.looped()
-        output = run.model.apply(
-            run.params, None, tokens, lengths=lengths, is_training=False
-        )
+        output = run.model.apply(run.params, None, **given, is_training=False)
         return list(output.maps)
 
     def importance(

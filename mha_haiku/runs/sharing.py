@@ -75,6 +75,11 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
             f"config.devices must multiply to the {num_devices} "
             f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
         )
+    if sequence > 1 and config.model.family == "encoder_decoder":
+        raise ConfigError(
+            "config.devices.sequence must be 1 for an encoder_decoder, whose queries "
+            "and keys stand in sequences of two lengths."
+        )
     if sequence > 1:
         with checks.user_mistakes():
             checks.choice(
@@ -99,17 +104,20 @@ def check_sequence(config: ml_collections.ConfigDict, length: int) -> None:
 
 
 def _check_heads(model, parts) -> None:
-    for i, layer in enumerate(models.heads_of_layers(model)):
-        counts = {"heads": len(layer.names)}
+    counts = []
+    for layer in models.heads_of_layers(model):
+        counts.append((len(layer.names), "heads", layer.label))
         if layer.names and layer.groups is None:
-            counts["key/value heads"] = layer.num_key_value_heads
-        counts["hidden units"] = models.hidden_sizes(model)[i]
-        for what, count in counts.items():
-            if count % parts:
-                raise ConfigError(
-                    f"config.devices.heads must divide the {count} {what} of layer "
-                    f"{i}, got {parts}."
-                )
+            own = layer.num_key_value_heads, "key/value heads", layer.label
+            counts.append(own)
+    for i, size in enumerate(models.hidden_sizes(model)):
+        counts.append((size, "hidden units", f"layer {i}"))
+    for count, what, layer in counts:
+        if count % parts:
+            raise ConfigError(
+                f"config.devices.heads must divide the {count} {what} of {layer}, got "
+                f"{parts}."
+            )
 
 
 def _check_batch(size, parts) -> None:

@@ -185,7 +185,7 @@ def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_paramet
 def test_dropout_reaches_every_part_in_training_alone(is_training):
     rates = []
 
-    def part(x, *args, dropout_rate, interventions):
+    def part(x, *args, dropout_rate, interventions, bias=None):
         rates.append(dropout_rate)
         return (x, "map") if args else x
 

@@ -1,0 +1,291 @@
+"""The layers of a model from its config: what they are made of, masks and biases.
+
+B batch, S positions of a source, T of the positions of a decoder, L layers.
+"""
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import attention, masks, modules, positions
+from mha_haiku.models import architecture
+from mha_haiku.modules import intervention, layer_stacks
+
+Array = jax.Array
+Mask = masks.Mask
+
+
+def make_encoder(
+    config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
+) -> modules.Encoder:
+    """Returns the encoder, or the only stack of a model without a decoder.
+
+    Args:
+      config: `config.model`.
+      implementation: That of attention, as in `attend`.
+      stack: How the layers run.
+    """
+    return modules.Encoder(
+        config.num_layers,
+        lambda i: _encoder_layer(config, implementation, i),
+        make_norm=_last_norm(config),
+        stack=stack,
+        name="encoder",
+    )
+
+
+def make_decoder(
+    config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
+) -> modules.Decoder:
+    """Returns the decoder; arguments as in `make_encoder`."""
+    return modules.Decoder(
+        architecture.num_decoder_layers(config),
+        lambda i: _decoder_layer(config, implementation, i),
+        make_norm=_last_norm(config),
+        stack=stack,
+        name="decoder",
+    )
+
+
+def encoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
+    """Returns the mask of all layers, or a list of L where windows differ.
+
+    Args:
+      config: `config.model`.
+      lengths: `[B]`, the numbers of valid positions; None: all are valid.
+    """
+    windows = architecture.windows(config)[: config.num_layers]
+    return _masks(windows, lengths, is_causal=config.family == "causal")
+
+
+def decoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
+    """Returns those of the decoder's self-attention, as `encoder_masks` does."""
+    windows = architecture.windows(config)[config.num_layers :]
+    return _masks(windows, lengths, is_causal=True)
+
+
+def cross_mask(
+    num_keys: int, lengths: Array | None, decoder_lengths: Array | None
+) -> Mask | None:
+    """Returns the mask of cross-attention.
+
+    Args:
+      num_keys: S.
+      lengths: `[B]`, valid positions of the source; None: all S are.
+      decoder_lengths: `[B]`, those of the decoder; None: all are.
+    """
+    if lengths is None and decoder_lengths is None:
+        return None
+    if lengths is None:
+        lengths = jnp.full_like(decoder_lengths, num_keys)
+    return masks.padding(lengths, decoder_lengths)
+
+
+def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
+    """Returns the score bias of all layers, or a list of one per pruned layer.
+
+    Args:
+      config: `config.model`.
+      kind: "encoder" or "decoder" of a model with both; "" where there is one stack.
+    """
+    is_causal = config.family == "causal" or kind == "decoder"
+    if config.embedding.positions == "alibi":
+        result = positions.alibi(config.attention.num_heads)
+    elif config.embedding.positions == "t5":
+        result = modules.RelativePositions(
+            config.attention.num_heads,
+            bidirectional=not is_causal,
+            name="decoder_relative_positions"
+            if kind == "decoder"
+            else "relative_positions",
+        )()
+    else:
+        return None
+    if config.attention.kept_heads is None:
+        return result
+    return [
+        result.at_heads(heads.names)
+        for heads in architecture.heads_of_layers(config)
+        if heads.kind == kind
+    ]
+
+
+def split(
+    config: Any, given: modules.Interventions | None
+) -> tuple[modules.Interventions, modules.DecoderInterventions]:
+    """Returns interventions on all heads and units as those of encoder and decoder.
+
+    Args:
+      config: `config.model`, of an encoder-decoder.
+      given: Heads and replacements of P attention parts, units of all layers.
+
+    Raises:
+      ValueError: If they are not of so many.
+    """
+    given = intervention.checked(given)
+    num_encoder = config.num_layers
+    num_decoder = architecture.num_decoder_layers(config)
+
+    def parts(field, sizes):
+        x = getattr(given, field)
+        if x is None:
+            return (None,) * len(sizes)
+        count = len(x) if isinstance(x, list | tuple) else (jnp.shape(x) or (None,))[0]
+        if count != sum(sizes):
+            raise ValueError(
+                f"interventions.{field} must have an entry for each of the "
+                f"{sum(sizes)}: {' + '.join(map(str, sizes))} of the encoder, the "
+                f"decoder{' and cross-attention' * (len(sizes) > 2)}, got {count}."
+            )
+        ends = np.cumsum((0, *sizes))
+        return [x[i:j] for i, j in itertools.pairwise(ends.tolist())]
+
+    kinds = (num_encoder, num_decoder, num_decoder)
+    heads, replacements = parts("heads", kinds), parts("replacement", kinds)
+    units = parts("units", kinds[:2])
+    encoder, own, cross = map(modules.Interventions, heads, replacements)
+    return (
+        dataclasses.replace(encoder, units=units[0]),
+        modules.DecoderInterventions(own, cross, units[1]),
+    )
+
+
+def _masks(windows, lengths, *, is_causal) -> Mask | list[Mask]:
+    own = [_mask(window, lengths, is_causal) for window in windows]
+    return own if len(set(windows)) > 1 else own[0]
+
+
+def _mask(window, lengths, is_causal) -> Mask:
+    kinds = []
+    if window is not None:
+        kinds.append(masks.window(window, 0 if is_causal else window))
+    elif is_causal:
+        kinds.append(masks.causal())
+    if lengths is not None:
+        kinds.append(masks.padding(lengths, lengths))
+    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
+
+
+def _last_norm(config):
+    post = config.norm.position == "post"  # the last layer ends in one
+    return None if post else architecture.make_norm(config)
+
+
+def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:
+    heads = architecture.heads_of_layers(config)[i]
+    attend = _make_attention(
+        config, implementation, heads, "attention", rotary=_rotary(config, i)
+    )
+    return modules.EncoderLayer(
+        attend if config.attention.num_heads else None,
+        num_heads=None if config.attention.num_heads else 0,
+        parallel=config.feed_forward.parallel,
+        **_parts(config, i),
+        name=f"layer_{i}",
+    )
+
+
+def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
+    parts = architecture.heads_of_layers(config)
+    own, cross = (
+        next(part for part in parts if (part.kind, part.layer) == (kind, i))
+        for kind in ("decoder", "cross")
+    )
+    place = config.num_layers + i  # among all layers
+    make = functools.partial(_make_attention, config, implementation)
+    return modules.DecoderLayer(
+        make(own, "attention", rotary=_rotary(config, place)),
+        make(cross, "cross_attention"),
+        **_parts(config, place),
+        name=f"layer_{i}",
+    )
+
+
+def _make_attention(config, implementation, heads, name, *, rotary=None):
+    """Returns what makes the attention of a part.
+
+    Positions, of which smeared keys know too, are those of self-attention alone: the
+    distance of a target's position to a source's means nothing.
+    """
+    own = config.attention
+    if hk.running_init():  # makes parameters from one example, on one device
+        implementation = own.implementation
+    smears = own.smear_keys and name == "attention"
+
+    def make():
+        if not heads.names:  # all are pruned
+            return modules.NoAttention(
+                config.model_size, with_bias=own.output_bias, name=name
+            )
+        return modules.MultiHeadAttention(
+            len(heads.names),
+            architecture.key_size(config),
+            model_size=config.model_size,
+            with_bias=own.with_bias,
+            output_bias=own.output_bias,
+            num_key_value_heads=heads.num_key_value_heads,
+            groups=heads.groups,
+            make_score=_make_score(own),
+            rotary=rotary,
+            # The root mean square, whatever the norms of the residual stream are.
+            qk_norm=own.qk_norm
+            and functools.partial(modules.RMSNorm, config.norm.epsilon),
+            smear=modules.smeared_keys if smears else None,
+            implementation=implementation,
+            name=name,
+        )
+
+    return make
+
+
+def _parts(config, i) -> dict[str, Any]:
+    """Returns what layers of both stacks take, of layer i among all."""
+    hidden_size, own = architecture.hidden_sizes(config)[i], config.feed_forward
+
+    def make_feed_forward():
+        return modules.FeedForward(
+            hidden_size,
+            **architecture.ACTIVATIONS[own.activation]._asdict(),
+            with_bias=own.with_bias,
+            name="feed_forward",
+        )
+
+    return {
+        "make_feed_forward": make_feed_forward if hidden_size else None,
+        "hidden_size": None if hidden_size else 0,
+        "make_norm": architecture.make_norm(config),
+        "norm_position": config.norm.position,
+        "attention_residual": config.attention.residual,
+        "feed_forward_residual": own.residual,
+        "dropout_rate": config.dropout_rate,
+    }
+
+
+def _rotary(config, i):
+    """Returns what turns the queries and keys of layer i among all, or None."""
+    if config.embedding.positions != "rotary":
+        return None
+    return functools.partial(
+        positions.rotary,
+        max_period=config.embedding.rotary_period,
+        frequencies=architecture.frequencies(config)[i],
+    )
+
+
+def _make_score(config):
+    """Returns a function of (num_heads, key_size) to the score, or None for default."""
+    if config.score == "additive":
+        return modules.additive_score
+    if config.scale is None and config.soft_cap is None:
+        return None  # the default: dot products over sqrt(key_size)
+    return lambda num_heads, key_size: attention.dot_product(
+        config.scale, config.soft_cap
+    )
