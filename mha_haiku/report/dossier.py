@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mha_haiku.report import maps
 from mha_haiku.report.heads import PerHead
 from mha_haiku.report.maps import Maps
 
@@ -27,10 +28,14 @@ class Axis(NamedTuple):
       tokens: `[T]` the text of each position, "" where it is not known.
       edges: `[P + 1]` integers that rise from 0 to T: bin `i` covers positions
         `edges[i]:edges[i + 1]`.
+      label: What the tokens are to the positions: "token predicted"; "": the inputs.
+      notes: `[T]` what is said of each position beside its token: 'reads "v"'; or ().
     """
 
     tokens: tuple[str, ...]
     edges: np.ndarray
+    label: str = ""
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def whole(cls, tokens: Iterable[str]) -> "Axis":
@@ -47,6 +52,29 @@ class Axis(NamedTuple):
     def is_pooled(self) -> bool:
         """Whether a bin covers more than one position."""
         return self.bins < len(self.tokens)
+
+
+class Axes(NamedTuple):
+    """What stands along the maps of one kind of layers.
+
+    Attributes:
+      queries: The rows.
+      keys: The columns.
+      alignment: Booleans `[T, S]` of positions (not bins): the keys that a query should
+        look at, as the task knows; None where it does not.
+      has_answers: Whether these queries are those that give the example's answers.
+    """
+
+    queries: Axis
+    keys: Axis
+    alignment: np.ndarray | None = None
+    has_answers: bool = True
+
+    def aligned_cells(self) -> np.ndarray | None:
+        """Returns which cells `[P, Q]` hold an aligned pair of positions; or None."""
+        if self.alignment is None:
+            return None
+        return maps.cells_of(self.alignment, self.queries.edges, self.keys.edges)
 
 
 class Patch(NamedTuple):
@@ -124,14 +152,16 @@ class Example(NamedTuple):
       queries: Its rows.
       keys: Its columns.
       weights: For each layer `[H, P, Q]`; NaN weights are shown as such.
-      masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`,
-        or for each layer `[P, Q]`, `[H, P, Q]` or None; None where it is not known.
+      masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`
+        if all layers have the same axes, or for each layer `[P, Q]`, `[H, P, Q]` or
+        None; None where it is not known.
       note: What has to be said of it.
       answers: What the model says, or None.
       images: What the keys look like, or None.
       patches: Finer parts of pooled maps.
       channels: For each layer what its scores are made of, or None.
       is_mean: Whether it is the mean of examples, and no input.
+      kinds: By the kind of a layer its axes, where they are not `queries` and `keys`.
     """
 
     name: str
@@ -145,6 +175,11 @@ class Example(NamedTuple):
     patches: tuple[Patch, ...] = ()
     channels: tuple[Channels | None, ...] | None = None
     is_mean: bool = False
+    kinds: Mapping[str, Axes] = {}
+
+    def axes(self, layer: "Layer") -> Axes:
+        """Returns what stands along the maps of a layer."""
+        return self.kinds.get(layer.kind) or Axes(self.queries, self.keys)
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
@@ -152,10 +187,14 @@ class Example(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer: its name, and those of its heads in the model that was not pruned."""
+    """A layer: its name, and those of its heads in the model that was not pruned.
+
+    Its kind ("encoder", "decoder", "cross") is "" where all layers are of one kind.
+    """
 
     name: str
     heads: tuple[str, ...]
+    kind: str = ""
 
 
 class Roles(NamedTuple):
@@ -233,19 +272,21 @@ def of_maps(
       roles: See `MapSet`.
     """
     layers = tuple(
-        Layer(layer, tuple(head.removeprefix("head ") for head in heads))
-        for layer, heads in zip(saved.layer_names, saved.head_names, strict=True)
+        Layer(layer, tuple(head.removeprefix("head ") for head in heads), kind)
+        for layer, heads, kind in zip(
+            saved.layer_names, saved.head_names, saved.kinds, strict=True
+        )
     )
     examples = [_example(saved, example) for example in range(saved.num_examples)]
     if saved.means is not None:
-        unknown = ("",) * saved.tokens.shape[1]
+        axes = _axes_by_kind(saved, None)
         examples.append(
             Example(
                 f"mean of {saved.mean_examples} examples",
-                Axis(unknown, saved.query_edges),
-                Axis(unknown, saved.key_edges),
+                *axes.pop("")[:2],
                 saved.means,
                 is_mean=True,
+                kinds=axes,
             )
         )
     name = name or saved.title
@@ -270,34 +311,33 @@ def check(dossier: Dossier) -> Dossier:
     return dossier
 
 
-def _heads(maps: MapSet) -> tuple[int, int]:
-    return len(maps.layers), max((len(each.heads) for each in maps.layers), default=0)
+def _heads(shown: MapSet) -> tuple[int, int]:
+    return len(shown.layers), max((len(each.heads) for each in shown.layers), default=0)
 
 
-def _check_set(maps: MapSet) -> None:
-    where = f"of {maps.name!r}" if maps.name else "of the maps"
-    for name, parts in (("layers", maps.layers), ("examples", maps.examples)):
+def _check_set(shown: MapSet) -> None:
+    where = f"of {shown.name!r}" if shown.name else "of the maps"
+    for name, parts in (("layers", shown.layers), ("examples", shown.examples)):
         if not parts:
             raise ValueError(f"{name} {where} must not be empty.")
-    for name, each in maps.numbers.items():
-        _has_shape(f"{name} {where}", each.mean, _heads(maps))
+    for name, each in shown.numbers.items():
+        _has_shape(f"{name} {where}", each.mean, _heads(shown))
         for part, of_each in (("standard errors", ()), ("ranks", (2,))):
             values = each.ranks if of_each else each.standard_error
             if values is not None:
-                shape = (*_heads(maps), *of_each)
+                shape = (*_heads(shown), *of_each)
                 _has_shape(f"{part} of {name} {where}", values, shape)
-    if maps.roles is not None:
-        for part, values in maps.roles._asdict().items():
-            _has_shape(f"{part} of roles {where}", values, _heads(maps))
-    for example in maps.examples:
-        _check_example(example, maps.layers)
+    if shown.roles is not None:
+        for part, values in shown.roles._asdict().items():
+            _has_shape(f"{part} of roles {where}", values, _heads(shown))
+    for example in shown.examples:
+        _check_example(example, shown.layers)
 
 
 def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
     of = f"of {example.name!r}"
-    for side, axis in (("queries", example.queries), ("keys", example.keys)):
-        _rises(f"edges of the {side} {of}", axis.edges, len(axis.tokens))
-    cells = example.queries.bins, example.keys.bins
+    for each in (Axes(example.queries, example.keys), *example.kinds.values()):
+        _check_axes(each, of)
     if len(example.weights) != len(layers):
         raise ValueError(
             f"weights {of} must be those of {len(layers)} layers, got "
@@ -311,7 +351,8 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
                 f"{len(parts)}."
             )
     for i, (layer, weights) in enumerate(zip(layers, example.weights, strict=True)):
-        heads = len(layer.heads)
+        heads, axes = len(layer.heads), example.axes(layer)
+        cells = axes.queries.bins, axes.keys.bins
         _are_weights(f"weights of {layer.name} {of}", weights, (heads, *cells))
         masked = example.masked_cells(i)
         if masked is not None:
@@ -320,8 +361,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         if example.channels is not None and example.channels[i] is not None:
             channels = example.channels[i]
             size = np.shape(channels.query)[-1:]
-            sides = (("query", example.queries), ("key", example.keys))
-            for name, axis in sides:
+            for name, axis in (("query", axes.queries), ("key", axes.keys)):
                 shape = (heads, len(axis.tokens), *size)
                 label = f"{name} channels of {layer.name} {of}"
                 _has_shape(label, getattr(channels, name), shape)
@@ -346,6 +386,22 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         _check_images(example.images, example.keys, of)
 
 
+def _check_axes(axes: Axes, of: str) -> None:
+    for side, axis in (("queries", axes.queries), ("keys", axes.keys)):
+        _rises(f"edges of the {side} {of}", axis.edges, len(axis.tokens))
+        if axis.notes and len(axis.notes) != len(axis.tokens):
+            raise ValueError(
+                f"notes of the {side} {of} must be of {len(axis.tokens)} positions, "
+                f"got {len(axis.notes)}."
+            )
+    if axes.alignment is not None:
+        if np.asarray(axes.alignment).dtype != bool:
+            kind = np.asarray(axes.alignment).dtype
+            raise ValueError(f"alignment {of} must be booleans, got {kind}.")
+        shape = len(axes.queries.tokens), len(axes.keys.tokens)
+        _has_shape(f"alignment {of}", axes.alignment, shape)
+
+
 def _check_patch(patch, example, layers, of) -> None:
     if patch.layer not in range(len(layers)):
         raise ValueError(f"patches {of} must be of its layers, got {patch.layer}.")
@@ -353,7 +409,8 @@ def _check_patch(patch, example, layers, of) -> None:
         raise ValueError(f"patches {of} must be of its heads, got {patch.head}.")
     _rises(f"query_edges of a patch {of}", patch.query_edges)
     _rises(f"key_edges of a patch {of}", patch.key_edges)
-    sides = ((patch.query_edges, example.queries), (patch.key_edges, example.keys))
+    axes = example.axes(layers[patch.layer])
+    sides = ((patch.query_edges, axes.queries), (patch.key_edges, axes.keys))
     for edges, axis in sides:
         if edges[0] < 0 or edges[-1] > len(axis.tokens):
             raise ValueError(
@@ -427,41 +484,95 @@ def _has_shape(name: str, values: np.ndarray, *shapes: tuple[int, ...]) -> None:
 
 
 def _example(saved: Maps, example: int) -> Example:
-    rows, columns = saved.shown_cells(example)
-    length = max(1, int(saved.lengths[example]))
-    size = saved.tokens.shape[1]
-    tokens = tuple(saved.tokens[example, :length].tolist())
-
-    def axis(edges, count):
-        return Axis(tokens, np.minimum(edges[: count + 1], length))
+    axes = _axes_by_kind(saved, example)
+    shown = [saved.shown_cells(example, i) for i in range(saved.num_layers)]
+    lengths = [saved.shown_lengths(example, i) for i in range(saved.num_layers)]
 
     def cells(layers):
-        return tuple(layer[example, ..., :rows, :columns] for layer in layers)
+        pairs = zip(layers, shown, strict=True)
+        return tuple(x[example, ..., :rows, :columns] for x, (rows, columns) in pairs)
 
-    images = saved.images
+    images, channels = saved.images, None
+    if saved.channels is not None:
+        channels = tuple(
+            Channels(query[example, :, :rows], key[example, :, :columns], exact)
+            for (query, key, exact), (rows, columns) in zip(
+                saved.channels, lengths, strict=True
+            )
+        )
+    queries, keys, *_ = axes.pop("")
     return Example(
         saved.example_names[example],
-        axis(saved.query_edges, rows),
-        axis(saved.key_edges, columns),
+        queries,
+        keys,
         cells(saved.weights),
         masked=None if saved.masked is None else cells(saved.masked),
-        note=""
-        if length == size
-        else f"its last {size - length} positions are padding",
-        answers=_answers(saved, example, length),
-        images=None if images is None else Images(images[example, :length]),
-        patches=_patches(saved, example, length),
-        channels=None
-        if saved.channels is None
-        else tuple(
-            Channels(query[example, :, :length], key[example, :, :length], exact)
-            for query, key, exact in saved.channels
-        ),
+        note=_note(saved, example),
+        answers=_answers(saved, example, len(queries.tokens)),
+        images=None if images is None else Images(images[example, : len(keys.tokens)]),
+        patches=_patches(saved, example, lengths),
+        channels=channels,
+        kinds=axes,
     )
 
 
-def _patches(saved: Maps, example: int, length: int) -> tuple[Patch, ...]:
-    """Returns the patches of an example, without what lies past its end."""
+def _axes_by_kind(saved: Maps, example: int | None) -> dict[str, Axes]:
+    """Returns the axes of each kind of layers in an example; "": those of others.
+
+    Args:
+      saved: The maps.
+      example: Which one; None: the mean of all, whose tokens are not known.
+    """
+
+    def axis(side):
+        if example is None:
+            return Axis(("",) * side.tokens.shape[1], side.edges, side.label)
+        length = max(1, int(side.lengths[example]))
+        tokens, notes = (
+            () if x is None else tuple(x[example, :length].tolist())
+            for x in (side.tokens, side.notes)
+        )
+        bins = int(np.searchsorted(side.edges[:-1], length))
+        edges = np.minimum(side.edges[: bins + 1], length)
+        return Axis(tokens, edges, side.label, notes)
+
+    if saved.decoder is None:
+        return {"": Axes(*map(axis, saved.sides("")))}
+    alignment = saved.decoder.alignment
+    # Answers are the decoder's, whose axes are therefore those of the example.
+    axes = {
+        "": Axes(*map(axis, saved.sides("decoder"))),
+        "encoder": Axes(*map(axis, saved.sides("encoder")), has_answers=False),
+        "cross": Axes(*map(axis, saved.sides("cross"))),
+    }
+    if alignment is not None and example is not None:
+        queries, keys, *_ = axes["cross"]
+        alignment = alignment[example, : len(queries.tokens), : len(keys.tokens)]
+        axes["cross"] = axes["cross"]._replace(alignment=alignment)
+    return axes
+
+
+def _note(saved: Maps, example: int) -> str:
+    """Returns how much of an example is padding."""
+    sides = {"": saved.sides("")[0]}
+    if saved.decoder is not None:
+        sides = {"source ": sides[""], "target ": saved.sides("decoder")[0]}
+    padded = {
+        name: side.tokens.shape[1] - max(1, int(side.lengths[example]))
+        for name, side in sides.items()
+    }
+    said = [f"its last {count} {x}positions" for x, count in padded.items() if count]
+    return f"{' and '.join(said)} are padding" if said else ""
+
+
+def _patches(saved: Maps, example: int, lengths) -> tuple[Patch, ...]:
+    """Returns the patches of an example, without what lies past its end.
+
+    Args:
+      saved: The maps.
+      example: Which one.
+      lengths: For each layer how many queries and keys are valid.
+    """
     if saved.patches is None:
         return ()
     patches = []
@@ -469,7 +580,10 @@ def _patches(saved: Maps, example: int, length: int) -> tuple[Patch, ...]:
         for head, number in np.ndindex(*places.shape[1:3]):
             query, key, width = places[example, head, number].tolist()
             steps = np.arange(weights.shape[-1] + 1) * width
-            edges = [np.unique(np.minimum(x + steps, length)) for x in (query, key)]
+            edges = [
+                np.unique(np.minimum(first + steps, length))
+                for first, length in zip((query, key), lengths[layer], strict=True)
+            ]
             rows, columns = (len(each) - 1 for each in edges)
             part = weights[example, head, number, :rows, :columns]
             if part.size and part.any():
@@ -478,7 +592,7 @@ def _patches(saved: Maps, example: int, length: int) -> tuple[Patch, ...]:
 
 
 def _answers(saved: Maps, example: int, length: int) -> Answers:
-    whole = saved.predictions.shape[1] == 1 < saved.tokens.shape[1]
+    whole = saved.has_one_answer
     shown = slice(None) if whole else slice(length)
     answers = zip(
         saved.likeliest[example, shown].tolist(),

@@ -304,3 +304,27 @@ def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
         return any(font.get_char_index(ord(character)) for font in available)
 
     return families, has_glyph
+
+
+def frames(axes: "Axes", cells: np.ndarray) -> None:
+    """Draws a line around the true cells of a map, those that touch in one.
+
+    Args:
+      axes: With the map as `imshow` draws it.
+      cells: Booleans `[P, Q]`.
+    """
+    from matplotlib import collections
+
+    rim = np.pad(cells, 1)
+    # A line lies between two cells of which one is true: below or above, left or right.
+    below = np.argwhere(rim[1:, 1:-1] != rim[:-1, 1:-1]) - 0.5
+    beside = np.argwhere(rim[1:-1, 1:] != rim[1:-1, :-1]) - 0.5
+    lines = [((x, y), (x + 1, y)) for y, x in below.tolist()]
+    lines += [((x, y), (x, y + 1)) for y, x in beside.tolist()]
+    for width, colour in ((3.0, "black"), (1.5, "#ff5a1f")):
+        axes.add_collection(
+            collections.LineCollection(
+                lines, colors=colour, linewidths=width, capstyle="projecting"
+            ),
+            autolim=False,
+        )

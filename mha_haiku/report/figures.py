@@ -2,7 +2,8 @@
 
 Each head has a panel for the first example, with its tokens on both axes where they are
 legible, and one below it for the mean over many examples where the run saved that. All
-pictures of a run share one colour scale, so that layers can be compared.
+pictures of a run share one colour scale, so that layers can be compared. On cross maps
+frames show where the rows should look, if that is known.
 """
 
 import math
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mha_haiku.report import drawing, labels
-from mha_haiku.report.maps import Maps
+from mha_haiku.report import drawing, labels, maps
+from mha_haiku.report.maps import Maps, Side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +41,10 @@ def pictures(
     """
     scale = _shared_scale(saved)
     draw = drawing.picture(layer_figure)
-    for place, layer in enumerate(saved.layers):
+    for place, number in enumerate(saved.numbers):
+        name = f"{saved.kinds[place] or 'layer'}_{number:02d}"
         for kind in formats:
-            yield f"layer_{layer:02d}.{kind}", draw(saved, place, scale, format=kind)
+            yield f"{name}.{kind}", draw(saved, place, scale, format=kind)
 
 
 def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
@@ -61,7 +63,7 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     heads = saved.head_names[layer]
     bands = 2 if heads and saved.means is not None else 1
     rows, columns = _grid(len(heads))
-    side, margin = _panel_inches(saved)
+    side, margin = _panel_inches(saved, layer)
     step_across, step_down = side + margin + 0.2, side + margin + 0.35
     width = columns * step_across + _BAR_INCHES
     heading = _heading(saved, layer, width)
@@ -84,8 +86,10 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
         if saved.means is not None:
             title = f"{name}, mean of {saved.mean_examples} examples"
             axes = panel(row * bands + 1, column, title)
-            _draw(axes, saved.means[layer][head], scale)
-            _number_axes(axes, saved, *saved.means[layer].shape[1:])
+            _draw(
+                axes, saved.means[layer][head], scale, saved.sides(saved.kinds[layer])
+            )
+            _number_axes(axes, saved, layer, *saved.means[layer].shape[1:])
     if not heads:
         panel(0, 0, "this layer has no heads left").set_axis_off()
     tall = min(height - top - 0.8, 5.0)
@@ -114,9 +118,11 @@ def _heading(saved: Maps, layer: int, width: float) -> list[str]:
     if saved.num_examples > 1:
         which += f" (the first of {saved.num_examples} in index.html)"
     lines = [saved.title, which, "One colour scale for all layers."]
+    if _aligned(saved, layer) is not None:
+        lines.append("Frames: where the task says that a row should look.")
+    sides = saved.sides(saved.kinds[layer])
     if saved.pooled:
-        queries = int(np.diff(saved.query_edges).max())
-        keys = int(np.diff(saved.key_edges).max())
+        queries, keys = (int(np.diff(side.edges).max()) for side in sides)
         lines.append(
             f"Pooled: a cell is the weight of up to {queries} queries, averaged, "
             f"on up to {keys} keys together."
@@ -128,34 +134,57 @@ def _heading(saved: Maps, layer: int, width: float) -> list[str]:
 def _draw_example(
     panel: "Axes", saved: Maps, layer: int, head: int, scale: "Normalize"
 ) -> None:
-    rows, columns = saved.shown_cells(_EXAMPLE)
+    rows, columns = saved.shown_cells(_EXAMPLE, layer)
     weights = saved.weights[layer][_EXAMPLE, head, :rows, :columns]
-    _draw(panel, weights, scale)
+    sides = saved.sides(saved.kinds[layer])
+    _draw(panel, weights, scale, sides)
+    aligned = _aligned(saved, layer)
+    if aligned is not None:
+        drawing.frames(panel, aligned)
     if saved.pooled or max(rows, columns) > _MOST_TOKENS:
-        _number_axes(panel, saved, rows, columns)
+        _number_axes(panel, saved, layer, rows, columns)
         return
-    tokens = _tokens(saved)
-    size = {"fontsize": _token_points(saved), "parse_math": False}
-    turned = 90 if max(map(len, tokens[:columns])) > 1 else 0
-    panel.set_xticks(range(columns), tokens[:columns], rotation=turned, **size)
-    panel.set_yticks(range(rows), tokens[:rows], **size)
+    queries, keys = (
+        _tokens(side)[:count]
+        for side, count in zip(sides, (rows, columns), strict=True)
+    )
+    size = {"fontsize": _token_points(saved, layer), "parse_math": False}
+    turned = 90 if max(map(len, keys)) > 1 else 0
+    panel.set_xticks(range(columns), keys, rotation=turned, **size)
+    panel.set_yticks(range(rows), queries, **size)
     panel.tick_params(length=2, pad=2)
 
 
-def _draw(panel: "Axes", weights: np.ndarray, scale: "Normalize") -> None:
+def _draw(
+    panel: "Axes", weights: np.ndarray, scale: "Normalize", sides: Sequence[Side]
+) -> None:
     panel.set_axis_on()
     panel.imshow(
         weights.astype(np.float32), norm=scale, cmap="viridis", interpolation="nearest"
     )
-    panel.set_xlabel("key (attended to)", fontsize=9)
-    panel.set_ylabel("query (attends)", fontsize=9)
+    query, key = (side.label for side in sides)
+    panel.set_xlabel(f"key: {key}" if key else "key (attended to)", fontsize=9)
+    panel.set_ylabel(f"query: {query}" if query else "query (attends)", fontsize=9)
 
 
-def _number_axes(panel: "Axes", saved: Maps, rows: int, columns: int) -> None:
+def _aligned(saved: Maps, layer: int) -> np.ndarray | None:
+    """Returns the cells with aligned positions, `[T', S']`; None: not known."""
+    if saved.kinds[layer] != "cross" or saved.decoder.alignment is None:
+        return None
+    rows, columns = saved.shown_cells(_EXAMPLE, layer)
+    edges = [side.edges for side in saved.sides("cross")]
+    cells = maps.cells_of(saved.decoder.alignment[_EXAMPLE], *edges)
+    return cells[:rows, :columns]
+
+
+def _number_axes(
+    panel: "Axes", saved: Maps, layer: int, rows: int, columns: int
+) -> None:
     """Puts the position at which a cell starts on some of the cells."""
+    queries, keys = saved.sides(saved.kinds[layer])
     for set_ticks, edges, cells in (
-        (panel.set_xticks, saved.key_edges, columns),
-        (panel.set_yticks, saved.query_edges, rows),
+        (panel.set_xticks, keys.edges, columns),
+        (panel.set_yticks, queries.edges, rows),
     ):
         steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
         step = next(step for step in steps if cells / step <= 9)
@@ -170,10 +199,10 @@ def _literal(text: str) -> str:
     return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest=200)
 
 
-def _tokens(saved: Maps) -> list[str]:
+def _tokens(side: Side) -> list[str]:
     return [
         labels.drawable(labels.visible(token), drawing.fonts()[1], _LONGEST_TOKEN)
-        for token in saved.tokens[_EXAMPLE].tolist()
+        for token in side.tokens[_EXAMPLE].tolist()
     ]
 
 
@@ -186,13 +215,14 @@ def _grid(num_heads: int) -> tuple[int, int]:
     return math.ceil(num_heads / columns), columns
 
 
-def _panel_inches(saved: Maps) -> tuple[float, float]:
+def _panel_inches(saved: Maps, layer: int) -> tuple[float, float]:
     """Returns the side of a panel, and the margin that its labels need."""
-    cells = max(saved.shown_cells(_EXAMPLE))
+    cells = max(saved.shown_cells(_EXAMPLE, layer))
     if saved.pooled or cells > _MOST_TOKENS:
         return 2.8, 0.65
-    longest = max(map(len, _tokens(saved)))
-    label = longest * _token_points(saved) * 0.75 / 72
+    sides = saved.sides(saved.kinds[layer])
+    longest = max(len(token) for side in sides for token in _tokens(side))
+    label = longest * _token_points(saved, layer) * 0.75 / 72
     return _whole_panel_inches(cells), 0.4 + max(0.2, label)
 
 
@@ -200,9 +230,9 @@ def _whole_panel_inches(cells: int) -> float:
     return max(2.8, 0.095 * cells)
 
 
-def _token_points(saved: Maps) -> float:
+def _token_points(saved: Maps, layer: int) -> float:
     """Returns the font size at which tokens do not touch each other."""
-    cells = max(saved.shown_cells(_EXAMPLE))
+    cells = max(saved.shown_cells(_EXAMPLE, layer))
     return min(10.0, 72 * 0.95 * _whole_panel_inches(cells) / cells)
 
 
@@ -213,7 +243,8 @@ def _shared_scale(saved: Maps) -> "Normalize":
     largest = max(
         (float(weights.max()) for weights in shown if weights.size), default=1
     )
-    linear = len(saved.key_edges) - 1 <= _MOST_LINEAR
+    keys = max(len(saved.sides(kind)[1].edges) for kind in saved.kinds) - 1
+    linear = keys <= _MOST_LINEAR
     # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
     top = drawing.rounded_up(largest)
     return colors.PowerNorm(1.0 if linear else 0.5, vmin=0.0, vmax=top)

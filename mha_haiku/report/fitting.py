@@ -118,7 +118,8 @@ def _bins(whole, join) -> int:
         axis.bins // join
         for each in whole.sets
         for example in each.examples
-        for axis in (example.queries, example.keys)
+        for layer in each.layers
+        for axis in example.axes(layer)[:2]
     )
 
 
@@ -163,10 +164,13 @@ def _with(whole, cut, budget) -> Dossier:
 def _notes(whole, cut, budget) -> list[str]:
     """Returns what a page says of what it leaves out."""
     notes = []
-    first = whole.sets[0].examples[0]
+    first, layers = whole.sets[0].examples[0], whole.sets[0].layers
     widths = [
-        int(np.diff(_joined(axis.edges, cut.join)).max())
-        for axis in (first.queries, first.keys)
+        max(
+            int(np.diff(_joined(first.axes(layer)[side].edges, cut.join)).max())
+            for layer in layers
+        )
+        for side in (0, 1)
     ]
     if max(widths) > 1:
         notes.append(
@@ -203,11 +207,11 @@ def _cut_set(each: MapSet, cut: Cut, least: float) -> MapSet:
     roles = each.roles and dossier.Roles(*map(columns, each.roles))
     inputs = [x for x in each.examples if not x.is_mean][: cut.examples]
     kept = (*inputs, *(x for x in each.examples if x.is_mean))
-    examples = tuple(_cut_example(x, cut, least) for x in kept)
+    examples = tuple(_cut_example(x, layers, cut, least) for x in kept)
     return each._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
 
 
-def _cut_example(example, cut, least):
+def _cut_example(example, layers, cut, least):
     patches = [patch for patch in example.patches if _mass(patch) > least]
     channels = example.channels if cut.channels else None
     if channels is not None:
@@ -222,9 +226,18 @@ def _cut_example(example, cut, least):
     return example._replace(
         queries=_joined_axis(example.queries, cut.join),
         keys=_joined_axis(example.keys, cut.join),
+        kinds={
+            kind: axes._replace(
+                queries=_joined_axis(axes.queries, cut.join),
+                keys=_joined_axis(axes.keys, cut.join),
+            )
+            for kind, axes in example.kinds.items()
+        },
         weights=tuple(
-            _joined_weights(weights[: cut.heads], example.queries.edges, cut.join)
-            for weights in example.weights
+            _joined_weights(
+                weights[: cut.heads], example.axes(layer).queries.edges, cut.join
+            )
+            for weights, layer in zip(example.weights, layers, strict=True)
         ),
         masked=masked,
         patches=tuple(patch for patch in patches if patch.head < cut.heads),

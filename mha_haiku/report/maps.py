@@ -1,7 +1,9 @@
 """The attention maps that a run saved: read from `maps.npz` and checked.
 
 Dimensions: `L` layers, `N` examples, `H` heads (of a layer), `T` positions of the
-input, `T'` and `S'` query and key bins, which are single positions in a whole map.
+input, `T'` and `S'` query and key bins, which are single positions in a whole map. In a
+model with a decoder `S` positions are those of the source and `T` those of the target,
+and a layer is of one of the `KINDS`, which have different axes.
 """
 
 import dataclasses
@@ -11,11 +13,51 @@ import re
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mha_haiku import checks
+from mha_haiku.report import labels
+
+KINDS = ("encoder", "decoder", "cross")
+
+
+class Decoder(NamedTuple):
+    """What stands along the maps of a decoder.
+
+    Attributes:
+      tokens: `[N, T]` text of the token that each position reads.
+      predicted: `[N, T]` text of the token that each position should predict.
+      edges: `[T' + 1]`: bin `i` covers positions `edges[i]:edges[i + 1]`.
+      lengths: `[N]`, valid positions of each example.
+      alignment: `[N, T, S]` booleans: the source positions that each position should
+        look at; None where that is not known.
+    """
+
+    tokens: np.ndarray
+    predicted: np.ndarray
+    edges: np.ndarray
+    lengths: np.ndarray
+    alignment: np.ndarray | None = None
+
+
+class Side(NamedTuple):
+    """The positions along one side of the maps of a layer.
+
+    Attributes:
+      tokens: `[N, T]` text of each position.
+      edges: `[T' + 1]`, as in `Decoder`.
+      lengths: `[N]`.
+      label: What the tokens are to the positions: "token predicted"; "": the inputs.
+      notes: `[N, T]` what is said of each position beside its token; or None.
+    """
+
+    tokens: np.ndarray
+    edges: np.ndarray
+    lengths: np.ndarray
+    label: str = ""
+    notes: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +66,16 @@ class Maps:
 
     Attributes:
       title: The run and its step.
-      layers: The number of each layer in the model, `[L]`.
+      layers: The number of each layer in the model, `[L]`, counted over all kinds.
       layer_names: `[L]`.
       head_names: For each layer, `[H]`.
       weights: For each layer, `[N, H, T', S']` attention weights.
       means: For each layer, `[H, T', S']`, over `mean_examples` examples; or None.
       mean_examples: The number of examples of `means`; 0 without means.
       example_names: `[N]`: "held-out example 3", "own text".
-      tokens: `[N, T]` text of each position.
-      query_edges: `[T' + 1]`: query bin `i` covers positions `edges[i]:edges[i + 1]`.
+      tokens: `[N, T]` text of each position of the input; `[N, S]` of a source.
+      query_edges: `[T' + 1]`: query bin `i` covers positions `edges[i]:edges[i + 1]`;
+        with a decoder, those of the encoder's maps.
       key_edges: `[S' + 1]`, the same of the keys.
       lengths: `[N]`, valid positions of each example.
       predictions: `[N, T]`, or `[N, 1]` where the whole input has one answer.
@@ -48,6 +91,9 @@ class Maps:
       step: That of the run, or None.
       channels: For each layer the scaled queries `[N, H, T, K]` and the keys of whole
         maps, and whether their products are the whole scores; or None.
+      kinds: The kind of each layer, `[L]`, one of `KINDS`; "" where there is but one.
+      numbers: The number of each layer among those of its kind, `[L]`.
+      decoder: What stands along the maps of a decoder, or None.
     """
 
     title: str
@@ -71,6 +117,14 @@ class Maps:
     images: np.ndarray | None = None
     step: int | None = None
     channels: tuple[tuple[np.ndarray, np.ndarray, bool], ...] | None = None
+    kinds: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    decoder: Decoder | None = None
+
+    def __post_init__(self):
+        if not self.kinds:
+            object.__setattr__(self, "kinds", ("",) * self.num_layers)
+            object.__setattr__(self, "numbers", self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -83,16 +137,70 @@ class Maps:
     @property
     def pooled(self) -> bool:
         """Whether a cell covers more than one query and one key."""
-        num_positions = self.tokens.shape[1]
-        return min(len(self.query_edges), len(self.key_edges)) <= num_positions
+        sides = [side for kind in set(self.kinds) for side in self.sides(kind)]
+        return any(len(side.edges) <= side.tokens.shape[1] for side in sides)
 
-    def shown_cells(self, example: int) -> tuple[int, int]:
-        """Returns how many query and key bins hold valid positions of an example."""
-        length = max(1, int(self.lengths[example]))
-        return (
-            int(np.searchsorted(self.query_edges[:-1], length)),
-            int(np.searchsorted(self.key_edges[:-1], length)),
+    @property
+    def has_one_answer(self) -> bool:
+        """Whether the whole input has one answer, and not each position."""
+        inputs = self.tokens if self.decoder is None else self.decoder.tokens
+        return self.predictions.shape[1] == 1 < inputs.shape[1]
+
+    def sides(self, kind: str) -> tuple[Side, Side]:
+        """Returns what the queries and the keys of a kind of layers are."""
+        labels = ("", "") if self.decoder is None else ("source token",) * 2
+        source = [
+            Side(self.tokens, edges, self.lengths, label)
+            for edges, label in zip(
+                (self.query_edges, self.key_edges), labels, strict=True
+            )
+        ]
+        if kind in ("", "encoder"):
+            return tuple(source)
+        tokens, predicted, edges, lengths, _ = self.decoder
+        if kind == "decoder":
+            notes = _said("predicts", predicted)
+            return (Side(tokens, edges, lengths, "token read", notes),) * 2
+        notes = _said("reads", tokens)
+        return Side(predicted, edges, lengths, "token predicted", notes), source[1]
+
+    def shown_lengths(self, example: int, layer: int = 0) -> tuple[int, int]:
+        """Returns how many queries and keys of an example are valid in a layer."""
+        sides = self.sides(self.kinds[layer])
+        return tuple(max(1, int(side.lengths[example])) for side in sides)
+
+    def shown_cells(self, example: int, layer: int = 0) -> tuple[int, int]:
+        """Returns how many query and key bins of a layer hold valid positions."""
+        return tuple(
+            int(np.searchsorted(side.edges[:-1], length))
+            for side, length in zip(
+                self.sides(self.kinds[layer]),
+                self.shown_lengths(example, layer),
+                strict=True,
+            )
         )
+
+
+def cells_of(
+    alignment: np.ndarray, query_edges: np.ndarray, key_edges: np.ndarray
+) -> np.ndarray:
+    """Returns which cells `[T', S']` hold an aligned pair of positions.
+
+    Args:
+      alignment: Booleans `[T, S]`.
+      query_edges: `[T' + 1]`, from 0 to T.
+      key_edges: `[S' + 1]`, from 0 to S.
+    """
+    rows = np.logical_or.reduceat(alignment, query_edges[:-1], axis=0)
+    return np.logical_or.reduceat(rows, key_edges[:-1], axis=1)
+
+
+def _said(verb: str, tokens: np.ndarray) -> np.ndarray:
+    """Returns what is said of positions: 'reads "v"'; "" where there is no token."""
+    text = [
+        f"{verb} “{labels.visible(x)}”" if x else "" for x in tokens.ravel().tolist()
+    ]
+    return np.array(text, np.str_).reshape(tokens.shape)
 
 
 def load(path: str | os.PathLike[str]) -> Maps:
@@ -170,7 +278,16 @@ class _Reader:
             self._fail("layer_names", "name at least one layer", layer_names.shape)
         query_edges = self._edges("query_edges", num_positions)
         key_edges = self._edges("key_edges", num_positions)
-        cells = len(query_edges) - 1, len(key_edges) - 1
+        kinds, numbers, decoder = self._decoder(len(layer_names), tokens.shape)
+        cells_of = {"": (len(query_edges) - 1, len(key_edges) - 1)}
+        shapes = {"": (num_positions, num_positions)}
+        if decoder is not None:
+            count, width = len(decoder.edges) - 1, decoder.tokens.shape[1]
+            cells_of["encoder"], shapes["encoder"] = cells_of[""], shapes[""]
+            cells_of["decoder"], shapes["decoder"] = (count, count), (width, width)
+            cells_of["cross"] = (count, len(key_edges) - 1)
+            shapes["cross"] = (width, num_positions)
+        cells = [cells_of[kind] for kind in kinds]
         layers = range(len(layer_names))
         if "layers" in self._arrays:  # not in files of version 0.1
             layers = self._integers("layers", layer_names.shape).tolist()
@@ -184,25 +301,25 @@ class _Reader:
             self._fail("layer_names", wanted, layer_names.shape)
         heads = [self._text(f"heads_{i:02d}", (None,)) for i in layers]
         weights = [
-            self._weights(f"layer_{i:02d}", (num_examples, len(names), *cells))
-            for i, names in zip(layers, heads, strict=True)
+            self._weights(f"layer_{i:02d}", (num_examples, len(names), *own))
+            for i, names, own in zip(layers, heads, cells, strict=True)
         ]
         means, mean_examples = None, 0
         if any(name.startswith("mean_") for name in self._arrays):
             mean_examples = int(self._integers("mean_examples", ()))
             means = tuple(
-                self._weights(f"mean_{i:02d}", (len(names), *cells))
-                for i, names in zip(layers, heads, strict=True)
+                self._weights(f"mean_{i:02d}", (len(names), *own))
+                for i, names, own in zip(layers, heads, cells, strict=True)
             )
         example_names = [f"example {i + 1}" for i in range(num_examples)]
         if "example_names" in self._arrays:  # not in files of version 0.1
             example_names = self._text("example_names", (num_examples,)).tolist()
         lengths = self._integers("lengths", (num_examples,))
-        if lengths.min() < 0 or lengths.max() > num_positions:
-            self._fail("lengths", f"be from 0 to {num_positions}", lengths.tolist())
+        self._within("lengths", lengths, num_positions)
         predictions = self._text("predictions", (num_examples, None))
-        if predictions.shape[1] not in (1, num_positions):
-            wanted = f"have shape {tokens.shape} or {(num_examples, 1)}"
+        answering = num_positions if decoder is None else decoder.tokens.shape[1]
+        if predictions.shape[1] not in (1, answering):
+            wanted = f"have shape {(num_examples, answering)} or {(num_examples, 1)}"
             self._fail("predictions", wanted, predictions.shape)
         # Files of before have none of these.
         likeliest = predictions[..., np.newaxis]
@@ -214,15 +331,16 @@ class _Reader:
             )
         masked = None
         if "masked" in self._arrays:
-            masked = (self._booleans("masked", (num_examples, *cells)),) * len(layers)
+            same = self._booleans("masked", (num_examples, *cells[0]))
+            masked = (same,) * len(layers)
         elif any(name.startswith("masked_") for name in self._arrays):
             masked = tuple(
                 self._booleans(
                     f"masked_{i:02d}",
-                    (num_examples, *cells),
-                    (num_examples, len(names), *cells),
+                    (num_examples, *own),
+                    (num_examples, len(names), *own),
                 )
-                for i, names in zip(layers, heads, strict=True)
+                for i, names, own in zip(layers, heads, cells, strict=True)
             )
         patches = None
         if any(name.startswith("patches_") for name in self._arrays):
@@ -253,9 +371,38 @@ class _Reader:
             masked=masked,
             patches=patches,
             images=images,
-            channels=self._channels(layers, heads, tokens.shape),
+            channels=self._channels(
+                layers, heads, num_examples, [shapes[kind] for kind in kinds]
+            ),
+            kinds=kinds,
+            numbers=numbers or tuple(layers),
+            decoder=decoder,
             step=int(self._integers("step", ())) if "step" in self._arrays else None,
         )
+
+    def _decoder(self, num_layers: int, shape: tuple[int, int]):
+        """Returns kinds and numbers of the layers, and the decoder; or one kind."""
+        if "kinds" not in self._arrays:
+            return ("",) * num_layers, (), None
+        kinds = self._text("kinds", (num_layers,)).tolist()
+        for kind in kinds:
+            if kind not in KINDS:
+                self._fail("kinds", f"be {', '.join(KINDS)}", repr(kind))
+        numbers = self._integers("numbers", (num_layers,)).tolist()
+        tokens = self._text("decoder_tokens", (shape[0], None))
+        predicted = self._text("decoder_predicted", tokens.shape)
+        edges = self._edges("decoder_edges", tokens.shape[1])
+        lengths = self._integers("decoder_lengths", shape[:1])
+        self._within("decoder_lengths", lengths, tokens.shape[1])
+        alignment = None
+        if "alignment" in self._arrays:
+            alignment = self._booleans("alignment", (*tokens.shape, shape[1]))
+        decoder = Decoder(tokens, predicted, edges, lengths, alignment)
+        return tuple(kinds), tuple(numbers), decoder
+
+    def _within(self, name: str, lengths: np.ndarray, most: int) -> None:
+        if lengths.min() < 0 or lengths.max() > most:
+            self._fail(name, f"be from 0 to {most}", lengths.tolist())
 
     def _text(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
         return self._array(name, shape, "U", "text")
@@ -289,17 +436,17 @@ class _Reader:
         side = np.shape(self._arrays.get(name))[-1:] or (0,)
         return places, self._weights(name, (*shape, count, *side, *side))
 
-    def _channels(self, layers, heads, shape):
+    def _channels(self, layers, heads, num_examples, shapes):
         """Returns queries and keys of all layers, or None where there are none."""
         if not any(re.fullmatch(r"query_\d+", name) for name in self._arrays):
             return None
         result = []
-        for i, names in zip(layers, heads, strict=True):
-            wanted = (shape[0], len(names), shape[1], None)
-            name = f"query_{i:02d}"
+        for i, names, sizes in zip(layers, heads, shapes, strict=True):
+            name, head = f"query_{i:02d}", (num_examples, len(names))
+            wanted = (*head, sizes[0], None)
             query = self._array(name, wanted, "f", "floating-point numbers")
-            name = f"key_{i:02d}"
-            key = self._array(name, query.shape, "f", "floating-point numbers")
+            name, wanted = f"key_{i:02d}", (*head, sizes[1], query.shape[-1])
+            key = self._array(name, wanted, "f", "floating-point numbers")
             exact = self._array(f"exact_{i:02d}", (), "b", "a boolean")
             result.append((query, key, bool(exact)))
         return tuple(result)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.report import dossier, labels
-from mha_haiku.report.dossier import Axis, Dossier, Example, MapSet
+from mha_haiku.report.dossier import Axes, Axis, Dossier, Example, MapSet
 from mha_haiku.report.heads import PerHead
 
 VERSION = 2
@@ -98,7 +98,9 @@ def contents(shown: Dossier) -> dict[str, Any]:
       `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
       has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
       (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`
-      and `channels`.
+      and `channels`; and `kinds`: what layers of a kind have in place of these
+      (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
+      pairs of positions.
 
     Raises:
       ValueError: See `dossier.check`.
@@ -133,7 +135,10 @@ def contents(shown: Dossier) -> dict[str, Any]:
     return {
         "version": VERSION,
         "title": labels.one_line(shown.title),
-        "notes": [labels.one_line(note) for note in (*shown.notes, *_faults(shown))],
+        "notes": [
+            labels.one_line(note)
+            for note in (*shown.notes, *_kinds(shown), *_faults(shown))
+        ],
         "levels": levels,
         "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(error / unit) * unit,
@@ -199,8 +204,12 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
         "name": labels.one_line(maps.name),
         "step": maps.step,
         "layers": [
-            {"name": labels.one_line(name), "heads": list(map(labels.one_line, heads))}
-            for name, heads in maps.layers
+            {
+                "name": labels.one_line(layer.name),
+                "heads": list(map(labels.one_line, layer.heads)),
+                "kind": labels.one_line(layer.kind),
+            }
+            for layer in maps.layers
         ],
         "numbers": [_number(*item, heads) for item in maps.numbers.items()],
         "roles": roles,
@@ -249,6 +258,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
             }
         )
     channels = example.channels
+    kinds = {kind: _kind(axes) for kind, axes in example.kinds.items()}
     return {
         "name": labels.one_line(example.name),
         "note": labels.one_line(example.note),
@@ -260,18 +270,36 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "images": _images(example.images),
         "patches": patches,
         "channels": None if channels is None else list(map(_channels, channels)),
+        "kinds": kinds,
     }
+
+
+def _kind(axes: Axes) -> dict[str, Any]:
+    """Returns what a layer of one kind has in place of what its example has."""
+    queries, keys = _axis(axes.queries), _axis(axes.keys)
+    own = {"queries": queries, "keys": None if keys == queries else keys}
+    if axes.alignment is not None:
+        own["alignment"] = np.argwhere(axes.alignment).tolist()
+    return own | {"images": None} | ({} if axes.has_answers else {"answers": None})
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    tokens = [_token(text) if text else "" for text in axis.tokens]
-    if len(tokens) > _MOST_PLAIN_TOKENS:
-        # ASCII, as lone surrogates are no UTF-8.
-        tokens = _packed(json.dumps(tokens, separators=(",", ":")).encode())
-    return {
-        "tokens": tokens,
-        "edges": axis.edges.tolist() if axis.is_pooled else None,
-    }
+    edges = axis.edges.tolist() if axis.is_pooled else None
+    shown = {"tokens": _texts(axis.tokens, _token), "edges": edges}
+    if axis.label:
+        shown["label"] = labels.one_line(axis.label)
+    if any(axis.notes):
+        shown["notes"] = _texts(axis.notes, labels.one_line)
+    return shown
+
+
+def _texts(texts: Sequence[str], shown_as: Callable[[str], str]) -> list[str] | str:
+    """Returns texts as they can be shown, packed if they are many."""
+    shown = [shown_as(text) if text else "" for text in texts]
+    if len(shown) <= _MOST_PLAIN_TOKENS:
+        return shown
+    # ASCII, as lone surrogates are no UTF-8.
+    return _packed(json.dumps(shown, separators=(",", ":")).encode())
 
 
 def _answers(example: Example) -> dict[str, Any] | None:
@@ -339,6 +367,18 @@ def _channels(channels: dossier.Channels | None) -> dict[str, Any] | None:
         result[name] = _packed(np.round(steps).astype("i1"))
         result[f"{name}_scale"] = scale.tolist()
     return result
+
+
+def _kinds(shown: Dossier) -> list[str]:
+    """Returns how to read the maps of a decoder, where there are any."""
+    kinds = {layer.kind for each in shown.sets for layer in each.layers}
+    if not kinds & {"decoder", "cross"}:
+        return []
+    return [
+        "A row of a decoder or cross map is a position of the decoder: it has read the "
+        "target up to there, and predicts the next token. In decoder maps it is named "
+        "by the token that it reads, in cross maps by the one that it should predict."
+    ]
 
 
 def _faults(shown: Dossier) -> list[str]:

@@ -30,11 +30,13 @@ class Panel(NamedTuple):
       title: Above it.
       weights: `[P, Q]`.
       masked: Booleans `[P, Q]`, drawn grey; None: no cell.
+      aligned: Booleans `[P, Q]`, drawn with a frame; None: no cell.
     """
 
     title: str
     weights: np.ndarray
     masked: np.ndarray | None = None
+    aligned: np.ndarray | None = None
 
 
 def figure(
@@ -87,24 +89,30 @@ def figure(
             cmap=colours,
             interpolation="nearest",
         )
+        if panel.aligned is not None:
+            drawing.frames(axes, panel.aligned)
         name = _literal(panel.title, 40)
         axes.set_title(name, fontsize=9, parse_math=False)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
     for axes in grid[:, 0]:
         _label(axes, queries, "y", size[1] / rows)
-        axes.set_ylabel("query", fontsize=8)
+        axes.set_ylabel(_named("query", queries), fontsize=8)
     for i in range(columns):
         last = (len(panels) - 1 - i) // columns  # the lowest panel of the column
         axes = grid[last, i]
         _label(axes, keys, "x", size[0] / columns)
         axes.tick_params(labelbottom=True)
-        axes.set_xlabel("key", fontsize=8)
+        axes.set_xlabel(_named("key", keys), fontsize=8)
     bar = sheet.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8)
     how = {"linear": "", "root": " (square-root scale)", "log": " (log scale)"}
     bar.set_label(f"attention weight{how[scale]}", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     return sheet
+
+
+def _named(side: str, axis: Axis) -> str:
+    return f"{side}: {axis.label}" if axis.label else side
 
 
 def _columns(count: int) -> int:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mha_haiku.report import dossier
+from mha_haiku.report.heads import PerHead
 
 L, H, T, S = 2, 3, 5, 7
 HOSTILE = [
@@ -89,6 +90,47 @@ def long(num_bins: int = 32) -> dossier.Dossier:
     coarse = np.full((H, num_bins, num_bins), 1 / num_bins, np.float32)
     one = dossier.Example("long", axis, axis, (coarse,) * L, patches=(fine,))
     return show(maps(one))
+
+
+def kinds() -> dossier.Dossier:
+    """Returns maps of an encoder, a decoder and cross-attention, which is aligned."""
+    source = dossier.Axis.whole("34 Birnen")._replace(label="source token")
+    read = ("<start>", *"drei", "und")
+    target = (*read[1:], "<end>")
+    reading = dossier.Axis.whole(read)._replace(
+        label="token read", notes=tuple(f"predicts “{x}”" for x in target)
+    )
+    predicted = dossier.Axis.whole(target)._replace(
+        label="token predicted", notes=tuple(f"reads “{x}”" for x in read)
+    )
+    alignment = np.zeros((len(target), 9), bool)
+    alignment[[0, 1, 2, 4], [1, 1, 1, 0]] = True
+    axes = {
+        "encoder": dossier.Axes(source, source, has_answers=False),
+        "cross": dossier.Axes(predicted, source, alignment),
+    }
+    causal = np.triu(np.ones((6, 6), bool), 1)
+    masked = (None, None, causal, causal, None, None)
+    shapes = [(9, 9)] * 2 + [(6, 6)] * 2 + [(6, 9)] * 2
+    rows = []
+    for i, (shape, hidden) in enumerate(zip(shapes, masked, strict=True)):
+        hidden = np.zeros(shape, bool) if hidden is None else hidden
+        rows.append(np.where(hidden, 0, weights(H, *shape, seed=i)).astype("f4"))
+    # The last head of the last layer looks where it should in three rows of four.
+    rows[-1][-1] = 0.02 + 0.8 * alignment
+    rows[-1][-1][4] = rows[-1][-1][4, ::-1]
+    rows[-1][-1] /= rows[-1][-1].sum(-1, keepdims=True)
+    answers = dossier.Answers(target, tuple(((x, 0.9), ("?", 0.05)) for x in target))
+    one = dossier.Example(
+        "first", reading, reading, tuple(rows), masked, answers=answers, kinds=axes
+    )
+    names = [(kind, i) for kind in ("encoder", "decoder", "cross") for i in range(2)]
+    heads = tuple(map(str, range(H)))
+    own = tuple(dossier.Layer(f"{kind} {i}", heads, kind) for kind, i in names)
+    aligned = np.full((6, H), np.nan)
+    aligned[4:] = [[0, 0.25, 0.5], [0.25, 0, 0.75]]
+    number = PerHead(aligned, "share", "rows whose largest weight is aligned")
+    return show(dossier.MapSet("", own, (one,), numbers={"aligned": number}))
 
 
 def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:

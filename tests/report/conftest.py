@@ -55,6 +55,45 @@ def archive(*, heads=(2, 3), num_examples=2, length=5, bins=None, **changes):
     return {name: array for name, array in arrays.items() if array is not None}
 
 
+def archive_of_kinds(bins=None, **changes):
+    """Returns an archive of an encoder (S=5) and a decoder (T=4), a layer each."""
+    rng, count = np.random.default_rng(1), 2
+    arrays = archive(heads=(2, 3, 2), num_examples=count)
+    source, target = np.arange(6), np.arange(5)
+    if bins is not None:
+        source, target = np.array([0, 2, 4, 5]), np.array([0, 3, 4])
+    sides = {"encoder": (source, source), "decoder": (target, target)}
+    sides["cross"] = target, source
+    for layer, (rows, columns) in enumerate(sides.values()):
+        heads = len(arrays[f"heads_{layer:02d}"])
+        scores = rng.normal(size=(count, heads, len(rows) - 1, len(columns) - 1)) * 3
+        weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        arrays[f"layer_{layer:02d}"] = weights.astype(np.float16)
+        arrays[f"mean_{layer:02d}"] = weights.mean(0).astype(np.float32)
+    read = np.array([["<s>", "a", "b", "c"], ["<s>", "d", "", ""]])
+    predicted = np.array([["a", "b", "c", "<e>"], ["d", "<e>", "", ""]])
+    alignment = np.zeros((count, 4, 5), bool)
+    alignment[0, [0, 1, 2, 2], [4, 3, 0, 1]] = True
+    arrays |= {
+        "layers": np.array([0, 1, 2]),
+        "layer_names": np.array([f"{kind} 0" for kind in sides]),
+        "kinds": np.array(list(sides)),
+        "numbers": np.zeros(3, int),
+        "query_edges": source,
+        "key_edges": source,
+        "lengths": np.array([5, 3]),
+        "decoder_tokens": read,
+        "decoder_predicted": predicted,
+        "decoder_edges": target,
+        "decoder_lengths": np.array([4, 2]),
+        "predictions": predicted,
+        "targets": predicted,
+        "alignment": alignment,
+    }
+    arrays.update(changes)
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
 def hostile_archive():
     """Returns an archive whose every text is hostile."""
     text = np.array([HOSTILE])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.report import dossier
+from tests.report.conftest import archive_of_kinds
 
 
 def _changed(whole, **changes):
@@ -110,7 +111,7 @@ def test_saved_maps_become_a_set(load):
     maps = dossier.of_maps(saved)
     dossier.check(dossier.Dossier("", (maps,)))
     assert maps.name == saved.title
-    assert maps.layers[1] == ("layer 1", ("0", "1", "2"))
+    assert maps.layers[1] == dossier.Layer("layer 1", ("0", "1", "2"))
     first, second, mean = maps.examples
     assert first.keys.is_pooled
     assert second.keys.edges.tolist() == [0, 3, 6, 7]
@@ -118,3 +119,31 @@ def test_saved_maps_become_a_set(load):
     assert mean.weights[1].shape == (3, 4, 4)
     assert mean.name == "mean of 7 examples"
     assert mean.answers is None
+
+
+def test_each_kind_of_saved_layers_has_its_axes_and_its_alignment(load):
+    saved = load(archive_of_kinds())
+    maps = dossier.of_maps(saved)
+    dossier.check(dossier.Dossier("", (maps,)))
+    first, second, mean = maps.examples
+    encoder, decoder, cross = (second.axes(layer) for layer in maps.layers)
+    assert [encoder.has_answers, cross.has_answers] == [False, True]
+    assert decoder.keys.tokens == ("<s>", "d")
+    assert (cross.queries.tokens, cross.keys.tokens) == (
+        ("d", "<e>"),
+        ("t0", "t1", "t2"),
+    )
+    assert cross.queries.notes == ("reads “<s>”", "reads “d”")
+    assert second.answers.targets == ("d", "<e>")
+    assert second.note == (
+        "its last 2 source positions and its last 2 target positions are padding"
+    )
+    cross = first.axes(maps.layers[2])
+    np.testing.assert_array_equal(cross.alignment, saved.decoder.alignment[0])
+    assert mean.axes(maps.layers[2]).alignment is None
+    wrong = first.kinds | {"cross": cross._replace(alignment=np.ones((5, 4), bool))}
+    shown = dossier.Dossier(
+        "", (maps._replace(examples=(first._replace(kinds=wrong),)),)
+    )
+    with pytest.raises(ValueError, match="alignment of 'example 1' must have shape"):
+        dossier.check(shown)

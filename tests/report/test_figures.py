@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.report import figures
-from tests.report.conftest import archive
+from tests.report.conftest import archive, archive_of_kinds
 
 image = pytest.importorskip("PIL.Image")
 pytest.importorskip("matplotlib")
@@ -126,3 +126,31 @@ def test_a_layer_without_heads_says_so(load):
 def test_the_grid_holds_every_head(num_heads):
     rows, columns = figures._grid(num_heads)
     assert rows * columns >= num_heads > (rows - 1) * columns
+
+
+def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(load):
+    saved = load(archive_of_kinds())
+    names = [name for name, _ in figures.pictures(saved)]
+    assert names == ["encoder_00.png", "decoder_00.png", "cross_00.png"]
+    assert not any(axes.collections for axes in _panels(_figure(saved, 1)))
+    example, mean, *_ = _panels(_figure(saved, 2))
+    assert not mean.collections
+    labels = [
+        [x.get_text() for x in axis.get_ticklabels()]
+        for axis in example._axis_map.values()
+    ]
+    assert labels == [["t0", "t1", "t2", "t3", "t4"], ["a", "b", "c", "<e>"]]
+    assert example.get_ylabel() == "query: token predicted"
+    rim, _ = example.collections
+    ends = {tuple(map(tuple, each.tolist())) for each in rim.get_segments()}
+    # The cells (2, 0) and (2, 1) touch: no line between them.
+    assert ((-0.5, 1.5), (-0.5, 2.5)) in ends and ((1.5, 1.5), (1.5, 2.5)) in ends
+    assert ((0.5, 1.5), (0.5, 2.5)) not in ends
+    assert len(ends) == 4 + 4 + 6
+
+
+def test_frames_of_pooled_maps_are_those_of_their_bins(load):
+    saved = load(archive_of_kinds(bins=2))
+    np.testing.assert_array_equal(
+        figures._aligned(saved, 2), [[True, True, True], [False, False, False]]
+    )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.report import dossier, fitting, page
+from tests.report.conftest import archive_of_kinds
 
 L, H, T, N = 2, 3, 48, 4
 
@@ -62,3 +63,14 @@ def test_patches_with_the_most_mass_stay(large):
     kept = [x.patches for x in shown.sets[0].examples]
     masses = sorted(float(p.weights[0, 0]) for parts in kept for p in parts)
     assert masses and min(masses) > 0.03 and max(masses) == 0.1
+
+
+def test_kinds_are_joined_along_their_own_axes(load):
+    maps = dossier.of_maps(load(archive_of_kinds()))
+    whole = dossier.Dossier("", (maps,))
+    cut = fitting.Cut(examples=1, heads=9, join=2)
+    one = fitting._with(whole, cut, 10**6).sets[0].examples[0]
+    assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
+    dossier.check(dossier.Dossier("", (maps._replace(examples=(one,)),)))
+    for weights in one.weights:
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-2)

@@ -5,6 +5,7 @@ import pytest
 
 from mha_haiku import checks
 from mha_haiku.report import dossier, maps
+from tests.report.conftest import archive_of_kinds
 
 
 def test_loads_what_a_run_saves(load):
@@ -158,3 +159,46 @@ def test_a_lone_array_is_refused(tmp_path):
 def test_nothing_is_unpickled(load):
     with pytest.raises(checks.ConfigError, match="allow_pickle"):
         load(title=np.array([{"an": "object"}], dtype=object))
+
+
+def test_kinds_of_layers_have_their_own_axes(load):
+    saved = load(archive_of_kinds())
+    assert [weights.shape for weights in saved.weights] == [
+        (2, 2, 5, 5),
+        (2, 3, 4, 4),
+        (2, 2, 4, 5),
+    ]
+    assert [saved.shown_cells(1, layer) for layer in range(3)] == [
+        (3, 3),
+        (2, 2),
+        (2, 3),
+    ]
+    queries, keys = saved.sides("cross")
+    assert queries.tokens[0].tolist() == ["a", "b", "c", "<e>"]
+    assert queries.notes[0, 1] == "reads “a”"
+    assert (queries.label, keys.label) == ("token predicted", "source token")
+    assert not saved.pooled and load(archive_of_kinds(bins=2)).pooled
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kinds": np.array(["encoder", "decoder", "other"])}, "got 'other'"),
+        ({"decoder_lengths": np.array([5, 2])}, "decoder_lengths must be from 0 to 4"),
+        ({"decoder_edges": np.arange(6)}, "decoder_edges must rise from 0 to 4"),
+        ({"alignment": np.zeros((2, 5, 4), bool)}, "alignment must have shape"),
+        ({"decoder_predicted": None}, "no array 'decoder_predicted'"),
+        ({"layer_02": np.zeros((2, 2, 5, 4), "f2")}, "layer_02 must have shape"),
+        ({"predictions": np.full((2, 5), "a")}, "predictions must have shape"),
+    ],
+)
+def test_kinds_that_do_not_fit_are_refused(load, changes, message):
+    with pytest.raises(checks.ConfigError, match=re.escape(message)):
+        load(archive_of_kinds(**changes))
+
+
+def test_cells_hold_the_aligned_pairs_of_their_positions():
+    alignment = np.zeros((4, 5), bool)
+    alignment[[1, 3], [4, 0]] = True
+    cells = maps.cells_of(alignment, np.array([0, 2, 4]), np.array([0, 1, 3, 5]))
+    assert cells.tolist() == [[False, False, True], [True, False, False]]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.report import dossier, labels, page
+from tests.report.conftest import archive_of_kinds
 
 
 class _Outline(html.parser.HTMLParser):
@@ -310,3 +311,17 @@ def test_the_script_is_well_formed(load, tmp_path):
     (_, (_, _), (_, script)) = _Outline(page.render(_dossier(load()))).inside
     (tmp_path / "page.js").write_text(script)
     subprocess.run(["node", "--check", tmp_path / "page.js"], check=True)
+
+
+def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
+    maps = dossier.of_maps(load(archive_of_kinds()))
+    shown = page.contents(dossier.Dossier("", (maps,)))
+    (one,) = shown["sets"]
+    assert [layer["kind"] for layer in one["layers"]] == ["encoder", "decoder", "cross"]
+    example = one["examples"][0]
+    assert example["queries"]["label"] == "token read" and example["keys"] is None
+    assert "answers" not in example["kinds"]["cross"]
+    assert example["kinds"]["encoder"]["answers"] is None
+    assert example["kinds"]["cross"]["alignment"] == [[0, 4], [1, 3], [2, 0], [2, 1]]
+    assert example["kinds"]["cross"]["queries"]["notes"][1] == "reads “a”"
+    assert "predicts the next token" in " ".join(shown["notes"])

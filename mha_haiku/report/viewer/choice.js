@@ -78,7 +78,7 @@ function clampChoice() {
   choice.example = within(choice.example, set.examples.length);
   choice.layer = within(choice.layer, set.layers.length);
   choice.head = within(choice.head, set.layers[choice.layer]?.heads.length ?? 0);
-  const { queries, keys } = set.examples[choice.example];
+  const { queries, keys } = exampleOf(choice);
   const size = [queries.tokens.length, (keys ?? queries).tokens.length];
   choice.query = within(choice.query, size[0]);
   choice.key = within(choice.key, size[1]);

@@ -41,3 +41,11 @@ const markLines = [
   { stroke: '#000000', 'stroke-width': 4, 'stroke-opacity': 0.75 },
   { stroke: '#ffffff', 'stroke-width': 2 },
 ];
+
+// Frames and lines of what the task knows to be right, and what they are called.
+const paintOfAligned = '#ff5a1f';
+const alignedLines = [
+  { stroke: '#000000', 'stroke-width': 4.5, 'stroke-opacity': 0.8, 'stroke-linecap': 'square' },
+  { stroke: paintOfAligned, 'stroke-width': 2.5, 'stroke-linecap': 'square' },
+];
+const alignedWords = 'aligned: where the row should look';

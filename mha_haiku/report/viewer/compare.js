@@ -83,8 +83,11 @@ function shownContexts(room) {
     };
   }
   const first = contextOf(here, { ...room, height: room.height - 44 });
-  const maps = unpacked(there.set, there.example);
+  const maps = mapsAt(there);
   const same = (name) => maps[name].last === first.maps[name].last;
+  if (page.sets[there.set].layers[there.layer].kind !== first.layer.kind) {
+    return { shown: [{ context: first }], reason: 'Maps of different kinds have no difference.' };
+  }
   if (!same('queries') || !same('keys')) {
     return { shown: [{ context: first }], reason: 'Maps of different lengths have no difference.' };
   }

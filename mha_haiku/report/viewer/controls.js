@@ -5,9 +5,14 @@ function describe() {
   const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
   const first = set.examples[0];
   const inputs = set.examples.filter((example) => !example.is_mean);
-  const pooled = first.queries.edges !== null || (first.keys ?? first.queries).edges !== null;
+  const pooled = [first, ...Object.values(first.kinds ?? {})].some(({ queries, keys }) => (
+    queries.edges !== null || (keys ?? queries).edges !== null
+  ));
+  const kinds = kindsOf(set).map((name) => (
+    plural(set.layers.filter((layer) => layer.kind === name).length, `${name} layer`)
+  ));
   const kind = hasSteps() ? 'steps of the training' : 'models';
-  element('summary').textContent = `${plural(set.layers.length, 'layer')}, `
+  element('summary').textContent = `${kinds.join(', ') || plural(set.layers.length, 'layer')}, `
     + `${plural(count, 'attention head')} in all, ${plural(inputs.length, 'example')}`
     + `${page.sets.length > 1 ? `, ${page.sets.length} ${kind}` : ''}. `
     + (pooled

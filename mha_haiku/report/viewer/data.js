@@ -28,8 +28,10 @@ async function unpackCodes(text) {
 
 // The positions along a side of a map, in bins: bin i is positions start(i) to stop(i) - 1.
 class Axis {
-  constructor(tokens, edges) {
-    this.tokens = tokens;
+  constructor(texts, edges) {
+    this.texts = texts; // {tokens, label, notes}
+    this.tokens = texts.tokens;
+    this.label = texts.label ?? '';
     this.edges = edges;
     this.count = edges.length - 1;
     const span = edges[this.count] - edges[0];
@@ -38,9 +40,13 @@ class Axis {
     this.even = edges.every((edge, bin) => (edge - edges[0]) * this.count === span * bin);
   }
 
-  static of({ tokens, edges }) {
-    return new Axis(tokens, edges ?? Array.from({ length: tokens.length + 1 }, (_, i) => i));
+  static of(texts) {
+    const { tokens, edges } = texts;
+    return new Axis(texts, edges ?? Array.from({ length: tokens.length + 1 }, (_, i) => i));
   }
+
+  // The same positions, or some of them, in other bins.
+  binned(edges) { return new Axis(this.texts, edges); }
 
   get first() { return this.edges[0]; }
 
@@ -76,6 +82,11 @@ class Axis {
     }
     return text;
   }
+
+  // What is said of a single position beside its text: reads “v”.
+  note(bin) {
+    return this.stop(bin) - this.start(bin) === 1 ? this.texts.notes?.[this.start(bin)] ?? '' : '';
+  }
 }
 
 // The weights of one head, still as codes.
@@ -93,30 +104,52 @@ class HeadMap {
   }
 }
 
-// Long lists of tokens are packed: they are read once, before anything is shown.
-async function unpackTokens() {
-  const axes = page.sets.flatMap(({ examples }) => (
-    examples.flatMap(({ queries, keys }) => [queries, keys].filter(Boolean))
-  ));
-  await Promise.all(axes.map(async (axis) => {
-    if (typeof axis.tokens === 'string') {
-      axis.tokens = JSON.parse(new TextDecoder().decode(await unpackBytes(axis.tokens)));
-    }
-  }));
+// An example as the layers of a kind have it: with the axes, the answers and the alignment
+// of that kind. `where`: {set, example, layer}.
+function exampleOf({ set, example, layer }) {
+  const { layers, examples } = page.sets[set];
+  const whole = examples[example];
+  const kind = layers[layer]?.kind;
+  if (!whole.kinds?.[kind]) return whole;
+  whole.ofKind ??= {};
+  whole.ofKind[kind] ??= { ...whole, ...whole.kinds[kind] };
+  return whole.ofKind[kind];
 }
 
-const decoded = new Map(); // "set.example" -> {queries, keys, layers, patches}
+const kindsOf = ({ layers }) => [...new Set(layers.map(({ kind }) => kind).filter(Boolean))];
+
+// Long lists of texts are packed: they are read once, before anything is shown.
+async function unpackTokens() {
+  const axes = page.sets.flatMap(({ examples }) => examples.flatMap((example) => (
+    [example, ...Object.values(example.kinds ?? {})]
+      .flatMap(({ queries, keys }) => [queries, keys].filter(Boolean))
+  )));
+  await Promise.all(axes.flatMap((axis) => ['tokens', 'notes'].map(async (name) => {
+    if (typeof axis[name] === 'string') {
+      axis[name] = JSON.parse(new TextDecoder().decode(await unpackBytes(axis[name])));
+    }
+  })));
+}
+
+const decoded = new Map(); // "set.example" -> {axes, layers, patches}
 const decoding = new Map(); // the same, as promises
 
-// All maps of an example, once they are unpacked: layers[layer][head] is a HeadMap.
+// All maps of an example, once they are unpacked: layers[layer][head] is a HeadMap, and
+// axes[layer] are the {queries, keys} of a layer.
 function unpacked(set, example) {
   return decoded.get(`${set}.${example}`);
+}
+
+// The same, with the axes of one layer: {queries, keys, axes, layers, patches}.
+function mapsAt({ set, example, layer }) {
+  const maps = unpacked(set, example);
+  return maps && { ...maps, ...maps.axes[layer] };
 }
 
 function unpack(set, example) {
   const name = `${set}.${example}`;
   if (!decoding.has(name)) {
-    decoding.set(name, unpackExample(page.sets[set].examples[example]).then((maps) => {
+    decoding.set(name, unpackExample(set, example).then((maps) => {
       decoded.set(name, maps);
       return maps;
     }));
@@ -124,24 +157,34 @@ function unpack(set, example) {
   return decoding.get(name);
 }
 
-async function unpackExample(example) {
-  const queries = Axis.of(example.queries);
-  const keys = example.keys ? Axis.of(example.keys) : queries;
-  const cells = queries.count * keys.count;
-  const layers = await Promise.all(example.layers.map(async ({ codes, largest }) => {
+async function unpackExample(set, number) {
+  const example = page.sets[set].examples[number];
+  const made = new Map(); // axes that several layers share are one
+  const axesOf = (layer) => {
+    const own = exampleOf({ set, example: number, layer });
+    if (!made.has(own)) {
+      const queries = Axis.of(own.queries);
+      made.set(own, { queries, keys: own.keys ? Axis.of(own.keys) : queries });
+    }
+    return made.get(own);
+  };
+  const axes = example.layers.map((_, layer) => axesOf(layer));
+  const layers = await Promise.all(example.layers.map(async ({ codes, largest }, layer) => {
+    const { queries, keys } = axes[layer];
+    const cells = queries.count * keys.count;
     const all = await unpackCodes(codes);
     return largest.map((top, head) => (
       new HeadMap(all.subarray(head * cells, (head + 1) * cells), top, queries, keys)
     ));
   }));
-  const patches = await Promise.all(example.patches.map(async (patch) => ({
-    layer: patch.layer,
-    head: patch.head,
-    map: new HeadMap(
-      await unpackCodes(patch.codes), patch.largest[0],
-      new Axis(queries.tokens, patch.queries), new Axis(keys.tokens, patch.keys),
-    ),
-  })));
+  const patches = await Promise.all(example.patches.map(async (patch) => {
+    const { queries, keys } = axes[patch.layer];
+    const codes = await unpackCodes(patch.codes);
+    const map = new HeadMap(
+      codes, patch.largest[0], queries.binned(patch.queries), keys.binned(patch.keys),
+    );
+    return { layer: patch.layer, head: patch.head, map };
+  }));
   await readPictures(example);
-  return { queries, keys, layers, patches };
+  return { axes, layers, patches };
 }

@@ -59,8 +59,8 @@ function gridOf(example, layer, head, zoom, queries = null, keys = null) {
   const [top, bottom, left, right] = zoom ?? [0, maps[0].queries.last, 0, maps[0].keys.last];
   const axes = (name) => maps.map((map) => map[name]);
   const grid = new Grid(
-    queries ?? new Axis(example.queries.tokens, joinedEdges(axes('queries'), top, bottom)),
-    keys ?? new Axis(example.keys.tokens, joinedEdges(axes('keys'), left, right)),
+    queries ?? maps[0].queries.binned(joinedEdges(axes('queries'), top, bottom)),
+    keys ?? maps[0].keys.binned(joinedEdges(axes('keys'), left, right)),
   );
   for (const map of maps) fillGrid(grid, map);
   return countGrid(grid);

@@ -28,7 +28,7 @@ function createHeatMap() {
     }
     drawing.setAttribute('viewBox', `0 0 ${frame.full.width} ${frame.full.height}`);
     drawing.replaceChildren(
-      ...cellsOf(context, frame), ...patchOutlines(context, frame),
+      ...cellsOf(context, frame), ...patchOutlines(context, frame), ...alignedFrames(context, frame),
       axisLabels(context, frame), legendOf(context, frame), marks,
     );
     mark(null);
@@ -45,10 +45,11 @@ function createHeatMap() {
 }
 
 // Where things lie on the drawing, in pixels.
-function frameOf({ queries, keys, room, example }) {
+function frameOf({ queries, keys, room, example, aligned }) {
+  const below = aligned.length ? 70 : 52; // the legend
   const spans = [queries.last - queries.first, keys.last - keys.first];
   const sides = (left, top) => {
-    const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - 52) / spans[0]];
+    const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - below) / spans[0]];
     const even = Math.min(wide, high);
     // Cells are square; only a map that is much longer than wide (or wider than long) has
     // longer ones, until its short side is a quarter of the long one.
@@ -77,7 +78,7 @@ function frameOf({ queries, keys, room, example }) {
   const y = (position) => top + ((position - queries.first) / spans[0]) * height;
   return {
     rows, columns, turned, left, top, width, height, x, y,
-    full: { width: Math.ceil(Math.max(left + width + 16, 250)), height: Math.ceil(top + height + 52) },
+    full: { width: Math.ceil(Math.max(left + width + 16, 250)), height: Math.ceil(top + height + below) },
   };
 }
 
@@ -157,15 +158,34 @@ function patchOutlines({ maps, where, map }, { x, y }) {
   });
 }
 
+// Frames around aligned cells, those that touch in one: dark and light, seen on every colour.
+function alignedFrames({ aligned, isAligned, queries, keys }, { x, y }) {
+  const d = aligned.map(([query, key]) => {
+    const [left, right] = [x(keys.start(key)), x(keys.stop(key))];
+    const [top, bottom] = [y(queries.start(query)), y(queries.stop(query))];
+    return [
+      isAligned(query - 1, key) ? '' : `M${left} ${top}H${right}`,
+      isAligned(query + 1, key) ? '' : `M${left} ${bottom}H${right}`,
+      isAligned(query, key - 1) ? '' : `M${left} ${top}V${bottom}`,
+      isAligned(query, key + 1) ? '' : `M${right} ${top}V${bottom}`,
+    ].join('');
+  }).join('');
+  return d ? alignedLines.map((line) => (
+    svg('path', { d, class: 'aligned', fill: 'none', 'pointer-events': 'none', ...line })
+  )) : [];
+}
+
 function axisLabels(context, frame) {
   const { rows, columns, left, top, width, height, turned, x, y } = frame;
+  const { queries, keys } = context;
+  const said = (side, does, { label }) => (label ? `${side}: ${label}` : `${side} (${does})`);
   const text = (words, attributes) => svg('text', { fill: 'currentColor', ...attributes }, words);
   const middle = top + height / 2;
   const group = svg('g', {}, 
-    text('key (attended to) →', { x: left + Math.max(60, width / 2), y: 12, 'text-anchor': 'middle' }),
-    text('← query (attends)', {
+    text(`${said('key', 'attended to', keys)} →`, { x: left + Math.max(60, width / 2), y: 12, 'text-anchor': 'middle' }),
+    text(`← ${said('query', 'attends', queries)}`, {
       x: 0, y: 0, 'text-anchor': 'middle',
-      transform: `translate(12 ${Math.max(middle, top + 40)}) rotate(-90)`,
+      transform: `translate(12 ${Math.max(middle, top + 40, queries.label ? 80 : 0)}) rotate(-90)`,
     }));
   const mono = (size) => ({ 'font-family': labelFont, 'font-size': size });
   const image = (picture, side, centre) => svg('image', {
@@ -203,7 +223,7 @@ function barOf(signed) {
 }
 
 // The colour bar, and what the other two paints mean.
-function legendOf({ map, end, signed }, { left, top, width, height }) {
+function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   const text = (words, x, anchor = 'start') => svg('text', {
     x, y: top + height + 38, fill: 'currentColor', 'font-size': 11, 'text-anchor': anchor,
   }, words);
@@ -233,6 +253,13 @@ function legendOf({ map, end, signed }, { left, top, width, height }) {
   };
   if (map.numMasked) swatch(paintOfMasked, 'masked');
   if (map.numNaN) swatch(paintOfNaN, `${map.numNaN} not a number`);
+  if (aligned.length) {
+    const frame = { x: left + 1, y: top + height + 49, width: 11, height: 11, fill: 'none' };
+    group.append(
+      ...alignedLines.map((line) => svg('rect', { ...frame, ...line })),
+      svg('text', { x: left + 20, y: top + height + 59, fill: 'currentColor', 'font-size': 11 }, alignedWords),
+    );
+  }
   return group;
 }
 

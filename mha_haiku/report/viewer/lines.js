@@ -33,6 +33,32 @@ function strongestLines(map, most) {
   return lines;
 }
 
+// Dashes, which lie over the lines of weights, and the bands between them.
+function alignedPath(d) {
+  return svg('path', {
+    d, class: 'aligned', fill: paintOfAligned, 'fill-opacity': 0.13,
+    stroke: paintOfAligned, 'stroke-width': 2, 'stroke-dasharray': '5 4',
+  });
+}
+
+// Aligned cells in blocks, [first query, last, first key, last]: neighbouring queries that
+// are aligned with the same run of keys.
+function alignedBlocks(cells) {
+  const blocks = [];
+  const sorted = [...cells].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  for (const [query, key] of sorted) {
+    const run = blocks.find((block) => block[0] === query && block[3] === key - 1);
+    if (run) run[3] = key;
+    else blocks.push([query, query, key, key]);
+  }
+  return blocks.reduce((kept, [query, , first, last]) => {
+    const above = kept.find((block) => block[1] === query - 1 && block[2] === first && block[3] === last);
+    if (above) above[1] = query;
+    else kept.push([query, query, first, last]);
+    return kept;
+  }, []);
+}
+
 function linesView() {
   const toggles = make('div', '', { className: 'head-toggles' });
   toggles.setAttribute('role', 'group');
@@ -45,10 +71,14 @@ function linesView() {
   const readout = make('p', '', { className: 'view-readout' });
   readout.setAttribute('aria-live', 'polite');
   const hint = make('p', '', { className: 'hint' });
+  const legend = make(
+    'p', '', { className: 'lines-legend' },
+    svg('svg', { width: 34, height: 12, 'aria-hidden': 'true' }, alignedPath('M1 6H33')), ` ${alignedWords}`,
+  );
   const element = make(
     'div', '', { className: 'view lines-view' },
     make('div', '', { className: 'view-controls' }, toggles, make('label', 'Of each query the ', {}, amount)),
-    readout, scroller, hint,
+    readout, legend, scroller, hint,
   );
 
   let context = null;
@@ -121,7 +151,7 @@ function linesView() {
     const room = Math.max(280, Math.min(640, context.room.width - 24));
     const width = (side) => {
       if (pictures && pictureOf(context.example, side, axis(side).start(0))) return 66;
-      let longest = 5; // as the word above, "query"
+      let longest = title(side).length * 0.8; // the word above, in smaller letters
       for (let bin = 0; bin < axis(side).count; bin += 1) {
         longest = Math.max(longest, [...tokenLabel(side, bin).slice(0, 80)].length);
       }
@@ -135,6 +165,8 @@ function linesView() {
       width: left + between + right, height: 26 + pitch * most + 4,
     };
   }
+
+  const title = (side) => axis(side).label || side;
 
   const middle = (bin) => frame.top + (bin + 0.5) * frame.pitch;
 
@@ -154,6 +186,18 @@ function linesView() {
       d: lines.join(''), fill: 'none', stroke: headColour(all[rank][0]),
       'stroke-width': width, 'stroke-opacity': ((strength + 0.7) / strengths).toFixed(2),
     })] : [])));
+  }
+
+  // A line for a pair of tokens, a band from several to several.
+  function alignment(cells) {
+    const [start, end, half] = [frame.left, frame.left + frame.between, frame.pitch / 2 - 2];
+    const d = alignedBlocks(cells).map(([top, bottom, first, last]) => (
+      top === bottom && first === last
+        ? `M${start} ${middle(top)}L${end} ${middle(first)}`
+        : `M${start} ${middle(top) - half}L${end} ${middle(first) - half}V${middle(last) + half}`
+          + `L${start} ${middle(bottom) + half}Z`
+    )).join('');
+    return d ? [alignedPath(d)] : [];
   }
 
   function column(side) {
@@ -197,8 +241,8 @@ function linesView() {
     front.setAttribute('aria-label', `Lines from ${context.queries.count} queries to ${context.keys.count} keys`);
     touched = [];
     front.replaceChildren(
-      svg('text', { class: 'lines-title', x: frame.left - 6, y: 15, 'text-anchor': 'end' }, 'query'),
-      svg('text', { class: 'lines-title', x: frame.left + frame.between + 6, y: 15 }, 'key'),
+      svg('text', { class: 'lines-title', x: frame.left - 6, y: 15, 'text-anchor': 'end' }, title('query')),
+      svg('text', { class: 'lines-title', x: frame.left + frame.between + 6, y: 15 }, title('key')),
       alone, column('query'), column('key'),
     );
   }
@@ -211,7 +255,8 @@ function linesView() {
     const cut = weights[weights.length - lineLimits.lines] ?? 0;
     back.replaceChildren(...paths(all.map(([head, lines]) => (
       [head, cut ? lines.filter((line) => line[2] >= cut) : lines]
-    )), largest, 1.4));
+    )), largest, 1.4), ...alignment(context.aligned));
+    legend.hidden = !context.aligned.length;
     hint.textContent = 'A line leads from a query to a key that it attends to; the fuller its colour, the '
       + `larger the weight, on the scale chosen above (full: ${shownWeight(largest)}). `
       + (cut ? `The ${shownInteger(lineLimits.lines)} largest are drawn, from ${shownWeight(cut)}. `
@@ -246,6 +291,10 @@ function linesView() {
     alone.replaceChildren(...(pointed ? all.flatMap(([head, lines]) => (
       lines.length ? paths([[head, lines]], lines[0][2], 2) : []
     )) : []));
+    if (pointed) {
+      const own = at.side === 'query' ? 0 : 1;
+      alone.append(...alignment(context.aligned.filter((cell) => cell[own] === at.bin)));
+    }
     back.classList.toggle('faded', Boolean(pointed));
     if (pointed) {
       const strongest = new Map(); // of each reached token the largest of its shares
@@ -325,7 +374,9 @@ function linesView() {
       amount.value = choice.lines
         || (Math.max(queries.count, keys.count) > lineLimits.roomy ? '3' : 'all');
       scroller.setAttribute('aria-label', `Lines of ${shorten(context.layer.name, 60)}`);
-      const columns = [where.set, where.example, choice.zoom, queries.count, keys.count, context.room.width].join();
+      const columns = [
+        where.set, where.example, context.layer.kind, choice.zoom, queries.count, keys.count, context.room.width,
+      ].join();
       const shown = drawnHeads();
       const lines = [columns, where.layer, shown, amount.value, choice.scale].join();
       const sameColumns = columns === drawn.columns;

@@ -56,7 +56,7 @@ function show(strongest) {
   element('detail').hidden = !headButton();
   if (!headButton()) return;
   if (strongest) chooseStrongest();
-  element('answer').hidden = !set.examples[choice.example].answers;
+  element('answer').hidden = !exampleOf(choice).answers;
   const { shown: wanted, reason } = shownContexts(stageRoom());
   element('compare-note').textContent = reason ?? '';
   element('detail-title').textContent = nameOf({ ...choice });
@@ -72,7 +72,7 @@ function show(strongest) {
 }
 
 function chooseStrongest() {
-  const { layers, queries, keys } = unpacked(choice.set, choice.example);
+  const { layers, queries, keys } = mapsAt(choice);
   const map = layers[choice.layer][choice.head];
   const from = choice.direction === 'from';
   const chosen = from ? queries.bin(choice.query) : keys.bin(choice.key);
@@ -142,9 +142,11 @@ function point(cell, context = shown[0]?.context) {
   const { map, queries, keys } = context;
   element('readout').classList.toggle('pooled', context.maps.queries.pooled);
   const weight = map.masked(query, key) ? 'masked, may not attend' : shownWeight(map.at(query, key));
-  element('readout').textContent = `query ${place(queries, query)} → key ${place(keys, key)}: ${weight}`;
+  const aligned = context.isAligned(query, key) ? ', aligned' : '';
+  element('readout').textContent = `query ${place(queries, query)} → key ${place(keys, key)}: ${weight}${aligned}`;
   for (const one of shown) {
-    const there = cell && {
+    // Maps of another kind have other positions.
+    const there = cell && one.context.layer.kind === context.layer.kind && {
       query: one.context.queries.bin(queries.start(query)), key: one.context.keys.bin(keys.start(key)),
     };
     one.mark?.(there);
@@ -156,7 +158,7 @@ async function start() {
   const wanted = prepare();
   element('main').hidden = false;
   await unpack(choice.set, choice.example);
-  if (!wanted.has('query')) chooseSeeingQuery();
+  if (!wanted.has('query') && !exampleOf(choice).alignment?.length) chooseSeeingQuery();
   choose({}, !wanted.has('key'));
   putAddress();
   unpackAhead();
@@ -164,7 +166,7 @@ async function start() {
 
 // The last query that may attend to anything: where inputs are padded, the last may not.
 function chooseSeeingQuery() {
-  const { layers, queries, keys } = unpacked(choice.set, choice.example);
+  const { layers, queries, keys } = mapsAt(choice);
   const map = layers[choice.layer]?.[choice.head];
   if (!map) return;
   for (let query = queries.count - 1; query >= 0; query -= 1) {
@@ -230,15 +232,25 @@ function prepare() {
   return wanted;
 }
 
-// What the choices are at first, on this page: the first layer with heads, the last query,
-// which also a causal model lets see most, and a scale that shows small weights of long rows.
+// What the choices are at first, on this page: the first layer with heads (or the head
+// that is aligned best, where that is known), the last query (the last that is aligned), which
+// also a causal model lets see most, and a scale that shows small weights of long rows.
 function declareInitial() {
-  const { layers, examples } = page.sets.at(-1);
+  const set = page.sets.at(-1);
   const initial = (name, value) => { fields.get(name).initial = value; };
   if (hasSteps()) initial('set', page.sets.length - 1);
-  initial('layer', Math.max(0, layers.findIndex(({ heads }) => heads.length)));
-  initial('query', examples[0].queries.tokens.length - 1);
-  if ((examples[0].keys ?? examples[0].queries).tokens.length > 32) initial('scale', 'root');
+  let layer = Math.max(0, set.layers.findIndex(({ heads }) => heads.length));
+  const aligned = set.numbers.find(({ name }) => name === 'aligned')?.values.flatMap(
+    (row, at) => row.map((value, head) => [at, head, value ?? -1]),
+  ).sort((a, b) => b[2] - a[2])[0];
+  if (aligned?.[2] >= 0) {
+    [layer] = aligned;
+    initial('head', aligned[1]);
+  }
+  initial('layer', layer);
+  const { queries, keys, alignment } = exampleOf({ set: page.sets.length - 1, example: 0, layer });
+  initial('query', alignment?.at(-1)?.[0] ?? queries.tokens.length - 1);
+  if ((keys ?? queries).tokens.length > 32) initial('scale', 'root');
 }
 
 function fail(error) {

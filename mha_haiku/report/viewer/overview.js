@@ -9,6 +9,7 @@ const largestSide = 92; // pixels a side of a thumbnail
 const smallestSide = 12;
 const captionFrom = 34; // thumbnails as wide as that have words below them
 const captionLine = 13;
+const kindTitleHeight = 22;
 const millisecondsPerFrame = 12;
 
 const overview = {
@@ -36,7 +37,10 @@ function buildOverview() {
 
 // Another head keeps the query, and goes on to its strongest key.
 function chooseHead(layer, head) {
-  choose({ layer, head }, true);
+  const { layers } = page.sets[choice.set];
+  // Another kind has other positions, of which the window says nothing.
+  const zoom = layers[layer].kind === layers[choice.layer].kind ? choice.zoom : null;
+  choose({ layer, head, zoom }, true);
 }
 
 function updateOverview() {
@@ -100,20 +104,22 @@ function arrangeHeads(set) {
       return Object.assign(made, { picture, heads: [made] });
     }));
   } else {
-    box.replaceChildren(...set.layers.map(({ name, heads }, layer) => {
+    box.replaceChildren(...set.layers.flatMap(({ name, heads, kind }, layer) => {
       const shared = makeCanvas(heads.length * pitch);
       const buttons = heads.map((_, head) => {
         const made = button([layer, head]);
         made.firstElementChild.replaceChildren();
         return Object.assign(made, { picture: null, canvas: shared, left: head * pitch });
       });
-      const text = side < captionFrom ? name.replace(/^layer /, '') : name;
-      return make(
+      const short = shortLayer(name, kind);
+      const text = side < captionFrom ? short : kind ? `layer ${short}` : name;
+      const isFirst = kind && kind !== set.layers[layer - 1]?.kind;
+      return [...(isFirst ? [kindTitle(layer)] : []), make(
         'div', '', { className: 'layer', heads: buttons },
         make('span', shorten(text, 24), { className: 'layer-name', title: shorten(name, 200) }),
         make('div', '', { className: 'heads' }, shared, ...buttons),
         ...(heads.length ? [] : [make('em', 'no heads left')]),
-      );
+      )];
     }));
   }
   overview.buttons.forEach((each) => {
@@ -123,6 +129,22 @@ function arrangeHeads(set) {
   });
   for (const each of box.children) overview.watcher.observe(each);
   overview.marked = null;
+}
+
+// "3" of "layer 3", and of "cross 3" below the title of its kind.
+const shortLayer = (name, kind) => (
+  kind && name.startsWith(`${kind} `) ? name.slice(kind.length + 1) : name.replace(/^layer /, '')
+);
+
+// The name of a kind of layers, and what the rows and columns of its maps are.
+function kindTitle(layer) {
+  const { queries, keys } = exampleOf({ ...choice, layer });
+  const [rows, columns] = [queries.label, (keys ?? queries).label];
+  const { kind } = page.sets[choice.set].layers[layer];
+  return make(
+    'div', '', { className: 'kind', heads: [] }, make('b', shorten(kind, 24)),
+    rows && columns ? ` rows: ${rows}, columns: ${columns}` : '',
+  );
 }
 
 function makeCanvas(width) {
@@ -140,11 +162,12 @@ const pixelRatio = () => Math.min(2, window.devicePixelRatio || 1);
 // lines of numbers below them as there is room for.
 function sizeThumbnails(set, box) {
   const known = numberNames(set);
-  const wished = ['role', 'importance', 'entropy'].filter((name) => known.includes(name));
+  const wished = ['role', 'aligned', 'importance', 'entropy'].filter((name) => known.includes(name)).slice(0, 3);
   if (choice.beside !== 'all') overview.lines = [choice.beside].filter(Boolean);
   else overview.lines = wished.length ? wished : known.slice(0, 3);
   const most = Math.max(1, ...set.layers.map(({ heads }) => heads.length));
-  const high = overviewRoom() / Math.max(1, set.layers.length);
+  const titles = kindTitleHeight * kindsOf(set).length;
+  const high = (overviewRoom() - titles) / Math.max(1, set.layers.length);
   overview.side = 56;
   if (choice.order) return;
   const fit = (lines) => Math.min(

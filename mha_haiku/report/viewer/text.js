@@ -61,6 +61,7 @@ function textView() {
         ? colourText(signedColour(Math.sign(weights[bin]) * 0.7 * share))
         : `rgba(${strength}, ${(0.9 * share).toFixed(3)})`;
       token.classList.toggle('masked', masked);
+      token.classList.toggle('aligned', context.isAligned(...cell(bin)));
       token.title = `${place(axis(side), bin)}: ${masked ? 'masked' : shownWeight(weights[bin])}`;
     }
     const order = [...size.keys()].filter((bin) => size[bin] > 0)
@@ -121,11 +122,12 @@ function textView() {
       hint.textContent = (context.signed
         ? 'Red: more weight in the first than in the second; blue: less. '
         : 'The stronger a background, the larger the weight with the chosen position (the largest: full colour). ')
-        + `${context.map.numMasked ? 'Faint: masked. ' : ''}The outlined position is chosen. Click another `
+        + `${context.map.numMasked ? 'Faint: masked. ' : ''}`
+        + `${context.aligned.length ? 'Dashes below: aligned by the task. ' : ''}The outlined position is chosen. Click another `
         + `${oneText() ? '' : 'of either text '}to choose it; arrow keys go on to the next.`;
       const focused = element.contains(document.activeElement);
       const { set, example } = context.where;
-      const now = [set, example, isFrom(), oneText(), axis(shadedSide()).edges.join()].join('/');
+      const now = [set, example, context.layer.kind, isFrom(), oneText(), axis(shadedSide()).edges.join()].join('/');
       if (built !== now) {
         shadedTokens.replaceChildren(...tokensOf(shadedSide()));
         chosenTokens.replaceChildren(...(oneText() ? [] : tokensOf(chosenSide())));

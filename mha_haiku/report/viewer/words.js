@@ -47,10 +47,11 @@ function shownNumber(value, digits = 3) {
   return text.replaceAll('-', '−');
 }
 
-// A bin with the text that stands there: 12 “fox”.
+// A bin with the text that stands there, and what is said of it: 12 “fox” (reads “brown”).
 function place(axis, bin) {
-  const text = axis.text(bin);
-  return axis.positions(bin) + (text ? ` “${shorten(text, axis.pooled ? 40 : 24)}”` : '');
+  const [text, note] = [axis.text(bin), axis.note(bin)];
+  return axis.positions(bin) + (text ? ` “${shorten(text, axis.pooled ? 40 : 24)}”` : '')
+    + (note && ` (${shorten(note, 32)})`);
 }
 
 // Scrolls a part of the page, and never the page, until something in it is seen.

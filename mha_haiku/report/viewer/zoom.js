@@ -106,7 +106,7 @@ function walkOnMap(event, context) {
 }
 
 function wholeWindow() {
-  const { queries, keys } = unpacked(choice.set, choice.example);
+  const { queries, keys } = mapsAt(choice);
   return [0, queries.last, 0, keys.last];
 }
 
