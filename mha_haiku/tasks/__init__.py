@@ -7,14 +7,18 @@ from mha_haiku import checks, fields
 from mha_haiku.tasks import (
     associative_recall,
     copy,
+    copy_seq2seq,
     digits_anomaly,
     histogram,
     induction,
     language_model,
     masked_language_model,
     modular_addition,
+    number_words,
     parity,
+    pronounce,
     reverse,
+    reverse_seq2seq,
     sentences,
     sort,
     task_files,
@@ -51,6 +55,10 @@ _TASKS = {
         masked_language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
+        reverse_seq2seq.ReverseSeq2Seq,
+        copy_seq2seq.CopySeq2Seq,
+        number_words.NumberWords,
+        pronounce.Pronounce,
     )
 }
 

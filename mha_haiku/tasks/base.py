@@ -6,6 +6,7 @@ sequence is turned into another one, the source has `S` positions and the target
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks
+from mha_haiku.tasks import edit_distance
 
 
 class Example(NamedTuple):
@@ -77,6 +79,10 @@ class Task(abc.ABC):
     """T, positions of an example's inputs; of a source S."""
     target_length: int | None = None
     """T, positions of the decoder; None: there is none, targets are like inputs."""
+    start_token: int | None = None
+    """What a decoder reads first, one of the classes; None: there is no decoder."""
+    end_token: int | None = None
+    """The class that ends an answer; None: an answer has no end."""
     num_tokens: int | None
     """Number of different input tokens; None where inputs are features."""
     feature_size: int | None = None
@@ -161,6 +167,73 @@ class Task(abc.ABC):
             self.token_label(token) for token in np.asarray(example.inputs).tolist()
         ]
 
+    def decoder_labels(self, example: Example) -> list[str]:
+        """Returns the text of each position of one example's decoder inputs.
+
+        Position t reads target t - 1, the first one the start token, and predicts
+        target t.
+        """
+        tokens = np.asarray(example.decoder_inputs).tolist()
+        return [self.class_label(token) for token in tokens]
+
+    def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Returns the readable text of a model's answer.
+
+        Args:
+          tokens: Classes; those from the end token on are left out.
+        """
+        pieces = b"".join(map(self.piece, self.until_end(tokens)))
+        return pieces.decode("utf-8", errors="replace").removeprefix(" ")
+
+    def until_end(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
+        """Returns an answer's tokens before its end token; all where there is none."""
+        tokens = np.asarray(tokens).tolist()
+        if self.end_token in tokens:
+            return tokens[: tokens.index(self.end_token)]
+        return tokens
+
+    def alignment(self, example: Example) -> np.ndarray | None:
+        """Returns which source positions a decoder should look at, where it is known.
+
+        Args:
+          example: One example.
+
+        Returns:
+          `[T, S]` booleans on the host: in row t, which predicts target t, the source
+          positions that decide it; a row of which nothing is known has none. None:
+          nothing is known of any.
+        """
+        del example
+        return None
+
+    def right_answers(self, example: Example) -> list[list[int]]:
+        """Returns all right answers to one example, without end tokens."""
+        counts = np.asarray(example.weights) > 0
+        return [self.until_end(np.asarray(example.targets)[counts])]
+
+    def score(
+        self, answers: Sequence[Sequence[int] | np.ndarray], examples: Example
+    ) -> dict[str, float]:
+        """Returns how good the answers are that a model has decoded.
+
+        Args:
+          answers: Classes, for each example; see `answer`.
+          examples: A batch, on the host.
+
+        Returns:
+          "exact_match", the share of answers that are right as a whole, in [0, 1], and
+          "token_error_rate", in which an answer counts by the right one nearest to it;
+          see `edit_distance.error_rate`.
+
+        Raises:
+          ValueError: If there is not one answer for each example.
+        """
+        edits, lengths = self._edits(answers, examples)
+        return {
+            "exact_match": float(np.mean(edits == 0)),
+            "token_error_rate": edit_distance.error_rate(edits, lengths),
+        }
+
     def images(self, example: Example) -> np.ndarray | None:
         """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None.
 
@@ -202,6 +275,23 @@ class Task(abc.ABC):
     def prompt(self, text: str) -> np.ndarray:
         """Returns the tokens of a text for a causal model to go on with."""
         return self.encode(text)
+
+    def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each answer's distance to the nearest right one, and its length."""
+        if len(answers) != len(examples.targets):
+            raise ValueError(
+                f"answers must be as many as examples, {len(examples.targets)}, got "
+                f"{len(answers)}."
+            )
+        nearest = [
+            edit_distance.nearest(
+                self.until_end(answer),
+                self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples)),
+            )
+            for i, answer in enumerate(answers)
+        ]
+        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
+        return edits, lengths
 
 
 def all_count(targets: jax.Array) -> jax.Array:

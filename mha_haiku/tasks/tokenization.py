@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -115,6 +117,14 @@ class Characters:
                 f"{text[unknown[0]]!r} at character {unknown[0]}.\nIt knows {known}."
             )
 
+    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens of all texts on end, and how many each has, int32."""
+        return self.encode("".join(texts)), np.array(list(map(len, texts)), np.int32)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns where in a text each of its tokens begins and ends."""
+        return [(place, place + 1) for place in range(len(text))]
+
     def label(self, token: int) -> str:
         """Returns the character, or the replacement character for the unknown ones."""
         return (_UNKNOWN + self.alphabet)[token]
@@ -184,6 +194,19 @@ class BytePairs:
 
     def check_known(self, text: str) -> None:
         """Does nothing: every byte is a token."""
+
+    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens of all texts on end, and how many each has, int32."""
+        ids = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
+        tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
+        return tokens, np.array(list(map(len, ids)), np.int32)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns where in a text of one line each of its tokens begins and ends.
+
+        Tokens that are parts of one character all have its place.
+        """
+        return list(self.tokenizer.encode(text).offsets)
 
     def label(self, token: int) -> str:
         r"""Returns the token's text; bytes that are not a whole character as `\xe2`."""

@@ -17,6 +17,10 @@ def test_names_are_what_make_knows():
         "masked_language_model",
         "language_model",
         "sentences",
+        "reverse_seq2seq",
+        "copy_seq2seq",
+        "number_words",
+        "pronounce",
     )
 
 

@@ -1,0 +1,33 @@
+"""Write the source sequence again, token by token."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+from mha_haiku.tasks import uniform_sequences
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopySeq2Seq(uniform_sequences.UniformSequencesTask):
+    """The target is the source.
+
+    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
+    from 2 to 6 and 10 tokens:
+
+        inputs   3 1 4 1
+        targets  3 1 4 1 <end> <end> <end>
+        weights  1 1 1 1 1     0     0
+
+    Metric: accuracy over the targets and the end token; exact match of all of them.
+    Chance: see `uniform_sequences`. A cross head that solves it attends along the
+    diagonal.
+
+    Attributes: see `uniform_sequences.UniformSequencesTask`.
+    """
+
+    name: ClassVar[str] = "copy_seq2seq"
+
+    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
+        """Returns the target's own positions."""
+        return position

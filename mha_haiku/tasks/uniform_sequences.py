@@ -1,0 +1,115 @@
+"""What sequence-to-sequence tasks over independent, uniform tokens share."""
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import fields
+from mha_haiku.tasks import base, sampling, sequence_to_sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
+    """A target that holds the tokens of the source at other places.
+
+    The tokens of sources and targets are the same; lengths and tokens are uniform.
+
+    Attributes:
+      min_length: Tokens of the shortest source, at least 1.
+      max_length: Those of the longest, S; T is one more, for the end token.
+      num_tokens: Number of different tokens, 0 to num_tokens - 1.
+    """
+
+    min_length: int = fields.option(
+        4, "tokens of the shortest source", fields.integer(1, sampling.LARGEST)
+    )
+    max_length: int = fields.option(
+        16, "tokens of the longest source", fields.integer(1, sampling.LARGEST)
+    )
+    num_tokens: int = fields.option(
+        10, "number of different tokens", fields.integer(2, sampling.LARGEST)
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.min_length > self.max_length:
+            raise ValueError(
+                f"min_length must be at most max_length {self.max_length}, got "
+                f"{self.min_length}."
+            )
+
+    @property
+    def sequence_length(self) -> int:
+        """S, tokens of the longest source."""
+        return self.max_length
+
+    @property
+    def target_length(self) -> int:
+        """T, with the end token."""
+        return self.max_length + 1
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Number of different tokens, as of sources."""
+        return self.num_tokens
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: the end has come by position t in a known share of examples.
+
+        A position counts where the length is at least its own; there it is the end
+        token in one of the lengths that are left, else any token.
+        """
+        position = np.arange(self.target_length)
+        num_lengths = self.max_length - self.min_length + 1
+        left = np.minimum(num_lengths, self.max_length - position + 1)
+        end = np.where(position < self.min_length, 0, 1 / left)
+        accuracy = np.maximum(end, (1 - end) / self.num_tokens)
+        loss = (1 - end) * math.log(self.num_tokens) + _entropy(end)
+        return {
+            "accuracy": float(np.average(accuracy, weights=left)),
+            "loss": float(np.average(loss, weights=left)),
+        }
+
+    @abc.abstractmethod
+    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
+        """Returns where in the source the tokens of the target stand.
+
+        Args:
+          position: `[T]` integers, positions of the target.
+          length: `[]` integer, of the source.
+
+        Returns:
+          `[T]` integers; what stands behind the length does not matter.
+        """
+
+    def example(self, key: jax.Array, data: Any) -> base.Example:
+        """Returns one example; `data` is unused."""
+        del data
+        random = sampling.words(key, self.max_length + 1)
+        choices = self.max_length - self.min_length + 1
+        length = self.min_length + sampling.integers(random[0], choices)
+        source = sampling.integers(random[1:], self.num_tokens)
+        places = self.places(jnp.arange(self.target_length), length)
+        target = source[jnp.clip(places, 0, self.max_length - 1)]
+        return self.pair(source, length, target, length)
+
+    def alignment(self, example: base.Example) -> np.ndarray:
+        """Returns where each token of the target stands in the source."""
+        length = int(example.lengths)
+        aligned = np.zeros((self.target_length, self.sequence_length), bool)
+        rows = np.arange(length)
+        aligned[rows, np.asarray(self.places(rows, length))] = True
+        return aligned
+
+
+def _entropy(probability: np.ndarray) -> np.ndarray:
+    """Returns the entropy in nats of yes or no."""
+    inside = np.clip(probability, 1e-30, 1 - 1e-16)
+    return -inside * np.log(inside) - (1 - inside) * np.log1p(-inside)

@@ -1,0 +1,154 @@
+"""Laws that every sequence-to-sequence task obeys."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mha_haiku import tasks
+from mha_haiku.tasks import edit_distance, sequence_to_sequence
+
+OPTIONS = {
+    "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},
+    "copy_seq2seq": {"min_length": 3, "max_length": 6, "num_tokens": 4},
+    "number_words": {"largest": 150},
+    "pronounce": {"longest": 6},
+}
+every_task = pytest.mark.parametrize("name", list(OPTIONS))
+
+
+@functools.cache
+def make(name):
+    return tasks.make(name, **OPTIONS[name])
+
+
+def first(batch, index=0):
+    return jax.tree.map(lambda x: x[index], batch)
+
+
+@every_task
+def test_example_has_the_declared_shapes_types_and_ranges(name, sampled):
+    task, batch = make(name), sampled(make(name))
+    size, source, target = len(batch.inputs), task.sequence_length, task.target_length
+    chex.assert_shape(batch.inputs, (size, source))
+    chex.assert_shape(batch[1:3] + batch[4:5], (size, target))
+    chex.assert_shape([batch.lengths, batch.decoder_lengths], (size,))
+    assert [each.dtype for each in batch] == [
+        np.float32 if each is batch.weights else np.int32 for each in batch
+    ]
+    assert 0 <= batch.inputs.min() and batch.inputs.max() < task.num_tokens
+    assert batch.targets.min() >= 0 and batch.targets.max() == task.end_token
+    assert 1 <= batch.lengths.min() and batch.lengths.max() <= source
+    assert batch.decoder_lengths.max() <= target
+
+
+@every_task
+def test_decoder_reads_the_start_and_what_it_has_predicted(name, sampled):
+    task, batch = make(name), sampled(make(name))
+    assert np.all(batch.decoder_inputs[:, 0] == task.start_token)
+    np.testing.assert_array_equal(batch.decoder_inputs[:, 1:], batch.targets[:, :-1])
+    assert not np.any(batch.targets == task.start_token)
+
+
+@every_task
+def test_end_token_is_the_last_target_that_counts(name, sampled):
+    task, batch = make(name), sampled(make(name))
+    counted = np.arange(task.target_length) < batch.decoder_lengths[:, None]
+    np.testing.assert_array_equal(batch.weights, counted)
+    last = batch.targets[np.arange(len(counted)), batch.decoder_lengths - 1]
+    assert np.all(last == task.end_token)
+    assert np.all((batch.targets == task.end_token).sum(1) == 1 + (~counted).sum(1))
+
+
+@every_task
+def test_batch_is_the_same_however_its_indices_are_spread(name, sampled):
+    whole = sampled(make(name))
+    part = sampled(make(name), indices=np.arange(4096, dtype=np.int32)[::-1])
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[::-1], whole), part)
+
+
+@every_task
+def test_every_position_and_class_has_a_text(name, sampled):
+    task, example = make(name), first(sampled(make(name)))
+    for labels, length, valid in (
+        (task.labels(example), task.sequence_length, example.lengths),
+        (task.decoder_labels(example), task.target_length, example.decoder_lengths),
+    ):
+        assert len(labels) == length
+        assert [label == "<pad>" for label in labels] == list(
+            np.arange(length) >= valid
+        )
+    assert task.decoder_labels(example)[0] == "<start>"
+    assert task.class_label(task.end_token) == "<end>"
+    assert len({task.class_label(c) for c in range(task.num_classes)}) == (
+        task.num_classes
+    )
+
+
+@every_task
+def test_right_answers_have_no_errors(name, sampled):
+    task, batch = make(name), first(sampled(make(name)), slice(20))
+    scores = task.score(list(batch.targets), batch)
+    share = "word_error_rate" if name == "pronounce" else "exact_match"
+    assert scores.pop(share) == (name != "pronounce")
+    assert list(scores.values()) == [0]
+    empty = task.score([[task.end_token]] * 20, batch)
+    assert empty.pop(share) == (name == "pronounce")
+    assert list(empty.values()) == [1]
+    with pytest.raises(ValueError, match="answers must be as many as examples, 20"):
+        task.score([[1]], batch)
+
+
+@every_task
+def test_axes_that_devices_split_are_those_of_batch_and_positions(name, sampled):
+    axes = sampled(make(name)).axes()
+    assert axes == tasks.Example("BT", "BT", "BT", "B", "BT", "B")
+
+
+tokens = st.lists(st.integers(0, 3), max_size=5)
+
+
+@functools.cache
+def slow_distance(left, right):
+    if not left or not right:
+        return len(left) + len(right)
+    return min(
+        slow_distance(left[1:], right[1:]) + (left[0] != right[0]),
+        slow_distance(left[1:], right) + 1,
+        slow_distance(left, right[1:]) + 1,
+    )
+
+
+@given(tokens, tokens)
+def test_distance_is_the_fewest_edits(left, right):
+    expected = slow_distance(tuple(left), tuple(right))
+    assert edit_distance.distance(left, right) == expected
+
+
+def test_distance_of_a_case_by_hand():
+    assert edit_distance.distance("kitten", "sitting") == 3
+    assert edit_distance.nearest([1, 2], [[1, 2, 3, 4], [2, 2, 2]]) == (2, 3)
+    assert edit_distance.error_rate(np.array([1, 2]), np.array([4, 2])) == 0.5
+    assert np.isnan(edit_distance.error_rate(np.array([1]), np.array([0])))
+
+
+def test_share_that_is_held_out_is_as_asked_and_stays():
+    names = [str(number) for number in range(4000)]
+    few = {each for each in names if sequence_to_sequence.is_held_out(each, 0.1)}
+    more = {each for each in names if sequence_to_sequence.is_held_out(each, 0.3)}
+    assert few < more
+    np.testing.assert_allclose([len(few), len(more)], [400, 1200], rtol=0.1)
+
+
+def test_source_of_no_tokens_and_what_is_behind_a_length_are_padding():
+    task = make("reverse_seq2seq")
+    source, target = jnp.full(5, 3), jnp.full(6, 2)
+    example = task.pair(source, jnp.int32(0), target, jnp.int32(1))
+    assert example.inputs.tolist() == [0] * 5 and example.lengths == 0
+    assert example.targets.tolist() == [2] + [task.end_token] * 5
+    assert example.weights.tolist() == [1, 1, 0, 0, 0, 0]
