@@ -39,7 +39,7 @@ def main() -> None:
         tuning_steps=FLAGS.tuning_steps,
         from_scratch=FLAGS.scratch,
     )
-    print(gate_learning.table(lines).text())
+    print(gate_learning.text(lines))
     print(f"\nRuns: {out}")
 
 

@@ -5,6 +5,7 @@ P points, L layers, H heads.
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Pruning(NamedTuple):
       ideal: The same by operation counts.
       beside: The metric with as many heads in another order; may be empty.
       beside_name: What the legend calls that.
+      kinds: The number of heads of each kind; {} where there are no kinds.
     """
 
     kept: Sequence[int]
@@ -37,6 +39,7 @@ class Pruning(NamedTuple):
     ideal: Sequence[float]
     beside: Sequence[float] = ()
     beside_name: str = ""
+    kinds: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 @drawing.picture
@@ -131,12 +134,20 @@ def timeline(
 def pruning(curve: Pruning, *, title: str) -> "Figure":
     """Returns a PNG of the metric, and of speed, against how many heads are kept.
 
+    Where heads are of kinds, a third panel has how many of each are.
+
     Args:
       curve: A point per pruned model.
       title: The name of the run.
     """
-    sheet = drawing.sheet(8.5, 3.6, title=title)
-    left, right = sheet.subplots(1, 2)
+    sheet = drawing.sheet(12.5 if curve.kinds else 8.5, 3.6, title=title)
+    left, *third, right = sheet.subplots(1, 3 if curve.kinds else 2)
+    for axes in third:
+        for kind, counts in curve.kinds.items():
+            axes.plot(
+                curve.kept, counts, marker=".", label=kind, color=drawing.KINDS[kind]
+            )
+        axes.legend(fontsize=7)
     left.plot(curve.kept, curve.metric, marker="o", color="C0", label="this order")
     if curve.beside:
         left.plot(
@@ -148,6 +159,7 @@ def pruning(curve: Pruning, *, title: str) -> "Figure":
     right.legend(fontsize=7)
     for axes, label in (
         (left, curve.metric_name),
+        *((axes, "heads kept of the kind") for axes in third),
         (right, "forward pass, times faster than the whole model's"),
     ):
         _axes(axes, "heads kept", label)

@@ -6,6 +6,7 @@ L layers, H heads of a layer.
 
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,13 +57,18 @@ class Line(NamedTuple):
 
     Attributes:
       name: What it is called in the table.
-      kept: Its number of heads.
+      layers: Its heads.
       metrics: On held-out examples; see `pruned_runs.held_out`.
     """
 
     name: str
-    kept: int
+    layers: Sequence[models.LayerHeads]
     metrics: dict[str, float]
+
+    @property
+    def kept(self) -> int:
+        """Its number of heads."""
+        return sum(len(layer.names) for layer in self.layers)
 
 
 def learn_gates(
@@ -97,7 +103,7 @@ def learn_gates(
         model, task = heads.mean_pooled(model), _Counted(task)
         measure = functools.partial(_drift_sums, model)
 
-    def apply(params, rng, inputs, *, lengths=None, is_training):
+    def apply(params, rng, inputs, *, is_training, **given):
         keys = jax.random.split(rng, len(params["log_alpha"]))
         gates = [
             hard_concrete.sample(logits, key)
@@ -108,7 +114,7 @@ def learn_gates(
             params["model"],
             None,
             inputs,
-            lengths=lengths,
+            **given,
             interventions=modules.Interventions(heads=gates),
             is_training=False,
         )
@@ -214,15 +220,14 @@ def learn(
 
     learned = learn_gates(bench, penalty=penalty, steps=steps)
     keep = learned.keep
-    kept = int(sum(row.sum() for row in keep))
-    if not kept:
+    if not any(row.any() for row in keep):
         raise ConfigError(f"penalty {penalty:g} closes every head; give a smaller one.")
     scaled = heads.scaled(learned.params, run.config.model, learned.gates)
     pruned = pruned_runs.prune(run._replace(params=scaled), _names(run, keep))
-    total = sum(row.size for row in keep)
+    whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
     before = pruned_runs.held_out(pruned, pruned_runs.vectors_of(run))
     lines = [
-        Line("the run", total, pruned_runs.held_out(run)),
+        Line("the run", whole, pruned_runs.held_out(run)),
         Line("pruned by gates, before tuning", kept, before),
     ]
     folder = pruned_runs.save(pruned, Path(out) / "pruned", steps=tuning_steps)
@@ -244,14 +249,33 @@ def learn(
 
 
 def table(lines: list[Line]) -> Table:
-    """Returns a row per model."""
+    """Returns a row per model; where heads are of kinds, how many of each stay."""
+    kinds = pruned_runs.kinds(lines[0].layers)
     columns = [
         Column("model"),
         Column("heads"),
+        *map(Column, kinds),
         *pruned_runs.columns(lines[0].metrics),
+        *([Column("kept")] if kinds else []),
     ]
-    rows = [{"model": x.name, "heads": x.kept, **x.metrics} for x in lines]
+    rows = [
+        {
+            "model": x.name,
+            "heads": x.kept,
+            **pruned_runs.kinds(x.layers),
+            **x.metrics,
+            "kept": pruned_runs.names(x.layers),
+        }
+        for x in lines
+    ]
     return Table(columns, rows)
+
+
+def text(lines: list[Line]) -> str:
+    """Returns the table as text, with a legend where heads are of kinds."""
+    kinds = ", ".join(pruned_runs.kinds(lines[0].layers))
+    legend = "kept: the heads of each layer, with ; between layers and | between "
+    return table(lines).text() + (f"\n\n{legend}{kinds}" if kinds else "")
 
 
 def _names(run, keep) -> list[list[int]]:
@@ -265,6 +289,8 @@ def _names(run, keep) -> list[list[int]]:
 class _Counted:
     """A task without targets, whose examples count as one each."""
 
+    counts_exact = False
+
     def __init__(self, task):
         self._task = task
 
@@ -276,9 +302,10 @@ class _Counted:
 def _drift_sums(whole, model, task, params, rng, example, *, is_training):
     """Returns the sum of drifts from the whole model, in the place of a loss."""
     del task
-    inputs, lengths = example.inputs, example.lengths
-    own = model.apply(params, rng, inputs, lengths=lengths, is_training=is_training)
+    given = example.model_inputs()
+    inputs = given.pop("inputs")
+    own = model.apply(params, rng, inputs, **given, is_training=is_training)
     params = jax.lax.stop_gradient(params["whole"])
-    before = whole.apply(params, None, inputs, lengths=lengths, is_training=False)
+    before = heads.subject.run(whole, params, example)
     drifts = heads.metrics.drift(own.logits, example._replace(targets=before.logits))
     return losses.Sums(drifts.sum(), jnp.float32(0), example.weights.sum())

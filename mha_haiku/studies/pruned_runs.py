@@ -3,6 +3,7 @@
 N examples, L layers, H heads of a layer, S sizes of a sweep.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,7 @@ class Point(NamedTuple):
     """A pruned model.
 
     Attributes:
-      kept: How many heads are left.
-      keep: The names of the heads that each layer keeps.
+      layers: The heads that are left.
       units: How many hidden units are left, of all layers.
       metrics: What `held_out` returns.
       parameters: The number of the model's parameters.
@@ -40,14 +40,23 @@ class Point(NamedTuple):
       ideal_speed_up: Operations of the whole model over those of this one.
     """
 
-    kept: int
-    keep: Keep
+    layers: Sequence[models.LayerHeads]
     units: int
     metrics: dict[str, float]
     parameters: int
     examples_per_second: float
     speed_up: float
     ideal_speed_up: float
+
+    @property
+    def keep(self) -> Keep:
+        """The names of the heads that each layer keeps."""
+        return [list(layer.names) for layer in self.layers]
+
+    @property
+    def kept(self) -> int:
+        """How many heads are left."""
+        return sum(map(len, self.keep))
 
 
 # Heads that a step of the greedy order tries at a time: what one program measures.
@@ -105,8 +114,8 @@ def closed_in_order(
 ) -> list[float]:
     """Returns the metric with the last heads of an order open, by gates.
 
-    It is that of pruned models, from one compiled program: the accuracy, or of tasks
-    without targets the drift.
+    It is that of pruned models, from one compiled program: the accuracy, of tasks with
+    whole answers the exact match, or of tasks without targets the drift.
 
     Args:
       bench: The run, with unstacked layers.
@@ -119,7 +128,7 @@ def closed_in_order(
     for pattern, count in zip(gates, counts, strict=True):
         for head in order[: len(order) - count]:
             pattern[head] = 0
-    metric = "drift" if "loss" not in bench.run.task.metrics else "accuracy"
+    metric = decisive(bench.run.task)
     of = bench.subject(
         bench.run.config.training.evaluation_examples,
         metric=metric,
@@ -127,6 +136,13 @@ def closed_in_order(
     )
     found = heads.closed(of, gates).mean(0)
     return (found if metric == "drift" else 1 - found).tolist()
+
+
+def decisive(task: tasks.Task) -> str:
+    """Returns the metric of pruned models that is drawn and that may fall or rise."""
+    if "loss" not in task.metrics:
+        return "drift"
+    return "exact_match" if task.counts_exact else "accuracy"
 
 
 def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -> Keep:
@@ -193,14 +209,11 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
     vectors = vectors_of(runs[0])
     result = []
     for pruned in bench.progress(runs, name="pruned models", unit="model"):
-        layers = models.heads_of_layers(pruned.config.model)
-        keep = [list(layer.names) for layer in layers]
         timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
         result.append(
             Point(
-                kept=sum(map(len, keep)),
-                keep=keep,
+                layers=models.heads_of_layers(pruned.config.model),
                 units=sum(models.hidden_sizes(pruned.config.model)),
                 metrics=held_out(pruned, vectors),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
@@ -287,6 +300,23 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
     return heads.drift.vectors(run.model, run.params, batches)[:count]
 
 
+def kinds(layers: Sequence[models.LayerHeads]) -> dict[str, int]:
+    """Returns how many heads there are of each kind; {} in a model of one kind."""
+    counts: dict[str, int] = {}
+    for layer in layers:
+        if layer.kind:
+            counts[layer.kind] = counts.get(layer.kind, 0) + len(layer.names)
+    return counts
+
+
+def names(layers: Sequence[models.LayerHeads]) -> str:
+    """Returns the names of heads: ";" stands between layers, "|" between kinds."""
+    own = itertools.groupby(layers, key=lambda layer: layer.kind)
+    return "|".join(
+        ";".join(" ".join(map(str, layer.names)) for layer in group) for _, group in own
+    )
+
+
 def columns(metrics: Mapping[str, float]) -> list[Column]:
     """Returns the columns of what `held_out` returns."""
     units = {"loss": "nats"}
@@ -307,9 +337,7 @@ class _Timed:
 
         @jax.jit
         def forward(params, example):
-            output = run.model.apply(
-                params, None, example.inputs, lengths=example.lengths, is_training=False
-            )
+            output = heads.subject.run(run.model, params, example)
             return output.output if output.logits is None else output.logits
 
         self._arguments = jax.device_put((run.params, example))

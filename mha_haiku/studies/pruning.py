@@ -20,7 +20,7 @@ from mha_haiku.studies import pruned_runs
 from mha_haiku.studies.workbench import CLOSINGS, Bench
 
 _SWEEP_POINTS = 12
-_METRICS = ("drift", "accuracy")  # the first that a run has is drawn
+_METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
 
 
 class Request(NamedTuple):
@@ -29,7 +29,8 @@ class Request(NamedTuple):
     Attributes:
       sweep: Models of every size, up to twelve of them.
       keep: The share of the heads to keep, in [0, 1].
-      metric_drop: How far the held-out accuracy may fall, or the drift rise, in [0, 1].
+      metric_drop: How far the held-out accuracy or exact match may fall, or the drift
+        rise, in [0, 1]; see `pruned_runs.decisive`.
       keep_units: The share of each layer's hidden units to keep, in (0, 1].
       order: A name of `pruned_runs.ORDERS`: which heads go first.
       closing: What closed heads pass on while the order is determined.
@@ -55,8 +56,8 @@ class Pruned(NamedTuple):
       run: The smallest pruned run.
       points: The whole model, and pruned ones of falling size; the first of these has
         all heads where hidden units went.
-      beside: For each point what another order of heads gives, accuracy or drift; empty
-        where none was asked for.
+      beside: For each point what another order of heads gives, in the metric that is
+        drawn; empty where none was asked for.
       beside_name: The name of that order.
     """
 
@@ -152,6 +153,7 @@ def table(result: Pruned) -> Table:
         own.append(Column(result.beside_name, "", "{:.4f}"))
     columns = [
         Column("heads", csv=("kept",)),
+        *map(Column, pruned_runs.kinds(result.points[0].layers)),
         Column("units"),
         *own,
         Column("parameters", shown="{:,}"),
@@ -163,6 +165,7 @@ def table(result: Pruned) -> Table:
     rows = [
         {
             "heads": point.kept,
+            **pruned_runs.kinds(point.layers),
             "units": point.units,
             **point.metrics,
             **({result.beside_name: beside} if result.beside else {}),
@@ -170,7 +173,7 @@ def table(result: Pruned) -> Table:
             "examples/s": point.examples_per_second,
             "faster": point.speed_up,
             "ideal": point.ideal_speed_up,
-            "kept": ";".join(" ".join(map(str, names)) for names in point.keep),
+            "kept": pruned_runs.names(point.layers),
         }
         for point, beside in itertools.zip_longest(result.points, result.beside)
     ]
@@ -180,6 +183,8 @@ def table(result: Pruned) -> Table:
 def text(result: Pruned) -> str:
     """Returns the table as text, with a legend of its columns."""
     metric, own = _metric(result), ""
+    kinds = pruned_runs.kinds(result.points[0].layers)
+    between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
     if metric == "drift":
         own = (
             "drift: one minus the cosine of a sentence's vectors, whole and pruned\n"
@@ -192,7 +197,7 @@ def text(result: Pruned) -> str:
         "faster: the forward pass, measured in turns with the whole model's\n"
         "ideal: by the number of operations\n"
         "units: the hidden units of all layers\n"
-        "kept: the heads of each layer, with ; between layers"
+        f"kept: the heads of each layer, with ; between layers{between_kinds}"
     )
 
 
@@ -226,14 +231,16 @@ def curve(result: Pruned) -> report.curves.Pruning:
       result: What `prune` returned for a sweep.
     """
     metric = _metric(result)
+    by_kind = [pruned_runs.kinds(point.layers) for point in result.points]
     return report.curves.Pruning(
         kept=[point.kept for point in result.points],
         metric=[point.metrics[metric] for point in result.points],
-        metric_name=f"held-out {metric}",
+        metric_name=_spoken(metric),
         speed_up=[point.speed_up for point in result.points],
         ideal=[point.ideal_speed_up for point in result.points],
         beside=result.beside,
         beside_name=f"order: {result.beside_name}",
+        kinds={kind: [counts[kind] for counts in by_kind] for kind in by_kind[0]},
     )
 
 
@@ -247,6 +254,7 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
         with Path(path).expanduser().open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         names = list(rows[0])
+        kinds = names[1 : names.index("units")]
         own = names[names.index("units") + 1 : names.index("parameters")]
         metric = next(name for name in _METRICS if name in own)
         beside = [name for name in own if name in pruned_runs.ORDERS]
@@ -257,11 +265,12 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
         return report.curves.Pruning(
             kept=[int(row["kept"]) for row in rows],
             metric=numbers(metric),
-            metric_name=f"held-out {metric}",
+            metric_name=_spoken(metric),
             speed_up=numbers("faster"),
             ideal=numbers("ideal"),
             beside=numbers(beside[0]) if beside else (),
             beside_name=f"order: {beside[0]}" if beside else "",
+            kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
         )
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
@@ -299,6 +308,10 @@ def _with_heads(run, order, count) -> folders.Run:
     return pruned_runs.prune(run, pruned_runs.kept_after(run, order, count))
 
 
+def _spoken(metric) -> str:
+    return f"held-out {metric.replace('_', ' ')}"
+
+
 def _metric(result) -> str:
     """Returns the name of the metric that is drawn."""
     return next(name for name in _METRICS if name in result.points[0].metrics)
@@ -314,14 +327,15 @@ def _fewest(bench, run, order, drop) -> int:
             count for count, each in zip(counts, drifts, strict=True) if each > drop
         ]
         return min(len(order), 1 + above[0]) if above else 0
-    least = pruned_runs.held_out(whole)["accuracy"] - drop
+    metric = pruned_runs.decisive(whole.task)
+    least = pruned_runs.held_out(whole)[metric] - drop
     for count in range(len(order), -1, -1):
-        accuracy = pruned_runs.held_out(_with_heads(run, order, count))["accuracy"]
-        if accuracy < least and count == len(order):
+        value = pruned_runs.held_out(_with_heads(run, order, count))[metric]
+        if value < least and count == len(order):
             raise ConfigError(
-                f"Without these hidden units the accuracy is {accuracy:.4f}, which is "
-                f"below the {least:.4f} that metric_drop allows."
+                f"Without these hidden units the {metric.replace('_', ' ')} is "
+                f"{value:.4f}, which is below the {least:.4f} that metric_drop allows."
             )
-        if accuracy < least:
+        if value < least:
             return count + 1
     return 0
