@@ -10,6 +10,7 @@ query/key size, V value size per head and D model width. Parameters are those of
 our modules: `{"query": {"w": ..., "b": ...}, ...}`.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -249,40 +250,66 @@ ACTIVATIONS = {
 
 
 def transformer(
-    parameters, tokens, config, *, segments=None, lengths=None, num_classes=None
+    parameters,
+    tokens,
+    config,
+    *,
+    segments=None,
+    lengths=None,
+    num_classes=None,
+    decoder_tokens=None,
+    decoder_lengths=None,
+    gates=None,
 ):
     """Returns the logits of a model of `models.build`, layer by layer.
 
     Args:
       parameters: Of looped layers, by the names of their modules.
       tokens: `[B, T]`.
-      config: `config.model`, of the family encoder or causal, with positions learned,
-        rotary or none.
+      config: `config.model`, of the family encoder, causal or encoder_decoder, with
+        positions learned, rotary or none.
       segments: `[B, T]`; None: all 0.
       lengths: `[B]`, numbers of valid positions; None: all are.
       num_classes: C, where it is less than the vocabulary and logits are tied.
+      decoder_tokens: `[B, T]`, what the decoder of an encoder_decoder reads, and then
+        `tokens` are `[B, S]`.
+      decoder_lengths: `[B]`, numbers of valid positions of these; None: all are.
+      gates: `[H]` of each attention part, in the order of the model's maps; None: open.
 
     Returns:
       `[B, T, C]`, or `[B, C]` where they are pooled.
     """
     parameters = float64(parameters)
     own, embedding, end = config.attention, config.embedding, config.output
-    table = parameters["embedding"]["embeddings"]
-    x = embedding.scale * table[tokens]
-    if "positions" in parameters:
-        x = x + parameters["positions"]["positions"][: x.shape[1]]
-    if embedding.segments:
-        segments = np.zeros_like(tokens) if segments is None else segments
-        x = x + parameters["segments"]["embeddings"][segments]
-    lengths = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths)
-    valid = np.arange(x.shape[1]) < lengths[:, None]
-    back = np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1]))
+    num_layers = config.num_layers
+    num_decoder = (config.decoder.num_layers or num_layers) * (
+        decoder_tokens is not None
+    )
+    gates = [np.ones(())] * (num_layers + 2 * num_decoder) if gates is None else gates
 
-    def allowed(i):
-        window = own.window[i] if isinstance(own.window, list | tuple) else own.window
-        seen = back >= 0 if config.family == "causal" else np.ones_like(back, bool)
+    def valid_of(tokens, lengths):
+        lengths = np.full(len(tokens), tokens.shape[1]) if lengths is None else lengths
+        return np.arange(tokens.shape[1]) < np.asarray(lengths)[:, None]
+
+    valid, decoder_valid = valid_of(tokens, lengths), None
+
+    def allowed(place, valid, is_causal):
+        size = valid.shape[1]
+        back = np.subtract.outer(np.arange(size), np.arange(size))
+        by_layer = isinstance(own.window, list | tuple)
+        window = own.window[place] if by_layer else own.window
+        seen = back >= 0 if is_causal else np.ones_like(back, bool)
         seen = seen if window is None else seen & (abs(back) <= window)
         return seen & valid[:, None, :, None] & valid[:, None, None, :]
+
+    def embedded(prefix, tokens):
+        x = embedding.scale * parameters[prefix + "embedding"]["embeddings"][tokens]
+        if prefix + "positions" in parameters:
+            x = x + parameters[prefix + "positions"]["positions"][: x.shape[1]]
+        if embedding.segments and not prefix:
+            own_segments = np.zeros_like(tokens) if segments is None else segments
+            x = x + parameters["segments"]["embeddings"][own_segments]
+        return normed(prefix + "embedding_norm", x) if embedding.norm else x
 
     def normed(name, x):
         kinds = {"layer_norm": layer_norm, "rms_norm": rms_norm}
@@ -291,27 +318,31 @@ def transformer(
             return x
         return kinds[config.norm.kind](x, parameters[name], config.norm.epsilon)
 
-    def attended(i, x):
-        maps = nested(parameters, f"encoder/layer_{i}/attention")
+    def attended(name, x, *, place=None, keys=None, seen, gate):
+        maps = nested(parameters, name)
+        is_cross = keys is not None
+        keys = keys if is_cross else x
 
-        def heads(kind):
+        def heads(kind, x):
             projected = linear(maps[kind], x)
             return projected.reshape(*x.shape[:2], -1, own.key_size)
 
-        query, key, value = (heads(kind) for kind in ("query", "key", "value"))
+        query, key, value = (
+            heads(kind, y) for kind, y in (("query", x), ("key", keys), ("value", keys))
+        )
         if own.qk_norm:
             query = rms_norm(query, maps["query_norm"], config.norm.epsilon)
             key = rms_norm(key, maps["key_norm"], config.norm.epsilon)
-        if own.smear_keys:
+        if own.smear_keys and not is_cross:
             share = 1 / (1 + np.exp(-maps["smear"]))[:, None]
             before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
             key = share * key + (1 - share) * before
-        if embedding.positions == "rotary":
+        if embedding.positions == "rotary" and not is_cross:
             pairs = np.arange(own.key_size // 2)
             turns = embedding.rotary_period ** (-2 * pairs / own.key_size)
             if embedding.frequencies is not None:
                 turns = np.asarray(embedding.frequencies)
-                turns = turns[i] if turns.ndim == 2 else turns
+                turns = turns[place] if turns.ndim == 2 else turns
             query, key = turned(query, turns), turned(key, turns)
 
         def score(query, key, head):
@@ -320,11 +351,12 @@ def transformer(
             scale, cap = own.scale, own.soft_cap
             return dot_product(query, key, head, scale=scale, soft_cap=cap)
 
-        values = attention(query, key, value, allowed=allowed(i), score=score).values
+        values = attention(query, key, value, allowed=seen, score=score).values
+        values = values * np.asarray(gate)[..., None]
         return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
 
-    def fed_forward(i, x):
-        maps = nested(parameters, f"encoder/layer_{i}/feed_forward")
+    def fed_forward(name, x):
+        maps = nested(parameters, name)
         activation = ACTIVATIONS[config.feed_forward.activation]
         hidden = linear(maps["hidden"], x)
         if config.feed_forward.activation.endswith(("glu", "glu_tanh")):
@@ -334,27 +366,69 @@ def transformer(
             hidden = activation(hidden)
         return linear(maps["output"], hidden)
 
-    def added(x, part, i, norm, has_residual):
-        name, is_post = f"encoder/layer_{i}/{norm}", config.norm.position == "post"
-        output = part(i, x if is_post else normed(name, x))
+    def added(x, part, name, has_residual):
+        is_post = config.norm.position == "post"
+        output = part(x if is_post else normed(name, x))
         if config.norm.position == "both":
             output = normed(f"{name}_after", output)
         output = x + output if has_residual else output
         return normed(name, output) if is_post else output
 
-    if embedding.norm:
-        x = normed("embedding_norm", x)
-    for i in range(config.num_layers):
-        entered = x
+    def layer(name, x, *, place, valid, is_causal, gate, cross=None):
+        entered, number = x, 1
         if own.num_heads:
-            x = added(x, attended, i, "norm_1", own.residual)
+            attend = functools.partial(
+                attended,
+                f"{name}/attention",
+                place=place,
+                seen=allowed(place, valid, is_causal),
+                gate=gate,
+            )
+            x = added(x, attend, f"{name}/norm_1", own.residual)
+        if cross is not None:
+            attend = functools.partial(attended, f"{name}/cross_attention", **cross)
+            x, number = added(x, attend, f"{name}/norm_2", own.residual), 2
         if config.feed_forward.hidden_size:
             is_parallel = config.feed_forward.parallel
             source, rest = (entered, x - entered) if is_parallel else (x, 0)
+            feed = functools.partial(fed_forward, f"{name}/feed_forward")
             has_residual = config.feed_forward.residual
-            x = rest + added(source, fed_forward, i, "norm_2", has_residual)
+            x = rest + added(source, feed, f"{name}/norm_{number + 1}", has_residual)
+        return x
+
+    x = embedded("", tokens)
+    for i in range(num_layers):
+        x = layer(
+            f"encoder/layer_{i}",
+            x,
+            place=i,
+            valid=valid,
+            is_causal=config.family == "causal",
+            gate=gates[i],
+        )
     if config.norm.position != "post":
         x = normed("encoder/norm", x)
+    table = parameters["embedding"]["embeddings"]
+    if num_decoder:
+        encoded, table = x, parameters["decoder_embedding"]["embeddings"]
+        decoder_valid = valid_of(decoder_tokens, decoder_lengths)
+        x = embedded("decoder_", decoder_tokens)
+        for i in range(num_decoder):
+            x = layer(
+                f"decoder/layer_{i}",
+                x,
+                place=num_layers + i,
+                valid=decoder_valid,
+                is_causal=True,
+                gate=gates[num_layers + i],
+                cross={
+                    "keys": encoded,
+                    "seen": decoder_valid[:, None, :, None] & valid[:, None, None, :],
+                    "gate": gates[num_layers + num_decoder + i],
+                },
+            )
+        if config.norm.position != "post":
+            x = normed("decoder/norm", x)
     if end.pool is not None:
         counted = valid if end.pool == "mean" else np.arange(x.shape[1]) == 0
         counted = np.broadcast_to(counted, valid.shape)

@@ -1,0 +1,368 @@
+"""Models of two stacks: their formula, and what each half is when it stands alone."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import checks, heads, models, modules
+from tests import everyday, oracles
+from tests.tiny_runs import model_config
+
+B, T, S, H, K, F = 3, 4, 6, 4, 2, 11
+D, SOURCES, TARGETS = 10, 13, 7
+ENCODER_LAYERS, DECODER_LAYERS = 1, 2
+PARTS = ENCODER_LAYERS + 2 * DECODER_LAYERS
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+assert_equal = np.testing.assert_array_equal
+
+
+def _config(**fields):
+    own = {
+        "family": "encoder_decoder",
+        "num_layers": ENCODER_LAYERS,
+        "decoder__num_layers": DECODER_LAYERS,
+        "model_size": D,
+        "embedding__max_length": 8,
+        "attention__num_heads": H,
+        "attention__key_size": K,
+        "attention__implementation": "dense",
+        "feed_forward__hidden_size": F,
+    }
+    return model_config(**{**own, **fields})
+
+
+def _build(config):
+    return models.build(
+        config, num_tokens=SOURCES, feature_size=None, num_classes=TARGETS
+    )
+
+
+def _inputs():
+    generator = np.random.default_rng(0)
+    return {
+        "inputs": generator.integers(0, SOURCES, (B, S)),
+        "lengths": np.array([S, 3, 5]),
+        "decoder_inputs": generator.integers(0, TARGETS, (B, T)),
+        "decoder_lengths": np.array([2, T, 3]),
+    }
+
+
+def _parameters(model, given):
+    """Random parameters, biases and scales too."""
+    generator = np.random.default_rng(1)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *given.values())
+    return jax.tree.map(
+        lambda leaf: np.float32(
+            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
+        ),
+        shapes,
+    )
+
+
+def _wanted(params, config, given, **more):
+    return oracles.transformer(
+        params,
+        given["inputs"],
+        config,
+        lengths=given["lengths"],
+        decoder_tokens=given["decoder_inputs"],
+        decoder_lengths=given["decoder_lengths"],
+        **more,
+    )
+
+
+def _run(model, params, given, **options):
+    run = jax.jit(functools.partial(model.apply, is_training=False))
+    return run(params, None, **given, **options)
+
+
+def _counted(given):
+    return np.arange(T) < given["decoder_lengths"][:, None]
+
+
+OPTIONS = {
+    "defaults": {},
+    "post norm, tied": {"norm__position": "post", "output__tied": True},
+    "both norms, windows": {
+        "norm__position": "both",
+        "norm__kind": "rms_norm",
+        "attention__window": [1, 2, 1],
+    },
+    "grouped heads, rotary": {
+        "attention__num_key_value_heads": 2,
+        "attention__qk_norm": True,
+        "attention__with_bias": False,
+        "embedding__positions": "rotary",
+        "feed_forward__activation": "swiglu",
+    },
+    "additive, smeared": {
+        "attention__score": "additive",
+        "attention__smear_keys": True,
+        "embedding__positions": "none",
+        "embedding__norm": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", everyday.some(OPTIONS, 3))
+def test_logits_are_the_formula(name):
+    config, given = _config(**OPTIONS[name]), _inputs()
+    model = _build(config)
+    params = _parameters(model, given)
+    output = _run(model, params, given)
+    wanted = _wanted(params, config, given)
+    assert output.logits.shape == (B, T, TARGETS)
+    assert_close(output.logits[_counted(given)], wanted[_counted(given)])
+    maps = output.maps
+    assert [each.shape for each in maps.encoder] == [(B, H, S, S)] * ENCODER_LAYERS
+    assert [each.shape for each in maps.decoder] == [(B, H, T, T)] * DECODER_LAYERS
+    assert [each.shape for each in maps.cross] == [(B, H, T, S)] * DECODER_LAYERS
+    assert len(maps) == len(models.heads_of_layers(config)) == PARTS
+    for each in maps:
+        weights = each.weights()
+        sees = weights.sum(-1) > 0.5
+        assert_close(weights.sum(-1), sees)
+
+
+@pytest.mark.parametrize("positions", everyday.some(models.POSITIONS, 2))
+def test_each_half_alone_is_a_model_of_one_stack(positions):
+    """With cross-attention closed the decoder is a causal model."""
+    fields = {"embedding__positions": positions, "attention__window": 2}
+    config, given = _config(**fields), _inputs()
+    model = _build(config)
+    params = _parameters(model, given)
+    for name in params:  # what closed heads leave of cross-attention
+        if name.endswith("cross_attention/linear"):
+            params[name]["b"] = np.zeros_like(params[name]["b"])
+    gates = np.ones((PARTS, H), np.float32)
+    gates[-DECODER_LAYERS:] = 0
+    closed = modules.Interventions(heads=gates)
+    both = _run(model, params, given, interventions=closed)
+
+    def alone(family, num_layers, num_tokens, prefix):
+        own = _config(
+            **fields, family=family, num_layers=num_layers, decoder__num_layers=None
+        )
+        single = models.build(
+            own, num_tokens=num_tokens, feature_size=None, num_classes=TARGETS
+        )
+        names = jax.eval_shape(single.init, jax.random.key(0), given["inputs"])
+        theirs = {"encoder": prefix.removesuffix("_")} if prefix else {}
+
+        def renamed(name):
+            stack, _, rest = name.partition("/")
+            if rest:
+                name = f"{theirs.get(stack, stack)}/{rest}"
+                if prefix and "layer_" in name:
+                    name = name.replace("norm_2", "norm_3")
+                return name
+            return name if name == "logits" else prefix + name
+
+        return single, {name: params[renamed(name)] for name in names}
+
+    encoder, own = alone("encoder", ENCODER_LAYERS, SOURCES, "")
+    output = _run(encoder, own, dict(list(given.items())[:2]))
+    for ours, wanted in zip(both.maps.encoder, output.maps, strict=True):
+        assert_close(ours.weights(), wanted.weights())
+    decoder, own = alone("causal", DECODER_LAYERS, TARGETS, "decoder_")
+    read = {"inputs": given["decoder_inputs"], "lengths": given["decoder_lengths"]}
+    output = _run(decoder, own, read)
+    for ours, wanted in zip(both.maps.decoder, output.maps, strict=True):
+        assert_close(ours.weights(), wanted.weights())
+    assert_close(both.logits[_counted(given)], output.logits[_counted(given)])
+
+
+def test_gates_of_each_kind_are_the_formula():
+    config, given = _config(), _inputs()
+    model = _build(config)
+    params = _parameters(model, given)
+    gates = np.random.default_rng(2).uniform(size=(PARTS, H)).astype(np.float32)
+    as_list = [gates[0], None, *gates[2:]]
+    for form in (gates, as_list):
+        interventions = modules.Interventions(heads=form)
+        logits = _run(model, params, given, interventions=interventions).logits
+        own = [np.ones(H) if each is None else each for each in form]
+        wanted = _wanted(params, config, given, gates=own)
+        assert_close(logits[_counted(given)], wanted[_counted(given)])
+
+
+def test_pruned_heads_of_each_kind_are_closed_heads():
+    config, given = _config(attention__num_key_value_heads=2), _inputs()
+    model = _build(config)
+    params = _parameters(model, given)
+    keep = [[0, 2], [1], [0, 1, 2, 3], [], [3]]
+    interventions = modules.Interventions(heads=heads.open_gates(config, keep))
+    gated = _run(model, params, given, interventions=interventions)
+    own, pruned_config = heads.prune(params, config, keep)
+    pruned = _run(_build(pruned_config), own, given)
+    assert_close(pruned.logits[_counted(given)], gated.logits[_counted(given)])
+    assert [each.shape[1] for each in pruned.maps] == [len(row) for row in keep]
+    assert own["decoder/layer_1/cross_attention/query"]["w"].shape == (D, K)
+    assert "decoder/layer_0/cross_attention/query" not in own
+    with pytest.raises(ValueError, match="entry for each of the 5 layers, got 1"):
+        heads.prune(params, config, keep[:1])
+
+
+def test_pruned_units_of_both_halves_are_closed_units():
+    config, given = _config(), _inputs()
+    model = _build(config)
+    params = _parameters(model, given)
+    keep = [[1, 5], [0], [2, 3, 10]]
+    gates = [np.isin(np.arange(F), row).astype(np.float32) for row in keep]
+    closed = modules.Interventions(units=gates)
+    gated = _run(model, params, given, interventions=closed)
+    own, pruned_config = heads.prune_units(params, config, keep)
+    pruned = _run(_build(pruned_config), own, given)
+    assert_close(pruned.logits[_counted(given)], gated.logits[_counted(given)])
+    assert own["decoder/layer_1/feed_forward/hidden"]["w"].shape == (D, 3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_scanned_and_rematerialized_layers_are_looped_ones(precision):
+    config, given = _config(precision=precision), _inputs()
+    model = _build(config)
+    params = _parameters(model, given)
+    again = _build(_config(precision=precision, scan_layers=True, rematerialize=True))
+
+    def loss(model, params):
+        logits = model.apply(params, None, **given, is_training=False).logits
+        return (logits * _counted(given)[..., None]).sum()
+
+    value, gradient = jax.value_and_grad(functools.partial(loss, model))(params)
+    stacked = models.stacked(params)
+    other, other_gradient = jax.value_and_grad(functools.partial(loss, again))(stacked)
+    tolerance = 1e-4 if precision == "float32" else 0.05
+    np.testing.assert_allclose(other, value, rtol=tolerance)
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(gradient))
+    jax.tree.map(
+        lambda ours, wanted: np.testing.assert_allclose(
+            np.float32(ours), np.float32(wanted), atol=tolerance * largest
+        ),
+        models.unstacked(other_gradient),
+        dict(gradient),
+    )
+
+
+def test_what_a_padded_source_holds_changes_no_bit():
+    """Also where nothing of it is valid, so that cross-attention sees nothing."""
+    config, given = _config(), _inputs()
+    given["lengths"] = np.array([0, 3, S])
+    model = _build(config)
+    params = _parameters(model, given)
+
+    @jax.jit
+    def loss(params, **given):
+        output = model.apply(params, None, **given, is_training=False)
+        counted = _counted(_inputs())[..., None]
+        logits = jnp.where(counted, output.logits, 0)
+        return jnp.square(logits).sum(), (logits, [x.weights() for x in output.maps])
+
+    grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    found = grad(params, **given)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert not found[0][1][1][-1][0].any()  # of the source without valid positions
+    other = dict(given)
+    is_padding = np.arange(S) >= given["lengths"][:, None]
+    other["inputs"] = np.where(
+        is_padding, (given["inputs"] + 1) % SOURCES, given["inputs"]
+    )
+    other["decoder_inputs"] = np.where(
+        _counted(given),
+        given["decoder_inputs"],
+        (given["decoder_inputs"] + 1) % TARGETS,
+    )
+    jax.tree.map(assert_equal, grad(params, **other), found)
+
+
+def test_later_targets_change_no_bit_of_earlier_logits():
+    config, given = _config(), _inputs()
+    given["decoder_lengths"] = np.full(B, T)
+    model = _build(config)
+    params = _parameters(model, given)
+    logits = _run(model, params, given).logits
+    given["decoder_inputs"] = given["decoder_inputs"] + (np.arange(T) >= 2)
+    given["decoder_inputs"] %= TARGETS
+    changed = _run(model, params, given).logits
+    assert_equal(changed[:, :2], logits[:, :2])
+    assert (changed[:, 2:] != logits[:, 2:]).any()
+
+
+def test_heads_have_names_of_their_kind():
+    config = _config()
+    found = models.heads_of_layers(config)
+    assert [each.label for each in found] == [
+        "encoder 0",
+        "decoder 0",
+        "decoder 1",
+        "cross 0",
+        "cross 1",
+    ]
+    assert [models.find_part(config, each.address) for each in found] == list(range(5))
+    with pytest.raises(checks.ConfigError, match="encoder.0, .*cross.1, got 'cross.2'"):
+        models.find_part(config, "cross.2")
+    one = _config(family="causal", decoder__num_layers=None)
+    assert [each.label for each in models.heads_of_layers(one)] == ["layer 0"]
+    places = {
+        "encoder/layer_0/attention/query": (0, 0),
+        "decoder/layer_1/attention/query": (2, 2),
+        "decoder/layer_0/cross_attention/linear": (3, 1),
+        "decoder/layers/layer_0/cross_attention/key": (slice(3, 5), slice(1, 3)),
+        "logits": (None, None),
+    }
+    for module, (part, layer) in places.items():
+        assert models.part_of(config, module) == part
+        assert models.layer_of(config, module) == layer
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"output__pool": "mean"}, "output.pool must be None for an encoder_decoder"),
+        ({"output__logits": False}, "output.logits must be True for an encoder_dec"),
+        ({"feed_forward__parallel": True}, "feed_forward.parallel must be False"),
+        ({"attention__num_heads": 0, "embedding__positions": "none"}, "at least 1"),
+        ({"family": "causal"}, "decoder.num_layers must be None .* 'causal'"),
+        ({"attention__kept_heads": [[0]]}, "each of the 5 attention parts .*, got 1"),
+        ({"attention__window": [1, 2]}, "each of the 3 layers, got 2"),
+    ],
+)
+def test_what_does_not_fit_a_decoder_is_refused(fields, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        models.check(_config(**fields))
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    given, model = _inputs(), _build(_config())
+    params = _parameters(model, given)
+    apply = functools.partial(model.apply, params, None, is_training=False)
+    source = {"inputs": given["inputs"]}
+    with pytest.raises(ValueError, match="decoder_inputs must be the tokens .* None"):
+        apply(**source)
+    with pytest.raises(ValueError, match=r"decoder_inputs must be .* float32\[3,4\]"):
+        apply(**source, decoder_inputs=np.zeros((B, T), np.float32))
+    with pytest.raises(ValueError, match="decoder_inputs must be .* 0 to 6, got 7"):
+        apply(**source, decoder_inputs=np.full((B, T), 7))
+    with pytest.raises(ValueError, match="start must be None"):
+        apply(**given, start=(0, np.zeros((B, T, D), np.float32)))
+    short = modules.Interventions(heads=np.ones((3, H), np.float32))
+    with pytest.raises(ValueError, match="each of the 5: 1 .*, got 3"):
+        apply(**given, interventions=short)
+    encoder = models.build(
+        _config(family="encoder", decoder__num_layers=None),
+        num_tokens=SOURCES,
+        feature_size=None,
+        num_classes=TARGETS,
+    )
+    with pytest.raises(ValueError, match="decoder_inputs .* the model has no decoder"):
+        encoder.init(jax.random.key(0), *given.values())
+
+
+def test_maps_stay_maps_of_kinds_through_transformations():
+    maps = models.Maps(range(5), (1, 2, 2))
+    again = jax.tree.map(lambda x: 10 * x, maps)
+    assert (again.encoder, again.decoder, again.cross) == ((0,), (10, 20), (30, 40))
