@@ -123,10 +123,15 @@ def test_logits_are_the_formula(name):
     assert [each.shape for each in maps.decoder] == [(B, H, T, T)] * DECODER_LAYERS
     assert [each.shape for each in maps.cross] == [(B, H, T, S)] * DECODER_LAYERS
     assert len(maps) == len(models.heads_of_layers(config)) == PARTS
-    for each in maps:
-        weights = each.weights()
-        sees = weights.sum(-1) > 0.5
-        assert_close(weights.sum(-1), sees)
+    valid = np.arange(S) < given["lengths"][:, None]
+    for kind, sees in (("encoder", valid), ("decoder", _counted(given))):
+        for each in getattr(maps, kind):
+            total = each.weights().sum(-1)
+            assert_close(total, np.broadcast_to(sees[:, None], total.shape))
+    for each in maps.cross:  # padding of either side is out of it
+        seen = np.asarray(each.weights()) > 0
+        wanted = _counted(given)[:, None, :, None] & valid[:, None, None, :]
+        assert_equal(seen, np.broadcast_to(wanted, seen.shape))
 
 
 @pytest.mark.parametrize("positions", everyday.some(models.POSITIONS, 2))
