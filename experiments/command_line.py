@@ -39,7 +39,8 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
 
     Args:
       table: The type, default and help of each flag. Types are `str`, `int`, `float`,
-        `bool`, and `list` for integers with commas between them. With a flag named
+        `bool`, `list` for integers with commas between them, and `"addresses"` for
+        integers or the addresses of layers, as "cross.0". With a flag named
         `config`, fields of that config can be overridden by `--config.<field>=value`;
         without it the run in `--workdir` keeps its own.
     """
@@ -52,6 +53,8 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
     for name, (kind, default, text) in {**table, **own}.items():
         if kind is list:
             flags.DEFINE(_Integers(), name, default, text, flag_values=values)
+        elif kind == "addresses":
+            flags.DEFINE(_Addresses(), name, default, text, flag_values=values)
         elif kind is int:
             most = _MOST_EXAMPLES if name.endswith("examples") else _MOST
             flags.DEFINE_integer(
@@ -119,6 +122,19 @@ class _Integers(flags.ArgumentParser):
         if max(map(abs, numbers)) > _MOST:
             raise ValueError(f"must be integers of at most {_MOST}")
         return numbers
+
+
+class _Addresses(flags.ArgumentParser):
+    """Reads `0,cross.2` as [0, "cross.2"]."""
+
+    def parse(self, argument: str | list[int | str]) -> list[int | str]:
+        if not isinstance(argument, str):
+            return argument
+        words = [word.strip() for word in argument.split(",")]
+        numbers = {word: int(word) for word in words if word.lstrip("-").isdecimal()}
+        if any(abs(number) > _MOST for number in numbers.values()):
+            raise ValueError(f"must be integers of at most {_MOST}")
+        return [numbers.get(word, word) for word in words]
 
 
 _DEFINE = {

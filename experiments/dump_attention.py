@@ -17,7 +17,11 @@ FLAGS = command_line.flag_values(
     {
         "workdir": (str, None, "Folder of the run."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "layers": (list, None, "Layers, as 0,2; all if left out."),
+        "layers": (
+            "addresses",
+            None,
+            "Layers, as 0,2 or, where there are kinds, cross.0,decoder; default: all.",
+        ),
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
         "examples": (
             list,

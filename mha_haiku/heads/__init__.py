@@ -3,7 +3,14 @@
 Pure functions of parameters, data and a metric that is handed in.
 """
 
-from mha_haiku.heads import closing, drift, hard_concrete, means, metrics
+from mha_haiku.heads import (
+    alignment,
+    closing,
+    drift,
+    hard_concrete,
+    means,
+    metrics,
+)
 from mha_haiku.heads.closing import Closing
 from mha_haiku.heads.drift import drift_subject, mean_pooled
 from mha_haiku.heads.flow import flow
@@ -48,6 +55,7 @@ __all__ = [
     "Step",
     "Subject",
     "ablation",
+    "alignment",
     "attribution",
     "closed",
     "closing",

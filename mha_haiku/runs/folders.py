@@ -100,7 +100,9 @@ class Run(NamedTuple):
             self.task, self.config.seed, self.task.held_out_data, indices
         )
 
-    def maps(self, inputs: str | tasks.Example) -> list[attention.AttentionMap]:
+    def maps(
+        self, inputs: str | tasks.Example
+    ) -> "list[attention.AttentionMap] | models.Maps":
         """Returns the attention map of each layer, in the order of `Output.maps`.
 
         Args:
@@ -120,7 +122,8 @@ class Run(NamedTuple):
             )
         run = self.looped()
         output = run.model.apply(run.params, None, **given, is_training=False)
-        return list(output.maps)
+        maps = output.maps
+        return maps if isinstance(maps, models.Maps) else list(maps)
 
     def importance(
         self, measure: str = "ablation", *, examples: int = 64

@@ -18,6 +18,8 @@ import numpy as np
 from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
+from mha_haiku.heads import alignment
+from mha_haiku.heads import means as averages
 from mha_haiku.runs import files, progress
 from mha_haiku.studies import dossiers, head_statistics, imported_runs, zoom
 from mha_haiku.studies.workbench import Bench
@@ -27,14 +29,14 @@ _MEAN_EXAMPLES = 64  # at least
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 _PAGE_BYTES = 2_000_000
 _PICTURE = re.compile(
-    r"layer_\d{2,}\.(png|svgz?|pdf|e?ps|pgf|jpe?g|tiff?|webp|gif|avif|raw|rgba)"
+    r"(layer|encoder|decoder|cross)_\d{2,}\.(png|svgz?|pdf|e?ps|pgf|jpe?g|tiff?|webp|gif|avif|raw|rgba)"
 )
 
 
 def dump(
     bench: Bench,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
     examples: int | Sequence[int] | None = None,
     text: str | None = None,
@@ -52,7 +54,7 @@ def dump(
 
     Args:
       bench: The run.
-      layers: Which layers; None means all.
+      layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
       heads: Which heads of every layer; None means all.
       examples: How many held-out examples, or their indices; None means
         `config.attention.examples`.
@@ -75,7 +77,11 @@ def dump(
       [N, T', S']` says where no query may attend, or `masked_01` (also `[N, H, T',
       S']`) where layers or heads differ. Pooled maps have finer parts, as in
       `zoom.Patches`: `patches_01 [N, H, n, R, R]` and `places_01 [N, H, n, 3]`. Where
-      positions are images, `images [N, T, h, w]` are these. Of `channels` there are
+      positions are images, `images [N, T, h, w]` are these. Of a model with a decoder
+      layers have `kinds` and `numbers` among those of their kind `[L]`, `tokens [N, S]`
+      and edges are the source's, and `decoder_tokens [N, T]` (read),
+      `decoder_predicted`, `decoder_edges`, `decoder_lengths` and, where the task knows
+      it, `alignment [N, T, S]` the decoder's. Of `channels` there are
       `query_01 [N, H, T, K]` and `key_01` as in `zoom.channels`, and `exact_01`.
       Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
       per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
@@ -86,14 +92,51 @@ def dump(
     Raises:
       ConfigError: If there is no such layer, head, example or token.
     """
+    arrays, statistics = measured(
+        bench,
+        layers=layers,
+        heads=heads,
+        examples=examples,
+        text=text,
+        tokens=tokens,
+        weights=weights,
+        means=means,
+        channels=channels,
+        devices=devices,
+    )
+    folder = bench.folder.attention
+    folder = folder if text is None and tokens is None else folder / "own_text"
+    folder = folder if out is None else Path(out).expanduser()
+    report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
+    if cluster.is_first():
+        files.write_arrays(folder / "statistics.npz", statistics)
+        files.write_arrays(folder / "maps.npz", arrays)
+    return folder / "maps.npz"
+
+
+def measured(
+    bench: Bench,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    examples: int | Sequence[int] | None = None,
+    text: str | None = None,
+    tokens: Sequence[int] | None = None,
+    weights: bool = False,
+    means: bool = True,
+    channels: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns the arrays of maps.npz and of statistics.npz; arguments as of `dump`."""
     run = bench.run
     own = _own_example(run, text, tokens)
     indices = [] if own is not None else _indices(run, examples)
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
-    is_whole = weights or length <= run.config.attention.full_length
-    num_bins = length if is_whole else min(run.config.attention.pooled_size, length)
+    longest = max(length, _target_length(run.task, own) or 0)
+    is_whole = weights or longest <= run.config.attention.full_length
+    num_bins = None if is_whole else run.config.attention.pooled_size
     layer_heads = models.heads_of_layers(run.config.model)
-    layers = head_statistics.chosen("layers", layers, len(layer_heads))
+    layers = head_statistics.chosen_layers(run.config.model, layers)
     wanted = head_statistics.chosen(
         "heads", heads, run.config.model.attention.num_heads
     )
@@ -106,10 +149,9 @@ def dump(
 
     is_all = len(layers) == len(layer_heads)
     bench = (bench.compact() if is_all else bench).placed(devices, length=length)
-    pooled = None if is_whole else (num_bins, num_bins)
     observe = bench.once(
-        f"maps of {layers}, {places}, {pooled}, {channels}",
-        lambda: _observer(bench, layers, places, pooled, channels),
+        f"maps of {layers}, {places}, {num_bins}, {channels}",
+        lambda: _observer(bench, layers, places, num_bins, channels),
     )
     if own is None:
         batch_size = bench.batch_size(len(indices), _BATCH_POSITIONS)
@@ -124,13 +166,14 @@ def dump(
         seen = jax.tree.map(lambda x: x[:1], seen)
     example, answers, maps, numbers, masked, parts, products = seen
 
-    edges = attention.bin_edges(length, num_bins)
+    edges = _edges(length, num_bins)
     names = {
         "title": np.array(bench.title),
         "step": np.array(run.step),
         "layers": np.array(layers),
-        "layer_names": np.array([f"layer {i}" for i in layers]),
+        "layer_names": np.array([layer_heads[i].label for i in layers]),
     }
+    alignments = _alignments(run.task, example)
     example_names = ["own text"] if text is not None else ["own tokens"]
     if own is None:
         example_names = [f"held-out example {i}" for i in indices]
@@ -142,6 +185,10 @@ def dump(
         **_texts(run.task, example, answers, is_own=own is not None),
         **_masked(layers, masked),
     }
+    if example.decoder_inputs is not None:
+        arrays |= _decoder(run.task, example, alignments, num_bins)
+        arrays["kinds"] = np.array([layer_heads[i].kind for i in layers])
+        arrays["numbers"] = np.array([layer_heads[i].layer for i in layers])
     for i, layer, names_shown in zip(layers, maps, chosen, strict=True):
         arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
         arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in names_shown], np.str_)
@@ -155,19 +202,26 @@ def dump(
             arrays[f"query_{i:02d}"] = query.astype(np.float16)
             arrays[f"key_{i:02d}"] = key.astype(np.float16)
             arrays[f"exact_{i:02d}"] = np.array(exact.all())
+    aligned = [_aligned(layers, layer_heads, maps, alignments)] if is_whole else []
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         batches = bench.observations(
             observe, range(count), batch_size=batch_size, name="means of maps"
         )
-        of_batches = [[x.mean(axis=0) for x in batch[2]] for batch in batches]
+        of_batches, aligned = [], []
+        for batch, _, weights_of_batch, *_ in batches:
+            of_batches.append([x.mean(axis=0) for x in weights_of_batch])
+            there = _alignments(run.task, batch)
+            aligned.append(_aligned(layers, layer_heads, weights_of_batch, there))
         for i, batch_means in zip(layers, zip(*of_batches, strict=True), strict=True):
             arrays[f"mean_{i:02d}"] = np.mean(batch_means, axis=0, dtype=np.float32)
         arrays["mean_examples"] = np.array(count)
     shown = [j for j in wanted if any(j in names for names in chosen)]
     columns = [[shown.index(j) for j in names] for names in chosen]
     numbers = head_statistics.summary(numbers, columns)
+    if aligned and aligned[0]:
+        numbers = {"aligned": _per_head(aligned, columns, len(shown))} | numbers
     statistics = {
         **names,
         "head_names": np.array([f"head {j}" for j in shown]),
@@ -178,15 +232,7 @@ def dump(
         **{name: each.mean for name, each in numbers.items()},
         **{f"{x}_standard_error": y.standard_error for x, y in numbers.items()},
     }
-
-    folder = bench.folder.attention
-    folder = folder if own is None else folder / "own_text"
-    folder = folder if out is None else Path(out).expanduser()
-    report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
-    if cluster.is_first():
-        files.write_arrays(folder / "statistics.npz", statistics)
-        files.write_arrays(folder / "maps.npz", arrays)
-    return folder / "maps.npz"
+    return arrays, statistics
 
 
 def write_report(
@@ -207,7 +253,8 @@ def write_report(
       compare: The folder of another run that the page compares with; see `dossiers`.
 
     Returns:
-      The written files: `layer_00.png`, `layer_01.png`, ..., then `index.html`.
+      The written files: `layer_00.png`, `layer_01.png`, ... (`encoder_00.png`,
+      `cross_00.png`, ... where layers are of several kinds), then `index.html`.
 
     Raises:
       ConfigError: If `maps.npz` is missing or is not what a run writes, or a file
@@ -241,7 +288,7 @@ def _drawn(pictures, count):
             bar.advance()
 
 
-def _observer(bench, layers, heads_of_layers, pooled, channels=False):
+def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
     """Returns a function of parameters and a batch of examples.
 
     It returns the batch, the likeliest classes with their probabilities, and per layer
@@ -254,9 +301,12 @@ def _observer(bench, layers, heads_of_layers, pooled, channels=False):
 
     def observe(params, example):
         example = bench.spread(example)
-        tokens = head_statistics.tokens_of(bench.run.task, example)
 
-        def observed(attention_map):
+        def observed(attention_map, kind):
+            tokens = head_statistics.tokens_of(bench.run.task, example, kind)
+            pooled = None
+            if num_bins is not None:
+                pooled = tuple(min(num_bins, x) for x in attention_map.shape[-2:])
             statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
             cells = attention_map.weights() if pooled is None else statistics.pooled
             parts = None
@@ -296,6 +346,75 @@ def _observer(bench, layers, heads_of_layers, pooled, channels=False):
         return example, answers, *map(list, zip(*found, strict=True))
 
     return bench.program(observe)
+
+
+def _target_length(task, own) -> int | None:
+    """Returns T of the decoder, None where there is none."""
+    if own is None or own.decoder_inputs is None:
+        return task.target_length
+    return own.decoder_inputs.shape[1]
+
+
+def _edges(length, num_bins) -> np.ndarray:
+    """Returns the edges of so many positions in at most so many bins; None: whole."""
+    return attention.bin_edges(length, min(length, num_bins or length))
+
+
+def _decoder(task, example, alignments, num_bins) -> dict[str, np.ndarray]:
+    """Returns what stands along the maps of a decoder: see `report.maps.Decoder`."""
+    num_examples, length = example.decoder_inputs.shape
+    lengths = example.decoder_lengths
+    lengths = np.full(num_examples, length) if lengths is None else lengths
+    predicted = [
+        [task.class_label(c) if t < end else "" for t, c in enumerate(row)]
+        for row, end in zip(np.asarray(example.targets).tolist(), lengths, strict=True)
+    ]
+    arrays = {
+        "decoder_tokens": [task.decoder_labels(row) for row in _rows(example)],
+        "decoder_predicted": predicted,
+        "decoder_edges": _edges(length, num_bins),
+        "decoder_lengths": lengths,
+        "alignment": alignments,
+    }
+    return {name: np.array(x) for name, x in arrays.items() if x is not None}
+
+
+def _alignments(task, example) -> np.ndarray | None:
+    """Returns where the rows of cross maps should look, `[N, T, S]`, if it is known."""
+    if example.decoder_inputs is None:
+        return None
+    each = [task.alignment(row) for row in _rows(example)]
+    if all(x is None for x in each):
+        return None
+    shape = example.decoder_inputs.shape[1], example.inputs.shape[1]
+    return np.stack([np.zeros(shape, bool) if x is None else x for x in each])
+
+
+def _aligned(layers, layer_heads, maps, alignments) -> dict[int, np.ndarray]:
+    """Returns how well the heads of cross layers are aligned, `[N, H]`, by place."""
+    if alignments is None:
+        return {}
+    return {
+        place: alignment.scores(maps[place], alignments)
+        for place, i in enumerate(layers)
+        if layer_heads[i].kind == "cross"
+    }
+
+
+def _per_head(aligned, columns, width) -> report.heads.PerHead:
+    """Returns the means over all batches, `[L, H]`, NaN but for cross-attention."""
+    mean, error = np.full((2, len(columns), width), np.nan)
+    for place in aligned[0]:
+        scores = np.concatenate([batch[place] for batch in aligned])
+        mean[place, columns[place]] = averages.mean(scores)
+        error[place, columns[place]] = averages.standard_error(scores)
+    return report.heads.PerHead(mean, alignment.UNIT, alignment.LABEL, error)
+
+
+def _rows(example) -> list[tasks.Example]:
+    """Returns the examples of a batch, one by one."""
+    count = len(example.inputs)
+    return [jax.tree.map(operator.itemgetter(i), example) for i in range(count)]
 
 
 def _indices(run, examples) -> list[int]:
@@ -359,7 +478,7 @@ def _masked(layers, masked) -> dict[str, np.ndarray]:
 def _texts(task, example, answers, *, is_own) -> dict[str, np.ndarray]:
     """Returns what is shown beside the maps: tokens, images, answers, targets."""
     num_examples, length = example.inputs.shape[:2]
-    rows = [jax.tree.map(operator.itemgetter(i), example) for i in range(num_examples)]
+    rows = _rows(example)
     targets = np.asarray(example.targets).reshape(num_examples, -1)
     counts = np.asarray(example.weights).reshape(num_examples, -1) > 0
     shown = counts | is_own

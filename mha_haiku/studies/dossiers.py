@@ -9,6 +9,7 @@ N examples, L layers, H heads, T positions.
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,17 @@ def of_maps(
     )
 
 
+def of_arrays(
+    arrays: Mapping[str, np.ndarray],
+    statistics: Mapping[str, np.ndarray],
+    name: str = "",
+) -> dossier.MapSet:
+    """Returns the set of maps and statistics that `attention_dump.measured` gives."""
+    saved = report.maps.checked(arrays, "maps")
+    numbers = _read(_with_names(statistics), _layout(saved), "statistics")
+    return dossier.of_maps(saved, name=name, numbers=numbers, roles=roles(saved))
+
+
 def steps_of(folder: folders.Folder) -> list[int]:
     """Returns the steps of the snapshots in a run's folder, in order."""
     paths = folder.snapshots.glob("*/maps.npz")
@@ -148,6 +160,8 @@ def roles(saved: Maps) -> dossier.Roles | None:
     names = np.full(shape, "", dtype=object)
     scores = np.full(shape, np.nan)
     for i, own in enumerate(saved.head_names):
+        if saved.kinds[i] == "cross":  # these roles are of one text that reads itself
+            continue
         by_example = [_scores(saved, i, n) for n in range(saved.num_examples)]
         for h in range(len(own)):
             means = _means([each[h] for each in by_example])
@@ -157,13 +171,14 @@ def roles(saved: Maps) -> dossier.Roles | None:
 
 def _scores(saved: Maps, layer: int, example: int) -> list[dict]:
     """Returns the scores of each head in one example, and counts of offsets."""
-    length = max(1, int(saved.lengths[example]))
+    side, _ = saved.sides(saved.kinds[layer])
+    length, _ = saved.shown_lengths(example, layer)
     weights = saved.weights[layer][example, :, :length, :length].astype(np.float64)
     masked = np.zeros((1, length, length), bool)
     if saved.masked is not None:
         masked = saved.masked[layer][example][..., :length, :length]
         masked = masked.reshape(-1, length, length)
-    tokens = saved.tokens[example, :length]
+    tokens = side.tokens[example, :length]
     if saved.images is not None:  # whose texts are classes and not what is read
         tokens = np.arange(length)
     # What followed the same token before: key s of query t if token s - 1 is token t.
@@ -265,15 +280,28 @@ def _read(arrays, layout, path):
 
 
 def _snapshots(folder: Path) -> list[dossier.MapSet]:
-    """Returns the saved moments of a training, without numbers."""
+    """Returns the saved moments of a training, of whose numbers only `aligned`."""
     sets = []
     for path in folder.glob("*/maps.npz"):
         saved = report.maps.load(path)
         if saved.step is not None and path.parent.name.isdigit():
             shown = roles(saved)
             name = f"step {saved.step}"
-            sets.append(dossier.of_maps(saved, name=name, step=saved.step, roles=shown))
+            numbers = _aligned(path.parent, saved)
+            moment = dossier.of_maps(
+                saved, name=name, step=saved.step, roles=shown, numbers=numbers
+            )
+            sets.append(moment)
     return sets
+
+
+def _aligned(folder: Path, saved: Maps) -> dict[str, report.heads.PerHead]:
+    """Returns how well cross-attention keeps to the alignment, where that is known."""
+    path = folder / "statistics.npz"
+    if saved.decoder is None or saved.decoder.alignment is None or not path.exists():
+        return {}
+    numbers = _read(_with_names(report.maps.arrays_of(path)), _layout(saved), path)
+    return {name: each for name, each in numbers.items() if name == "aligned"}
 
 
 def _run_of(folder: Path) -> Path | None:

@@ -6,7 +6,7 @@ Dimensions: N examples, L layers, H heads, T positions.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,9 +97,8 @@ def measure(
     batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
 
     def observe(params, example):
-        tokens = tokens_of(run.task, example)
-
-        def numbers(attention_map):
+        def numbers(attention_map, kind):
+            tokens = tokens_of(run.task, example, kind)
             return per_head(attention_map.statistics(tokens=tokens))
 
         return bench.observed(params, example, numbers, layers)[1]
@@ -122,9 +121,16 @@ def measure(
     return HeadStatistics(title, tuple(layers), numbers)
 
 
-def tokens_of(task: tasks.Task, example: tasks.Example) -> jax.Array | None:
-    """Returns the tokens `[N, T]` of a batch, or None where inputs are features."""
-    return None if task.num_tokens is None else example.inputs
+def tokens_of(
+    task: tasks.Task, example: tasks.Example, kind: str = ""
+) -> jax.Array | None:
+    """Returns the tokens `[N, T]` along both sides of a kind of maps, or None.
+
+    There are none where inputs are features, or the two sides are different texts.
+    """
+    if task.num_tokens is None or kind == "cross":
+        return None
+    return example.decoder_inputs if kind == "decoder" else example.inputs
 
 
 def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
@@ -148,7 +154,8 @@ def summary(
     """Returns means and standard errors over examples, `[L, H]`, of each statistic.
 
     Args:
-      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ.
+      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
+        a number be missing.
       columns: For each layer the column of each head in the result, such as its index
         in the unpruned layer; None: 0 to H - 1.
     """
@@ -159,7 +166,8 @@ def summary(
     def over_layers(mean, name):
         rows = np.full((len(statistics), num_heads), np.nan)
         for row, layer, places in zip(rows, statistics, columns, strict=True):
-            row[list(places)] = mean(layer[name])
+            if name in layer:
+                row[list(places)] = mean(layer[name])
         return rows
 
     return {
@@ -170,7 +178,7 @@ def summary(
             over_layers(means.standard_error, name),
         )
         for name, entry in attention.STATISTICS.items()
-        if name in statistics[0]
+        if any(name in layer for layer in statistics)
     }
 
 
@@ -186,6 +194,26 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
         raise ConfigError(f"{name} must not be empty.")
     with checks.user_mistakes():
         return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
+
+
+def chosen_layers(config: Any, wanted: Sequence[int | str] | None) -> list[int]:
+    """Returns the indices of the wanted layers, counted over all kinds.
+
+    Args:
+      config: `config.model`.
+      wanted: Indices, addresses ("cross.0"; "3" where there is one kind), or kinds
+        ("cross"), which are all layers of them; None means all.
+
+    Raises:
+      ConfigError: If one of them does not exist, or `wanted` is empty.
+    """
+    layers = models.heads_of_layers(config)
+    result = None if wanted is None else []
+    for each in wanted or ():
+        own = [i for i, layer in enumerate(layers) if layer.kind == each]
+        is_text = isinstance(each, str)
+        result += own or [models.find_part(config, each) if is_text else each]
+    return chosen("layers", result, len(layers))
 
 
 def write(

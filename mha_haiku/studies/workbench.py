@@ -4,6 +4,7 @@ B batch, N examples, T positions.
 """
 
 import dataclasses
+import functools
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -153,7 +154,7 @@ class Bench:
         self,
         params: Any,
         example: tasks.Example,
-        function: Callable[[attention.AttentionMap], Any],
+        function: Callable[[attention.AttentionMap, str], Any],
         layers: Sequence[int],
     ) -> tuple[models.Output, list[Any]]:
         """Returns the output on a batch, and a function of the maps of some layers.
@@ -164,16 +165,22 @@ class Bench:
         Args:
           params: The parameters.
           example: The batch.
-          function: From an attention map to a tree of arrays.
-          layers: Which layers.
+          function: From an attention map and the kind of its layer to a tree of arrays.
+          layers: Which layers, of all kinds.
         """
         model = self.run.config.model
-        if model.scan_layers and len(layers) == model.num_layers:
-            output = self.output(params, example, observe=function)
+        kinds = [each.kind for each in models.heads_of_layers(model)]
+        if model.scan_layers and len(layers) == len(kinds) and not any(kinds):
+            output = self.output(params, example, observe=lambda x: function(x, ""))
             return output, [output.maps[i] for i in layers]
         output = self.output(params, example)
-        maps = [output.maps[i] for i in layers]
-        return output, heads.subject.of_maps(maps, function)
+        results = {}
+        for kind in dict.fromkeys(kinds):
+            own = [i for i in layers if kinds[i] == kind]
+            of_kind = functools.partial(function, kind=kind)
+            found = heads.subject.of_maps([output.maps[i] for i in own], of_kind)
+            results |= dict(zip(own, found, strict=True))
+        return output, [results[i] for i in layers]
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
         """Returns the held-out examples of these indices, split over devices."""

@@ -74,10 +74,13 @@ def named_maps(
       ValueError: If there is none, maps are traced or differ in batch axes, T or S, or
         the names are not one for each.
     """
-    if isinstance(value, models.Output | interop.Observed):
-        value = value.maps
+    value, kinds = _of_output(value), kinds_of(value)
     if isinstance(value, attention.AttentionMap):
         found = {"attention": value}
+    elif kinds:
+        found = {
+            f"{kind} {i - kinds.index(kind)}": value[i] for i, kind in enumerate(kinds)
+        }
     elif isinstance(value, Mapping):
         found = {str(name): each for name, each in value.items()}
     elif isinstance(value, list | tuple):
@@ -99,7 +102,9 @@ def named_maps(
                 f"maps must be known to be shown, got one that is traced: {each!r}; "
                 "return it from the compiled function."
             )
-    _check_sizes(found)
+    for kind in dict.fromkeys(kinds or [""]):
+        own = dict(zip(found, kinds, strict=True)) if kinds else {}
+        _check_sizes({x: y for x, y in found.items() if own.get(x, "") == kind})
     if names is not None:
         names = [names] if isinstance(names, str) else list(map(str, names))
         if len(set(names)) != len(found) or len(names) != len(found):
@@ -111,6 +116,20 @@ def named_maps(
     return found
 
 
+def kinds_of(value: Any) -> tuple[str, ...]:
+    """Returns the kind of each map of an encoder-decoder; () of other maps."""
+    value = _of_output(value)
+    if not isinstance(value, models.Maps):
+        return ()
+    pairs = zip(models.KINDS, value.kinds, strict=True)
+    return tuple(kind for kind, count in pairs for _ in range(count))
+
+
+def _of_output(value: Any) -> Any:
+    is_output = isinstance(value, models.Output | interop.Observed)
+    return value.maps if is_output else value
+
+
 def map_set(
     maps: Mapping[str, attention.AttentionMap],
     sides: Sides = _NOTHING,
@@ -118,6 +137,7 @@ def map_set(
     wanted: Sequence[int] | None = None,
     only: int | None = None,
     name: str = "",
+    kinds: Sequence[str] = (),
 ) -> dossier.MapSet:
     """Returns what maps hold, from one pass over each.
 
@@ -127,20 +147,25 @@ def map_set(
       wanted: Which heads of every layer; None: all.
       only: Which one of the examples; None: the first ones.
       name: Of the set.
+      kinds: The kind of each map, where there are several. `sides` are those of the
+        cross maps then.
 
     Raises:
       ValueError: If there is no such head.
     """
-    first = next(iter(maps.values()))
-    *batch_shape, _, num_queries, num_keys = first.shape
+    kinds = kinds or ("",) * len(maps)
+    batch_shape = next(iter(maps.values())).shape[:-3]
     count = min(math.prod(batch_shape), _MOST_EXAMPLES)
     shown = list(range(count)) if only is None else [only]
-    is_whole = max(num_queries, num_keys) <= WHOLE
+    is_whole = all(max(each.shape[-2:]) <= WHOLE for each in maps.values())
     bins = None if is_whole else (_BINS, _BINS)
-    edges = [
-        attention.bin_edges(size, size if is_whole else _BINS)
-        for size in (num_queries, num_keys)
-    ]
+    edges = {
+        kind: [
+            attention.bin_edges(size, size if is_whole else _BINS)
+            for size in each.shape[-2:]
+        ]
+        for kind, each in zip(kinds, maps.values(), strict=True)
+    }
     chosen = [
         _chosen_heads(layer, each.shape[-3], wanted) for layer, each in maps.items()
     ]
@@ -149,28 +174,32 @@ def map_set(
         for each, own in zip(maps.values(), chosen, strict=True)
     ]
     masked = [
-        _masked(each, own, shown, edges, is_whole)
-        for each, own in zip(maps.values(), chosen, strict=True)
+        _masked(each, own, shown, edges[kind], is_whole)
+        for each, own, kind in zip(maps.values(), chosen, kinds, strict=True)
     ]
     numbers = _numbers(maps.values(), observed) if is_whole else {}
     exact = [each.bias is None and _is_plain(each.score) for each in maps.values()]
+    axes = [
+        {kind: _axes(sides, kind, example, edges[kind]) for kind in edges}
+        for example in shown
+    ]
     examples = tuple(
         dossier.Example(
             _example_name(sides, batch_shape, example),
-            _axis(sides.queries, example, edges[0]),
-            _axis(sides.keys, example, edges[1]),
+            *axes[i].get("decoder", axes[i][kinds[0]])[:2],
             tuple(part.weights[i] for part in observed),
             tuple(None if each is None else each[i] for each in masked),
             note=sides.notes[example] if sides.notes else "",
             answers=sides.answers[example] if sides.answers else None,
             images=sides.images[example] if sides.images else None,
             channels=_channels(observed, exact, i),
+            kinds={kind: each for kind, each in axes[i].items() if kind},
         )
         for i, example in enumerate(shown)
     )
     layers = tuple(
-        dossier.Layer(layer, tuple(map(str, own)))
-        for layer, own in zip(maps, chosen, strict=True)
+        dossier.Layer(layer, tuple(map(str, own)), kind)
+        for layer, own, kind in zip(maps, chosen, kinds, strict=True)
     )
     return dossier.MapSet(name, layers, examples, numbers=numbers)
 
@@ -180,7 +209,7 @@ def check_same_sizes(
     others: Mapping[str, attention.AttentionMap],
 ) -> None:
     """Raises ValueError if maps that are compared differ in batch axes, T or S."""
-    first, second = (next(iter(each.values())).shape for each in (maps, others))
+    first, second = (list(each.values())[-1].shape for each in (maps, others))
     if (first[:-3], first[-2:]) != (second[:-3], second[-2:]):
         raise ValueError(
             "compare must have the batch axes, T and S of the maps, which are of shape "
@@ -275,6 +304,17 @@ def _example_name(sides, batch_shape, i) -> str:
         return sides.names[i]
     place = np.unravel_index(i, batch_shape) if batch_shape else (0,)
     return "example " + ", ".join(map(str, place))
+
+
+def _axes(sides, kind, example, edges) -> dossier.Axes:
+    """Returns what stands along the maps of a kind of layers."""
+    texts = {
+        "encoder": (sides.keys, sides.keys),
+        "decoder": (sides.queries, sides.queries),
+    }.get(kind, (sides.queries, sides.keys))
+    return dossier.Axes(
+        *(_axis(own, example, each) for own, each in zip(texts, edges, strict=True))
+    )
 
 
 def _axis(texts, example, edges) -> dossier.Axis:

@@ -27,7 +27,7 @@ def plot(
     what: Any,
     *,
     head: int | Sequence[int] | None = None,
-    layer: int | None = None,
+    layer: int | str | None = None,
     example: int = 0,
     tokens: Any = None,
     key_tokens: Any = None,
@@ -46,7 +46,8 @@ def plot(
         a study (`studies.head_importance.measure`, ...); or the path of what a run has
         written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
       head: Of maps: which head, or a list of heads; None: all of them in a grid.
-      layer: Of maps: which layer, from 0; None: all, a row each.
+      layer: Of maps: which layer, from 0; None: all, a row each. Of an
+        encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
       example: Of maps: which example, counted over all batch axes.
       tokens: Of maps: the text of each query, `[T]`, or of each example `[N, T]`.
       key_tokens: Those of the keys; None: as the queries, where T is S.
@@ -90,12 +91,8 @@ def plot(
 
 
 def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    maps = collect.named_maps(what)
-    if layer is not None:
-        checks.integer_in("layer", layer, 0, len(maps) - 1)
-        maps = dict([list(maps.items())[layer]])
-        collect.named_maps(maps)
-    *batch_shape, _, num_queries, num_keys = next(iter(maps.values())).shape
+    maps, kinds = collect.named_maps(what), collect.kinds_of(what)
+    *batch_shape, _, num_queries, num_keys = list(maps.values())[-1].shape
     count = int(np.prod(batch_shape))
     queries = texts.of_each("tokens", tokens, count, num_queries)
     keys = texts.of_each("key_tokens", key_tokens, count, num_keys)
@@ -103,8 +100,29 @@ def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figu
         keys = queries
     checks.integer_in("example", example, 0, count - 1)
     sides = collect.Sides(queries, keys)
-    whole = collect.map_set(maps, sides, wanted=_list_of(head), only=example)
+    chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
+    maps = dict(list(maps.items())[i] for i in chosen)
+    kinds = [kinds[i] for i in chosen] if kinds else ()
+    if not kinds:
+        collect.named_maps(maps)
+    whole = collect.map_set(
+        maps, sides, wanted=_list_of(head), only=example, kinds=kinds
+    )
     return _of_set(whole, 0, **options)
+
+
+def _chosen_layers(names, kinds, layer) -> list[int]:
+    """Returns the places of the wanted layers, which are of one kind."""
+    if layer is None:
+        return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
+    if not isinstance(layer, str):
+        return [checks.integer_in("layer", layer, 0, len(names) - 1)]
+    of_kind = [i for i, kind in enumerate(kinds) if kind == layer]
+    if of_kind:
+        return of_kind
+    addresses = [name.removeprefix("layer ").replace(" ", ".") for name in names]
+    checks.choice("layer", layer, [*dict.fromkeys(filter(None, kinds)), *addresses])
+    return [addresses.index(layer)]
 
 
 def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
@@ -114,9 +132,8 @@ def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Fig
         raise ValueError("tokens must be None for maps.npz, which has its own.")
     whole = dossier.of_maps(maps.load(path))
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
-    if layer is not None:
-        checks.integer_in("layer", layer, 0, len(whole.layers) - 1)
-    chosen = range(len(whole.layers)) if layer is None else [layer]
+    names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
+    chosen = _chosen_layers(names, kinds, layer)
     wanted = _list_of(head)
     layers, weights, masked = [], [], []
     for i in chosen:
@@ -148,13 +165,16 @@ def _of_set(whole, example, *, colours, scale, size, title) -> "Figure":
     if scale is not None:
         checks.choice("scale", scale, panels.SCALES)
     one = whole.examples[example]
+    axes = one.axes(whole.layers[0])
     shown_panels = []
     for i, layer in enumerate(whole.layers):
         masked = one.masked_cells(i)
         for j, name in enumerate(layer.heads):
             own = masked[j] if masked is not None and masked.ndim == 3 else masked
             where = f"{layer.name}, " if len(whole.layers) > 1 else ""
-            panel = panels.Panel(f"{where}head {name}", one.weights[i][j], own)
+            panel = panels.Panel(
+                f"{where}head {name}", one.weights[i][j], own, axes.aligned_cells()
+            )
             shown_panels.append(panel)
     if len(shown_panels) > _MOST_PANELS:
         raise ValueError(
@@ -165,8 +185,8 @@ def _of_set(whole, example, *, colours, scale, size, title) -> "Figure":
     is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
     return panels.figure(
         shown_panels,
-        queries=one.queries,
-        keys=one.keys,
+        queries=axes.queries,
+        keys=axes.keys,
         columns=max(widths) if is_grid else None,
         colours=colours,
         scale=scale,

@@ -14,7 +14,8 @@ import numpy as np
 from mha_haiku import checks, models
 from mha_haiku.report import dossier
 from mha_haiku.runs import folders
-from mha_haiku.studies import dossiers
+from mha_haiku.studies import attention_dump, dossiers
+from mha_haiku.studies.workbench import Bench
 from mha_haiku.viewing import collect, markup, parameters, showing
 
 _LIKELIEST = dossier.MOST_LIKELIEST
@@ -178,6 +179,11 @@ def _example_with(example, places):
 
 def _set(run, name) -> dossier.MapSet:
     """Returns the maps of a run on its held-out examples."""
+    if run.task.target_length is not None:
+        folder = folders.Folder(Path(run.task.name))
+        bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
+        arrays, statistics = attention_dump.measured(bench, means=False)
+        return dossiers.of_arrays(arrays, statistics, name)
     run = run.looped()
     example = run.examples(run.config.attention.examples)
     output = run.model.apply(

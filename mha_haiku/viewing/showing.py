@@ -1,5 +1,6 @@
 """`show`: maps, runs and what is known of heads as one view for notebooks and files."""
 
+import collections
 import dataclasses
 import math
 import os
@@ -78,8 +79,10 @@ def show(
         (as of `observe`), or a model's output with its maps; a run, or the path of its
         folder; statistics, importance, roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
-        string has one for each character. N counts all batch axes.
-      key_tokens: Those of the keys; None: as the queries, where T is S.
+        string has one for each character. N counts all batch axes. Of an
+        encoder-decoder these are what the decoder reads.
+      key_tokens: Those of the keys; None: as the queries, where T is S. Of an
+        encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these; or `report.dossier.Images`, whose
         positions may be the patches of one picture.
@@ -147,18 +150,20 @@ def document(title: str, fragment: str) -> str:
 
 
 def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
-    maps = collect.named_maps(value, names)
-    sides = _sides(next(iter(maps.values())), tokens, key_tokens, images)
-    title = _title(maps)
+    maps, kinds = collect.named_maps(value, names), collect.kinds_of(value)
+    # The last: with a decoder that is a cross map, which has both texts.
+    sides = _sides(list(maps.values())[-1], tokens, key_tokens, images)
+    title = _title(maps, kinds)
     if compare is None:
-        sets = (collect.map_set(maps, sides, wanted=heads),)
+        sets = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
         return of_dossier(dossier.Dossier(title, sets), budget=budget)
     name, other = _compared(compare)
     others = collect.named_maps(other, names)
     collect.check_same_sizes(maps, others)
+    own = {"wanted": heads, "kinds": kinds}
     sets = (
-        collect.map_set(maps, sides, wanted=heads, name="shown"),
-        collect.map_set(others, sides, wanted=heads, name=name),
+        collect.map_set(maps, sides, name="shown", **own),
+        collect.map_set(others, sides, name=name, **own),
     )
     return of_dossier(dossier.Dossier(title, sets), budget=budget)
 
@@ -182,8 +187,12 @@ def _sides(attention_map, tokens, key_tokens, images) -> collect.Sides:
     return collect.Sides(queries, keys, images)
 
 
-def _title(maps) -> str:
+def _title(maps, kinds) -> str:
     (name, first), *others = maps.items()
+    if kinds:
+        counts = collections.Counter(kinds)
+        said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        return f"Attention of {said} layers, {first.shape[-3]} heads"
     shape = " x ".join(map(str, first.shape[-3:]))
     if others:
         return f"Attention of {len(maps)} layers, {shape} each"
@@ -210,14 +219,16 @@ def _inline(whole: dossier.Dossier, html: str) -> str:
 
 
 def _thumbnails(whole: dossier.Dossier) -> markup.Html:
-    """Returns small pictures of the first example's heads."""
+    """Returns small pictures of the first example's heads; of kinds, the last one's."""
     example = whole.sets[0].examples[0]
-    maps = []
-    for i, weights in enumerate(example.weights):
-        masked = example.masked_cells(i)
-        hidden = False if masked is None else masked & (weights == 0)
-        maps.extend(np.where(hidden, np.nan, weights))
-    layers = whole.sets[0].layers
+    kind = whole.sets[0].layers[-1].kind
+    maps, layers = [], []
+    for i, layer in enumerate(whole.sets[0].layers):
+        if layer.kind == kind:
+            weights, masked = example.weights[i], example.masked_cells(i)
+            hidden = False if masked is None else masked & (weights == 0)
+            maps.extend(np.where(hidden, np.nan, weights))
+            layers.append(layer)
     across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
     image = pixels.thumbnails(
         np.stack(maps[:_MOST_THUMBNAILS]), columns=max(1, across), side=_THUMBNAIL

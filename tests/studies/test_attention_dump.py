@@ -251,7 +251,7 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
         return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
-    assert jaxprs.largest_array(observed((128, 128))) <= tile < length**2
+    assert jaxprs.largest_array(observed(128)) <= tile < length**2
     assert jaxprs.largest_array(observed(None)) == length**2
 
 
@@ -268,7 +268,7 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
 
         monkeypatch.setattr(attention.AttentionMap, name, counted)
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
-    observe = attention_dump._observer(_bench(loaded), [0, 1], [[0], [0]], (16, 16))
+    observe = attention_dump._observer(_bench(loaded), [0, 1], [[0], [0]], 16)
     jax.eval_shape(observe, loaded.params, example)
     assert asked == ["statistics", "statistics"]
 
