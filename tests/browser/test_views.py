@@ -206,3 +206,55 @@ def test_pictures_stand_at_positions_and_patches_are_washed_out(drawn):
     assert f"0 “d0” {digits.weights[1][2][3, 0]:.4f}"[:-1] in _said(
         opened, ".patches-view"
     )
+
+
+def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(drawn):
+    opened = drawn(samples.kinds())
+    titles = opened.locator("#overview .kind").all_inner_texts()
+    assert titles == [
+        "encoder rows: source token, columns: source token",
+        "decoder rows: token read, columns: token read",
+        "cross rows: token predicted, columns: source token",
+    ]
+    heights = [each.bounding_box()["height"] for each in opened.locator(".kind").all()]
+    assert max(heights) < 30  # one line each
+    assert opened.locator("#detail-title").inner_text() == "cross 1, head 2"
+    map_box = "#stage svg.map"
+    labels = opened.locator(f"{map_box} text").all_inner_texts()
+    assert "← query: token predicted" in labels and "key: source token →" in labels
+    # From the last aligned row to its largest weight, which is not aligned.
+    readout = opened.locator("#readout")
+    assert readout.inner_text().startswith("query 4 “n” (reads “u”) → key 8 “n”")
+    assert "aligned" not in readout.inner_text()
+    opened.locator(map_box).focus()
+    opened.keyboard.press("ArrowUp")
+    opened.keyboard.press("ArrowUp")
+    for _ in range(7):
+        opened.keyboard.press("ArrowLeft")
+    assert readout.inner_text().startswith("query 2 “e” (reads “r”) → key 1 “4”")
+    assert readout.inner_text().endswith(", aligned")
+    opened.get_by_role("button", name="encoder 0, head 1").click()
+    assert opened.locator(f"{map_box} path.aligned").count() == 0
+    assert not opened.locator("#answer").is_visible()
+    assert "key: source token →" in opened.locator(f"{map_box} text").all_inner_texts()
+    opened.get_by_role("button", name="decoder 1, head 0").click()
+    assert "predicts" in readout.inner_text()
+    assert opened.locator("#answer").is_visible()
+
+
+def test_frames_go_round_what_is_aligned(drawn):
+    opened = drawn(samples.kinds())
+    path = opened.locator("#stage svg.map path.aligned").last
+    lines = re.findall(r"M([\d.]+) ([\d.]+)([HV])([\d.]+)", path.get_attribute("d"))
+    # A column of three cells has eight sides, a cell four.
+    assert len(lines) == 8 + 4
+    opened.click("#view-lines")
+    assert opened.locator(".lines-legend").is_visible()
+    band = opened.locator(".lines-back path.aligned").get_attribute("d")
+    assert band.count("M") == 2 and band.count("Z") == 1
+    opened.get_by_role("button", name="decoder 0, head 0").click()
+    assert not opened.locator(".lines-legend").is_visible()
+    opened.click("#view-map")
+    opened.select_option("#order", "aligned")
+    first = opened.locator("#overview button.head .name").first
+    assert first.inner_text() == "cross 1.2"
