@@ -5,6 +5,7 @@ from typing import Any
 
 from mha_haiku.attention.attention_map import AttentionMap
 from mha_haiku.attention.blockwise import Blockwise
+from mha_haiku.attention.cache import Cache, Prompt
 from mha_haiku.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.attention.observations import bin_edges
 from mha_haiku.attention.scores import Score, additive, dot_product
@@ -16,6 +17,8 @@ __all__ = [
     "STATISTICS",
     "AttentionMap",
     "Blockwise",
+    "Cache",
+    "Prompt",
     "Score",
     "Sharded",
     "Statistic",

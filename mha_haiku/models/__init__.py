@@ -1,5 +1,6 @@
 """Whole models as pure functions, built from a config."""
 
+from mha_haiku.models import decoding
 from mha_haiku.models.architecture import (
     ACTIVATIONS,
     FAMILIES,
@@ -37,6 +38,7 @@ __all__ = [
     "PRECISIONS",
     "build",
     "check",
+    "decoding",
     "default_config",
     "find_part",
     "frequencies",

@@ -17,7 +17,7 @@ import jmp
 import numpy as np
 
 from mha_haiku import attention, checks, display, modules
-from mha_haiku.models import architecture, ends, layers
+from mha_haiku.models import architecture, ends, incremental, layers
 
 Array = jax.Array
 
@@ -115,12 +115,15 @@ class Model(NamedTuple):
         makes, for programs that compile one layer instead of L; None where layers
         differ, or are scanned already. Replace it along with `apply`.
       description: What it is, in a few words.
+      decoding: The same model token by token, for `models.generate`; None where no
+        token follows from those before it.
     """
 
     init: Callable[..., Any]
     apply: Callable[..., Output]
     scanned: "Model | None" = None
     description: str = ""
+    decoding: incremental.Decoding | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
@@ -188,7 +191,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             implementation,
             modules.scanned_from(first_layer) if is_traced else stack,
         )
-        x, maps, hidden = encoder.encode(
+        x, maps, hidden, _ = encoder.encode(
             x,
             layers.encoder_masks(config, lengths),
             bias=layers.bias(config),
@@ -299,7 +302,16 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             is_training=is_training,
         )
 
-    return Model(init, apply, description=architecture.description(config))
+    decoding = incremental.decoding(
+        config,
+        num_tokens=num_tokens,
+        num_classes=num_classes,
+        implementation=implementation,
+        policy=policy,
+        is_scanned=is_scanned,
+    )
+    description = architecture.description(config)
+    return Model(init, apply, description=description, decoding=decoding)
 
 
 def _is_traced(first_layer) -> bool:

@@ -40,6 +40,7 @@ def embedded(
     segments: Array | None = None,
     *,
     decoder: bool = False,
+    first: int | Array = 0,
 ) -> Array:
     """Returns `[B, T, D]`: embedded inputs, plus positions and segments, normalized.
 
@@ -49,16 +50,19 @@ def embedded(
       inputs: `[B, T]` tokens, or `[B, T, ...]` features.
       segments: `[B, T]` integers; None: all 0.
       decoder: Whether the inputs are those of a decoder, which has no segments.
+      first: The position of the first of the inputs.
     """
     own, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
     if own.scale != 1:
         x = x * own.scale
     if own.positions == "learned":
-        x = modules.LearnedPositions(own.max_length, name=prefix + "positions")(x)
+        table = modules.LearnedPositions(own.max_length, name=prefix + "positions")
+        x = table(x, first)
     if own.positions == "sinusoidal":
-        encoding = positions.sinusoidal(jnp.arange(x.shape[-2]), config.model_size)
-        x = x + encoding.astype(x.dtype)[None]
+        at = first + jnp.arange(x.shape[-2])
+        encoding = positions.sinusoidal(at, config.model_size).astype(x.dtype)
+        x = x + encoding.reshape(*(1,) * (x.ndim - 2), *encoding.shape)
     if own.segments and not decoder:
         table = modules.TokenEmbedding(
             own.segments,
@@ -66,7 +70,7 @@ def embedded(
             name="segments",
             w_init=hk.initializers.RandomNormal(0.02),
         )
-        x = x + table(jnp.zeros(x.shape[:2], int) if segments is None else segments)
+        x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
     return _normed(config, own.norm, prefix + "embedding_norm", x)
 
 

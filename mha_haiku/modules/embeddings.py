@@ -72,8 +72,8 @@ class LearnedPositions(hk.Module):
         super().__init__(name=name)
         self.max_length = max_length
 
-    def __call__(self, x: Array) -> Array:
-        """Returns `x` `[..., T, D]` plus the encodings of positions 0..T - 1."""
+    def __call__(self, x: Array, first: int | Array = 0) -> Array:
+        """Returns `x` `[..., T, D]` plus the encodings of positions from `first` on."""
         length, size = x.shape[-2:]
         if length > self.max_length:
             raise ValueError(
@@ -82,7 +82,11 @@ class LearnedPositions(hk.Module):
             )
         init = hk.initializers.RandomNormal(0.02)
         table = hk.get_parameter("positions", (self.max_length, size), x.dtype, init)
-        return x + table[:length].reshape((1,) * (x.ndim - 2) + (length, size))
+        if isinstance(first, int):
+            own = table[first : first + length]
+        else:
+            own = jax.lax.dynamic_slice_in_dim(table, first, length)
+        return x + own.reshape((1,) * (x.ndim - 2) + (length, size))
 
 
 class RelativePositions(hk.Module):

@@ -150,7 +150,7 @@ class Layer(hk.Module):
         residual: bool | None = None,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
-        """Returns `x` after an attention part, and its map.
+        """Returns `x` after an attention part, its map, and its cache if one is given.
 
         Args:
           x: `[B..., T, D]`.
@@ -164,15 +164,14 @@ class Layer(hk.Module):
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
-            return x, multi_head_attention.map_of_no_heads(x, keys, mask)
+            rest = () if options.get("cache") is None else (options["cache"],)
+            return x, multi_head_attention.map_of_no_heads(x, keys, mask), *rest
         make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
 
         def attend(x):
             keys = x if encoded is None else encoded
-            output, attention_map = make()(
-                x, keys, keys, mask, dropout_rate=rate, **options
-            )
-            return dropout(output, rate), attention_map
+            output, *rest = make()(x, keys, keys, mask, dropout_rate=rate, **options)
+            return dropout(output, rate), *rest
 
         residual = self._attention_residual if residual is None else residual
         return self._add(x, attend, *self._norms(names[1]), residual=residual)
@@ -269,6 +268,8 @@ class EncoderLayer(Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
         interventions: intervention.Interventions | None = None,
+        cache: attention.Prompt | attention.Cache | None = None,
+        first_query: int | Array = 0,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the layer's output `[B..., T, D]` and its attention map.
 
@@ -278,15 +279,19 @@ class EncoderLayer(Layer):
           is_training: Whether there is dropout.
           bias: What is added to the scores.
           interventions: What is done to heads and hidden units.
+          cache: Keeps keys and values, see `MultiHeadAttention`; with it the changed
+            cache is returned too.
+          first_query: The position of the first of x.
         """
         rate = self.dropout_rate if is_training else 0.0
         given = intervention.checked(interventions)
+        cached = {} if cache is None else {"cache": cache, "first_query": first_query}
         # Where a part is missing, the other alone is the sequence of both.
         has_attention = self.make_attention or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         own = {"residual": False} if is_parallel else {}
-        attended, attention_map = self._attended(
+        attended, *rest = self._attended(
             x,
             None,
             mask,
@@ -296,6 +301,7 @@ class EncoderLayer(Layer):
             bias=bias,
             interventions=given.for_attention(),
             **own,
+            **cached,
         )
         fed_forward = self._fed_forward(
             x if is_parallel else attended,
@@ -305,7 +311,7 @@ class EncoderLayer(Layer):
             **own,
         )
         output = x + attended + fed_forward if is_parallel else fed_forward
-        return output, attention_map
+        return output, *rest
 
 
 class Encoded(NamedTuple):
@@ -315,11 +321,13 @@ class Encoded(NamedTuple):
       output: `[B..., T, D]`.
       maps: One attention map of each layer.
       hidden: What enters each layer, `[B..., T, D]`.
+      caches: The cache of each layer, of layers that were given one.
     """
 
     output: Array
     maps: tuple[attention.AttentionMap, ...]
     hidden: tuple[Array, ...]
+    caches: tuple = ()
 
 
 class Stack(hk.Module):
@@ -384,23 +392,26 @@ class Stack(hk.Module):
           x: `[B..., T, D]`.
           per_layer: Lists of L entries; each layer's call gets its own by their names.
           first_layer: In 0..L; L: there is the norm alone.
-          call: From a layer, x and what it is given by name to the output and the map.
+          call: From a layer, x and what it is given by name to the output, the map, and
+            the cache if it was given one.
         """
         checks.integer_in("first_layer", first_layer, 0, self.num_layers)
         layers = range(first_layer, self.num_layers)
 
         def call_layer(i, x, own):
-            output, attention_map = call(self.make_layer(first_layer + i), x, **own)
-            return output, (attention_map, x)
+            output, *rest = call(self.make_layer(first_layer + i), x, **own)
+            attention_map, *cache = rest
+            return output, (attention_map, x, *cache)
 
-        maps, hidden = (), ()
+        maps, hidden, caches = (), (), ()
         if layers:
             own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
             x, results = self.stack(call_layer, len(layers), x, own)
-            maps, hidden = zip(*results, strict=True)
+            maps, hidden, *kept = zip(*results, strict=True)
+            caches = kept[0] if kept else ()
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
-        return Encoded(x, maps, hidden)
+        return Encoded(x, maps, hidden, caches)
 
     def _divided(self, **given: Any) -> tuple[dict[str, list], dict[str, Any]]:
         """Returns what has an entry for each layer, and what all layers share.
@@ -451,6 +462,8 @@ class Encoder(Stack):
         interventions: intervention.Interventions | None = None,
         first_layer: int = 0,
         observe: Callable[[attention.AttentionMap], Any] | None = None,
+        caches: Sequence[attention.Prompt | attention.Cache] | None = None,
+        first_query: int | Array = 0,
     ) -> Encoded:
         """Returns the output, the attention maps, and what enters each layer.
 
@@ -466,6 +479,9 @@ class Encoder(Stack):
             and L where layers are scanned.
           observe: A function of a layer's map whose result is returned in its place;
             None: the map itself.
+          caches: What keeps the keys and values of each of the L layers; see
+            `MultiHeadAttention`.
+          first_query: The position of the first of x, where there are caches.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
@@ -474,10 +490,14 @@ class Encoder(Stack):
         per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
         own, shared = self._divided(mask=mask, bias=bias)
         per_layer |= own
+        if caches is not None:
+            per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
-            output, attention_map = layer(x, is_training=is_training, **shared, **own)
-            return output, observe(attention_map) if observe else attention_map
+            output, attention_map, *cache = layer(
+                x, is_training=is_training, **shared, **own
+            )
+            return output, observe(attention_map) if observe else attention_map, *cache
 
         return self._run(x, per_layer, first_layer, call)
 

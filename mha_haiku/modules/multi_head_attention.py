@@ -7,7 +7,9 @@ what is left of it when all heads are pruned (`NoAttention`).
 K query/key size and V value size per head, D model width.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import haiku as hk
 import jax
@@ -123,6 +125,7 @@ class MultiHeadAttention(hk.Module):
         interventions: intervention.Interventions | None = None,
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
+        cache: attention.Prompt | attention.Cache | None = None,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the attended output and the attention map.
 
@@ -140,18 +143,27 @@ class MultiHeadAttention(hk.Module):
           first_query: The position of the first query, for `rotary`, mask and bias;
             see `attend`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
+          cache: What computes attention, and keeps keys and values: a `Prompt` for the
+            tokens of prompts, then the `Cache` that is returned for one new token at a
+            time, whose position is `first_query`. Without dropout.
 
         Returns:
-          Output `[B..., T, model_size]` and the map of shape `(B..., H, T, S)`.
+          Output `[B..., T, model_size]` and the map of shape `(B..., H, T, S)`; with a
+          cache that of the next step as well.
 
         Raises:
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
         mask = masks.as_mask(mask)
         first_query = implementations.checked_position(first_query)
-        query, key, value = self._with_unseen_blanked(
-            query, key, value, mask, first_query
-        )
+        if cache is None:
+            query, key, value = self._with_unseen_blanked(
+                query, key, value, mask, first_query
+            )
+        elif dropout_rate:
+            raise ValueError(
+                f"dropout_rate must be 0 with a cache, got {dropout_rate}."
+            )
         query = self._heads(query, self.num_heads, self.key_size, "query")
         key = self._heads(key, self.num_key_value_heads, self.key_size, "key")
         value = self._heads(value, self.num_key_value_heads, self.value_size, "value")
@@ -159,10 +171,14 @@ class MultiHeadAttention(hk.Module):
             query = self.qk_norm(name="query_norm")(query)
             key = self.qk_norm(name="key_norm")(key)
         if self.smear is not None:
-            key = self.smear(key)
+            if cache is None:
+                key = self.smear(key)
+            else:
+                key, cache = cache.mixed(key, self.smear)
         if self.rotary is not None:
+            first_key = 0 if cache is None else first_query
             query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
-            key = self.rotary(key, jnp.arange(key.shape[-3]))
+            key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         score = None
@@ -170,22 +186,25 @@ class MultiHeadAttention(hk.Module):
             score = self.make_score(self.num_heads, self.key_size)
 
         # Within the mask, which was checked before it blanked anything.
-        values, attention_map = implementations.attend_within(
+        attend = functools.partial(
+            implementations.attend_within,
+            dropout_rate=dropout_rate,
+            rng=hk.next_rng_key() if dropout_rate else None,
+        )
+        values, *rest = (attend if cache is None else cache.attend)(
             query,
             key,
             value,
             mask,
             bias=bias,
             score=score,
-            dropout_rate=dropout_rate,
-            rng=hk.next_rng_key() if dropout_rate else None,
             first_query=first_query,
             implementation=self.implementation,
         )
         values = intervention.gated_heads(values, interventions)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return output, attention_map
+        return output, *rest
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:
@@ -246,17 +265,21 @@ class NoAttention(hk.Module):
         key: Array,
         value: Array,
         mask: masks.Mask | Array | None = None,
+        *,
+        cache: Any = None,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
 
-        Arguments are those of `MultiHeadAttention`; of the options none matters.
+        Arguments are those of `MultiHeadAttention`; of the options none matters, and a
+        cache, which has nothing to keep, is returned as it came.
         """
         del value, options
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
         if self.with_bias:
             output = Bias(name="linear")(output)
-        return output, map_of_no_heads(query, key, mask)
+        rest = () if cache is None else (cache,)
+        return output, map_of_no_heads(query, key, mask), *rest
 
 
 class Bias(hk.Module):

@@ -1,0 +1,296 @@
+"""Keys and values kept from step to step, so that a new query costs one row of the map.
+
+`B...` batch axes, P positions of a prompt, W slots, H query heads, G key heads, K
+query/key size and V value size per head.
+
+`Prompt` computes attention as ever and leaves a `Cache`; `Cache` takes one new query at
+a time. Both have the same two methods, so that a module calls either in the place of
+`attend`. A slot is an absolute position; where a window lets no query see further back
+than W - 1 positions, W slots are used in turns: position p stands in slot p mod W.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku import masks, positions, tiles
+from mha_haiku.attention import attention_map, implementations, products, scores, views
+
+Array = jax.Array
+
+
+@tiles.pytree(data=("key", "value", "query", "logsumexp", "before"), meta=("is_ring",))
+class Cache:
+    """What attention keeps of the tokens so far.
+
+    Heads stand before slots, which is how matrix products read them without a copy.
+
+    Attributes:
+      key: `[B..., G, W, K]`, zeros in slots that nothing was written to.
+      value: `[B..., G, W, V]`, likewise.
+      query: `[B..., H, W, K]` where queries are kept too, else None.
+      logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
+      before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
+        it, of modules that mix keys; else None.
+      is_ring: Whether slots are used in turns.
+    """
+
+    key: Array
+    value: Array
+    query: Array | None = None
+    logsumexp: Array | None = None
+    before: Array | None = None
+    is_ring: bool = False
+
+    def mixed(self, key: Array, mix: Callable[[Array], Array]) -> tuple[Array, "Cache"]:
+        """Returns the new key mixed with the one before it, and the cache after it.
+
+        Args:
+          key: `[B..., 1, G, K]`.
+          mix: From `[B..., S, G, K]` to the same.
+        """
+        both = jnp.concatenate([self.before, key], axis=-3)
+        return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
+
+    def attend(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask,
+        *,
+        bias: positions.ScoreBias | Array | None = None,
+        score: scores.Score | None = None,
+        first_query: int | Array,
+        implementation: str | Callable = "auto",
+    ) -> tuple[Array, attention_map.AttentionMap, "Cache"]:
+        """Returns attention of one new query to all keys so far and its own.
+
+        Args:
+          query: `[B..., 1, H, K]`.
+          key: `[B..., 1, G, K]`, which is added to the cache first.
+          value: `[B..., 1, G, V]`, likewise.
+          mask: Which query may attend to which key. It must hide later positions than
+            the query's, as causal masks do: their slots may hold anything finite.
+          bias: What is added to the scores.
+          score: Scaled dot product when None.
+          first_query: The position of the query, at most one after the last that was
+            written. Examples whose positions differ are for `jax.vmap`.
+          implementation: Not asked: one row of scores is always held whole.
+
+        Returns:
+          Values `[B..., 1, H, V]`, the map of shape `(B..., H, 1, W)`, whose keys stand
+          in the order of their positions, and the cache with the new key.
+        """
+        del implementation
+        if query.shape[-3] != 1:
+            raise ValueError(
+                f"a cache takes one query at a time, got {query.shape[-3]} of them."
+            )
+        batch_ndim, position = query.ndim - 3, first_query
+        bias = positions.as_bias(bias)
+        bias = None if bias is None else bias.aligned(batch_ndim)
+        score = (scores.dot_product() if score is None else score).aligned(batch_ndim)
+        cache = self._with(key, value, position)
+        columns = self._columns(position)
+        keys, values = cache._positions_first()
+        rows = tiles.Span(position, 1)
+        tile = views.masked_scores(query, keys, mask, bias, score, rows, columns)
+        if self.query is not None:
+            # Without a ring a NaN that a window has left behind is still there.
+            is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
+            values = jnp.where(is_seen, values, 0)
+        largest = tile.max(-1, keepdims=True)
+        largest = jnp.where(largest == -jnp.inf, 0, largest)
+        weights = jnp.exp(tile - largest)
+        total = weights.sum(-1, keepdims=True)
+        logsumexp = (largest + jnp.log(total))[..., 0]
+        total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
+        attended = (products.mix(weights, values) / total).astype(value.dtype)
+        cache = cache._with_query(query, logsumexp, position)
+        first = self._first(position)
+        if self.is_ring:
+            keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
+        row = attention_map.AttentionMap(
+            query,
+            keys,
+            logsumexp,
+            mask,
+            bias,
+            score,
+            values,
+            origin=tiles.Origin(position, first),
+        )
+        return attended, row, cache
+
+    def whole_map(
+        self, row: attention_map.AttentionMap, lengths: Array
+    ) -> attention_map.AttentionMap:
+        """Returns the map of all queries so far on all keys so far.
+
+        Args:
+          row: A map of the same attention, for its mask, bias and score.
+          lengths: `[B]`, how many tokens each example has.
+
+        Returns:
+          The map of shape `(B, H, W, W)`; rows from `lengths` on have no weights.
+
+        Raises:
+          ValueError: If queries were not kept.
+        """
+        if self.query is None:
+            raise ValueError(
+                "the map of a whole text needs the queries of all its tokens: "
+                "keep_queries must be True when the cache is made."
+            )
+        key, value = self._positions_first()
+        is_row = jnp.arange(key.shape[-3])[None, None] < lengths[:, None, None]
+        return dataclasses.replace(
+            row,
+            query=jnp.moveaxis(self.query, -3, -2),
+            key=key,
+            logsumexp=jnp.where(is_row, self.logsumexp, -jnp.inf),
+            mask=row.mask & masks.padding(lengths, lengths),
+            value=value,
+            origin=tiles.Origin(),
+        )
+
+    def _first(self, position) -> int | Array:
+        """Returns the earliest position that has a slot."""
+        if not self.is_ring:
+            return 0
+        return jnp.maximum(position - self.key.shape[-2] + 1, 0)
+
+    def _columns(self, position) -> tiles.Span | Array:
+        """Returns the position that each slot stands for, `[W]`."""
+        slots = self.key.shape[-2]
+        if not self.is_ring:
+            return tiles.Span(0, slots)
+        return _positions_of_slots(slots, self._first(position))
+
+    def _with(self, key, value, position) -> "Cache":
+        """Returns the cache with one more key and value, `[B..., 1, G, K]`."""
+        slot = position % self.key.shape[-2] if self.is_ring else position
+        return dataclasses.replace(
+            self,
+            key=_written(self.key, jnp.moveaxis(key, -3, -2), slot, -2),
+            value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
+        )
+
+    def _with_query(self, query, logsumexp, position) -> "Cache":
+        if self.query is None:
+            return self
+        return dataclasses.replace(
+            self,
+            query=_written(self.query, jnp.moveaxis(query, -3, -2), position, -2),
+            logsumexp=_written(self.logsumexp, logsumexp, position, -1),
+        )
+
+    def _positions_first(self) -> tuple[Array, Array]:
+        """Returns keys and values `[B..., W, G, K]`."""
+        return tuple(jnp.moveaxis(x, -2, -3) for x in (self.key, self.value))
+
+
+@tiles.pytree(data=("lengths", "before"), meta=("size", "window", "keep_queries"))
+class Prompt:
+    """Attention among the tokens of prompts, which leaves a cache behind.
+
+    Attributes:
+      lengths: `[B...]`, at least 1: tokens of each prompt, whose other positions are
+        padding.
+      size: The positions that the text may grow to.
+      window: How many positions before its own a query sees; None: all.
+      keep_queries: Whether the cache keeps queries, and all positions with them.
+      before: See `Cache`.
+    """
+
+    lengths: Array
+    size: int
+    window: int | None = None
+    keep_queries: bool = False
+    before: Array | None = None
+
+    def mixed(
+        self, key: Array, mix: Callable[[Array], Array]
+    ) -> tuple[Array, "Prompt"]:
+        """Returns keys `[B..., P, G, K]` mixed with those before; see `Cache.mixed`."""
+        last = (jnp.asarray(self.lengths) - 1)[..., None, None, None]
+        before = jnp.take_along_axis(key, last, axis=-3)
+        return mix(key), dataclasses.replace(self, before=before)
+
+    def attend(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask,
+        *,
+        bias: positions.ScoreBias | Array | None = None,
+        score: scores.Score | None = None,
+        first_query: int | Array = 0,
+        implementation: str | Callable = "auto",
+    ) -> tuple[Array, attention_map.AttentionMap, Cache]:
+        """Returns what `attention.attend` does, and the cache; see there.
+
+        Args:
+          query: `[B..., P, H, K]`.
+          key: `[B..., P, G, K]`.
+          value: `[B..., P, G, V]`.
+          mask: As in `Cache.attend`; so it hides padding, which comes last.
+          bias: What is added to the scores.
+          score: Scaled dot product when None.
+          first_query: 0.
+          implementation: See `attention.attend`.
+        """
+        values, whole = implementations.attend_within(
+            query,
+            key,
+            value,
+            mask,
+            bias=bias,
+            score=score,
+            first_query=first_query,
+            implementation=implementation,
+        )
+        slots = self.size
+        if self.window is not None and not self.keep_queries:
+            slots = min(self.window + 1, self.size)
+        cache = Cache(
+            self._in_slots(key, slots),
+            self._in_slots(value, slots),
+            before=self.before,
+            is_ring=slots < self.size,
+        )
+        if self.keep_queries:
+            rows = jnp.moveaxis(whole.logsumexp, -1, -2)[..., None]
+            rows = self._in_slots(rows, slots, -jnp.inf)[..., 0]
+            queries = self._in_slots(query, slots)
+            cache = dataclasses.replace(cache, query=queries, logsumexp=rows)
+        return values, whole, cache
+
+    def _in_slots(self, x: Array, slots: int, empty: float = 0) -> Array:
+        """Returns `[B..., H, W, K]` of `[B..., P, H, K]`, `empty` beyond the prompt."""
+        x, lengths = jnp.moveaxis(x, -3, -2), jnp.asarray(self.lengths)
+        if slots < x.shape[-2]:
+            first = jnp.maximum(lengths - slots, 0)[..., None]
+            of_slots = _positions_of_slots(slots, first)
+            x = jnp.take_along_axis(x, of_slots[..., None, :, None], axis=-2)
+        else:
+            of_slots = jnp.arange(slots).reshape(*(1,) * lengths.ndim, -1)
+            pad = [(0, 0)] * (x.ndim - 2) + [(0, slots - x.shape[-2]), (0, 0)]
+            x = jnp.pad(x, pad)
+        is_written = of_slots < lengths[..., None]
+        return jnp.where(is_written[..., None, :, None], x, empty)
+
+
+def _positions_of_slots(slots: int, first: Array) -> Array:
+    """Returns which of the positions first..first + W - 1 each of W slots holds."""
+    own = jnp.arange(slots).reshape(*(1,) * (jnp.ndim(first) - 1), -1)
+    return first + (own - first) % slots
+
+
+def _written(x: Array, new: Array, slot: int | Array, axis: int) -> Array:
+    return lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), slot, axis)

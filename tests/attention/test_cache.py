@@ -1,0 +1,137 @@
+"""Attention over a cache against the float64 oracle, position by position."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention, masks, positions
+from tests import oracles
+
+# Prompts of up to P positions, texts of up to S.
+B, P, S, H, G, K, V = 3, 5, 9, 4, 2, 6, 7
+LENGTHS = np.array([2, 5, 3])
+GENERATOR = np.random.default_rng(0)
+QUERY = GENERATOR.standard_normal((B, S, H, K)).astype(np.float32)
+KEY = GENERATOR.standard_normal((B, S, G, K)).astype(np.float32)
+VALUE = GENERATOR.standard_normal((B, S, G, V)).astype(np.float32)
+
+SLOPES = np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+DISTANCE = np.arange(S)[:, None] - np.arange(S)
+
+
+def _prompt(*arrays):
+    """The prompts, with NaN in their padding."""
+    is_valid = (np.arange(P) < LENGTHS[:, None])[..., None, None]
+    return [np.where(is_valid, x[:, :P], np.float32(np.nan)) for x in arrays]
+
+
+def _prefilled(mask, window=None, keep_queries=False, **options):
+    prompt = attention.Prompt(LENGTHS, S, window, keep_queries)
+    return prompt.attend(*_prompt(QUERY, KEY, VALUE), mask, **options)
+
+
+@functools.partial(jax.jit, static_argnames="mask")
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, 0, None, None))
+def _step(cache, query, key, value, position, mask, options):
+    at = lambda x: jax.lax.dynamic_slice_in_dim(x, position, 1)  # noqa: E731
+    values, row, cache = cache.attend(
+        at(query), at(key), at(value), mask, first_query=position, **options
+    )
+    return values, row.weights(), row.origin.key, cache
+
+
+@pytest.mark.parametrize("window", [None, 3, 6])
+@pytest.mark.parametrize("keep_queries", [False, True])
+def test_each_new_query_attends_as_among_all(window, keep_queries):
+    mask = masks.window(window, 0) if window else masks.causal()
+    options = {"bias": positions.alibi(H), "score": attention.dot_product(0.3, 2.0)}
+    bias = -SLOPES[:, None, None] * np.abs(DISTANCE)
+    allowed = (DISTANCE >= 0) & (DISTANCE <= (window or S))
+    score = functools.partial(oracles.dot_product, scale=0.3, soft_cap=2.0)
+    wanted = oracles.attention(
+        QUERY, KEY, VALUE, allowed=allowed, bias=bias, score=score
+    )
+
+    values, whole, cache = _prefilled(mask, window, keep_queries, **options)
+    slots = S if keep_queries or not window else min(window + 1, S)
+    assert cache.key.shape == (B, G, slots, K)
+    for b, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(values[b, :n], wanted.values[b, :n], atol=1e-5)
+    for i in range(S - LENGTHS.max()):
+        at = LENGTHS + i
+        values, weights, first, cache = _step(
+            cache, QUERY, KEY, VALUE, at, mask, options
+        )
+        for b, t in enumerate(at):
+            np.testing.assert_allclose(values[b, 0], wanted.values[b, t], atol=1e-5)
+            own = wanted.weights[b, :, t, first[b] : first[b] + slots]
+            found = weights[b, :, 0, : own.shape[-1]]
+            np.testing.assert_allclose(found, own, atol=1e-6)
+            np.testing.assert_allclose(weights[b].sum(-1), 1, rtol=1e-5)
+    if not keep_queries:
+        with pytest.raises(ValueError, match="keep_queries must be True"):
+            cache.whole_map(whole, at + 1)
+        return
+    weights = cache.whole_map(whole, at + 1).weights()
+    for b, t in enumerate(at):
+        written = wanted.weights[b] * (np.arange(S) <= t)[:, None]
+        np.testing.assert_allclose(weights[b], written, atol=1e-6)
+
+
+def test_nan_that_a_window_has_left_behind_is_gone():
+    mask = masks.window(2, 0)
+    wanted = oracles.attention(
+        QUERY, KEY, VALUE, allowed=(DISTANCE >= 0) & (DISTANCE <= 2)
+    )
+    for keep_queries in (False, True):
+        *_, cache = _prefilled(mask, 2, keep_queries)
+        bad = np.where(np.arange(S)[:, None, None] == 5, np.float32(np.nan), VALUE)
+        one = jax.tree.map(lambda x: x[1:2], cache)
+        for t in range(5, S):  # of example 1 alone, whose prompt has 5 tokens
+            values, _, _, one = _step(
+                one, QUERY[1:2], KEY[1:2], bad[1:2], jnp.array([t]), mask, {}
+            )
+            if t <= 7:
+                assert np.isnan(values).all()
+            else:
+                np.testing.assert_allclose(values[0, 0], wanted.values[1, t], atol=1e-5)
+
+
+def test_mixed_keys_are_those_of_the_whole_text():
+    mix = lambda key: key + 2 * jnp.roll(key, 1, -3).at[..., :1, :, :].set(0)  # noqa: E731
+    wanted = mix(KEY)
+    prompt = attention.Prompt(LENGTHS, S)
+    mixed, prompt = prompt.mixed(KEY[:, :P], mix)
+    np.testing.assert_array_equal(mixed, wanted[:, :P])
+    *_, cache = prompt.attend(QUERY[:, :P], mixed, VALUE[:, :P], masks.causal())
+    for i in range(3):
+        at = (LENGTHS + i)[:, None, None, None]
+        mixed, cache = cache.mixed(np.take_along_axis(KEY, at, 1), mix)
+        np.testing.assert_array_equal(mixed, np.take_along_axis(wanted, at, 1))
+
+
+def test_a_cache_takes_one_query_at_a_time():
+    *_, cache = _prefilled(masks.causal())
+    with pytest.raises(ValueError, match="one query at a time, got 2"):
+        cache.attend(
+            QUERY[:, :2], KEY[:, :2], VALUE[:, :2], masks.causal(), first_query=5
+        )
+
+
+def test_what_stands_in_unwritten_slots_changes_no_bit():
+    *_, cache = _prefilled(masks.causal())
+    is_free = (np.arange(S) >= LENGTHS[:, None])[:, None, :, None]
+    other = dataclasses.replace(
+        cache,
+        key=jnp.where(is_free, 7.0, cache.key),
+        value=jnp.where(is_free, 7.0, cache.value),
+    )
+    found, wanted = (
+        _step(each, QUERY, KEY, VALUE, LENGTHS, masks.causal(), {})[:2]
+        for each in (other, cache)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -1,0 +1,203 @@
+"""A model token by token is the model of the whole text."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import models, modules
+from mha_haiku.models import incremental
+from tests import everyday
+from tests.tiny_runs import model_config
+
+B, P, S, C, D, H, K, L = 3, 5, 9, 11, 10, 4, 6, 2
+LENGTHS = np.array([2, 5, 3])
+STEPS = S - LENGTHS.max()
+TOKENS = np.random.default_rng(0).integers(0, C, (B, S))
+OTHER = np.where(np.arange(S) < LENGTHS[:, None], TOKENS, 0)
+
+MODELS = {
+    **{positions: {"positions": positions} for positions in models.POSITIONS},
+    "grouped, window": {
+        "num_key_value_heads": 2,
+        "attention__window": 3,
+        "positions": "rotary",
+    },
+    "windows that differ": {"attention__window": [2, None], "positions": "t5"},
+    "additive": {
+        "attention__score": "additive",
+        "attention__window": 2,
+        "positions": "alibi",
+    },
+    "soft cap, normed, smeared": {
+        "attention__soft_cap": 2.0,
+        "attention__scale": 0.7,
+        "qk_norm": True,
+        "smear_keys": True,
+        "positions": "rotary",
+        "norm__kind": "rms_norm",
+        "norm__position": "both",
+        "output__soft_cap": 3.0,
+    },
+    "smeared, window": {"smear_keys": True, "attention__window": 1},
+    "parallel, segments": {
+        "feed_forward__parallel": True,
+        "embedding__segments": 3,
+        "embedding__norm": True,
+        "output__norm": True,
+        "output__tied": True,
+        "embedding__scale": 2.0,
+    },
+    "frequencies by layer": {
+        "positions": "rotary",
+        "embedding__frequencies": [[1.0, 0.1, 0.0], [0.5, 0.2, 0.1]],
+    },
+    "pruned": {"kept_heads": [[0, 2, 3], []], "num_key_value_heads": 2},
+    "no attention": {"num_heads": 0},
+    "scanned": {"scan_layers": True, "positions": "t5"},
+    "bfloat16": {"precision": "bfloat16", "positions": "rotary"},
+}
+
+
+def _build(**fields):
+    own = {
+        "family": "causal",
+        "num_layers": L,
+        "model_size": D,
+        "embedding__max_length": S,
+        "attention__num_heads": H,
+        "attention__key_size": K,
+        "feed_forward__hidden_size": 7,
+    }
+    config = model_config(**{**own, **fields})
+    return models.build(config, num_tokens=C, feature_size=None, num_classes=C)
+
+
+def _parameters(model):
+    generator = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2),
+        jax.eval_shape(model.init, jax.random.key(0), TOKENS),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _whole(model, params, given=None):
+    output = model.apply(params, None, TOKENS, interventions=given, is_training=False)
+    return output.logits, [each.weights() for each in output.maps]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "keep_queries"))
+def _all_steps(model, params, given=None, keep_queries=False):
+    """Logits and rows of the maps of all steps, and the cache after them."""
+    logits, cache = model.decoding.prefill(
+        params,
+        OTHER[:, :P],
+        LENGTHS,
+        max_length=S,
+        keep_queries=keep_queries,
+        interventions=given,
+    )
+
+    def step(cache, tokens):
+        logits, maps, cache = model.decoding.step(
+            params, tokens, cache, interventions=given
+        )
+        rows = [jax.vmap(lambda row: row.weights())(each) for each in maps]
+        return cache, (logits, rows, [each.origin.key for each in maps])
+
+    tokens = np.stack([TOKENS[np.arange(B), LENGTHS + i] for i in range(STEPS)])
+    cache, steps = jax.lax.scan(step, cache, tokens)
+    return logits, steps, cache
+
+
+@pytest.mark.parametrize("name", everyday.some(MODELS, 4))
+def test_logits_and_maps_with_a_cache_are_those_without(name):
+    model = _build(**MODELS[name])
+    params = _parameters(model)
+    wanted, weights = _whole(model, params)
+    # A few last places of 8 bits of logits up to about 10.
+    tolerance = 0.1 if name == "bfloat16" else 1e-5
+    first, (logits, rows, origins), cache = _all_steps(model, params)
+    for b, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=tolerance)
+        for i in range(STEPS):
+            np.testing.assert_allclose(logits[i, b], wanted[b, n + i], atol=tolerance)
+            for layer, whole in enumerate(weights):
+                own = whole[b, :, n + i]
+                start = np.resize(origins[layer][i], B)[b]
+                row = rows[layer][i, b, :, 0]
+                shared = row[:, : S - start], own[:, start:][:, : row.shape[-1]]
+                np.testing.assert_allclose(*shared, atol=tolerance)
+                np.testing.assert_array_equal(own[:, :start], 0)
+    np.testing.assert_array_equal(cache.positions, LENGTHS + STEPS)
+
+
+@pytest.mark.parametrize("name", everyday.some(["t5", "additive", "pruned"], 1))
+def test_the_map_of_a_text_is_that_of_the_whole(name):
+    model = _build(**MODELS[name])
+    params = _parameters(model)
+    _, weights = _whole(model, params)
+    _, _, cache = _all_steps(model, params, keep_queries=True)
+    maps = incremental.maps(cache)
+    assert len(maps) == L
+    for found, wanted in zip(maps, weights, strict=True):
+        assert found.shape == wanted.shape
+        for b, n in enumerate(LENGTHS + STEPS):
+            is_row = (np.arange(S) < n)[:, None]
+            own = found.weights()[b]
+            np.testing.assert_allclose(own, np.asarray(wanted[b]) * is_row, atol=1e-5)
+    with pytest.raises(ValueError, match="keep_queries must be True"):
+        incremental.maps(_all_steps(model, params)[2])
+
+
+def test_interventions_hold_in_steps():
+    model = _build()
+    params = _parameters(model)
+    given = modules.Interventions(heads=np.float32([[1, 0, 0.5, 1], [0, 1, 1, 1]]))
+    wanted, _ = _whole(model, params, given)
+    first, (logits, *_), _ = _all_steps(model, params, given)
+    for b, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=1e-5)
+        np.testing.assert_allclose(logits[:, b], wanted[b, n : n + STEPS], atol=1e-5)
+    assert np.abs(wanted - _whole(model, params)[0]).max() > 0.1
+
+
+def test_what_is_observed_stands_in_the_place_of_maps():
+    model = _build()
+    params = _parameters(model)
+    _, cache = model.decoding.prefill(params, TOKENS[:, :P], LENGTHS, max_length=S)
+    step = functools.partial(model.decoding.step, params, TOKENS[:, P])
+    _, maps, _ = step(cache)
+    _, entropies, _ = step(cache, observe=lambda row: row.statistics().entropy)
+    assert [each.shape for each in entropies] == [(B, H)] * L
+    weights = jax.vmap(lambda row: row.weights())(maps[1])[:, :, 0]
+    wanted = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+    np.testing.assert_allclose(entropies[1], wanted, atol=1e-5)
+
+
+def test_a_full_cache_takes_no_more():
+    model = _build()
+    params = _parameters(model)
+    _, cache = model.decoding.prefill(params, TOKENS[:, :3], LENGTHS, max_length=5)
+    with pytest.raises(ValueError, match="room for max_length = 5 tokens"):
+        model.decoding.step(params, TOKENS[:, 0], cache)
+
+
+def test_prompts_must_fit():
+    decoding = _build().decoding
+    for prompts, length, message in (
+        (TOKENS[:, :6], 5, "prompts must be .* max_length = 5, got shape .3, 6."),
+        (TOKENS[:, :0], 5, "prompts must be"),
+        (TOKENS[:, :3], S + 1, f"max_length must be an integer from 1 to {S}, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoding.prefill({}, prompts, LENGTHS, max_length=length)
+
+
+def test_models_that_predict_no_next_token_have_no_steps():
+    assert _build(family="encoder").decoding is None
+    assert _build(output__pool="mean").decoding is None
+    assert _build(output__logits=False).decoding is None
+    assert _build(positions="rotary").decoding.max_length is None
