@@ -28,7 +28,7 @@ _LIBRARIES = {
 }
 
 # Steps in a sample: about half a second, but two steps at least for a scan to scan.
-_STEPS = {"reverse": 100, "length_64": 4}
+_STEPS = {"reverse": 100, "length_64": 4, "translation": 2}
 
 _ACCURATE = 10  # calls in a sample of a few milliseconds each
 
@@ -49,6 +49,21 @@ def _training(case, is_quick) -> list[command.Duel]:
     return [
         command.Duel(case, title, "step", contenders, ("torch", "haiku"), (promise,))
     ]
+
+
+def _translation(case, is_quick) -> list[command.Duel]:
+    config = sizes.training_config(case)
+    steps, model = 2 if is_quick else _STEPS[case], config.model
+    title = (
+        f"{case}: a training step of an encoder-decoder; batch "
+        f"{config.training.batch_size}, source {config.task.max_length}, target "
+        f"{config.task.max_length + 1}, width {model.model_size}, layers "
+        f"{model.num_layers} + {model.num_layers}, heads {model.attention.num_heads}, "
+        f"feed-forward {model.feed_forward.hidden_size}; {steps} steps a sample"
+    )
+    contenders = _libraries(("ours", "torch"), case=case, size=steps)
+    promise = results.Promise("ours", 1.0, "torch")
+    return [command.Duel(case, title, "step", contenders, ("torch",), (promise,))]
 
 
 def _attention(case, is_quick) -> list[command.Duel]:
@@ -137,6 +152,7 @@ def _libraries(names, **options) -> tuple[duel.Contender, ...]:
 CASES = {
     "reverse": _training,
     "length_64": _training,
+    "translation": _translation,
     "attention": _attention,
     "start": _start,
     "map": _map,

@@ -16,7 +16,20 @@ _LENGTH_64 = [
     ("config.model.num_layers", "2"),
     ("config.model.hidden_size", "256"),
 ]
-_OVERRIDES = {"reverse": [], "length_64": _LENGTH_64}
+# A source of 63 tokens to a target of as many and an end token; no length varies.
+_TRANSLATION = [
+    ("config.task.name", "reverse_seq2seq"),
+    ("config.task.min_length", "63"),
+    ("config.task.max_length", "63"),
+    ("config.model.family", "encoder_decoder"),
+    ("config.model.embedding.max_length", "64"),
+    ("config.model.num_layers", "3"),
+    ("config.model.model_size", "256"),
+    ("config.model.num_heads", "8"),
+    ("config.model.hidden_size", "1024"),
+    ("config.training.batch_size", "16"),
+]
+_OVERRIDES = {"reverse": [], "length_64": _LENGTH_64, "translation": _TRANSLATION}
 
 TRAINING_CASES = tuple(_OVERRIDES)
 

@@ -1,4 +1,4 @@
-"""PyTorch without compilation: nn.MultiheadAttention, AdamW with its fused kernel."""
+"""PyTorch without compilation: its attention or Transformer, and its fused AdamW."""
 
 import math
 import os
@@ -63,6 +63,46 @@ class _Layer(nn.Module):
         return x + self.output(nn.functional.gelu(self.hidden(self.norm_2(x))))
 
 
+class _EncoderDecoder(nn.Module):
+    """Reads a source `[B, S]` and the target's tokens before each `[B, T]`."""
+
+    def __init__(self, config):
+        super().__init__()
+        model, num_tokens = config.model, config.task.num_tokens
+        size, count = model.model_size, num_tokens + 2  # with start and end tokens
+        self.sources = nn.Embedding(num_tokens, size)
+        self.targets = nn.Embedding(count, size)
+        self.positions = nn.ParameterList(
+            0.02 * torch.randn(model.embedding.max_length, size) for _ in range(2)
+        )
+        self.transformer = nn.Transformer(
+            size,
+            model.attention.num_heads,
+            model.num_layers,
+            model.num_layers,
+            model.feed_forward.hidden_size,
+            dropout=0.0,
+            activation="gelu",
+            layer_norm_eps=model.norm.epsilon,
+            batch_first=True,
+            norm_first=True,
+        )
+        self.logits = nn.Linear(size, count)
+
+    def forward(self, source, read):
+        x, y = (
+            table(tokens) + positions[: tokens.shape[1]]
+            for table, tokens, positions in zip(
+                (self.sources, self.targets),
+                (source, read),
+                self.positions,
+                strict=True,
+            )
+        )
+        mask = nn.Transformer.generate_square_subsequent_mask(read.shape[1])
+        return self.logits(self.transformer(x, y, tgt_mask=mask, tgt_is_causal=True))
+
+
 def _attention(size, num_heads):
     return nn.MultiheadAttention(size, num_heads, batch_first=True)
 
@@ -70,7 +110,8 @@ def _attention(size, num_heads):
 def _start(config):
     """Returns a new model, its optimizer and its schedule."""
     torch.manual_seed(config.seed)
-    model = _Model(config)
+    has_decoder = config.model.family == "encoder_decoder"
+    model = _EncoderDecoder(config) if has_decoder else _Model(config)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=config.optimizer.learning_rate,
@@ -86,7 +127,7 @@ def _start(config):
 
 def _training(config, steps) -> worker.Program:
     model, optimizer, schedule = _start(config)
-    shape = (config.training.batch_size, config.task.sequence_length)
+    draw = _draw_pair if config.model.family == "encoder_decoder" else _draw
     loss = None
 
     def reset():
@@ -96,11 +137,9 @@ def _training(config, steps) -> worker.Program:
     def run():
         nonlocal loss
         for _ in range(steps):
-            tokens = torch.randint(config.task.num_tokens, shape)
-            logits = model(tokens)
-            loss = nn.functional.cross_entropy(
-                logits.flatten(0, 1), tokens.flip(1).flatten()
-            )
+            inputs, targets = draw(config)
+            logits = model(*inputs)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
@@ -114,6 +153,22 @@ def _training(config, steps) -> worker.Program:
         facts={"parameters": _count(model)},
         finish=lambda: {"last loss": loss.item()},
     )
+
+
+def _draw(config):
+    """Returns what the model reads, and the targets."""
+    shape = (config.training.batch_size, config.task.sequence_length)
+    tokens = torch.randint(config.task.num_tokens, shape)
+    return (tokens,), tokens.flip(1)
+
+
+def _draw_pair(config):
+    """Returns the same of a source and a target with start and end tokens."""
+    count, size = config.task.num_tokens, config.training.batch_size
+    source = torch.randint(count, (size, config.task.max_length))
+    start, end = (torch.full((size, 1), count + i) for i in (0, 1))
+    target = torch.cat([start, source.flip(1), end], 1)
+    return (source, target[:, :-1]), target[:, 1:]
 
 
 def _learning_rate_factor(config, step) -> float:
