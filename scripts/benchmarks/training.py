@@ -30,6 +30,8 @@ _LIBRARIES = {
 # Steps in a sample: about half a second, but two steps at least for a scan to scan.
 _STEPS = {"reverse": 100, "length_64": 4, "translation": 2}
 
+_CROSS_QUERIES = 48  # of cross-attention, to keys of the usual length
+
 _ACCURATE = 10  # calls in a sample of a few milliseconds each
 
 
@@ -95,13 +97,16 @@ def _map(case, is_quick) -> list[command.Duel]:
         ("forward_and_backward", ("formula", "mapless", "ignored")),
     ):
         calls = 1 if is_quick else _ACCURATE
+        cross = {"num_queries": _CROSS_QUERIES} if case == "cross_map" else {}
         contenders = tuple(
-            command.contender(use, "attention_map", case=direction, size=calls, use=use)
+            command.contender(
+                use, "attention_map", case=direction, size=calls, use=use, **cross
+            )
             for use in uses
         )
         title = (
-            f"{case}: what the attention map costs, {direction.replace('_', ' ')}; "
-            "neither the formula nor mapless has one"
+            f"{case}: what the map of {'cross-' * bool(cross)}attention costs, "
+            f"{direction.replace('_', ' ')}; neither the formula nor mapless has one"
         )
         # The compiler's count of temporary bytes leaves out what fused kernels allocate
         # while they run, so against other arithmetic only the measured peak says much.
@@ -156,6 +161,7 @@ CASES = {
     "attention": _attention,
     "start": _start,
     "map": _map,
+    "cross_map": _map,
 }
 
 # Takes argv; returns the exit status.

@@ -13,7 +13,9 @@ from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import jax_programs, sizes
 
 
-def prepare(case: str, size: int, use: str) -> worker.Program:
+def prepare(
+    case: str, size: int, use: str, num_queries: int | None = None
+) -> worker.Program:
     """Returns calls of attention.
 
     Args:
@@ -22,10 +24,19 @@ def prepare(case: str, size: int, use: str) -> worker.Program:
       use: "formula" as in a textbook; "mapless" for the package's own arithmetic where
         no map is made; or what is done with the map: "ignored", "returned" factored as
         it is, or "weights" for all its numbers.
+      num_queries: T, of cross-attention; None: as many as keys.
     """
     attention = sizes.ATTENTION
-    shape = (attention.batch, attention.length, attention.heads, attention.head_width)
-    arrays = tuple(jax_programs.normal(seed, shape) for seed in (2, 3, 4))
+    arrays = tuple(
+        jax_programs.normal(
+            seed, (attention.batch, length, attention.heads, attention.head_width)
+        )
+        for seed, length in (
+            (2, num_queries or attention.length),
+            (3, attention.length),
+            (4, attention.length),
+        )
+    )
     function = _USES[use]
     return jax_programs.calls_of(function, arrays, case=case, calls=size)
 
