@@ -63,8 +63,8 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     heads = saved.head_names[layer]
     bands = 2 if heads and saved.means is not None else 1
     rows, columns = _grid(len(heads))
-    side, margin = _panel_inches(saved, layer)
-    step_across, step_down = side + margin + 0.2, side + margin + 0.35
+    across, down, margin = _panel_inches(saved, layer)
+    step_across, step_down = across + margin + 0.2, down + margin + 0.35
     width = columns * step_across + _BAR_INCHES
     heading = _heading(saved, layer, width)
     top = 0.25 + 0.21 * len(heading)
@@ -73,8 +73,8 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
 
     def panel(row: int, column: int, title: str) -> "Axes":
         left = column * step_across + margin
-        bottom = height - top - row * step_down - 0.3 - side
-        place = (left / width, bottom / height, side / width, side / height)
+        bottom = height - top - row * step_down - 0.3 - down
+        place = (left / width, bottom / height, across / width, down / height)
         axes = sheet.add_axes(place)
         axes.set_title(_literal(title), fontsize=10, parse_math=False)
         return axes
@@ -215,15 +215,18 @@ def _grid(num_heads: int) -> tuple[int, int]:
     return math.ceil(num_heads / columns), columns
 
 
-def _panel_inches(saved: Maps, layer: int) -> tuple[float, float]:
-    """Returns the side of a panel, and the margin that its labels need."""
-    cells = max(saved.shown_cells(_EXAMPLE, layer))
-    if saved.pooled or cells > _MOST_TOKENS:
-        return 2.8, 0.65
-    sides = saved.sides(saved.kinds[layer])
-    longest = max(len(token) for side in sides for token in _tokens(side))
-    label = longest * _token_points(saved, layer) * 0.75 / 72
-    return _whole_panel_inches(cells), 0.4 + max(0.2, label)
+def _panel_inches(saved: Maps, layer: int) -> tuple[float, float, float]:
+    """Returns width and height of a panel, and the margin that its labels need."""
+    rows, columns = saved.shown_cells(_EXAMPLE, layer)
+    cells = max(rows, columns)
+    side, margin = 2.8, 0.65
+    if not saved.pooled and cells <= _MOST_TOKENS:
+        sides = saved.sides(saved.kinds[layer])
+        longest = max(len(token) for side in sides for token in _tokens(side))
+        label = longest * _token_points(saved, layer) * 0.75 / 72
+        side, margin = _whole_panel_inches(cells), 0.4 + max(0.2, label)
+    # Cells are square, but no side is so short that its name finds no room.
+    return side * max(0.45, columns / cells), side * max(0.45, rows / cells), margin
 
 
 def _whole_panel_inches(cells: int) -> float:

@@ -220,11 +220,11 @@ def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(
     assert max(heights) < 30  # one line each
     assert opened.locator("#detail-title").inner_text() == "cross 1, head 2"
     map_box = "#stage svg.map"
-    labels = opened.locator(f"{map_box} text").all_inner_texts()
+    labels = opened.locator(f"{map_box} text").all_text_contents()
     assert "← query: token predicted" in labels and "key: source token →" in labels
     # From the last aligned row to its largest weight, which is not aligned.
     readout = opened.locator("#readout")
-    assert readout.inner_text().startswith("query 4 “n” (reads “u”) → key 8 “n”")
+    assert readout.inner_text().startswith("query 4 “und” (reads “i”) → key 8 “n”")
     assert "aligned" not in readout.inner_text()
     opened.locator(map_box).focus()
     opened.keyboard.press("ArrowUp")
@@ -236,7 +236,9 @@ def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(
     opened.get_by_role("button", name="encoder 0, head 1").click()
     assert opened.locator(f"{map_box} path.aligned").count() == 0
     assert not opened.locator("#answer").is_visible()
-    assert "key: source token →" in opened.locator(f"{map_box} text").all_inner_texts()
+    assert (
+        "key: source token →" in opened.locator(f"{map_box} text").all_text_contents()
+    )
     opened.get_by_role("button", name="decoder 1, head 0").click()
     assert "predicts" in readout.inner_text()
     assert opened.locator("#answer").is_visible()

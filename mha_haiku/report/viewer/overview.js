@@ -15,7 +15,7 @@ const millisecondsPerFrame = 12;
 const overview = {
   buttons: new Map(), // "layer.head" -> button
   waiting: new Set(), // buttons whose thumbnails are to be drawn
-  watcher: null, marked: null, side: 0, lines: [],
+  watcher: null, marked: null, side: 0, lines: [], most: 0,
   names: '', arranged: '', told: '', look: '', // what the parts were last made for
 };
 const headId = (layer, head) => `${layer}.${head}`;
@@ -165,6 +165,7 @@ function sizeThumbnails(set, box) {
   const wished = ['role', 'aligned', 'importance', 'entropy'].filter((name) => known.includes(name)).slice(0, 3);
   if (choice.beside !== 'all') overview.lines = [choice.beside].filter(Boolean);
   else overview.lines = wished.length ? wished : known.slice(0, 3);
+  overview.most = kindsOf(set).length ? Math.min(2, overview.lines.length) : overview.lines.length;
   const most = Math.max(1, ...set.layers.map(({ heads }) => heads.length));
   const titles = kindTitleHeight * kindsOf(set).length;
   const high = (overviewRoom() - titles) / Math.max(1, set.layers.length);
@@ -174,8 +175,8 @@ function sizeThumbnails(set, box) {
     largestSide, Math.floor((box.clientWidth - 70) / most) - 6,
     Math.floor(high - captionLine * (lines + 1) - 10),
   );
-  while (overview.lines.length && fit(overview.lines.length) < captionFrom) overview.lines.pop();
-  overview.side = fit(overview.lines.length);
+  while (overview.most && fit(overview.most) < captionFrom) overview.most -= 1;
+  overview.side = fit(overview.most);
   if (overview.side < captionFrom) {
     overview.side = Math.max(smallestSide, Math.min(
       captionFrom - 1, Math.floor((box.clientWidth - 30) / most) - 4, Math.floor(high) - 8,
@@ -196,18 +197,24 @@ function tellNumbers(set) {
   overview.told = told;
   const filter = readFilter(choice.filter);
   const names = numberNames(set);
-  const barred = choice.beside === 'all' ? overview.lines[0] ?? names[0] : choice.beside;
+  const first = names.includes('aligned') ? 'aligned' : (overview.most ? overview.lines[0] : names[0]);
+  const barred = choice.beside === 'all' ? first : choice.beside;
   const most = Math.max(1e-30, ...[...overview.buttons.values()]
     .map(({ layer, head }) => Math.abs(numberOf(set, barred, layer, head) ?? 0)));
   const lines = choice.order
     ? [...new Set([choice.order.replace(/^-/, ''), ...overview.lines])] : overview.lines;
+  // Of several kinds of layers each has the numbers that there are of it.
+  const isOfOneKind = !kindsOf(set).length;
+  const linesAt = (at) => (choice.order ? lines : lines.filter((name) => (
+    isOfOneKind || set.layers[at].heads.some((_, head) => said(set, name, at, head))
+  )).slice(0, overview.most));
   let left = 0;
   overview.buttons.forEach((button) => {
     const { layer, head, fullName } = button;
     const passed = passes(set, filter, layer, head);
     left += Number(passed);
     button.classList.toggle('dimmed', !passed);
-    button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : lines)
+    button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : linesAt(layer))
       .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0')));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
     button.title = [fullName, ...all.map(([name, text]) => `${name}: ${text}`)].join('\n');
