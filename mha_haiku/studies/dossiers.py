@@ -16,6 +16,8 @@ import numpy as np
 
 from mha_haiku import checks, heads, models, report
 from mha_haiku.checks import ConfigError
+from mha_haiku.heads import alignment
+from mha_haiku.heads import means as averages
 from mha_haiku.report import dossier
 from mha_haiku.report.maps import Maps
 from mha_haiku.runs import folders
@@ -160,8 +162,6 @@ def roles(saved: Maps) -> dossier.Roles | None:
     names = np.full(shape, "", dtype=object)
     scores = np.full(shape, np.nan)
     for i, own in enumerate(saved.head_names):
-        if saved.kinds[i] == "cross":  # these roles are of one text that reads itself
-            continue
         by_example = [_scores(saved, i, n) for n in range(saved.num_examples)]
         for h in range(len(own)):
             means = _means([each[h] for each in by_example])
@@ -171,24 +171,20 @@ def roles(saved: Maps) -> dossier.Roles | None:
 
 def _scores(saved: Maps, layer: int, example: int) -> list[dict]:
     """Returns the scores of each head in one example, and counts of offsets."""
-    side, _ = saved.sides(saved.kinds[layer])
-    length, _ = saved.shown_lengths(example, layer)
-    weights = saved.weights[layer][example, :, :length, :length].astype(np.float64)
-    masked = np.zeros((1, length, length), bool)
+    num_rows, num_columns = saved.shown_lengths(example, layer)
+    part = np.s_[..., :num_rows, :num_columns]
+    weights = saved.weights[layer][example][part].astype(np.float64)
+    masked = np.zeros((1, num_rows, num_columns), bool)
     if saved.masked is not None:
-        masked = saved.masked[layer][example][..., :length, :length]
-        masked = masked.reshape(-1, length, length)
-    tokens = side.tokens[example, :length]
-    if saved.images is not None:  # whose texts are classes and not what is read
-        tokens = np.arange(length)
-    # What followed the same token before: key s of query t if token s - 1 is token t.
-    follows = np.zeros((length, length), bool)
-    follows[:, 1:] = np.tril(tokens[:, None] == tokens[None, :], -1)[:, :-1]
-    occurred = np.tril(tokens[:, None] == tokens[None, :], -1).any(1)
+        masked = saved.masked[layer][example][part].reshape(-1, num_rows, num_columns)
+    of_positions = _of_one_text
+    if saved.kinds[layer] == "cross":
+        of_positions = _of_two_texts
+    own = of_positions(saved, layer, example)
+    widest = max(num_rows, num_columns)
     results = []
     for h, head in enumerate(weights):
-        sees = head.sum(-1) > 0
-        rows = np.flatnonzero(sees)
+        rows = np.flatnonzero(head.sum(-1) > 0)
         if not len(rows):
             results.append({})
             continue
@@ -196,22 +192,60 @@ def _scores(saved: Maps, layer: int, example: int) -> list[dict]:
         seen = head[rows]
         entropy = -(seen * np.log(np.where(seen > 0, seen, 1))).sum(-1).mean()
         most = np.log(np.maximum(open_keys, 1)).mean()
-
         results.append(
             {
-                "previous_token": np.trace(head, -1) / len(rows),
-                "next_token": np.trace(head, 1) / len(rows),
-                "own_position": np.trace(head, 0) / len(rows),
+                **own(head, rows),
                 "first_token": seen[:, 0].mean(),
-                "induction_of_repeated": (head * follows).sum() / len(rows),
-                "repeated": occurred[rows].mean(),
                 "relative_entropy": entropy / max(most, 1e-9),
                 "offsets": np.bincount(
-                    rows - seen.argmax(-1) + length - 1, minlength=2 * length - 1
+                    rows - seen.argmax(-1) + widest - 1, minlength=2 * widest - 1
                 ),
             }
         )
     return results
+
+
+def _of_one_text(saved: Maps, layer: int, example: int):
+    """Returns the scores of a map `[T, T]` and its rows that see: a text by itself."""
+    side, _ = saved.sides(saved.kinds[layer])
+    length, _ = saved.shown_lengths(example, layer)
+    tokens = side.tokens[example, :length]
+    if saved.images is not None:  # whose texts are classes and not what is read
+        tokens = np.arange(length)
+    # What followed the same token before: key s of query t if token s - 1 is token t.
+    before = np.tril(tokens[:, None] == tokens[None, :], -1)
+    follows = np.zeros((length, length), bool)
+    follows[:, 1:] = before[:, :-1]
+    occurred = before.any(1)
+
+    def scores(head, rows):
+        return {
+            "previous_token": np.trace(head, -1) / len(rows),
+            "next_token": np.trace(head, 1) / len(rows),
+            "own_position": np.trace(head, 0) / len(rows),
+            "induction_of_repeated": (head * follows).sum() / len(rows),
+            "repeated": occurred[rows].mean(),
+        }
+
+    return scores
+
+
+def _of_two_texts(saved: Maps, layer: int, example: int):
+    """Returns the scores of a cross map `[T, S]` and its rows that see."""
+    num_rows, num_columns = saved.shown_lengths(example, layer)
+    aligned = saved.decoder.alignment
+    if aligned is not None:
+        aligned = aligned[example, :num_rows, :num_columns][None]
+
+    def scores(head, rows):
+        places = head[rows].argmax(-1)
+        is_flat = len(rows) < 2 or (places == places[0]).all()
+        found = {"monotonic": 0.0 if is_flat else np.corrcoef(rows, places)[0, 1]}
+        if aligned is not None:
+            found["aligned"] = alignment.scores(head[None, None], aligned)[0, 0]
+        return found
+
+    return scores
 
 
 def _means(scores: list[dict]) -> dict[str, float]:
@@ -220,11 +254,14 @@ def _means(scores: list[dict]) -> dict[str, float]:
     if not scores:
         return {}
     means = {
-        name: float(np.mean([each[name] for each in scores]))
+        name: float(averages.mean([each[name] for each in scores]))
         for name in scores[0]
         if name != "offsets"
     }
-    means["induction_of_repeated"] /= max(means.pop("repeated"), 1e-9)
+    if "repeated" in means:
+        means["induction_of_repeated"] /= max(means.pop("repeated"), 1e-9)
+    if "monotonic" in means:  # downwards too, as long as all examples do
+        means["monotonic"] = abs(means["monotonic"])
     offsets: dict[int, int] = {}
     for each in scores:
         middle = len(each["offsets"]) // 2
