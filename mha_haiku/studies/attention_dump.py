@@ -405,7 +405,7 @@ def _per_head(aligned, columns, width) -> report.heads.PerHead:
     """Returns the means over all batches, `[L, H]`, NaN but for cross-attention."""
     mean, error = np.full((2, len(columns), width), np.nan)
     for place in aligned[0]:
-        scores = np.concatenate([batch[place] for batch in aligned])
+        scores = np.concatenate([batch[place] for batch in aligned if batch])
         mean[place, columns[place]] = averages.mean(scores)
         error[place, columns[place]] = averages.standard_error(scores)
     return report.heads.PerHead(mean, alignment.UNIT, alignment.LABEL, error)
