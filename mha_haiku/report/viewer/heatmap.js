@@ -158,17 +158,20 @@ function patchOutlines({ maps, where, map }, { x, y }) {
   });
 }
 
-// Frames around aligned cells, those that touch in one: dark and light, seen on every colour.
+// Frames around aligned cells, those that touch in one: dark and light, seen on every
+// colour, and inside of the cells, so that the frame of the chosen one is seen beside them.
 function alignedFrames({ aligned, isAligned, queries, keys }, { x, y }) {
   const d = aligned.map(([query, key]) => {
+    const open = [[-1, 0], [1, 0], [0, -1], [0, 1]]
+      .map(([down, right]) => !isAligned(query + down, key + right));
+    const [above, below, before, after] = open;
     const [left, right] = [x(keys.start(key)), x(keys.stop(key))];
     const [top, bottom] = [y(queries.start(query)), y(queries.stop(query))];
-    return [
-      isAligned(query - 1, key) ? '' : `M${left} ${top}H${right}`,
-      isAligned(query + 1, key) ? '' : `M${left} ${bottom}H${right}`,
-      isAligned(query, key - 1) ? '' : `M${left} ${top}V${bottom}`,
-      isAligned(query, key + 1) ? '' : `M${right} ${top}V${bottom}`,
-    ].join('');
+    const inset = Math.min(3, (right - left) / 6, (bottom - top) / 6);
+    const [west, east] = [left + inset * before, right - inset * after];
+    const [north, south] = [top + inset * above, bottom - inset * below];
+    return (above ? `M${west} ${north}H${east}` : '') + (below ? `M${west} ${south}H${east}` : '')
+      + (before ? `M${west} ${north}V${south}` : '') + (after ? `M${east} ${north}V${south}` : '');
   }).join('');
   return d ? alignedLines.map((line) => (
     svg('path', { d, class: 'aligned', fill: 'none', 'pointer-events': 'none', ...line })

@@ -232,25 +232,35 @@ function prepare() {
   return wanted;
 }
 
-// What the choices are at first, on this page: the first layer with heads (or the head
-// that is aligned best, where that is known), the last query (the last that is aligned), which
-// also a causal model lets see most, and a scale that shows small weights of long rows.
+// What the choices are at first, on this page: the first layer with heads (of several kinds
+// see `tellingHead`), the last query (the last that is aligned), which also a causal model
+// lets see most, and a scale that shows small weights of long rows.
 function declareInitial() {
   const set = page.sets.at(-1);
   const initial = (name, value) => { fields.get(name).initial = value; };
   if (hasSteps()) initial('set', page.sets.length - 1);
-  let layer = Math.max(0, set.layers.findIndex(({ heads }) => heads.length));
-  const aligned = set.numbers.find(({ name }) => name === 'aligned')?.values.flatMap(
-    (row, at) => row.map((value, head) => [at, head, value ?? -1]),
-  ).sort((a, b) => b[2] - a[2])[0];
-  if (aligned?.[2] >= 0) {
-    [layer] = aligned;
-    initial('head', aligned[1]);
-  }
+  const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
+  const [layer, head] = tellingHead(set) ?? first;
   initial('layer', layer);
+  initial('head', head);
   const { queries, keys, alignment } = exampleOf({ set: page.sets.length - 1, example: 0, layer });
   initial('query', alignment?.at(-1)?.[0] ?? queries.tokens.length - 1);
   if ((keys ?? queries).tokens.length > 32) initial('scale', 'root');
+}
+
+// Of several kinds of layers the last kind (cross-attention) says most: there the head that
+// is aligned best, or has the least entropy where nothing is aligned. None of one kind.
+function tellingHead(set) {
+  const kind = kindsOf(set).at(-1);
+  const heads = set.layers.flatMap((layer, at) => (
+    kind && layer.kind === kind ? layer.heads.map((_, head) => [at, head]) : []
+  ));
+  for (const [name, sign] of [['aligned', -1], ['entropy', 1]]) {
+    const value = ([layer, head]) => numberOf(set, name, layer, head);
+    const known = heads.filter((head) => value(head) !== null);
+    if (known.length) return known.sort((a, b) => sign * (value(a) - value(b)))[0];
+  }
+  return heads[0];
 }
 
 function fail(error) {
