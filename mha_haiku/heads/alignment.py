@@ -5,8 +5,15 @@ N examples, H heads, T target and S source positions.
 
 import numpy as np
 
-LABEL = "rows whose largest weight is aligned, of those that have an aligned key"
 UNIT = "share"
+
+
+def label(name: str) -> str:
+    """Returns what the share of an alignment is, by its name in `Task.alignments`."""
+    which = (
+        "those that have an aligned key" if name == "aligned" else f"the {name} ones"
+    )
+    return f"rows whose largest weight is aligned, of {which}"
 
 
 def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:

@@ -85,7 +85,10 @@ def dump(
       `query_01 [N, H, T, K]` and `key_01` as in `zoom.channels`, and `exact_01`.
       Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
       per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
-      where a layer has fewer heads), with their `entropy_standard_error`, ...;
+      where a layer has fewer heads), with their `entropy_standard_error`, ...; where
+      maps are whole, for each of `Task.alignments` also the share of `heads.alignment`
+      (over the examples of `mean_examples`, if there are means; NaN but for
+      cross-attention);
       `names`, `units` and `labels` of these; and
       `title`, `layer_names`, `head_names [H]` and `num_examples`.
 
@@ -186,7 +189,7 @@ def measured(
         **_masked(layers, masked),
     }
     if example.decoder_inputs is not None:
-        arrays |= _decoder(run.task, example, alignments, num_bins)
+        arrays |= _decoder(run.task, example, alignments.get("aligned"), num_bins)
         arrays["kinds"] = np.array([layer_heads[i].kind for i in layers])
         arrays["numbers"] = np.array([layer_heads[i].layer for i in layers])
     for i, layer, names_shown in zip(layers, maps, chosen, strict=True):
@@ -220,8 +223,10 @@ def measured(
     shown = [j for j in wanted if any(j in names for names in chosen)]
     columns = [[shown.index(j) for j in names] for names in chosen]
     numbers = head_statistics.summary(numbers, columns)
-    if aligned and aligned[0]:
-        numbers = {"aligned": _per_head(aligned, columns, len(shown))} | numbers
+    names_known = dict.fromkeys(name for batch in aligned for name in batch)
+    numbers = {
+        name: _per_head(name, aligned, columns, len(shown)) for name in names_known
+    } | numbers
     statistics = {
         **names,
         "head_names": np.array([f"head {j}" for j in shown]),
@@ -360,7 +365,7 @@ def _edges(length, num_bins) -> np.ndarray:
     return attention.bin_edges(length, min(length, num_bins or length))
 
 
-def _decoder(task, example, alignments, num_bins) -> dict[str, np.ndarray]:
+def _decoder(task, example, aligned, num_bins) -> dict[str, np.ndarray]:
     """Returns what stands along the maps of a decoder: see `report.maps.Decoder`."""
     num_examples, length = example.decoder_inputs.shape
     lengths = example.decoder_lengths
@@ -374,41 +379,46 @@ def _decoder(task, example, alignments, num_bins) -> dict[str, np.ndarray]:
         "decoder_predicted": predicted,
         "decoder_edges": _edges(length, num_bins),
         "decoder_lengths": lengths,
-        "alignment": alignments,
+        "alignment": aligned,
     }
     return {name: np.array(x) for name, x in arrays.items() if x is not None}
 
 
-def _alignments(task, example) -> np.ndarray | None:
-    """Returns where the rows of cross maps should look, `[N, T, S]`, if it is known."""
+def _alignments(task, example) -> dict[str, np.ndarray]:
+    """Returns where rows of cross maps should look, `[N, T, S]`, by `task.alignments`.
+
+    An example of which it is not known has no such row.
+    """
     if example.decoder_inputs is None:
-        return None
-    each = [task.alignment(row) for row in _rows(example)]
-    if all(x is None for x in each):
-        return None
-    shape = example.decoder_inputs.shape[1], example.inputs.shape[1]
-    return np.stack([np.zeros(shape, bool) if x is None else x for x in each])
-
-
-def _aligned(layers, layer_heads, maps, alignments) -> dict[int, np.ndarray]:
-    """Returns how well the heads of cross layers are aligned, `[N, H]`, by place."""
-    if alignments is None:
         return {}
+    each = [task.alignments(row) for row in _rows(example)]
+    unknown = np.zeros((example.decoder_inputs.shape[1], example.inputs.shape[1]), bool)
+    names = dict.fromkeys(name for row in each for name in row)
+    return {name: np.stack([row.get(name, unknown) for row in each]) for name in names}
+
+
+def _aligned(layers, layer_heads, maps, alignments) -> dict[str, dict[int, np.ndarray]]:
+    """Returns how well the heads of cross layers keep to each alignment, by place.
+
+    The scores are `[N, H]`; see `heads.alignment`.
+    """
+    places = [x for x, i in enumerate(layers) if layer_heads[i].kind == "cross"]
     return {
-        place: alignment.scores(maps[place], alignments)
-        for place, i in enumerate(layers)
-        if layer_heads[i].kind == "cross"
+        name: {place: alignment.scores(maps[place], known) for place in places}
+        for name, known in alignments.items()
+        if places
     }
 
 
-def _per_head(aligned, columns, width) -> report.heads.PerHead:
+def _per_head(name, aligned, columns, width) -> report.heads.PerHead:
     """Returns the means over all batches, `[L, H]`, NaN but for cross-attention."""
     mean, error = np.full((2, len(columns), width), np.nan)
-    for place in aligned[0]:
-        scores = np.concatenate([batch[place] for batch in aligned if batch])
+    batches = [batch[name] for batch in aligned if name in batch]
+    for place in batches[0]:
+        scores = np.concatenate([batch[place] for batch in batches])
         mean[place, columns[place]] = averages.mean(scores)
         error[place, columns[place]] = averages.standard_error(scores)
-    return report.heads.PerHead(mean, alignment.UNIT, alignment.LABEL, error)
+    return report.heads.PerHead(mean, alignment.UNIT, alignment.label(name), error)
 
 
 def _rows(example) -> list[tasks.Example]:

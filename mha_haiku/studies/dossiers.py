@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mha_haiku import checks, heads, models, report
+from mha_haiku import attention, checks, heads, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment
 from mha_haiku.heads import means as averages
@@ -333,12 +333,12 @@ def _snapshots(folder: Path) -> list[dossier.MapSet]:
 
 
 def _aligned(folder: Path, saved: Maps) -> dict[str, report.heads.PerHead]:
-    """Returns how well cross-attention keeps to the alignment, where that is known."""
+    """Returns how well cross-attention keeps to alignments, where they are known."""
     path = folder / "statistics.npz"
     if saved.decoder is None or saved.decoder.alignment is None or not path.exists():
         return {}
     numbers = _read(_with_names(report.maps.arrays_of(path)), _layout(saved), path)
-    return {name: each for name, each in numbers.items() if name == "aligned"}
+    return {name: x for name, x in numbers.items() if name not in attention.STATISTICS}
 
 
 def _run_of(folder: Path) -> Path | None:

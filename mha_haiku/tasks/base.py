@@ -206,6 +206,19 @@ class Task(abc.ABC):
         del example
         return None
 
+    def alignments(self, example: Example) -> dict[str, np.ndarray]:
+        """Returns what cross-attention is measured against, by names; {}: nothing.
+
+        Args:
+          example: One example.
+
+        Returns:
+          "aligned", which is `alignment`, and parts of it that are of interest; the
+          names are those of all examples of the task.
+        """
+        aligned = self.alignment(example)
+        return {} if aligned is None else {"aligned": aligned}
+
     def right_answers(self, example: Example) -> list[list[int]]:
         """Returns all right answers to one example, without end tokens."""
         counts = np.asarray(example.weights) > 0

@@ -207,6 +207,11 @@ class NumberWords(sequence_to_sequence.PairsTask):
                 wanted.update(pair)
         return self._aligned(example, wanted.__contains__)
 
+    def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
+        """Returns `alignment` as "aligned", `inverted_alignment` as "inverted"."""
+        found = super().alignments(example)
+        return found and found | {"inverted": self.inverted_alignment(example)}
+
     def _aligned(self, example, is_wanted) -> np.ndarray | None:
         number = self._number(example)
         if number is None:

@@ -76,6 +76,10 @@ def test_alignment_has_hundreds_which_are_not_inverted():
     hundreds = [("ein", "one"), ("hundert", "hundred")]
     assert looks_at(task, found, task.alignment(found)) == hundreds + inverted
     assert looks_at(task, found, task.inverted_alignment(found)) == inverted
+    known = task.alignments(found)
+    assert list(known) == ["aligned", "inverted"]
+    np.testing.assert_array_equal(known["aligned"], task.alignment(found))
+    np.testing.assert_array_equal(known["inverted"], task.inverted_alignment(found))
 
 
 @pytest.mark.parametrize("number", [13, 20])
@@ -111,6 +115,7 @@ def test_source_that_is_no_number_has_no_alignment():
     found = example(task, 34)
     other = found._replace(inputs=found.inputs[::-1])
     assert task.alignment(other) is None and task.inverted_alignment(other) is None
+    assert task.alignments(other) == {}
 
 
 @pytest.mark.parametrize("tokenizer", ["characters", "bpe"])
