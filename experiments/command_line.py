@@ -9,6 +9,7 @@ jax and mha_haiku are imported inside functions: `--help` needs neither.
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
 import traceback
@@ -29,6 +30,7 @@ _EXTRAS = {
 
 
 _MOST = 2**31 - 1  # the largest integer of any flag
+_ADDRESS = re.compile(r"(encoder|decoder|cross)(\.\d{1,9})?")  # of layers of a kind
 _MOST_EXAMPLES = 2**20  # more would take too long
 
 
@@ -124,17 +126,24 @@ class _Integers(flags.ArgumentParser):
         return numbers
 
 
-class _Addresses(flags.ArgumentParser):
+class _Addresses(_Integers):
     """Reads `0,cross.2` as [0, "cross.2"]."""
 
     def parse(self, argument: str | list[int | str]) -> list[int | str]:
         if not isinstance(argument, str):
             return argument
         words = [word.strip() for word in argument.split(",")]
-        numbers = {word: int(word) for word in words if word.lstrip("-").isdecimal()}
-        if any(abs(number) > _MOST for number in numbers.values()):
-            raise ValueError(f"must be integers of at most {_MOST}")
-        return [numbers.get(word, word) for word in words]
+        try:
+            return [
+                word
+                if _ADDRESS.fullmatch(word)
+                else super(_Addresses, self).parse(word)[0]
+                for word in words
+            ]
+        except ValueError as error:
+            if "at most" in str(error):
+                raise
+            raise ValueError("must be integers or layers, as 0,2 or cross.0") from error
 
 
 _DEFINE = {

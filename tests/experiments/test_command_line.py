@@ -353,6 +353,8 @@ def test_dump_attention_hands_its_flags_on(trained):
     assert trained.step == 7
     flags = {"weights": False, "channels": False}
     assert chosen == {"layers": [0, 2], "tokens": [4, 1], **flags}
+    dump_attention.run(["dump_attention", "--workdir=w", "--layers=0,cross.1,decoder"])
+    assert trained.dump_options["layers"] == [0, "cross.1", "decoder"]
 
 
 @pytest.mark.parametrize(
