@@ -22,7 +22,10 @@ from mha_haiku.attention import attention_map, implementations, products, scores
 Array = jax.Array
 
 
-@tiles.pytree(data=("key", "value", "query", "logsumexp", "before"), meta=("is_ring",))
+@tiles.pytree(
+    data=("key", "value", "query", "logsumexp", "before"),
+    meta=("is_ring", "is_source"),
+)
 class Cache:
     """What attention keeps of the tokens so far.
 
@@ -36,6 +39,8 @@ class Cache:
       before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
         it, of modules that mix keys; else None.
       is_ring: Whether slots are used in turns.
+      is_source: Whether keys and values are those of a source, all there from the
+        beginning: `[B..., G, S, K]`. Only queries are of W slots then.
     """
 
     key: Array
@@ -44,6 +49,7 @@ class Cache:
     logsumexp: Array | None = None
     before: Array | None = None
     is_ring: bool = False
+    is_source: bool = False
 
     def mixed(self, key: Array, mix: Callable[[Array], Array]) -> tuple[Array, "Cache"]:
         """Returns the new key mixed with the one before it, and the cache after it.
@@ -58,8 +64,8 @@ class Cache:
     def attend(
         self,
         query: Array,
-        key: Array,
-        value: Array,
+        key: Array | None,
+        value: Array | None,
         mask: masks.Mask,
         *,
         bias: positions.ScoreBias | Array | None = None,
@@ -71,10 +77,11 @@ class Cache:
 
         Args:
           query: `[B..., 1, H, K]`.
-          key: `[B..., 1, G, K]`, which is added to the cache first.
+          key: `[B..., 1, G, K]`, which is added to the cache first; None with a source.
           value: `[B..., 1, G, V]`, likewise.
-          mask: Which query may attend to which key. It must hide later positions than
-            the query's, as causal masks do: their slots may hold anything finite.
+          mask: Which query may attend to which key. Without a source it must hide later
+            positions than the query's, as causal masks do: their slots may hold
+            anything finite.
           bias: What is added to the scores.
           score: Scaled dot product when None.
           first_query: The position of the query, at most one after the last that was
@@ -82,8 +89,9 @@ class Cache:
           implementation: Not asked: one row of scores is always held whole.
 
         Returns:
-          Values `[B..., 1, H, V]`, the map of shape `(B..., H, 1, W)`, whose keys stand
-          in the order of their positions, and the cache with the new key.
+          Values `[B..., 1, H, V]`, the map of shape `(B..., H, 1, W)` (of a source
+          `(B..., H, 1, S)`), whose keys stand in the order of their positions, and the
+          cache with the new key.
         """
         del implementation
         if query.shape[-3] != 1:
@@ -94,12 +102,12 @@ class Cache:
         bias = positions.as_bias(bias)
         bias = None if bias is None else bias.aligned(batch_ndim)
         score = (scores.dot_product() if score is None else score).aligned(batch_ndim)
-        cache = self._with(key, value, position)
+        cache = self if self.is_source else self._with(key, value, position)
         columns = self._columns(position)
         keys, values = cache._positions_first()
         rows = tiles.Span(position, 1)
         tile = views.masked_scores(query, keys, mask, bias, score, rows, columns)
-        if self.query is not None:
+        if self.query is not None and not self.is_source:
             # Without a ring a NaN that a window has left behind is still there.
             is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
             values = jnp.where(is_seen, values, 0)
@@ -109,7 +117,7 @@ class Cache:
         total = weights.sum(-1, keepdims=True)
         logsumexp = (largest + jnp.log(total))[..., 0]
         total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
-        attended = (products.mix(weights, values) / total).astype(value.dtype)
+        attended = (products.mix(weights, values) / total).astype(values.dtype)
         cache = cache._with_query(query, logsumexp, position)
         first = self._first(position)
         if self.is_ring:
@@ -136,7 +144,8 @@ class Cache:
           lengths: `[B]`, how many tokens each example has.
 
         Returns:
-          The map of shape `(B, H, W, W)`; rows from `lengths` on have no weights.
+          The map of shape `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from
+          `lengths` on have no weights.
 
         Raises:
           ValueError: If queries were not kept.
@@ -147,13 +156,16 @@ class Cache:
                 "keep_queries must be True when the cache is made."
             )
         key, value = self._positions_first()
-        is_row = jnp.arange(key.shape[-3])[None, None] < lengths[:, None, None]
+        is_row = jnp.arange(self.query.shape[-2])[None, None] < lengths[:, None, None]
+        valid_keys = (
+            jnp.full_like(lengths, key.shape[-3]) if self.is_source else lengths
+        )
         return dataclasses.replace(
             row,
             query=jnp.moveaxis(self.query, -3, -2),
             key=key,
             logsumexp=jnp.where(is_row, self.logsumexp, -jnp.inf),
-            mask=row.mask & masks.padding(lengths, lengths),
+            mask=row.mask & masks.padding(valid_keys, lengths),
             value=value,
             origin=tiles.Origin(),
         )
@@ -194,7 +206,10 @@ class Cache:
         return tuple(jnp.moveaxis(x, -2, -3) for x in (self.key, self.value))
 
 
-@tiles.pytree(data=("lengths", "before"), meta=("size", "window", "keep_queries"))
+@tiles.pytree(
+    data=("lengths", "before"),
+    meta=("size", "window", "keep_queries", "is_source"),
+)
 class Prompt:
     """Attention among the tokens of prompts, which leaves a cache behind.
 
@@ -204,6 +219,7 @@ class Prompt:
       size: The positions that the text may grow to.
       window: How many positions before its own a query sees; None: all.
       keep_queries: Whether the cache keeps queries, and all positions with them.
+      is_source: Whether the prompts attend to a source, see `Cache`.
       before: See `Cache`.
     """
 
@@ -211,6 +227,7 @@ class Prompt:
     size: int
     window: int | None = None
     keep_queries: bool = False
+    is_source: bool = False
     before: Array | None = None
 
     def mixed(
@@ -237,8 +254,8 @@ class Prompt:
 
         Args:
           query: `[B..., P, H, K]`.
-          key: `[B..., P, G, K]`.
-          value: `[B..., P, G, V]`.
+          key: `[B..., P, G, K]`; of a source `[B..., S, G, K]`.
+          value: `[B..., P, G, V]`, likewise.
           mask: As in `Cache.attend`; so it hides padding, which comes last.
           bias: What is added to the scores.
           score: Scaled dot product when None.
@@ -258,12 +275,16 @@ class Prompt:
         slots = self.size
         if self.window is not None and not self.keep_queries:
             slots = min(self.window + 1, self.size)
-        cache = Cache(
-            self._in_slots(key, slots),
-            self._in_slots(value, slots),
-            before=self.before,
-            is_ring=slots < self.size,
-        )
+        if self.is_source:
+            key, value = (jnp.moveaxis(x, -3, -2) for x in (key, value))
+            cache = Cache(key, value, is_source=True)
+        else:
+            cache = Cache(
+                self._in_slots(key, slots),
+                self._in_slots(value, slots),
+                before=self.before,
+                is_ring=slots < self.size,
+            )
         if self.keep_queries:
             rows = jnp.moveaxis(whole.logsumexp, -1, -2)[..., None]
             rows = self._in_slots(rows, slots, -jnp.inf)[..., 0]

@@ -7,7 +7,7 @@ independent of the order, and `encoder_decoder` predicts another sequence.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -18,49 +18,9 @@ import numpy as np
 
 from mha_haiku import attention, checks, display, modules
 from mha_haiku.models import architecture, ends, incremental, layers
+from mha_haiku.models.kinds import Maps
 
 Array = jax.Array
-
-
-@jax.tree_util.register_pytree_node_class
-class Maps(tuple):
-    """The attention maps of an encoder-decoder: a tuple that knows kinds of attention.
-
-    Attributes:
-      kinds: How many of the maps are of each of `architecture.KINDS`, in turn.
-    """
-
-    kinds: tuple[int, int, int]
-
-    def __new__(cls, maps: Iterable[Any], kinds: tuple[int, int, int]) -> "Maps":
-        """Returns the maps of the encoder, the decoder, and cross-attention."""
-        result = super().__new__(cls, maps)
-        result.kinds = kinds
-        return result
-
-    @property
-    def encoder(self) -> tuple:
-        """Those of the encoder's layers, `(B, H, S, S)` each."""
-        return tuple(self[: self.kinds[0]])
-
-    @property
-    def decoder(self) -> tuple:
-        """Those of the decoder's self-attention, `(B, H, T, T)` each."""
-        return tuple(self[self.kinds[0] : sum(self.kinds[:2])])
-
-    @property
-    def cross(self) -> tuple:
-        """Those of the decoder's positions on the encoder's, `(B, H, T, S)` each."""
-        return tuple(self[sum(self.kinds[:2]) :])
-
-    def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
-        """Returns the maps, and their kinds."""
-        return tuple(self), self.kinds
-
-    @classmethod
-    def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
-        """Returns the maps of these kinds."""
-        return cls(maps, kinds)
 
 
 class Output(NamedTuple):
@@ -178,10 +138,10 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     stack = _stack(config, is_scanned)
 
     def forward(inputs, lengths=None, segments=None, start=None, **options):
-        valid = None if lengths is None else _valid(inputs, lengths)
+        valid = ends.valid(inputs, lengths)
         embedding = ends.make_embedding(config, num_tokens)
         if start is None:
-            inputs, first_layer = _zeroed(inputs, valid), 0
+            inputs, first_layer = ends.zeroed(inputs, valid), 0
             x = ends.embedded(config, embedding, inputs, segments)
         else:
             first_layer, x = start
@@ -218,14 +178,14 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     ):
         del start  # refused before
         valid, decoder_valid = (
-            None if own is None else _valid(x, own)
+            ends.valid(x, own)
             for x, own in ((inputs, lengths), (decoder_inputs, decoder_lengths))
         )
         for_encoder, for_decoder = layers.split(config, interventions)
         x = ends.embedded(
             config,
             ends.make_embedding(config, num_tokens),
-            _zeroed(inputs, valid),
+            ends.zeroed(inputs, valid),
             segments,
         )
         encoded = layers.make_encoder(config, implementation, stack).encode(
@@ -237,7 +197,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         )
         embedding = ends.make_embedding(config, num_classes, decoder=True)
         y = ends.embedded(
-            config, embedding, _zeroed(decoder_inputs, decoder_valid), decoder=True
+            config, embedding, ends.zeroed(decoder_inputs, decoder_valid), decoder=True
         )
         decoded = layers.make_decoder(config, implementation, stack).decode(
             y,
@@ -386,18 +346,6 @@ def _is_known(x):
     """Returns whether this process can look at the numbers of an array."""
     is_traced = isinstance(x, jax.core.Tracer)
     return not is_traced and getattr(x, "is_fully_addressable", True)
-
-
-def _valid(inputs, lengths):
-    """Returns the valid positions of inputs `[B, T, ...]`, `[B, T]` booleans."""
-    return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
-
-
-def _zeroed(inputs, valid):
-    """Returns inputs with zeros in padding, so that NaN there reaches no gradient."""
-    if valid is None:
-        return inputs
-    return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
 
 
 def _stack(config, is_scanned):

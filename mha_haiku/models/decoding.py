@@ -42,6 +42,15 @@ class Generated(NamedTuple):
     cache: incremental.DecodingCache | None = None
 
 
+class _Given(NamedTuple):
+    """What texts begin with."""
+
+    prompts: Array  # [B, P]
+    lengths: Array  # [B]
+    source: Array | None  # [B, S, ...]
+    source_lengths: Array | None  # [B]
+
+
 class _Texts(NamedTuple):
     """Texts while they are written; leading axes `[B]`, or `[B, W]` in a beam."""
 
@@ -61,6 +70,8 @@ def generate(
     max_length: int,
     end_token: int | None = None,
     key: Array | None = None,
+    source: Array | None = None,
+    source_lengths: Array | None = None,
     keep_queries: bool = False,
 ) -> Generated:
     """Returns prompts and what a model writes after them.
@@ -69,33 +80,42 @@ def generate(
     one that reads prompts for some sizes of these (16, 64, 256, ... positions).
 
     Args:
-      model: A causal model of tokens, as `models.build` makes it.
+      model: A causal model of tokens or an encoder-decoder, as `models.build` makes it.
       params: Its parameters.
-      prompts: `[B, P]` tokens.
+      prompts: `[B, P]` tokens; of an encoder-decoder what the decoder reads first, the
+        start token.
       lengths: `[B]`, tokens of each prompt, at least 1; what comes after is not read.
         None: all P.
       strategy: How the next token is chosen.
-      max_length: Tokens that a text has at most, prompt included.
+      max_length: Tokens that a text has at most, prompt included; one more than the
+        model has positions for, as the last one is not read.
       end_token: A text ends with this token; None: at `max_length`.
       key: PRNG key, needed by random strategies. What is drawn for a text depends on
         the key, its place in the batch and what stands before, but not on its
         neighbours.
+      source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
+      source_lengths: `[B]`, valid positions of each source; None: all S.
       keep_queries: Whether `Generated.cache` is returned; not with a beam.
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
     """
-    decoding, prompts, lengths, end = _checked(
-        model, prompts, lengths, strategy, max_length, end_token, key
+    decoding, given, end = _checked(
+        model,
+        (prompts, lengths, source, source_lengths),
+        strategy,
+        max_length,
+        end_token,
+        key,
     )
     params = decoding.prepare(params)
     if isinstance(strategy, Beam):
         if keep_queries:
             raise ValueError("keep_queries must be False with a beam.")
-        return _beam(decoding, strategy, max_length, params, prompts, lengths, end)
+        return _beam(decoding, strategy, max_length, params, given, end)
     key = jax.random.key(0) if key is None else key
     texts, cache, keys = _begun(
-        decoding, strategy, max_length, keep_queries, params, prompts, lengths, end, key
+        decoding, strategy, max_length, keep_queries, params, given, end, key
     )
     texts, cache = _advanced(
         decoding, strategy, params, texts, cache, keys, end, max_length
@@ -120,6 +140,8 @@ def stream(
     max_length: int,
     end_token: int | None = None,
     key: Array | None = None,
+    source: Array | None = None,
+    source_lengths: Array | None = None,
     chunk: int = 8,
 ) -> Iterator[np.ndarray]:
     """Yields the next token of each text, `[B]` integers, until all have ended.
@@ -136,13 +158,20 @@ def stream(
       max_length: See `generate`.
       end_token: See `generate`.
       key: See `generate`.
+      source: See `generate`.
+      source_lengths: See `generate`.
       chunk: How many tokens are computed at a time; the first comes alone.
 
     Raises:
       ValueError: As `generate`, before anything is yielded.
     """
-    decoding, prompts, lengths, end = _checked(
-        model, prompts, lengths, strategy, max_length, end_token, key
+    decoding, given, end = _checked(
+        model,
+        (prompts, lengths, source, source_lengths),
+        strategy,
+        max_length,
+        end_token,
+        key,
     )
     checks.positive_integer("chunk", chunk)
     if isinstance(strategy, Beam):
@@ -155,9 +184,9 @@ def stream(
         own = decoding.prepare(params)
         first = jax.random.key(0) if key is None else key
         texts, cache, keys = _begun(
-            decoding, strategy, max_length, False, own, prompts, lengths, end, first
+            decoding, strategy, max_length, False, own, given, end, first
         )
-        told = np.asarray(lengths)
+        told = given.lengths
         while True:
             # Copies, as the next call writes into the memory of what it is given.
             written, now, is_done = map(np.array, texts[:3])
@@ -178,15 +207,11 @@ def stream(
 @functools.partial(
     jax.jit, static_argnames=("decoding", "strategy", "max_length", "keep_queries")
 )
-def _begun(
-    decoding, strategy, max_length, keep_queries, params, prompts, lengths, end, key
-):
+def _begun(decoding, strategy, max_length, keep_queries, params, given, end, key):
     """Returns the texts with their first token, the cache, and a key for each text."""
-    logits, cache = decoding.prefill(
-        params, prompts, lengths, max_length=max_length, keep_queries=keep_queries
-    )
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(lengths)))
-    texts = _prompted(prompts, lengths, max_length, end)
+    logits, cache = _prefilled(decoding, params, given, max_length, keep_queries)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
+    texts = _prompted(given, max_length, end)
     return _appended(strategy, texts, logits, keys, end), cache, keys
 
 
@@ -218,21 +243,20 @@ def _finished(decoding, params, texts, cache):
 
 
 @functools.partial(jax.jit, static_argnames=("decoding", "strategy", "max_length"))
-def _beam(decoding, strategy, max_length, params, prompts, lengths, end):
+def _beam(decoding, strategy, max_length, params, given, end):
     """Returns the best texts that a beam finds, as `generate` does."""
-    width, size = strategy.width, len(lengths)
-    logits, cache = decoding.prefill(params, prompts, lengths, max_length=max_length)
+    width, size = strategy.width, len(given.lengths)
+    logits, cache = _prefilled(decoding, params, given, max_length, False)
     in_beam = lambda x: jnp.repeat(x, width, axis=0)  # noqa: E731
-    logits, layers = jax.tree.map(in_beam, (logits, cache.layers))
-    cache = cache.at(layers, in_beam(cache.positions))
-    texts = _prompted(prompts, lengths, max_length, end)
+    logits, cache = in_beam(logits), cache.by_example(in_beam)
+    texts = _prompted(given, max_length, end)
     texts = jax.tree.map(lambda x: in_beam(x).reshape(size, width, *x.shape[1:]), texts)
     # All texts of a beam are alike at first: one counts.
     only_first = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
     texts = texts._replace(
         log_probability=jnp.broadcast_to(only_first, (size, width)).astype(logits.dtype)
     )
-    starts = jnp.asarray(lengths)[:, None]
+    starts = given.lengths[:, None]
 
     def standing(texts, lengths):
         return texts.log_probability / strategy.penalty(lengths - starts)
@@ -266,9 +290,8 @@ def _beam(decoding, strategy, max_length, params, prompts, lengths, end):
     def step(state):
         texts, parents, cache = state
         rows = (jnp.arange(size)[:, None] * width + parents).reshape(-1)
-        layers = jax.tree.map(lambda x: x[rows], cache.layers)
         flat = jax.tree.map(lambda x: x.reshape(size * width, *x.shape[2:]), texts)
-        cache = cache.at(layers, cache.positions)
+        cache = cache.by_example(lambda x: x[rows])
         logits, cache = _stepped(decoding, params, flat, cache)
         return *extended(texts, logits), cache
 
@@ -281,15 +304,30 @@ def _beam(decoding, strategy, max_length, params, prompts, lengths, end):
     )
 
 
+def _prefilled(decoding, params, given, max_length, keep_queries):
+    """Returns the logits `[B, C]` after the prompts, and a cache for whole texts."""
+    # The last token of a text is written, but never read.
+    size = min(max_length, decoding.max_length or max_length)
+    return decoding.prefill(
+        params,
+        given.prompts[:, :size],
+        jnp.minimum(given.lengths, size),
+        max_length=size,
+        source=given.source,
+        source_lengths=given.source_lengths,
+        keep_queries=keep_queries,
+    )
+
+
 def _stepped(decoding, params, texts, cache):
     """Returns the logits `[B, C]` after the last token of each text, and the cache.
 
     A text that has ended has its last token put in its place once more, which changes
     nothing.
     """
-    positions = texts.lengths - 1
+    positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
-    logits, _, cache = decoding.step(params, last, cache.at(cache.layers, positions))
+    logits, _, cache = decoding.step(params, last, cache.at(positions))
     return logits, cache
 
 
@@ -316,9 +354,10 @@ def _with_tokens(texts, tokens, end):
     )
 
 
-def _prompted(prompts, lengths, max_length, end):
+def _prompted(given, max_length, end):
     """Returns the prompts as texts."""
-    tokens = jnp.pad(prompts, [(0, 0), (0, max_length - prompts.shape[1])])
+    lengths, room = given.lengths, max_length - given.prompts.shape[1]
+    tokens = jnp.pad(given.prompts, [(0, 0), (0, room)])
     tokens = _ended(tokens, lengths, end)
     zeros = jnp.zeros(lengths.shape, jnp.float32)
     return _Texts(tokens, lengths, lengths >= max_length, zeros)
@@ -330,13 +369,15 @@ def _ended(tokens, lengths, end):
     return jnp.where(is_after, end, tokens)
 
 
-def _checked(model, prompts, lengths, strategy, max_length, end_token, key):
-    """Returns decoding, prompts of a size that others share, lengths and the end."""
+def _checked(model, given, strategy, max_length, end_token, key):
+    """Returns decoding, what is given with prompts of a common size, and the end."""
     decoding = model.decoding
+    prompts, lengths, source, source_lengths = given
     if decoding is None:
         raise ValueError(
             "model must predict the next token of a text, as causal models of tokens "
-            f"with logits at every position do, got {model!r}."
+            "with logits at every position and encoder-decoders do, got "
+            f"{model!r}."
         )
     if not isinstance(strategy, Strategy):
         raise TypeError(
@@ -344,7 +385,9 @@ def _checked(model, prompts, lengths, strategy, max_length, end_token, key):
         )
     if isinstance(strategy, Sampled) and strategy.temperature and key is None:
         raise ValueError("key must be given where tokens are drawn at random.")
-    checks.integer_in("max_length", max_length, 1, decoding.max_length)
+    longest = None if decoding.max_length is None else decoding.max_length + 1
+    checks.integer_in("max_length", max_length, 1, longest)
+    incremental.check_source(decoding.has_source, source, source_lengths)
     if end_token is not None:
         checks.integer_in("end_token", end_token, 0, None)
     prompts = np.asarray(prompts)
@@ -353,23 +396,23 @@ def _checked(model, prompts, lengths, strategy, max_length, end_token, key):
             "prompts must be tokens [B, P], integers, got "
             f"{prompts.dtype} of shape {prompts.shape}."
         )
-    size, longest = prompts.shape
-    lengths = np.full(size, longest) if lengths is None else np.asarray(lengths)
+    size, columns = prompts.shape
+    lengths = np.full(size, columns) if lengths is None else np.asarray(lengths)
     if lengths.shape != (size,) or not np.issubdtype(lengths.dtype, np.integer):
         raise ValueError(
             f"lengths must be integers [B] = {(size,)}, got {lengths.dtype} of shape "
             f"{lengths.shape}."
         )
-    if (lengths < 1).any() or not longest:
+    if (lengths < 1).any() or not columns:
         raise ValueError("prompts must have at least one token each, got an empty one.")
-    if (lengths > longest).any():
-        raise ValueError(f"lengths must be at most P = {longest}, got {lengths.max()}.")
+    if (lengths > columns).any():
+        raise ValueError(f"lengths must be at most P = {columns}, got {lengths.max()}.")
     if (lengths > max_length).any():
         raise ValueError(
             f"prompts must have at most max_length = {max_length} tokens, got one of "
             f"{lengths.max()}."
         )
-    is_token = np.arange(longest) < lengths[:, None]
+    is_token = np.arange(columns) < lengths[:, None]
     wrong = is_token & ((prompts < 0) | (prompts >= decoding.num_tokens))
     if wrong.any():
         raise ValueError(
@@ -380,7 +423,32 @@ def _checked(model, prompts, lengths, strategy, max_length, end_token, key):
     while shared < lengths.max():
         shared *= 4
     padded = np.zeros((size, min(shared, max_length)), np.int32)
-    columns = min(longest, padded.shape[1])
+    columns = min(columns, padded.shape[1])
     padded[:, :columns] = np.where(is_token, prompts, 0)[:, :columns]
+    if source is not None:
+        source = _checked_source(size, source, source_lengths)
     end = np.int32(_NO_TOKEN if end_token is None else end_token)
-    return decoding, padded, lengths.astype(np.int32), end
+    given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
+    return decoding, given, end
+
+
+def _checked_source(size, source, lengths):
+    """Returns the source as an array."""
+    source = source if isinstance(source, jax.Array) else np.asarray(source)
+    if source.ndim < 2 or len(source) != size:
+        raise ValueError(
+            f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
+            f"{source.shape}."
+        )
+    lengths = np.full(size, source.shape[1]) if lengths is None else np.asarray(lengths)
+    if (
+        lengths.shape != (size,)
+        or not np.issubdtype(lengths.dtype, np.integer)
+        or (lengths < 0).any()
+        or (lengths > source.shape[1]).any()
+    ):
+        raise ValueError(
+            f"source_lengths must be integers [B] from 0 to S = {source.shape[1]}, got "
+            f"{lengths}."
+        )
+    return source

@@ -78,6 +78,20 @@ def _prefix(decoder: bool) -> str:
     return "decoder_" if decoder else ""
 
 
+def valid(inputs: Array, lengths: Array | None) -> Array | None:
+    """Returns the valid positions `[B, T]` of inputs `[B, T, ...]`; None: all are."""
+    if lengths is None:
+        return None
+    return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
+
+
+def zeroed(inputs: Array, valid: Array | None) -> Array:
+    """Returns inputs with zeros in padding, so that NaN there reaches no gradient."""
+    if valid is None:
+        return inputs
+    return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
+
+
 def logits(
     config: Any,
     embedding: hk.Module,

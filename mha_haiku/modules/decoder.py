@@ -54,28 +54,38 @@ class DecoderLayer(encoder.Layer):
     def __call__(
         self,
         x: Array,
-        encoded: Array,
+        encoded: Array | None,
         mask: masks.Mask | Array | None = None,
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
         interventions: intervention.DecoderInterventions | None = None,
+        cache: tuple[encoder.LayerCache, encoder.LayerCache] | None = None,
+        first_query: int | Array = 0,
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
         Args:
           x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, the encoder's output.
+          encoded: `[B..., S, D]`, the encoder's output; None where caches have its
+            keys and values.
           mask: Which position of the decoder may attend to which, besides causality.
           cross_mask: Which of them may attend to which position of the encoder.
           is_training: Whether there is dropout.
           bias: What is added to the scores of the decoder's own positions.
           interventions: What is done to heads and hidden units.
+          cache: Those of self-attention and cross-attention, see `MultiHeadAttention`;
+            with them the changed caches are returned too.
+          first_query: The position of the first of x.
         """
         rate = self.dropout_rate if is_training else 0.0
         given = intervention.checked(interventions, intervention.DecoderInterventions)
-        x, own = self._attended(
+        cached, cross_cached = (
+            {} if own is None else {"cache": own, "first_query": first_query}
+            for own in cache or (None, None)
+        )
+        x, own, *kept = self._attended(
             x,
             None,
             masks.causal() & masks.as_mask(mask),
@@ -84,8 +94,9 @@ class DecoderLayer(encoder.Layer):
             rate=rate,
             bias=bias,
             interventions=given.own,
+            **cached,
         )
-        x, cross = self._attended(
+        x, cross, *cross_kept = self._attended(
             x,
             encoded,
             cross_mask,
@@ -93,9 +104,11 @@ class DecoderLayer(encoder.Layer):
             names=("cross_attention", "norm_2"),
             rate=rate,
             interventions=given.cross,
+            **cross_cached,
         )
         x = self._fed_forward(x, given.for_feed_forward(), norm="norm_3", rate=rate)
-        return x, DecoderMaps(own, cross)
+        rest = () if cache is None else ((*kept, *cross_kept),)
+        return x, DecoderMaps(own, cross), *rest
 
 
 class Decoder(encoder.Stack):
@@ -125,7 +138,7 @@ class Decoder(encoder.Stack):
     def decode(
         self,
         x: Array,
-        encoded: Array,
+        encoded: Array | None,
         mask: masks.Mask | Array | Sequence | None = None,
         cross_mask: masks.Mask | Array | None = None,
         *,
@@ -133,6 +146,8 @@ class Decoder(encoder.Stack):
         bias: positions.ScoreBias | Array | Sequence | None = None,
         interventions: intervention.DecoderInterventions | None = None,
         observe: Callable[[attention.AttentionMap], Any] | None = None,
+        caches: Sequence[tuple[encoder.LayerCache, encoder.LayerCache]] | None = None,
+        first_query: int | Array = 0,
     ) -> encoder.Encoded:
         """Returns the output, the maps of each layer, and what enters each layer.
 
@@ -147,6 +162,8 @@ class Decoder(encoder.Stack):
           interventions: What is done to heads and hidden units of each layer.
           observe: A function of a map whose result is returned in its place; None: the
             map itself.
+          caches: As in `DecoderLayer`, of each of the L layers.
+          first_query: The position of the first of x, where there are caches.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
@@ -155,9 +172,11 @@ class Decoder(encoder.Stack):
         per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
         own, shared = self._divided(mask=mask, bias=bias)
         per_layer |= own
+        if caches is not None:
+            per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
-            output, maps = layer(
+            output, maps, *cache = layer(
                 x,
                 encoded,
                 cross_mask=cross_mask,
@@ -165,6 +184,7 @@ class Decoder(encoder.Stack):
                 **shared,
                 **own,
             )
-            return output, DecoderMaps(*map(observe, maps)) if observe else maps
+            maps = DecoderMaps(*map(observe, maps)) if observe else maps
+            return output, maps, *cache
 
         return self._run(x, per_layer, 0, call)

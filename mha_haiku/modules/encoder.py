@@ -25,6 +25,7 @@ Array = jax.Array
 MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
 MakeFeedForward = Callable[[], feed_forward.FeedForward]
 MakeNorm = Callable[..., Callable[[Array], Array]]
+LayerCache = attention.Prompt | attention.Cache
 
 
 def pre_norm(
@@ -268,7 +269,7 @@ class EncoderLayer(Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
         interventions: intervention.Interventions | None = None,
-        cache: attention.Prompt | attention.Cache | None = None,
+        cache: LayerCache | None = None,
         first_query: int | Array = 0,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the layer's output `[B..., T, D]` and its attention map.
@@ -462,7 +463,7 @@ class Encoder(Stack):
         interventions: intervention.Interventions | None = None,
         first_layer: int = 0,
         observe: Callable[[attention.AttentionMap], Any] | None = None,
-        caches: Sequence[attention.Prompt | attention.Cache] | None = None,
+        caches: Sequence[LayerCache] | None = None,
         first_query: int | Array = 0,
     ) -> Encoded:
         """Returns the output, the attention maps, and what enters each layer.

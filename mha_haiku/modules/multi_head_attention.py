@@ -145,7 +145,8 @@ class MultiHeadAttention(hk.Module):
           dropout_rate: Of the weights, in [0, 1); needs an rng.
           cache: What computes attention, and keeps keys and values: a `Prompt` for the
             tokens of prompts, then the `Cache` that is returned for one new token at a
-            time, whose position is `first_query`. Without dropout.
+            time, whose position is `first_query`. Without dropout. Where the cache has
+            the keys of a source, `key` and `value` are not read.
 
         Returns:
           Output `[B..., T, model_size]` and the map of shape `(B..., H, T, S)`; with a
@@ -156,20 +157,26 @@ class MultiHeadAttention(hk.Module):
         """
         mask = masks.as_mask(mask)
         first_query = implementations.checked_position(first_query)
-        if cache is None:
+        has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
+        if cache is None or (has_keys and cache.is_source):
             query, key, value = self._with_unseen_blanked(
                 query, key, value, mask, first_query
             )
-        elif dropout_rate:
+        if cache is not None and dropout_rate:
             raise ValueError(
                 f"dropout_rate must be 0 with a cache, got {dropout_rate}."
             )
         query = self._heads(query, self.num_heads, self.key_size, "query")
-        key = self._heads(key, self.num_key_value_heads, self.key_size, "key")
-        value = self._heads(value, self.num_key_value_heads, self.value_size, "value")
+        key, value = (
+            self._heads(x, self.num_key_value_heads, size, name) if has_keys else None
+            for x, size, name in (
+                (key, self.key_size, "key"),
+                (value, self.value_size, "value"),
+            )
+        )
         if self.qk_norm:
             query = self.qk_norm(name="query_norm")(query)
-            key = self.qk_norm(name="key_norm")(key)
+            key = self.qk_norm(name="key_norm")(key) if has_keys else None
         if self.smear is not None:
             if cache is None:
                 key = self.smear(key)
@@ -179,7 +186,7 @@ class MultiHeadAttention(hk.Module):
             first_key = 0 if cache is None else first_query
             query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
             key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
-        if self.groups is not None:
+        if self.groups is not None and has_keys:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         score = None
         if self.make_score is not None:

@@ -42,6 +42,20 @@ def _parameters():
     )
 
 
+@functools.cache
+def _translator():
+    config = model_config(
+        family="encoder_decoder",
+        num_layers=1,
+        decoder__num_layers=2,
+        model_size=8,
+        embedding__max_length=N,
+        attention__num_heads=2,
+        feed_forward__hidden_size=9,
+    )
+    return models.build(config, num_tokens=9, feature_size=None, num_classes=C)
+
+
 def _generate(strategy, prompts=PROMPTS, lengths=LENGTHS, **options):
     options = {"max_length": N, "end_token": END, **options}
     return decoding.generate(
@@ -80,6 +94,58 @@ def test_greedy_texts_of_100_prompts_are_those_of_full_passes():
     np.testing.assert_allclose(found.log_probability, total, atol=1e-4)
     assert 20 < (lengths < N).sum() < 80  # some end, some are cut off
     assert len({tuple(text) for text in tokens}) > 50
+
+
+def test_the_last_token_needs_no_position():
+    found = _generate(decoding.Greedy(), max_length=N + 1, keep_queries=True)
+    wanted = _generate(decoding.Greedy(), keep_queries=True)
+    assert found.tokens.shape == (100, N + 1)
+    assert_equal(found.tokens[:, :N], wanted.tokens)
+    for own, each in zip(*map(decoding.maps, (found.cache, wanted.cache)), strict=True):
+        np.testing.assert_allclose(own.weights(), each.weights(), atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [decoding.Greedy(), decoding.Beam(3)])
+def test_an_encoder_decoder_writes_what_full_passes_do(strategy):
+    model, size = _translator(), 6
+    generator = np.random.default_rng(5)
+    source = generator.integers(0, 9, (size, 7))
+    source_lengths = np.array([7, 3, 0, 5, 1, 6])
+    starts = np.full((size, 1), 1)
+    shapes = jax.eval_shape(
+        functools.partial(model.init, decoder_inputs=starts), jax.random.key(0), source
+    )
+    params = jax.tree.map(
+        lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2), shapes
+    )
+    padding = np.arange(7) >= source_lengths[:, None]
+    found = decoding.generate(
+        model,
+        params,
+        starts,
+        strategy=strategy,
+        max_length=N + 1,
+        end_token=END,
+        source=np.where(padding, 8, source),
+        source_lengths=source_lengths,
+    )
+    output = model.apply(
+        params,
+        None,
+        source,
+        lengths=source_lengths,
+        decoder_inputs=found.tokens[:, :N],
+        is_training=False,
+    )
+    own = np.asarray(jax.nn.log_softmax(output.logits))
+    new = np.asarray(found.tokens)[:, 1:]
+    is_written = np.arange(1, N + 1) < np.asarray(found.lengths)[:, None]
+    gains = np.take_along_axis(own, new[..., None], -1)[..., 0]
+    total = np.where(is_written, gains, 0).sum(1)
+    np.testing.assert_allclose(found.log_probability, total, atol=1e-4)
+    if strategy == decoding.Greedy():
+        assert_equal(new[is_written], own.argmax(-1)[is_written])
+    assert np.ptp(own[:, 0], axis=0).max() > 0.1  # sources matter
 
 
 def test_a_beam_of_one_is_greedy():
@@ -215,7 +281,19 @@ def test_programs_are_compiled_once_for_a_size():
         ({"lengths": LENGTHS[:5]}, r"lengths must be integers \[B\] = \(100,\), got"),
         ({"lengths": LENGTHS + P}, "lengths must be at most P = 8, got 16"),
         ({"max_length": 7}, "at most max_length = 7 tokens, got one of 8"),
-        ({"max_length": N + 1}, "max_length must be an integer from 1 to 12, got 13"),
+        ({"max_length": N + 2}, "max_length must be an integer from 1 to 13, got 14"),
+        ({"source": PROMPTS}, "source_lengths must be None: the model has no encoder"),
+        ({"source_lengths": LENGTHS}, "must be None: the model has no encoder"),
+        ({"model": _translator()}, "source must be given"),
+        ({"model": _translator(), "source": PROMPTS[:3]}, "with B = 100, got shape"),
+        (
+            {
+                "model": _translator(),
+                "source": PROMPTS,
+                "source_lengths": LENGTHS + 1,
+            },
+            "source_lengths must be integers .B. from 0 to S = 8, got",
+        ),
         ({"prompts": PROMPTS + 1}, "tokens from 0 to 5, got 6"),
         ({"prompts": PROMPTS[0]}, r"tokens \[B, P\], integers, got int64 of shape"),
         ({"prompts": PROMPTS * 1.0}, "integers, got float64"),

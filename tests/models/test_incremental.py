@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import models, modules
+from mha_haiku import attention, models, modules
 from mha_haiku.models import incremental
 from tests import everyday
 from tests.tiny_runs import model_config
@@ -60,7 +60,7 @@ MODELS = {
 }
 
 
-def _build(**fields):
+def _config(**fields):
     own = {
         "family": "causal",
         "num_layers": L,
@@ -70,15 +70,19 @@ def _build(**fields):
         "attention__key_size": K,
         "feed_forward__hidden_size": 7,
     }
-    config = model_config(**{**own, **fields})
+    return model_config(**{**own, **fields})
+
+
+def _build(**fields):
+    config = _config(**fields)
     return models.build(config, num_tokens=C, feature_size=None, num_classes=C)
 
 
-def _parameters(model):
+def _parameters(init, inputs=TOKENS):
     generator = np.random.default_rng(1)
     return jax.tree.map(
         lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2),
-        jax.eval_shape(model.init, jax.random.key(0), TOKENS),
+        jax.eval_shape(init, jax.random.key(0), inputs),
     )
 
 
@@ -112,10 +116,10 @@ def _all_steps(model, params, given=None, keep_queries=False):
     return logits, steps, cache
 
 
-@pytest.mark.parametrize("name", everyday.some(MODELS, 4))
+@pytest.mark.parametrize("name", everyday.some(MODELS, 3))
 def test_logits_and_maps_with_a_cache_are_those_without(name):
     model = _build(**MODELS[name])
-    params = _parameters(model)
+    params = _parameters(model.init)
     wanted, weights = _whole(model, params)
     # A few last places of 8 bits of logits up to about 10.
     tolerance = 0.1 if name == "bfloat16" else 1e-5
@@ -137,7 +141,7 @@ def test_logits_and_maps_with_a_cache_are_those_without(name):
 @pytest.mark.parametrize("name", everyday.some(["t5", "additive", "pruned"], 1))
 def test_the_map_of_a_text_is_that_of_the_whole(name):
     model = _build(**MODELS[name])
-    params = _parameters(model)
+    params = _parameters(model.init)
     _, weights = _whole(model, params)
     _, _, cache = _all_steps(model, params, keep_queries=True)
     maps = incremental.maps(cache)
@@ -152,9 +156,109 @@ def test_the_map_of_a_text_is_that_of_the_whole(name):
         incremental.maps(_all_steps(model, params)[2])
 
 
+SOURCE_LENGTHS = np.array([4, 0, 7])
+SOURCE = np.random.default_rng(2).integers(0, 13, (B, 7))
+TRANSLATORS = {
+    "learned": {},
+    "grouped, rotary, smeared, normed": {
+        "num_key_value_heads": 2,
+        "positions": "rotary",
+        "smear_keys": True,
+        "qk_norm": True,
+    },
+    "window, t5, scanned": {
+        "attention__window": 2,
+        "positions": "t5",
+        "scan_layers": True,
+    },
+    "pruned, alibi": {
+        "positions": "alibi",
+        "kept_heads": [[0, 1], [0, 2, 3], [1, 2], [], [0, 3], [1, 2, 3]],
+    },
+    "bfloat16": {"precision": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", everyday.some(TRANSLATORS, 1))
+@pytest.mark.parametrize("keep_queries", everyday.some([True, False], 1))
+def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
+    config = _config(family="encoder_decoder", **TRANSLATORS[name])
+    model = models.build(config, num_tokens=13, feature_size=None, num_classes=C)
+    init = functools.partial(model.init, decoder_inputs=TOKENS)
+    params = _parameters(init, SOURCE)
+    given = modules.Interventions(units=np.linspace(0.5, 1, 4 * 7).reshape(4, 7))
+
+    @jax.jit
+    def whole(params):
+        output = model.apply(
+            params,
+            None,
+            SOURCE,
+            lengths=SOURCE_LENGTHS,
+            decoder_inputs=TOKENS,
+            interventions=given,
+            is_training=False,
+        )
+        return output.logits, jax.tree.map(
+            lambda each: each.weights(), output.maps, is_leaf=_is_map
+        )
+
+    @jax.jit
+    def steps(params):
+        padding = np.arange(7) >= SOURCE_LENGTHS[:, None]
+        logits, cache = model.decoding.prefill(
+            params,
+            OTHER[:, :P],
+            LENGTHS,
+            max_length=S,
+            source=np.where(padding, 12, SOURCE),
+            source_lengths=SOURCE_LENGTHS,
+            keep_queries=keep_queries,
+            interventions=given,
+        )
+
+        def step(cache, tokens):
+            logits, maps, cache = model.decoding.step(
+                params, tokens, cache, interventions=given
+            )
+            cross = [jax.vmap(lambda row: row.weights())(each) for each in maps.cross]
+            return cache, (logits, cross)
+
+        tokens = np.stack([TOKENS[np.arange(B), LENGTHS + i] for i in range(STEPS)])
+        cache, (later, cross) = jax.lax.scan(step, cache, tokens)
+        return logits, later, cross, cache
+
+    wanted, weights = whole(params)
+    first, logits, cross, cache = steps(params)
+    tolerance = 0.1 if name == "bfloat16" else 1e-5
+    for b, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=tolerance)
+        np.testing.assert_allclose(
+            logits[:, b], wanted[b, n : n + STEPS], atol=tolerance
+        )
+        for rows, own in zip(cross, weights.cross, strict=True):
+            if not own.shape[1]:
+                continue
+            own = np.moveaxis(own[b, :, n : n + STEPS], 1, 0)
+            np.testing.assert_allclose(rows[:, b, :, 0], own, atol=tolerance)
+    if not keep_queries:
+        return
+    maps = incremental.maps(cache)
+    assert maps.kinds == weights.kinds == (2, 2, 2)
+    for i, (found, each) in enumerate(zip(maps, weights, strict=True)):
+        assert found.shape == each.shape
+        for b, n in enumerate(LENGTHS + STEPS if i > 1 else SOURCE_LENGTHS):
+            own = np.asarray(each[b]) * (np.arange(each.shape[2]) < n)[:, None]
+            np.testing.assert_allclose(found.weights()[b], own, atol=tolerance)
+
+
+def _is_map(x):
+    return isinstance(x, attention.AttentionMap)
+
+
 def test_interventions_hold_in_steps():
     model = _build()
-    params = _parameters(model)
+    params = _parameters(model.init)
     given = modules.Interventions(heads=np.float32([[1, 0, 0.5, 1], [0, 1, 1, 1]]))
     wanted, _ = _whole(model, params, given)
     first, (logits, *_), _ = _all_steps(model, params, given)
@@ -166,7 +270,7 @@ def test_interventions_hold_in_steps():
 
 def test_what_is_observed_stands_in_the_place_of_maps():
     model = _build()
-    params = _parameters(model)
+    params = _parameters(model.init)
     _, cache = model.decoding.prefill(params, TOKENS[:, :P], LENGTHS, max_length=S)
     step = functools.partial(model.decoding.step, params, TOKENS[:, P])
     _, maps, _ = step(cache)
@@ -179,7 +283,7 @@ def test_what_is_observed_stands_in_the_place_of_maps():
 
 def test_a_full_cache_takes_no_more():
     model = _build()
-    params = _parameters(model)
+    params = _parameters(model.init)
     _, cache = model.decoding.prefill(params, TOKENS[:, :3], LENGTHS, max_length=5)
     with pytest.raises(ValueError, match="room for max_length = 5 tokens"):
         model.decoding.step(params, TOKENS[:, 0], cache)
