@@ -158,7 +158,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
         Raises:
           ConfigError: If it is empty, has characters that no number's words have, or
-            is a larger number than 999,999.
+            is longer than the words of all numbers up to `largest`.
         """
         words = text.strip()
         if words.isdecimal():
@@ -170,7 +170,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
                 f"text must be a number in words for {self.name}, got {text!r}."
             )
         self._tokenizers[0].check_known(words)
-        return self._tokenizers[0].encode(words)
+        return self.fitting(self._tokenizers[0].encode(words))
 
     def alignment(self, example: base.Example) -> np.ndarray | None:
         """Returns which letters of the source say what a target's letters say.

@@ -132,7 +132,8 @@ class Pronounce(sequence_to_sequence.PairsTask):
           `[s]` int32.
 
         Raises:
-          ConfigError: If it is empty, or has other signs than letters, `'`, `-`, `.`.
+          ConfigError: If it is empty, longer than the longest word, or has other signs
+            than letters, `'`, `-` and `.`.
         """
         word = text.strip().lower()
         if not word:
@@ -143,7 +144,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
                     f"text must be one word of the letters a to z, ' - and . for "
                     f"{self.name}, got {letter!r} in {text!r}."
                 )
-        return np.array(_encoded(word), np.int32)
+        return self.fitting(np.array(_encoded(word), np.int32))
 
     def right_answers(self, example: base.Example) -> list[list[int]]:
         """Returns all pronunciations of the example's word that the dictionary has."""

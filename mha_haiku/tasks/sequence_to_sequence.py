@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku import checks
 from mha_haiku.tasks import base, sampling
 
 # What a source is filled up with; masked as its length says, so any token would do.
@@ -80,6 +81,27 @@ class SequenceToSequence(base.Task):
     def target_label(self, token: int) -> str:
         """Returns the text of a target's token, in [0, V)."""
         return str(token)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's source; see `Task.encode`.
+
+        Raises:
+          ConfigError: If there are none or more than S, or one is not a token.
+        """
+        return self.fitting(super().encode(text))
+
+    def fitting(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the tokens of a user's source, which are at most S.
+
+        Raises:
+          ConfigError: If they are more.
+        """
+        if len(tokens) > self.sequence_length:
+            raise checks.ConfigError(
+                f"text must have at most {self.sequence_length} tokens, as the longest "
+                f"source of {self.name}, got {len(tokens)}."
+            )
+        return tokens
 
     def labels(self, example: base.Example) -> list[str]:
         """Returns the text of each position of the source."""

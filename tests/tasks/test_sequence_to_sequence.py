@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mha_haiku import tasks
+from mha_haiku import checks, tasks
 from mha_haiku.tasks import edit_distance, sequence_to_sequence
 
 OPTIONS = {
@@ -108,6 +108,17 @@ def test_right_answers_have_no_errors(name, sampled):
 def test_axes_that_devices_split_are_those_of_batch_and_positions(name, sampled):
     axes = sampled(make(name)).axes()
     assert axes == tasks.Example("BT", "BT", "BT", "B", "BT", "B")
+
+
+@every_task
+def test_encoded_source_is_that_of_the_example_and_no_longer(name, sampled):
+    task, example = make(name), first(sampled(make(name)))
+    separator = " " if name.endswith("seq2seq") else ""
+    text = separator.join(task.labels(example)[: example.lengths])
+    np.testing.assert_array_equal(task.encode(text), example.inputs[: example.lengths])
+    long = separator.join([text] * (1 + task.sequence_length))
+    with pytest.raises(checks.ConfigError, match="text must have at most"):
+        task.encode(long)
 
 
 tokens = st.lists(st.integers(0, 3), max_size=5)
