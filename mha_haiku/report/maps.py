@@ -7,6 +7,7 @@ and a layer is of one of the `KINDS`, which have different axes.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -158,11 +159,17 @@ class Maps:
         if kind in ("", "encoder"):
             return tuple(source)
         tokens, predicted, edges, lengths, _ = self.decoder
+        predicts, reads = self._notes
         if kind == "decoder":
-            notes = _said("predicts", predicted)
-            return (Side(tokens, edges, lengths, "token read", notes),) * 2
-        notes = _said("reads", tokens)
-        return Side(predicted, edges, lengths, "token predicted", notes), source[1]
+            return (Side(tokens, edges, lengths, "token read", predicts),) * 2
+        return Side(predicted, edges, lengths, "token predicted", reads), source[1]
+
+    @functools.cached_property
+    def _notes(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is said beside the tokens that a decoder reads, and that it predicts."""
+        return _said("predicts", self.decoder.predicted), _said(
+            "reads", self.decoder.tokens
+        )
 
     def shown_lengths(self, example: int, layer: int = 0) -> tuple[int, int]:
         """Returns how many queries and keys of an example are valid in a layer."""
