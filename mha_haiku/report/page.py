@@ -98,7 +98,8 @@ def contents(shown: Dossier) -> dict[str, Any]:
       `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
       has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
       (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`
-      and `channels`; and `kinds`: what layers of a kind have in place of these
+      and `channels`; where layers are of several kinds they have their `kind`, and an
+      example `kinds`: what layers of a kind have in place of these
       (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
       pairs of positions.
 
@@ -207,8 +208,8 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             {
                 "name": labels.one_line(layer.name),
                 "heads": list(map(labels.one_line, layer.heads)),
-                "kind": labels.one_line(layer.kind),
             }
+            | ({"kind": labels.one_line(layer.kind)} if layer.kind else {})
             for layer in maps.layers
         ],
         "numbers": [_number(*item, heads) for item in maps.numbers.items()],
@@ -270,8 +271,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "images": _images(example.images),
         "patches": patches,
         "channels": None if channels is None else list(map(_channels, channels)),
-        "kinds": kinds,
-    }
+    } | ({"kinds": kinds} if kinds else {})
 
 
 def _kind(axes: Axes) -> dict[str, Any]:
