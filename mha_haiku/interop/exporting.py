@@ -28,6 +28,7 @@ def export(
     params: Any,
     inputs: Any,
     *,
+    decoder_inputs: Any = None,
     weights: bool = False,
     platforms: Sequence[str] | None = None,
 ) -> Path:
@@ -42,8 +43,11 @@ def export(
       model: The model.
       params: Its parameters.
       inputs: An example: tokens `[B, T]` or features `[B, T, D]`; the shape counts.
+      decoder_inputs: The same of what a decoder reads, `[B, T]`, of models with one;
+        the program takes these and their lengths after the first two.
       weights: Whether it also returns all attention weights, `[L, B, H, T, T]`; all
-        layers must have the same number of heads then.
+        layers must have the same number of heads then. With a decoder they are
+        "encoder_weights", "decoder_weights" and "cross_weights".
       platforms: What it is to run on, of "cpu", "cuda", "rocm" and "tpu"; None: what it
         is written on.
 
@@ -54,20 +58,32 @@ def export(
       ConfigError: If the file cannot be written, or flatbuffers is missing.
     """
     _check_flatbuffers()
-    inputs = jnp.asarray(inputs)
+    given = [jnp.asarray(x) for x in (inputs, decoder_inputs) if x is not None]
 
-    def forward(inputs, lengths):
-        output = model.apply(params, None, inputs, lengths=lengths, is_training=False)
+    def forward(inputs, lengths, *read):
+        names = "decoder_inputs", "decoder_lengths"
+        output = model.apply(
+            params,
+            None,
+            inputs,
+            lengths=lengths,
+            **dict(zip(names, read, strict=False)),
+            is_training=False,
+        )
         results = {"output": output.output, "logits": output.logits}
         if weights:
-            results["weights"] = jnp.stack([each.weights() for each in output.maps])
+            results |= _weights(output.maps)
         return {name: x for name, x in results.items() if x is not None}
 
     # A type of its own could not be read where this package is missing.
-    shapes = (
-        jax.ShapeDtypeStruct(inputs.shape, inputs.dtype),
-        jax.ShapeDtypeStruct(inputs.shape[:1], np.int32),
-    )
+    shapes = [
+        shape
+        for x in given
+        for shape in (
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.ShapeDtypeStruct(x.shape[:1], np.int32),
+        )
+    ]
     exported = jax.export.export(jax.jit(forward), platforms=platforms)(*shapes)
     path = Path(file).expanduser()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -81,6 +97,15 @@ def export(
             f"{path} cannot be written: {error.strerror}."
         ) from None
     return path
+
+
+def _weights(maps) -> dict[str, jax.Array]:
+    kinds = {"weights": maps}
+    if isinstance(maps, models.Maps):
+        kinds = {f"{kind}_weights": getattr(maps, kind) for kind in models.KINDS}
+    return {
+        name: jnp.stack([each.weights() for each in own]) for name, own in kinds.items()
+    }
 
 
 def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]:

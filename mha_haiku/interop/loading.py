@@ -114,6 +114,8 @@ def sizes_of(config: Any, params: Mapping[str, Mapping[str, Any]]) -> Sizes:
         feature_size = embedding["w"].shape[0]
     logits = params.get("logits", {})
     num_classes = num_tokens or 1
+    if "decoder_embedding" in params:
+        num_classes = params["decoder_embedding"]["embeddings"].shape[0]
     if "w" in logits:
         num_classes = logits["w"].shape[-1]
     return Sizes(num_tokens, feature_size, num_classes)
@@ -141,7 +143,8 @@ def _load_own(found, dtype) -> Imported:
         ) from None
     model = models.build(config, **sizes._asdict())
     wanted = {
-        f"{module}/{name}": x.shape for module, name, x in _leaves(shapes(model, sizes))
+        f"{module}/{name}": x.shape
+        for module, name, x in _leaves(shapes(config, model, sizes))
     }
     missing = [name for name in wanted if name not in found.arrays]
     unknown = [name for name in found.arrays if name not in wanted]
@@ -318,16 +321,18 @@ def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, tuple[int, ...]]:
                 config[section][field] = value[:1]
     model = models.build(config, **sizes._asdict())
     return {
-        f"{module}/{name}": x.shape for module, name, x in _leaves(shapes(model, sizes))
+        f"{module}/{name}": x.shape
+        for module, name, x in _leaves(shapes(config, model, sizes))
     }
 
 
-def shapes(model: models.Model, sizes: Sizes) -> Any:
-    """Returns the tree of shapes of a model's parameters."""
-    inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
+def shapes(config: Any, model: models.Model, sizes: Sizes) -> Any:
+    """Returns the tree of shapes of the parameters of a config's model."""
+    tokens = inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
     if sizes.num_tokens is None:
         inputs = jax.ShapeDtypeStruct((1, 1, sizes.feature_size), np.float32)
-    return jax.eval_shape(model.init, jax.random.key(0), inputs)
+    read = (None, tokens) if models.num_decoder_layers(config) else ()
+    return jax.eval_shape(model.init, jax.random.key(0), inputs, *read)
 
 
 def _is_by_layer(field, value) -> bool:
