@@ -21,8 +21,8 @@ FLAGS = command_line.flag_values(
         "metric": (
             str,
             None,
-            "Ablation measures the change of this: loss, accuracy or drift; the run's "
-            "own if left out.",
+            "Ablation measures the change of this: loss, accuracy, exact_match or "
+            "drift; the run's own if left out.",
         ),
         "closing": (str, "mean", "What closed heads pass on: zero, mean or resample."),
         "out": (str, None, "Folder to write to; <workdir>/heads if left out."),

@@ -17,7 +17,11 @@ FLAGS = command_line.flag_values(
         "workdir": (str, None, "Folder of the run."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "examples": (int, 64, "Number of held-out examples to average over."),
-        "layers": (list, None, "Layers, as 0,2; all if left out."),
+        "layers": (
+            "addresses",
+            None,
+            "Layers, as 0,2 or, where there are kinds, cross.0,decoder; default: all.",
+        ),
         "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,

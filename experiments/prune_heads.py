@@ -5,9 +5,10 @@ Run: python -m experiments.prune_heads --workdir=runs/sort --sweep
      python -m experiments.prune_heads --workdir=runs/sort --metric_drop=0.01
 
 --keep keeps that share of the heads, and --metric_drop the fewest heads whose held-out
-accuracy falls by at most that. The pruned model is saved as a new run, which --steps
-trains further. --keep_units=0.5 prunes each layer's hidden units too, before the heads.
---sweep prints and draws the whole curve, or with one of the two the curve to there.
+accuracy (exact match, where answers are sequences) falls by at most that. The pruned
+model is saved as a new run, which --steps trains further. --keep_units=0.5 prunes each
+layer's hidden units too, before the heads. --sweep prints and draws the whole curve, or
+with one of the two the curve to there.
 """
 
 import functools
@@ -25,7 +26,7 @@ FLAGS = command_line.flag_values(
         "metric_drop": (
             float,
             None,
-            "How far the held-out accuracy may fall, or the drift rise.",
+            "How far the held-out accuracy or exact match may fall, or the drift rise.",
         ),
         "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
         "order": (str, "ablation", "Order of removal: greedy, random, or a measure."),

@@ -52,20 +52,21 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
     @jax.jit
     def sums(params, example):
         output = subject.run(*subject.compact(model, params), example)
-        batch_size, length = output.maps[0].shape[0], output.maps[0].shape[-2]
-        counted = jnp.ones((batch_size, length), jnp.float32)
-        if example.lengths is not None:
-            counted = (jnp.arange(length)[None] < example.lengths[:, None]) * 1.0
 
-        def total(attention_map):
+        def total(attention_map, kind):
+            batch_size, *_, length, _ = attention_map.shape
+            counted = jnp.ones((batch_size, length), jnp.float32)
+            _, lengths = subject.queries(example, kind)
+            if lengths is not None:
+                counted = (jnp.arange(length)[None] < lengths[:, None]) * 1.0
             outputs = subject.head_outputs(attention_map)
-            return jnp.einsum("bt,bthv->hv", counted, outputs)
+            return jnp.einsum("bt,bthv->hv", counted, outputs), counted.sum()
 
-        return subject.of_maps(output.maps, total), counted.sum()
+        return subject.of_kinds(output.maps, total)
 
     batch_sums = subject.over(batches, lambda example: sums(params, example))
-    layers, count = functools.reduce(
+    layers = functools.reduce(
         lambda total, each: jax.tree.map(jnp.add, total, each), batch_sums
     )
-    means = [layer / count for layer in layers]
+    means = [total / count for total, count in layers]
     return lambda clean: means

@@ -46,7 +46,8 @@ def drift_subject(
 def mean_pooled(model: models.Model) -> models.Model:
     """Returns the model with vectors `[B, D]` in place of logits.
 
-    A vector is the mean of an example's outputs over its valid positions.
+    A vector is the mean of an example's outputs over its valid positions; of an
+    encoder-decoder those of the decoder.
 
     Args:
       model: The model; its `Output` must have `output`.
@@ -54,6 +55,8 @@ def mean_pooled(model: models.Model) -> models.Model:
 
     def apply(params, rng, inputs, *, lengths=None, **options):
         output = model.apply(params, rng, inputs, lengths=lengths, **options)
+        if options.get("decoder_inputs") is not None:
+            lengths = options.get("decoder_lengths")
         return output._replace(logits=_means(output.output, lengths))
 
     scanned = getattr(model, "scanned", None)

@@ -9,7 +9,6 @@ and head, the larger the more the head matters to the metric (`statistic`: the m
 statistic shows). `unit_gradient` does the same for hidden units.
 """
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -33,9 +32,11 @@ class Importance(NamedTuple):
     Attributes:
       per_example: `[N, L, H]` float64, in units of the metric; NaN where a layer has
         fewer heads.
+      kinds: The kind of each of the L layers; () where there is one kind.
     """
 
     per_example: np.ndarray
+    kinds: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         shown = f"{display.array(self.per_example)} [N, L, H]"
@@ -45,7 +46,7 @@ class Importance(NamedTuple):
                 layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
                 shown += (
                     f", means from {np.nanmin(mean):.3g} to {np.nanmax(mean):.3g}, the "
-                    f"largest of layer {layer}, head {head}"
+                    f"largest of {subject.label(self.kinds, layer)}, head {head}"
                 )
         return f"Importance({shown})"
 
@@ -71,7 +72,8 @@ class Importance(NamedTuple):
         al. 2019, section 4.1.
         """
         norm = np.sqrt(np.nansum(self.mean**2, axis=-1, keepdims=True))
-        return Importance(self.per_example / np.where(norm > 0, norm, 1))
+        per_example = self.per_example / np.where(norm > 0, norm, 1)
+        return self._replace(per_example=per_example)
 
 
 class Measure(NamedTuple):
@@ -267,5 +269,17 @@ def _check_slope(of: subject.Subject) -> None:
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
     """Returns the importance from a program of a batch to L arrays `[B, H]`."""
-    batches = subject.over(of.batches, functools.partial(measure, of.params))
-    return Importance(np.concatenate([subject.padded(layers) for layers in batches]))
+    seen = []
+
+    def of_batch(example):
+        seen[:] = [example]
+        return measure(of.params, example)
+
+    batches = subject.over(of.batches, of_batch)
+    per_example = np.concatenate([subject.padded(layers) for layers in batches])
+    return Importance(per_example, _kinds(of, seen[0], per_example.shape[1]))
+
+
+def _kinds(of, example, num_layers) -> tuple[str, ...]:
+    kinds = subject.kinds_of(of.model, of.params, example)
+    return tuple(kinds) if len(kinds) == num_layers else ()  # not those of units

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, tiles
+from mha_haiku import attention, models, tiles
 
 Array = jax.Array
 Rows = int | tiles.Index
@@ -150,6 +150,11 @@ def check_maps(maps: Sequence[attention.AttentionMap]) -> None:
     """Raises ValueError unless maps are of layers of self-attention over one input."""
     if not maps:
         raise ValueError("maps must have at least one layer, got none.")
+    if isinstance(maps, models.Maps):
+        raise ValueError(
+            "maps must be of one stack of layers, got those of an encoder-decoder; "
+            "output.maps.encoder are such."
+        )
     shapes = [(*layer.shape[:-3], *layer.shape[-2:]) for layer in maps]
     if len(set(shapes)) > 1 or shapes[0][-1] != shapes[0][-2]:
         raise ValueError(

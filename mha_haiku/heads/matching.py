@@ -13,6 +13,10 @@ import numpy as np
 from mha_haiku import display, models, tasks
 from mha_haiku.heads import subject
 
+# In place of the divergence of heads of different kinds: more than any, so that such
+# are paired only where nothing else is left, and then dropped.
+_APART = 10.0
+
 
 class Matching(NamedTuple):
     """Heads of two models, one to one.
@@ -39,7 +43,8 @@ def match(
 ) -> Matching:
     """Returns the pairs of heads of two models, such as two seeds, that attend alike.
 
-    Any layers may be paired; the pairs are those of the least total divergence.
+    Any layers may be paired, of encoder-decoders those of one kind; the pairs are those
+    of the least total divergence.
 
     Args:
       first: A model and its parameters.
@@ -55,14 +60,24 @@ def match(
     def diverge(one, other, example):
         maps = subject.run(first[0], one, example).maps
         others = subject.run(second[0], other, example).maps
-        rows = [
-            jnp.concatenate([a.divergence(b).mean(0) for b in others], -1) for a in maps
-        ]
-        return jnp.concatenate(rows)
+        rows, columns = (
+            list(zip(subject.kinds(each), each, strict=True)) for each in (maps, others)
+        )
+
+        def compared(kind, a, other_kind, b):
+            if kind == other_kind:
+                return a.divergence(b).mean(0)
+            return jnp.full((a.shape[-3], b.shape[-3]), _APART)
+
+        return jnp.block(
+            [[compared(*row, *column) for column in columns] for row in rows]
+        )
 
     divergences = subject.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.mean(divergences, axis=0, dtype=np.float64)
     rows, columns = scipy.optimize.linear_sum_assignment(divergence)
+    of_one_kind = divergence[rows, columns] < _APART
+    rows, columns = rows[of_one_kind], columns[of_one_kind]
     example = next(iter(batches))
     places = [
         np.array(

@@ -55,6 +55,25 @@ def mistakes(
     return _mistakes(correct or _likeliest)
 
 
+def failures(
+    correct: Callable[[Array, tasks.Example], Array] | None = None,
+) -> "Metric":
+    """Returns the metric that is 1 for an example with any wrong answer, else 0.
+
+    Its mean is one minus the share of exact matches.
+
+    Args:
+      correct: As `mistakes` takes it.
+    """
+    correct = correct or _likeliest
+
+    def has_mistake(logits, example):
+        wrong = ~correct(logits, example) & (example.weights > 0)
+        return wrong.any(tuple(range(1, wrong.ndim))).astype(jnp.float32)
+
+    return has_mistake
+
+
 def drift(logits: Array, example: tasks.Example) -> Array:
     """Returns one minus the cosine of two vectors of each example, `[B]` in [0, 2].
 

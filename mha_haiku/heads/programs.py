@@ -130,16 +130,17 @@ def numbers(model, name) -> Program:
     @jax.jit
     def program(params, example):
         own, params = subject.compact(model, params)
-        is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
-        tokens = example.inputs if is_tokens else None
 
-        def number(attention_map):
+        def number(attention_map, kind):
+            tokens = subject.tokens(example, kind)
             values = getattr(attention_map.statistics(tokens=tokens), name)
+            if values is None and kind == "cross":  # two texts have no equal tokens
+                return jnp.full(attention_map.shape[:-2], jnp.nan)
             if values is None or values.shape != attention_map.shape[:-2]:
                 raise ValueError(f"{name!r} is not one number per head.")
             return values
 
-        return subject.of_maps(subject.run(own, params, example).maps, number)
+        return subject.of_kinds(subject.run(own, params, example).maps, number)
 
     return program
 
@@ -252,7 +253,9 @@ def _open(clean) -> list[Array]:
 
 def _over(function: Callable, gates: Array, example: tasks.Example) -> Array:
     """Returns the function of each row of gates; runs as many at once as is fastest."""
-    positions = example.inputs.shape[0] * example.inputs.shape[1]
+    inputs = example.inputs, example.decoder_inputs
+    length = max(x.shape[1] for x in inputs if x is not None)
+    positions = example.inputs.shape[0] * length
     most = _POSITIONS_AT_ONCE.get(jax.default_backend(), _POSITIONS_ON_ACCELERATORS)
     at_once = max(1, min(len(gates), most // positions))
     batch_size = at_once if at_once > 1 else None

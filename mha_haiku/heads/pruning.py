@@ -235,12 +235,12 @@ def _names(keep, layers) -> list[list[int]]:
             f"{len(keep)}."
         )
     result = []
-    for i, (row, layer) in enumerate(zip(keep, layers, strict=True)):
+    for row, layer in zip(keep, layers, strict=True):
         names = _indices(row)
         absent = sorted(set(names) - set(layer.names))
         if absent or len(set(names)) < len(names):
             raise ValueError(
-                f"layer {i} must keep some of its heads {list(layer.names)}, each "
+                f"{layer.label} must keep some of its heads {list(layer.names)}, each "
                 f"once, got {names}."
             )
         result.append(names)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, display, models, tasks
-from mha_haiku.heads import subject
+from mha_haiku.heads import alignment, subject
 
 Array = jax.Array
 
@@ -36,6 +36,8 @@ class Role(NamedTuple):
 
 
 ROLES = {
+    # Of cross-attention alone, if the task says where its rows should look.
+    "aligned": Role(0.5, alignment.label("aligned")),
     "previous_token": Role(0.5, "mass on the position before the query's"),
     "next_token": Role(0.5, "mass on the position after the query's"),
     "own_position": Role(0.5, "mass on the query's own position: near the identity"),
@@ -49,6 +51,10 @@ ROLES = {
         score="induction_of_repeated",
     ),
     "positional": Role(0.9, "share of queries with the largest weight at one offset"),
+    # Of cross-attention alone, whose positions are those of two texts.
+    "monotonic": Role(
+        0.9, "correlation, up or down, of a query's place and its largest weight's"
+    ),
     "uniform": Role(
         0.95, "entropy, as a share of that of equal weights", score="relative_entropy"
     ),
@@ -70,16 +76,18 @@ class Roles(NamedTuple):
     Attributes:
       names: `[L, H]` strings: the role whose score goes furthest from its threshold (0)
         to 1; "mixed" where no score reaches its threshold, "" where there is no head.
-      scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head;
-        without "separator" if none are given, and without scores of tokens if inputs
-        are features.
+      scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head,
+        or none such for its kind; without "separator" if none are given, and without
+        scores of tokens if inputs are features.
       offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
         with its largest weight.
+      kinds: The kind of each of the L layers; () where there is one kind.
     """
 
     names: np.ndarray
     scores: dict[str, np.ndarray]
     offsets: np.ndarray
+    kinds: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         counts = collections.Counter(name for name in np.ravel(self.names) if name)
@@ -96,14 +104,19 @@ def roles(
     batches: Iterable[tasks.Example],
     *,
     separators: Sequence[int] = (),
+    align: alignment.Align | None = None,
 ) -> Roles:
     """Returns the role of each head on some data.
+
+    A cross head can be aligned, monotonic, positional, uniform or broad, or a sink of
+    the first token or of separators.
 
     Args:
       model: The model.
       params: Its parameters.
       batches: The data.
-      separators: Tokens that count as separators.
+      separators: Tokens that count as separators; of an encoder-decoder in its source.
+      align: Where cross heads should look, such as a task's `alignments`.
 
     Source: positional heads (0.9) Voita et al. 2019, section 5.1,
     https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
@@ -111,15 +124,34 @@ def roles(
     https://arxiv.org/abs/2209.11895.
     """
     observe = _observer(model, tuple(separators))
-    sums = subject.over(batches, lambda example: observe(params, example))
+
+    seen = []
+
+    def of_batch(example):
+        seen[:] = [example]
+        aligned = None
+        if align is not None and example.decoder_inputs is not None:
+            shape = *example.decoder_inputs.shape, example.inputs.shape[1]
+            known = alignment.of_batch(align, subject.fetched(example))
+            # Where nothing is known, the same program as for other batches.
+            aligned = known.get("aligned", np.zeros(shape, bool))
+        return observe(params, example, aligned)
+
+    sums = subject.over(batches, of_batch)
     sums = jax.tree.map(np.float64, sums)
     total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
     scores, offsets = zip(*total, strict=True)
     means = [
-        {name: x / max(count, 1e-9) for name, (x, count) in layer.items()}
+        {
+            # Where nothing is aligned, the share of it is not known.
+            name: np.where((count > 0) | (name != "aligned"), x, np.nan)
+            / np.maximum(count, 1e-9)
+            for name, (x, count) in layer.items()
+        }
         for layer in scores
     ]
-    return _named(means, offsets)
+    kinds = subject.kinds_of(model, params, seen[0])
+    return _named(means, offsets)._replace(kinds=tuple(kinds))
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
@@ -145,30 +177,37 @@ def _observer(model, separators):
     """Returns the compiled observation of a batch; cached, so it compiles once."""
 
     @jax.jit
-    def observe(params, example):
-        output = subject.run(model, params, example)
+    def observe(params, example, aligned):
+        maps = subject.run(model, params, example).maps
         chosen = jnp.array(separators, jnp.int32)
-        return [_observed(each, example, chosen) for each in output.maps]
+        return [
+            _observed(each, kind, example, chosen, aligned)
+            for each, kind in zip(maps, subject.kinds(maps), strict=True)
+        ]
 
     return observe
 
 
-def _observed(attention_map, example, separators):
+def _observed(attention_map, kind, example, separators, aligned):
     """Returns sums of scores over a batch, by name, and counts of offsets.
 
     Each score is a pair: its sum `[H]`, and the number to divide by. That is the number
-    of examples, or for induction the sum of the shares of queries that count.
+    of examples with a query that sees something, or for induction the sum of the shares
+    of queries that count.
     """
-    is_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
-    tokens = example.inputs if is_tokens else None
-    positions = jnp.isin(tokens, separators) if is_tokens and separators.size else None
+    tokens = subject.tokens(example, kind)
+    of_source = jnp.issubdtype(example.inputs.dtype, jnp.integer) and kind != "decoder"
+    positions = None
+    if of_source and separators.size:
+        positions = jnp.isin(example.inputs, separators)
     statistics = attention_map.statistics(tokens=tokens, positions=positions)
     *_, num_queries, num_keys = attention_map.shape
     weights, places = attention_map.top(1)
     seen = weights[..., 0] > 0  # not fully masked
     rows = jnp.arange(num_queries).reshape(*(1,) * (seen.ndim - 1), -1)
-    offset = rows - places[..., 0] + num_keys - 1
-    num_heads, num_offsets = attention_map.shape[-3], num_queries + num_keys - 1
+    widest = max(num_queries, num_keys)
+    offset = rows - places[..., 0] + widest - 1
+    num_heads, num_offsets = attention_map.shape[-3], 2 * widest - 1
     heads = jnp.arange(num_heads)[None, :, None]
     # One histogram for all heads: a bin per head and offset. Fully masked queries go to
     # a bin past the end, which bincount drops.
@@ -177,19 +216,29 @@ def _observed(attention_map, example, separators):
     most = _entropy_of_equal_weights(attention_map)
     entropy = statistics.entropy / jnp.maximum(most, 1e-9)
     scores = {
-        "previous_token": statistics.previous_position,
-        "next_token": statistics.next_position,
-        "own_position": statistics.own_position,
         "first_token": statistics.first_position,
         "separator": statistics.chosen_positions,
-        "induction_of_repeated": statistics.induction,
         "relative_entropy": entropy,
     }
-    shares = dict.fromkeys(scores, jnp.ones(len(example.inputs)))
-    if is_tokens:
+    if kind == "cross":
+        scores["monotonic"] = _correlations(rows, places[..., 0], seen)
+    else:
+        scores |= {
+            "previous_token": statistics.previous_position,
+            "next_token": statistics.next_position,
+            "own_position": statistics.own_position,
+            "induction_of_repeated": statistics.induction,
+        }
+    shares = dict.fromkeys(scores, seen.any(-1))
+    if tokens is not None:
         shares["induction_of_repeated"] = _repeated(tokens, seen.any(1))
+    if kind == "cross" and aligned is not None:
+        has_key = aligned.any(-1)[:, None]
+        right = jnp.take_along_axis(aligned[:, None], places, -1)[..., 0] & seen
+        scores["aligned"] = right.sum(-1) / jnp.maximum(has_key.sum(-1), 1)
+        shares["aligned"] = has_key.any(-1)
     sums = {
-        name: (x.sum(0), shares[name].sum())
+        name: (x.sum(0), shares[name].sum(0, dtype=jnp.float32))
         for name, x in scores.items()
         if x is not None
     }
@@ -215,6 +264,28 @@ def _repeated(tokens, counted) -> Array:
     return (again & counted).sum(-1) / jnp.maximum(counted.sum(-1), 1)
 
 
+def _correlations(rows, places, seen) -> Array:
+    """Returns the correlations of queries that see with the places of their keys.
+
+    Args:
+      rows: `[1, 1, T]`, the queries' places.
+      places: `[B, H, T]`, those of the keys with their largest weights.
+      seen: `[B, H, T]` booleans: the queries that count.
+
+    Returns:
+      `[B, H]` in [-1, 1]; 0 where all keys or all queries are at one place.
+    """
+    count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
+    x, y = (
+        jnp.where(
+            seen, each - jnp.where(seen, each, 0).sum(-1, keepdims=True) / count, 0
+        )
+        for each in (rows, places)
+    )
+    squares = (x**2).sum(-1) * (y**2).sum(-1)
+    return (x * y).sum(-1) / jnp.sqrt(jnp.where(squares > 0, squares, jnp.inf))
+
+
 def _entropy_of_equal_weights(attention_map) -> Array:
     """Returns the mean entropy `[B, 1]` of equal weights on all unmasked keys."""
     zeros = jnp.zeros((*attention_map.query.shape[:-2], 1, 1))
@@ -234,7 +305,9 @@ def _named(scores, counts) -> Roles:
         for h, count in enumerate(head_counts):
             own = {name: float(x[h]) for name, x in layer.items()}
             own["positional"] = float(count.max() / max(count.sum(), 1))
-            # Bin S - 1 of the T + S - 1 is offset 0; T = S in self-attention.
+            if "monotonic" in own:  # downwards too, as long as all examples do
+                own["monotonic"] = abs(own["monotonic"])
+            # The bin in the middle is offset 0.
             offsets[i, h] = int(count.argmax()) - (len(count) - 1) // 2
             names[i, h] = role_of(own)[0]
             for name, value in own.items():

@@ -1,8 +1,12 @@
 """What the head measures look at: a model, its data, and a number per example.
 
 B batch, T positions, L layers, H heads of a layer, V value size per head, N examples.
+Of an encoder-decoder L counts the attention parts of all kinds.
 """
 
+import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -125,10 +129,95 @@ def of_maps(maps: Sequence[Any], function: Callable) -> list[Any]:
     return results
 
 
+def of_kinds(maps: Sequence[Any], function: Callable) -> list[Any]:
+    """Returns a function of each attention map and its kind, a tree of arrays.
+
+    Args:
+      maps: `Output.maps`.
+      function: Of a map, and by keyword `kind`: one of `models.KINDS`, or "" in models
+        of one kind. What stands at queries and keys depends on it.
+    """
+    results = []
+    for kind, group in itertools.groupby(
+        zip(kinds(maps), maps, strict=True), operator.itemgetter(0)
+    ):
+        own = [each for _, each in group]
+        results += of_maps(own, functools.partial(function, kind=kind))
+    return results
+
+
+def kinds(maps: Sequence[Any]) -> list[str]:
+    """Returns the kind of each attention map of an `Output`; "" where there is one."""
+    if not isinstance(maps, models.Maps):
+        return [""] * len(maps)
+    counts = zip(models.KINDS, maps.kinds, strict=True)
+    return [kind for kind, count in counts for _ in range(count)]
+
+
+def kinds_of(model: models.Model, params: Any, example: tasks.Example) -> list[str]:
+    """Returns the kind of each layer of a model; [] where there is one kind."""
+    if example.decoder_inputs is None:
+        return []
+    known = _known_kinds(model)
+    if not known:  # tracing takes a while, so once for a model
+        known += kinds(_abstract(model, params, example).maps)
+    return known
+
+
+@functools.lru_cache(maxsize=8)
+def _known_kinds(model) -> list[str]:
+    return []
+
+
+def label(kinds: Sequence[str], layer: int) -> str:
+    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3".
+
+    Args:
+      kinds: The kind of each layer; (): there is one kind.
+      layer: Its index.
+    """
+    if not kinds:
+        return f"layer {layer}"
+    return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
+
+
+def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
+    """Returns what stands at the queries of maps of a kind, and how many are valid.
+
+    Args:
+      example: The batch.
+      kind: As in `of_kinds`.
+
+    Returns:
+      Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
+    """
+    if kind in ("decoder", "cross"):
+        return example.decoder_inputs, example.decoder_lengths
+    return example.inputs, example.lengths
+
+
+def tokens(example: tasks.Example, kind: str) -> Array | None:
+    """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
+
+    Args:
+      example: The batch.
+      kind: As in `of_kinds`.
+
+    Returns:
+      None where there are features, or where queries and keys are of different texts.
+    """
+    own, _ = queries(example, kind)
+    is_tokens = jnp.issubdtype(own.dtype, jnp.integer)
+    return own if is_tokens and kind != "cross" else None
+
+
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
     """Returns the number of heads of each layer."""
-    output = jax.eval_shape(lambda params, x: run(model, params, x), params, example)
-    return [each.shape[-3] for each in output.maps]
+    return [each.shape[-3] for each in _abstract(model, params, example).maps]
+
+
+def _abstract(model, params, example):
+    return jax.eval_shape(lambda params, x: run(model, params, x), params, example)
 
 
 def head_outputs(attention_map: Any) -> Array:

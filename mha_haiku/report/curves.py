@@ -3,6 +3,7 @@
 P points, L layers, H heads.
 """
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -83,7 +84,11 @@ def learning(
 
 @drawing.picture
 def timeline(
-    steps: np.ndarray, scores: Mapping[str, PerHead], *, title: str
+    steps: np.ndarray,
+    scores: Mapping[str, PerHead],
+    *,
+    title: str,
+    labels: Sequence[str] = (),
 ) -> "Figure":
     """Returns a PNG: a panel per score with a line per head, coloured by layer.
 
@@ -92,13 +97,15 @@ def timeline(
       scores: By their names, each with a mean `[P, L, H]`, NaN where there is no head.
         A score without a unit is a share, from 0 to 1.
       title: The name of the run.
+      labels: What each layer is called, as "cross 0", where heads are of several kinds;
+        each kind has colours of its own. (): there is one kind.
     """
-    import matplotlib
     from matplotlib import lines
 
     rows = -(-len(scores) // 4)
     _, num_layers, num_heads = next(iter(scores.values())).mean.shape
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers))
+    colours = _layer_colours(num_layers, labels)
+    labels = labels or [f"layer {i}" for i in range(num_layers)]
 
     sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
     grid = sheet.subplots(rows, 4, squeeze=False)
@@ -118,8 +125,8 @@ def timeline(
     for axes in list(grid.flat)[len(scores) :]:
         axes.set_axis_off()
     legend = [
-        lines.Line2D([], [], color=colour, label=f"layer {i}")
-        for i, colour in enumerate(colours)
+        lines.Line2D([], [], color=colour, label=label)
+        for label, colour in zip(labels, colours, strict=True)
     ]
     sheet.legend(
         handles=legend,
@@ -205,6 +212,19 @@ def rollout(
     )
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=7)
     return sheet
+
+
+def _layer_colours(num_layers: int, labels: Sequence[str]) -> list:
+    """Returns a colour per layer, the later the lighter, or per kind the darker."""
+    import matplotlib
+
+    if not labels:
+        return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers)))
+    colours = []
+    for kind, group in itertools.groupby(labels, lambda label: label.split()[0]):
+        shades = matplotlib.colormaps[drawing.SHADES[kind]]
+        colours += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
+    return colours
 
 
 def _axes(axes: "Axes", across: str, up: str) -> None:

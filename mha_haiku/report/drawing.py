@@ -34,6 +34,7 @@ _METADATA = {
 }
 # The colours of kinds of heads, where lines and bars tell them apart.
 KINDS = {"encoder": "C0", "decoder": "C1", "cross": "C2"}
+SHADES = {"encoder": "Blues", "decoder": "Oranges", "cross": "Greens"}  # of layers
 _MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
 # Units of numbers that may be large or small; all others are shares, from 0 to 1.
 _OPEN_UNITS = ("nats", "keys", "positions", "bits")
@@ -229,6 +230,7 @@ def heat_map(
     title: str,
     layers: Sequence[int],
     heads: Sequence[Sequence[str]] | None = None,
+    kinds: Sequence[str] = (),
 ) -> None:
     """Draws a number of each head, heads by layer, with its colour bar.
 
@@ -237,9 +239,10 @@ def heat_map(
       values: `[L, H]`; NaN, drawn grey, where a layer has fewer heads.
       unit: Beside the colour bar.
       title: Above the axes.
-      layers: The number of each layer.
+      layers: The number of each layer, within its kind where there are kinds.
       heads: For each layer the names of its heads, which are not their places; they
         stand in the cells. None: cells have numbers, and heads are named below.
+      kinds: The kind of each layer; (): there is one kind.
     """
     scale = Scale.of(values, unit)
     axes.set_facecolor(absent())
@@ -256,15 +259,21 @@ def heat_map(
     bar.set_label(unit, fontsize=7)
     bar.ax.tick_params(labelsize=7)
     bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
+    rows = layers
+    if kinds:
+        rows = [f"{kind} {i}" for kind, i in zip(kinds, layers, strict=True)]
+    for i in range(1, len(kinds)):
+        if kinds[i] != kinds[i - 1]:  # a gap between kinds
+            axes.axhline(i - 0.5, color=axes.figure.get_facecolor(), lw=3)
     for set_ticks, names in (
         (axes.set_xticks, [] if heads else range(values.shape[1])),
-        (axes.set_yticks, layers),
+        (axes.set_yticks, rows),
     ):
         every = max(1, math.ceil(len(names) / 16))
         set_ticks(range(0, len(names), every), names[::every], fontsize=7)
     axes.tick_params(length=2, pad=2)
     axes.set_xlabel("head, by its name" if heads else "head", fontsize=8, labelpad=1)
-    axes.set_ylabel("layer", fontsize=8, labelpad=2)
+    axes.set_ylabel("" if kinds else "layer", fontsize=8, labelpad=2)
     if any(size > most for size, most in zip(values.shape, _MOST_NUMBERS, strict=True)):
         return
     for (i, h), value in np.ndenumerate(values):

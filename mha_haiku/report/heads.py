@@ -1,8 +1,9 @@
 """Numbers per head, as a table and as pictures: what heads do, how much they matter.
 
-L layers, H heads. Each number comes with its name, label and unit, so that any number
-can be shown; only the three statistics that make a head positional are known by name
-here.
+L layers, H heads. Where heads are of several kinds, as in an encoder-decoder, `kinds`
+has that of each layer, and `layers` are their numbers within it. Each number comes with
+its name, label and unit, so that any number can be shown; only the three statistics
+that make a head positional are known by name here.
 """
 
 import math
@@ -54,6 +55,7 @@ def table(
     *,
     layers: Sequence[int],
     heads: Sequence[Sequence[int]],
+    kinds: Sequence[str] = (),
     shown: str = tables.WITH_ERROR,
 ) -> tables.Table:
     """Returns a row per head, with each number, its standard error and its ranks.
@@ -62,9 +64,11 @@ def table(
       numbers: By their names.
       layers: The number of each layer.
       heads: For each layer the names of its heads.
+      kinds: The kind of each layer, which gets a column; (): there is one kind.
       shown: How the text shows a number and its standard error.
     """
-    columns = [tables.Column("layer"), tables.Column("head")]
+    keys = ["kind"] * bool(kinds) + ["layer", "head"]
+    columns = list(map(tables.Column, keys))
     for name, each in numbers.items():
         csv = (name, f"{name}_standard_error")
         columns.append(tables.Column(name, each.unit, shown, csv))
@@ -75,6 +79,8 @@ def table(
     exists = ~np.isnan([each.mean for each in numbers.values()]).all(0)
     for i, h in np.argwhere(exists).tolist():
         row = {"layer": layers[i], "head": heads[i][h]}
+        if kinds:
+            row["kind"] = kinds[i]
         for name, each in numbers.items():
             error = each.standard_error
             error = math.nan if error is None else float(error[i, h])
@@ -82,7 +88,7 @@ def table(
             if each.ranks is not None:
                 row[f"{name} rank"] = tuple(map(float, each.ranks[i, h]))
         rows.append(row)
-    return tables.Table(columns, rows, num_keys=2)
+    return tables.Table(columns, rows, num_keys=len(keys))
 
 
 def to_arrays(
@@ -195,7 +201,7 @@ def positional(numbers: Numbers, layer: int, head: int) -> str | None:
 
 @drawing.picture
 def statistics_picture(
-    numbers: Numbers, *, title: str, layers: Sequence[int]
+    numbers: Numbers, *, title: str, layers: Sequence[int], kinds: Sequence[str] = ()
 ) -> "Figure":
     """Returns a heat map of each number, heads by layer, as the bytes of a PNG file.
 
@@ -203,6 +209,7 @@ def statistics_picture(
       numbers: The numbers to show, by their names.
       title: The run, and what means are over.
       layers: The number of each layer.
+      kinds: The kind of each layer; (): there is one kind.
     """
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     rows = math.ceil(len(numbers) / _COLUMNS)
@@ -214,12 +221,17 @@ def statistics_picture(
         columns * across,
         0.7 + rows * down,
         title=title,
-        note=f"A cell is a head: the mean over its queries.{_grey(numbers)}",
+        note=f"A cell is a head: the mean over its queries.{_grey(numbers, kinds)}",
     )
     grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
     for axes, each in zip(grid, numbers.values(), strict=False):
         drawing.heat_map(
-            axes, each.mean, unit=each.unit, title=each.label, layers=layers
+            axes,
+            each.mean,
+            unit=each.unit,
+            title=each.label,
+            layers=layers,
+            kinds=kinds,
         )
     for axes in grid[len(numbers) :]:
         axes.set_axis_off()
@@ -228,7 +240,12 @@ def statistics_picture(
 
 @drawing.picture
 def importance_picture(
-    numbers: Numbers, *, title: str, heads: Sequence[Sequence[int]]
+    numbers: Numbers,
+    *,
+    title: str,
+    heads: Sequence[Sequence[int]],
+    layers: Sequence[int] | None = None,
+    kinds: Sequence[str] = (),
 ) -> "Figure":
     """Returns a PNG: a row per measure, heads by layer and beside it heads in order.
 
@@ -236,8 +253,11 @@ def importance_picture(
       numbers: The measures.
       title: The run, and what means are over.
       heads: For each layer the names of its heads.
+      layers: The number of each layer; None: 0 to L - 1.
+      kinds: The kind of each layer; (): there is one kind.
     """
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
+    layers = range(num_layers) if layers is None else layers
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
 
     sheet = drawing.sheet(
@@ -245,7 +265,7 @@ def importance_picture(
         0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
         title=title,
         note="Left: a cell is a head, with its name. Right: the most important "
-        f"head first, mean and standard error.{_grey(numbers)}",
+        f"head first, mean and standard error.{_grey(numbers, kinds)}",
     )
     grid = sheet.subplots(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
@@ -256,37 +276,56 @@ def importance_picture(
             each.mean,
             unit=each.unit,
             title=name,
-            layers=range(num_layers),
+            layers=layers,
             heads=heads,
+            kinds=kinds,
         )
-        _draw_bars(bars, each, heads)
+        _draw_bars(bars, each, heads, layers, kinds)
     return sheet
 
 
-def _draw_bars(axes: "Axes", numbers: PerHead, heads: Sequence[Sequence[int]]) -> None:
+def _draw_bars(
+    axes: "Axes",
+    numbers: PerHead,
+    heads: Sequence[Sequence[int]],
+    layers: Sequence[int],
+    kinds: Sequence[str],
+) -> None:
+    from matplotlib import patches
+
     cells = np.argwhere(~np.isnan(numbers.mean))
     order = cells[np.argsort(-numbers.mean[tuple(cells.T)], kind="stable")]
     places = tuple(order.T)
     spread = None
     if numbers.standard_error is not None:
         spread = np.nan_to_num(numbers.standard_error[places])
+    colours = [drawing.KINDS[kinds[i]] for i, _ in order.tolist()] if kinds else None
     axes.bar(
         range(len(order)),
         numbers.mean[places],
         yerr=spread,
-        color="tab:blue",
+        color=colours or "tab:blue",
         capsize=2,
     )
+    if kinds:
+        legend = [
+            patches.Patch(color=drawing.KINDS[kind], label=kind)
+            for kind in dict.fromkeys(kinds)
+        ]
+        axes.legend(handles=legend, fontsize=7)
     axes.axhline(0, color="0.5", lw=0.5)
     axes.set_title(numbers.label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
     axes.set_ylabel(numbers.unit, fontsize=7)
-    axes.set_xlabel("layer.head", fontsize=8)
+    axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
     shown = order.tolist() if len(order) <= _MOST_NAMES else []
-    names = [f"{i}.{heads[i][h]}" for i, h in shown]
+    names = [f"{layers[i]}.{heads[i][h]}" for i, h in shown]
+    if kinds:
+        names = [f"{kinds[i]}.{x}" for (i, _), x in zip(shown, names, strict=True)]
     axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
 
 
-def _grey(numbers: Numbers) -> str:
+def _grey(numbers: Numbers, kinds: Sequence[str]) -> str:
     lacks = any(np.isnan(each.mean).any() for each in numbers.values())
-    return " Grey: there is no such head." if lacks else ""
+    what = "head, or the number is not of its kind" if kinds else "head"
+    return f" Grey: there is no such {what}." if lacks else ""

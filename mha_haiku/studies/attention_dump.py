@@ -176,7 +176,7 @@ def measured(
         "layers": np.array(layers),
         "layer_names": np.array([layer_heads[i].label for i in layers]),
     }
-    alignments = _alignments(run.task, example)
+    alignments = alignment.of_batch(run.task.alignments, example)
     example_names = ["own text"] if text is not None else ["own tokens"]
     if own is None:
         example_names = [f"held-out example {i}" for i in indices]
@@ -215,7 +215,7 @@ def measured(
         of_batches, aligned = [], []
         for batch, _, weights_of_batch, *_ in batches:
             of_batches.append([x.mean(axis=0) for x in weights_of_batch])
-            there = _alignments(run.task, batch)
+            there = alignment.of_batch(run.task.alignments, batch)
             aligned.append(_aligned(layers, layer_heads, weights_of_batch, there))
         for i, batch_means in zip(layers, zip(*of_batches, strict=True), strict=True):
             arrays[f"mean_{i:02d}"] = np.mean(batch_means, axis=0, dtype=np.float32)
@@ -382,19 +382,6 @@ def _decoder(task, example, aligned, num_bins) -> dict[str, np.ndarray]:
         "alignment": aligned,
     }
     return {name: np.array(x) for name, x in arrays.items() if x is not None}
-
-
-def _alignments(task, example) -> dict[str, np.ndarray]:
-    """Returns where rows of cross maps should look, `[N, T, S]`, by `task.alignments`.
-
-    An example of which it is not known has no such row.
-    """
-    if example.decoder_inputs is None:
-        return {}
-    each = [task.alignments(row) for row in _rows(example)]
-    unknown = np.zeros((example.decoder_inputs.shape[1], example.inputs.shape[1]), bool)
-    names = dict.fromkeys(name for row in each for name in row)
-    return {name: np.stack([row.get(name, unknown) for row in each]) for name in names}
 
 
 def _aligned(layers, layer_heads, maps, alignments) -> dict[str, dict[int, np.ndarray]]:

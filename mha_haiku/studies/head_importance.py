@@ -19,6 +19,7 @@ from mha_haiku.studies.workbench import Bench
 _UNITS = {
     "loss": "nats",
     "accuracy": "share of right answers",
+    "exact_match": "share of exact answers",
     "drift": "1 - cosine",
 }
 _PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's"}
@@ -34,6 +35,8 @@ class HeadImportance(NamedTuple):
       numbers: Means `[L, H]`, standard errors and ranks of these, with unit and label.
       agreement: `[M, M]`, Spearman's rank correlation of the measures.
       step: The step of the run.
+      layers: The number of each layer, within its kind where there are kinds.
+      kinds: The kind of each layer; () in a model of one kind.
     """
 
     title: str
@@ -42,11 +45,14 @@ class HeadImportance(NamedTuple):
     numbers: dict[str, PerHead]
     agreement: np.ndarray
     step: int = 0
+    layers: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     def table(self) -> report.tables.Table:
         """Returns a row per head."""
-        layers = range(len(self.heads))
-        return report.heads.table(self.numbers, layers=layers, heads=self.heads)
+        return report.heads.table(
+            self.numbers, layers=self.layers, heads=self.heads, kinds=self.kinds
+        )
 
     def text(self) -> str:
         """Returns the table as text, and below it how far the measures agree."""
@@ -69,7 +75,12 @@ class HeadImportance(NamedTuple):
     def picture(self, format: str = "png") -> bytes:
         """Returns the heads by layer and by rank, as the bytes of a file."""
         return report.heads.importance_picture(
-            self.numbers, title=self.title, heads=self.heads, format=format
+            self.numbers,
+            title=self.title,
+            heads=self.heads,
+            layers=self.layers,
+            kinds=self.kinds,
+            format=format,
         )
 
 
@@ -86,10 +97,10 @@ def measure(
     Args:
       bench: The run.
       examples: N.
-      metric: Ablation measures the rise of the "loss", the fall of the "accuracy", or
-        the "drift"; None: the first that the task has. The measures by gradients are of
-        the loss, or of the drift if that is asked for; `gradient` is left out then, as
-        the drift has no slope at the whole model.
+      metric: Ablation measures the rise of the "loss", the fall of the "accuracy" or of
+        the "exact_match", or the "drift"; None: the first that the task has. The
+        measures by gradients are of the loss, or of the drift if that is asked for;
+        `gradient` is left out then, as the drift has no slope at the whole model.
       closing: What a closed head passes on: "zero", "mean" or "resample".
       measures: Names of `heads.MEASURES`; None means all.
 
@@ -128,15 +139,18 @@ def measure(
         [heads.rank_correlation(a, b) for b in measured.values()]
         for a in measured.values()
     ]
+    layers = models.heads_of_layers(bench.run.config.model)
     plural = "" if examples == 1 else "s"
     return HeadImportance(
         f"{bench.title}: {examples} held-out example{plural}, "
         f"closed heads pass on {_PASSED[closing]}",
-        tuple(layer.names for layer in models.heads_of_layers(bench.run.config.model)),
+        tuple(layer.names for layer in layers),
         measured,
         numbers,
         np.array(agreement),
         bench.run.step,
+        tuple(layer.layer for layer in layers),
+        tuple(layer.kind for layer in layers if layer.kind),
     )
 
 
@@ -159,9 +173,11 @@ def write(
       ConfigError: If a file cannot be written.
     """
     written = [files.write(Path(folder) / "head_importance.csv", result.table().csv())]
-    layers = range(len(result.heads))
+    layers = range(len(result.heads))  # among those of all kinds
     arrays = report.heads.to_arrays(result.numbers, layers=layers, heads=result.heads)
     arrays["step"] = np.array(result.step)
+    if result.kinds:
+        arrays |= {"kinds": np.array(result.kinds), "numbers": np.array(result.layers)}
     files.write_arrays(Path(folder) / "head_importance.npz", arrays)
     if report.drawing.is_possible():
         for kind in formats:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import means
+from mha_haiku.heads import ROLES, alignment, means
 from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files
 from mha_haiku.studies.workbench import Bench
@@ -22,6 +22,7 @@ from mha_haiku.studies.workbench import Bench
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 # Statistics that do not describe what a head does.
 _COUNTS = ("num_queries",)
+_PLACES = "places"  # of the largest weights of cross-attention
 
 
 class HeadStatistics(NamedTuple):
@@ -29,15 +30,18 @@ class HeadStatistics(NamedTuple):
 
     Attributes:
       title: The run, its step, and what means are over.
-      layers: The L layers.
+      layers: The L layers, by their numbers, within their kind where there are kinds.
       numbers: By the names of `attention.STATISTICS`, `[L, H]` each. Columns are heads
         by their index in the unpruned layer, NaN where a head was pruned. Statistics
-        that need tokens are left out where inputs are features.
+        that need tokens are left out where inputs are features, and NaN of
+        cross-attention, whose queries and keys are of two texts.
+      kinds: The kind of each layer; () in a model of one kind.
     """
 
     title: str
     layers: tuple[int, ...]
     numbers: dict[str, PerHead]
+    kinds: tuple[str, ...] = ()
 
     @property
     def heads(self) -> list[list[int]]:
@@ -47,51 +51,72 @@ class HeadStatistics(NamedTuple):
     def table(self) -> report.tables.Table:
         """Returns a row per head; as text it shows means only."""
         return report.heads.table(
-            self.numbers, layers=self.layers, heads=self.heads, shown="{0:.3g}"
+            self.numbers,
+            layers=self.layers,
+            heads=self.heads,
+            kinds=self.kinds,
+            shown="{0:.3g}",
         )
 
     def text(self) -> str:
         """Returns the table as text, with the positional heads marked, and a legend."""
         table = self.table()
+        places = list(zip(self.kinds or self.layers, self.layers, strict=True))
         for row in table.rows:
-            place = self.layers.index(row["layer"]), row["head"]
-            offset = report.heads.positional(self.numbers, *place)
+            layer = places.index((row.get("kind", row["layer"]), row["layer"]))
+            offset = report.heads.positional(self.numbers, layer, row["head"])
             row["role"] = "" if offset is None else f"positional ({offset})"
-        keys, others = table.columns[:2], table.columns[2:]
+            if row.get("aligned", (0.0,))[0] >= ROLES["aligned"].threshold:
+                row["role"] = "aligned"
+        count = table.num_keys
+        keys, others = table.columns[:count], table.columns[count:]
         columns = [*keys, report.tables.Column("role"), *others]
         return (
-            f"{table._replace(columns=columns, num_keys=3).text()}\n\n"
-            f"{report.heads.legend(self.numbers)}\n"
+            f"{table._replace(columns=columns, num_keys=count + 1).text()}\n\n"
+            f"{report.heads.legend(self.numbers)}\n{self._legend_of_aligned()}"
             "positional: at least 0.9 of a head's queries have their largest weight on "
             "the previous (-1),\n  their own (0) or the next (+1) position (Voita et "
             "al. 2019)"
         )
 
+    def _legend_of_aligned(self) -> str:
+        if "aligned" not in self.numbers:
+            return ""
+        least = ROLES["aligned"].threshold
+        return f"aligned, as a role: of a share of at least {least:g}\n"
+
     def picture(self, format: str = "png") -> bytes:
         """Returns a heat map of each statistic, as the bytes of a file."""
         return report.heads.statistics_picture(
-            self.numbers, title=self.title, layers=self.layers, format=format
+            self.numbers,
+            title=self.title,
+            layers=self.layers,
+            kinds=self.kinds,
+            format=format,
         )
 
 
 def measure(
-    bench: Bench, *, examples: int = 64, layers: Sequence[int] | None = None
+    bench: Bench, *, examples: int = 64, layers: Sequence[int | str] | None = None
 ) -> HeadStatistics:
     """Runs a trained model on held-out examples and returns what its heads do.
 
     No map is stored, so inputs may have any length. Padding is left out, and all
-    examples have the same weight.
+    examples have the same weight. Where the task says where the rows of cross-attention
+    should look, the shares of its alignments are among the numbers; see
+    `heads.alignment`.
 
     Args:
       bench: The run.
       examples: N.
-      layers: Which layers; None means all.
+      layers: Which layers, as `chosen_layers` takes them; None means all.
 
     Raises:
       ConfigError: If there is no such layer, or `examples` is below 1.
     """
-    layers = chosen("layers", layers, bench.run.config.model.num_layers)
-    is_all = len(layers) == bench.run.config.model.num_layers
+    names = models.heads_of_layers(bench.run.config.model)
+    layers = chosen_layers(bench.run.config.model, layers)
+    is_all = len(layers) == len(names)
     bench = (bench.compact() if is_all else bench).placed()
     run = bench.run
     batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
@@ -99,9 +124,13 @@ def measure(
     def observe(params, example):
         def numbers(attention_map, kind):
             tokens = tokens_of(run.task, example, kind)
-            return per_head(attention_map.statistics(tokens=tokens))
+            found = per_head(attention_map.statistics(tokens=tokens))
+            if kind == "cross":
+                found[_PLACES] = attention_map.top(1).positions[..., 0]
+            return found
 
-        return bench.observed(params, example, numbers, layers)[1]
+        found = bench.observed(params, example, numbers, layers)[1]
+        return found, None if example.decoder_inputs is None else example
 
     batches = bench.observations(
         bench.program(observe),
@@ -109,8 +138,8 @@ def measure(
         batch_size=batch_size,
         name="head statistics",
     )
+    batches = [_aligned(run.task, *batch) for batch in batches]
     statistics = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-    names = models.heads_of_layers(run.config.model)
     numbers = summary(statistics, [names[i].names for i in layers])
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(
@@ -118,7 +147,18 @@ def measure(
         )
     plural = "" if examples == 1 else "s"
     title = f"{bench.title}: means over {examples} held-out example{plural}"
-    return HeadStatistics(title, tuple(layers), numbers)
+    kinds = tuple(names[i].kind for i in layers if names[i].kind)
+    return HeadStatistics(title, tuple(names[i].layer for i in layers), numbers, kinds)
+
+
+def _aligned(task, layers, example) -> list[dict[str, np.ndarray]]:
+    """Returns what `per_head` does, with the share of each alignment for places."""
+    known = {} if example is None else alignment.of_batch(task.alignments, example)
+    for numbers in layers:
+        places = numbers.pop(_PLACES, None)
+        if places is not None:
+            numbers |= {x: alignment.shares(places, y) for x, y in known.items()}
+    return layers
 
 
 def tokens_of(
@@ -170,15 +210,23 @@ def summary(
                 row[list(places)] = mean(layer[name])
         return rows
 
+    names = dict.fromkeys(name for layer in statistics for name in layer)
+    entries = {
+        name: (alignment.UNIT, alignment.label(name))
+        for name in names
+        if name not in attention.STATISTICS
+    }
+    entries |= {
+        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
+    }
     return {
         name: PerHead(
             over_layers(means.mean, name),
-            entry.unit,
-            entry.label,
+            *entry,
             over_layers(means.standard_error, name),
         )
-        for name, entry in attention.STATISTICS.items()
-        if any(name in layer for layer in statistics)
+        for name, entry in entries.items()
+        if name in names
     }
 
 

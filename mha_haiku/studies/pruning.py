@@ -191,7 +191,8 @@ def text(result: Pruned) -> str:
             "neighbours: the share of sentences whose nearest other one stays\n"
         )
     if result.beside:
-        own += f"{result.beside_name}: the {metric} with heads in that order\n"
+        spoken = metric.replace("_", " ")
+        own += f"{result.beside_name}: the {spoken} with heads in that order\n"
     return (
         f"{result.title}\n\n{table(result).text()}\n\n{own}"
         "faster: the forward pass, measured in turns with the whole model's\n"

@@ -79,15 +79,16 @@ def measure(
       published: Numbers to compare with, if the run is that of a paper: `PUBLISHED`.
 
     Raises:
-      ConfigError: If the task is not one of tokens with an answer at each position.
+      ConfigError: If the task is not one of tokens with an answer at each position, or
+        the model is an encoder-decoder.
     """
+    _check(bench.run)
     with checks.user_mistakes():
         checks.integer_in("examples", examples, 1, 2**31 - 1)
         checks.integer_in("flow_examples", flow_examples, 1, examples)
         checks.positive_integer("draws", draws)
     bench = bench.looped()
     run = bench.run
-    _check(run)
     look = jax.jit(functools.partial(blank_out.look, run, draws))
     batch_size = _BATCH_POSITIONS // run.task.sequence_length**2
     batch_size = max(1, min(examples, batch_size))
@@ -219,6 +220,12 @@ def write(
 
 
 def _check(run) -> None:
+    if run.config.model.family == "encoder_decoder":
+        raise ConfigError(
+            "A study of roll-out needs a model of one stack of layers, got an "
+            "encoder_decoder.\nThat of its encoder alone is "
+            "mha_haiku.heads.rollout(output.maps.encoder, rows)."
+        )
     is_set = run.config.model.family == "set_classifier"
     if run.task.num_tokens is None or is_set or "loss" not in run.task.metrics:
         raise ConfigError(

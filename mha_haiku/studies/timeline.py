@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mha_haiku import heads, report, tasks
+from mha_haiku import heads, models, report, tasks
 from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files, folders, loop
 from mha_haiku.training import evaluation
@@ -28,7 +28,8 @@ class Timeline(loop.Observer):
 
     A line has `step`, the `roles` of all heads, and `scores`: the scores of roles by
     their names, and the `gradient` importance. Each is a list of L lists, with None
-    where a layer has fewer heads.
+    where a layer has fewer heads. Where heads are of several kinds, `layers` has what
+    each of the L is called: "cross 0".
     """
 
     def begin(
@@ -43,7 +44,13 @@ class Timeline(loop.Observer):
         lines = read(folder.timeline)
         self._last = lines[-1]["step"] if lines else -1
         self._model = folders.make_model(config, task)  # in this process only
-        count = max(1, min(_EXAMPLES, _POSITIONS // task.sequence_length))
+        layers = models.heads_of_layers(config.model)
+        self._named = {}
+        if any(layer.kind for layer in layers):
+            self._named["layers"] = [layer.label for layer in layers]
+        self._align = task.alignments
+        longest = max(task.sequence_length, task.target_length or 0)
+        count = max(1, min(_EXAMPLES, _POSITIONS // longest))
         indices = np.arange(count, dtype=np.int32)
         self._batch = evaluation.held_out_batch(
             task, config.seed, task.held_out_data, indices
@@ -58,12 +65,13 @@ class Timeline(loop.Observer):
         """
         if step <= self._last:
             return
-        roles = heads.roles(self._model, params, [self._batch])
+        roles = heads.roles(self._model, params, [self._batch], align=self._align)
         of = heads.Subject(self._model, heads.metrics.loss, params, [self._batch])
         scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
         self._log.append(
             {
                 "step": step,
+                **self._named,
                 "roles": roles.names.tolist(),
                 "scores": {name: _plain(values) for name, values in scores.items()},
             }
@@ -101,6 +109,15 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, Pe
     return steps, scores
 
 
+def labels(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns what layers are called where heads are of several kinds; else [].
+
+    Args:
+      lines: From `read`, at least one.
+    """
+    return lines[0].get("layers", [])
+
+
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
     """Writes `timeline.png` into a run's folder of heads.
 
@@ -120,7 +137,9 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
     written = [
         files.write(
             folder.heads / f"timeline.{kind}",
-            report.curves.timeline(steps, scores, title=title, format=kind),
+            report.curves.timeline(
+                steps, scores, title=title, labels=labels(lines), format=kind
+            ),
         )
         for kind in formats
     ]

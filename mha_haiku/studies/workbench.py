@@ -19,7 +19,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders, progress, sharing
 from mha_haiku.training import evaluation
 
-METRICS = ("loss", "accuracy", "drift")
+METRICS = ("loss", "accuracy", "exact_match", "drift")
 CLOSINGS = ("zero", "mean", "resample")
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
@@ -212,7 +212,8 @@ class Bench:
         """
         with checks.user_mistakes():
             checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
-        most = max(1, positions // self.run.task.sequence_length)
+        task = self.run.task
+        most = max(1, positions // max(task.sequence_length, task.target_length or 0))
         return self.whole_batch(min(examples, most))
 
     def batches(self, examples: int, *, name: str = "") -> "Batches":
@@ -236,8 +237,8 @@ class Bench:
 
         Args:
           examples: How many held-out examples, rounded up to whole batches.
-          metric: "loss", "accuracy" for the share of wrong answers, or "drift"; None:
-            the own one of the task.
+          metric: "loss", "accuracy" for the share of wrong answers, "exact_match" for
+            that of examples with any, or "drift"; None: the own one of the task.
           name: The name of the progress bar; "": no bar.
           whole: For the drift, the run to compare with; None: this one.
 
@@ -252,6 +253,8 @@ class Bench:
         function = heads.metrics.loss
         if metric == "accuracy":
             function = heads.metrics.mistakes(run.task.correct)
+        if metric == "exact_match":
+            function = heads.metrics.failures(run.task.correct)
         return heads.Subject(run.model, function, run.params, batches)
 
     def metric(self, name: str | None = None) -> str:
@@ -260,13 +263,15 @@ class Bench:
         Raises:
           ConfigError: If the task has no such metric.
         """
-        own = self.run.task.metrics
+        task = self.run.task
+        own = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
         with checks.user_mistakes():
             checks.choice("metric", name or own[0], METRICS)
         if name and name not in own:
             raise ConfigError(
-                f"metric must be {' or '.join(own)} for the task {self.run.task.name}, "
-                f"which has no targets, got {name!r}."
+                f"metric must be {' or '.join(own)} for the task {task.name}, which "
+                f"has no {'whole answers' if 'loss' in own else 'targets'}, got "
+                f"{name!r}."
             )
         return name or own[0]
 

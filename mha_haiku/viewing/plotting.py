@@ -235,6 +235,8 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
         {"importance": numbers},
         title=title or f"Importance of heads, {count} examples",
         heads=[list(range(num_heads))] * num_layers,
+        layers=_numbers(what.kinds) or None,
+        kinds=what.kinds,
     )
 
 
@@ -249,10 +251,16 @@ def _(what: heads.Roles, *, title: str | None) -> "Figure":
         np.where(what.names == "", np.nan, np.nan_to_num(scores)),
         unit="score",
         title="the score that decides the role; 0 where none does",
-        layers=range(num_layers),
+        layers=_numbers(what.kinds) or range(num_layers),
         heads=what.names.tolist(),
+        kinds=what.kinds,
     )
     return sheet
+
+
+def _numbers(kinds: Sequence[str]) -> list[int]:
+    """Returns the number of each layer within its kind."""
+    return [i - kinds.index(kind) for i, kind in enumerate(kinds)]
 
 
 @_figure.register(str)
@@ -272,7 +280,8 @@ def _timeline(path, title) -> "Figure":
     steps, scores = timeline.curves(lines)
     name = path.resolve().parents[1].name
     title = title or f"Heads of {name} while they learn"
-    return _drawing(curves.timeline)(steps, scores, title=title)
+    labels = timeline.labels(lines)
+    return _drawing(curves.timeline)(steps, scores, title=title, labels=labels)
 
 
 def _metrics(path, title) -> "Figure":
@@ -301,13 +310,20 @@ _FILES: dict[str, Callable] = {
 
 def _of_importance(what, title):
     return _drawing(per_head.importance_picture)(
-        what.numbers, title=title or what.title, heads=what.heads
+        what.numbers,
+        title=title or what.title,
+        heads=what.heads,
+        layers=what.layers,
+        kinds=what.kinds,
     )
 
 
 def _of_statistics(what, title):
     return _drawing(per_head.statistics_picture)(
-        what.numbers, title=title or what.title, layers=what.layers
+        what.numbers,
+        title=title or what.title,
+        layers=what.layers,
+        kinds=what.kinds,
     )
 
 

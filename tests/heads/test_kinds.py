@@ -1,0 +1,262 @@
+"""Heads of encoder-decoders: those of each kind are measured and named like others."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention, heads, masks, models, tasks
+from mha_haiku.heads import subject
+from tests import oracles
+from tests.tiny_runs import model_config
+
+B, T, S, H, K, D, F = 3, 4, 6, 4, 2, 10, 11
+SOURCES, TARGETS = 13, 7
+LAYERS, DECODER_LAYERS = 1, 2
+PARTS = LAYERS + 2 * DECODER_LAYERS
+EMPTY = 1  # the example whose source is padding alone
+
+CONFIG = model_config(
+    family="encoder_decoder",
+    num_layers=LAYERS,
+    decoder__num_layers=DECODER_LAYERS,
+    model_size=D,
+    embedding__max_length=8,
+    attention__num_heads=H,
+    attention__num_key_value_heads=2,
+    attention__key_size=K,
+    attention__implementation="dense",
+    feed_forward__hidden_size=F,
+)
+
+
+def _example(seed=0):
+    generator = np.random.default_rng(seed)
+    return tasks.Example(
+        inputs=generator.integers(0, SOURCES, (B, S)).astype(np.int32),
+        targets=generator.integers(0, TARGETS, (B, T)).astype(np.int32),
+        weights=np.float32([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0]]),
+        lengths=np.int32([S, 0, 5]),
+        decoder_inputs=generator.integers(0, TARGETS, (B, T)).astype(np.int32),
+        decoder_lengths=np.int32([2, T, 3]),
+    )
+
+
+@pytest.fixture(scope="module")
+def of():
+    """An encoder-decoder with random parameters, and a batch."""
+    model = models.build(
+        CONFIG, num_tokens=SOURCES, feature_size=None, num_classes=TARGETS
+    )
+    example, generator = _example(), np.random.default_rng(1)
+    given = example.model_inputs().values()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *given)
+    params = jax.tree.map(
+        lambda leaf: np.float32(
+            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
+        ),
+        shapes,
+    )
+    return heads.Subject(model, heads.metrics.loss, params, [example])
+
+
+@pytest.fixture(scope="module")
+def clean(of):
+    """What the model returns for the batch."""
+    (example,) = of.batches
+    return jax.jit(functools.partial(subject.run, of.model))(of.params, example)
+
+
+def _loss(of, gates):
+    """Returns the mean loss of each example, `[B]` float64, by the oracle."""
+    (example,) = of.batches
+    logits = oracles.transformer(
+        of.params,
+        example.inputs,
+        CONFIG,
+        lengths=example.lengths,
+        decoder_tokens=example.decoder_inputs,
+        decoder_lengths=example.decoder_lengths,
+        gates=gates,
+    )
+    each = np.log(np.exp(logits).sum(-1))
+    each -= np.take_along_axis(logits, example.targets[..., None], -1)[..., 0]
+    counts = example.weights > 0
+    return np.where(counts, each, 0).sum(-1) / counts.sum(-1)
+
+
+def test_ablation_and_gradient_are_those_of_the_formula(of):
+    closed, slopes = np.zeros((2, B, PARTS, H))
+    before, step = _loss(of, np.ones((PARTS, H))), 1e-4
+    for part, h in np.ndindex(PARTS, H):
+        losses = []
+        for gate in (0, 1 - step, 1 + step):
+            gates = np.ones((PARTS, H))
+            gates[part, h] = gate
+            losses.append(_loss(of, gates))
+        closed[:, part, h] = losses[0] - before
+        slopes[:, part, h] = np.abs(losses[2] - losses[1]) / (2 * step)
+    assert np.abs(closed).max((0, 2)).min() > 1e-3  # heads of each kind matter
+    np.testing.assert_allclose(heads.ablation(of).per_example, closed, atol=2e-5)
+    np.testing.assert_allclose(heads.gradient(of).per_example, slopes, atol=3e-5)
+
+
+def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
+    closing = heads.closing.mean(of.model, of.params, of.batches)
+    (example,) = of.batches
+    lengths = {"encoder": example.lengths}
+    kinds = [each.kind for each in models.heads_of_layers(CONFIG)]
+    for each, kind, found in zip(clean.maps, kinds, closing(clean), strict=True):
+        values = np.repeat(np.float64(each.value), 2, axis=-2)
+        outputs = np.einsum("bhts,bshv->bthv", np.float64(each.weights()), values)
+        own = lengths.get(kind, example.decoder_lengths)
+        rows = [outputs[b, :n] for b, n in enumerate(own)]
+        wanted = np.concatenate(rows).mean(0)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_padding_is_not_felt_by_any_measure(of):
+    """Nor by its gradients; tokens without an embedding stand in it."""
+    (example,) = of.batches
+    valid = np.arange(S) < example.lengths[:, None]
+    decoder_valid = np.arange(T) < example.decoder_lengths[:, None]
+    odd = example._replace(
+        inputs=np.where(valid, example.inputs, SOURCES + 1),
+        decoder_inputs=np.where(decoder_valid, example.decoder_inputs, -5),
+    )
+    for measure in (heads.ablation, heads.gradient, heads.confidence):
+        one, other = (
+            measure(of._replace(batches=[each])).per_example for each in (example, odd)
+        )
+        np.testing.assert_array_equal(one, other)
+        assert np.isfinite(one).all()
+    kinds = np.array([each.kind for each in models.heads_of_layers(CONFIG)])
+    confidence = heads.confidence(of).per_example[EMPTY]
+    assert (confidence[kinds == "decoder"] > 0).all()
+    assert not confidence[kinds != "decoder"].any()
+
+
+def test_statistics_of_tokens_are_of_one_text(of, clean):
+    (example,) = of.batches
+    found = heads.statistic(of, name="same_token").per_example
+    kinds = [each.kind for each in models.heads_of_layers(CONFIG)]
+    tokens = {"encoder": example.inputs, "decoder": example.decoder_inputs}
+    for part, (each, kind) in enumerate(zip(clean.maps, kinds, strict=True)):
+        if kind == "cross":
+            assert np.isnan(found[:, part]).all()
+            continue
+        weights = np.float64(each.weights())
+        wanted = oracles.map_statistics(weights, tokens=tokens[kind])["same_token"]
+        np.testing.assert_allclose(found[:, part], wanted, atol=1e-6)
+
+
+def test_vectors_of_texts_are_means_over_the_decoder(of, clean):
+    (example,) = of.batches
+    found = heads.drift.vectors(of.model, of.params, of.batches)
+    rows = zip(np.float64(clean.output), example.decoder_lengths, strict=True)
+    wanted = np.stack([x[:n].mean(0) for x, n in rows])
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def _attending(encoder, decoder, cross):
+    """A model whose maps are given: per kind, scores of heads as `[T, S]`."""
+
+    def apply(params, rng, inputs, *, lengths, decoder_inputs, decoder_lengths, **_):
+        maps = []
+        for scores, own, other in (
+            (encoder, lengths, lengths),
+            (decoder, decoder_lengths, decoder_lengths),
+            (cross, decoder_lengths, lengths),
+        ):
+            scores = jnp.asarray(np.stack(scores), jnp.float32)
+            query = jnp.repeat(scores.swapaxes(0, 1)[None], len(inputs), 0)
+            count, num_heads = scores.shape[-1], len(scores)
+            key = jnp.eye(count)[None, :, None].repeat(num_heads, 2)
+            key = key.repeat(len(inputs), 0)
+            mask = masks.padding(other, own)
+            score = attention.dot_product(1.0)
+            _, each = attention.attend(query, key, key, mask=mask, score=score)
+            maps.append(each)
+        return models.Output(None, models.Maps(maps, (1, 1, 1)))
+
+    return models.Model(None, apply)
+
+
+def test_roles_of_cross_heads():
+    down = 30 * np.eye(T, S)
+    shuffled = 30 * np.eye(S)[[4, 0, 3, 1]]
+    cross = {
+        "aligned": shuffled,
+        "monotonic": 30 * np.eye(S)[[0, 1, 3, 5]],
+        "monotonic, up": 30 * np.eye(S)[[5, 3, 1, 0]],
+        "positional": down,
+        "first_token": 30 * np.eye(S)[[0] * T],
+        "uniform": 0 * down,
+        "mixed": 30 * np.eye(S)[[2, 5, 0, 4]],
+    }
+    own = 30 * np.eye(S)[:, [1, 2, 3, 4, 5, 0]].T
+    model = _attending([own], [30 * np.eye(T)], list(cross.values()))
+    example = _example()._replace(
+        lengths=np.int32([S] * B), decoder_lengths=np.int32([T] * B)
+    )
+    aligned = {0: {"aligned": shuffled > 0}, 1: {"aligned": shuffled > 0}, 2: {}}
+
+    def align(row):
+        number = (row.inputs == example.inputs).all(-1).argmax()
+        return aligned[int(number)]
+
+    found = heads.roles(model, {}, [example], align=align)
+    names = [name.split(",")[0] for name in cross]
+    assert found.names[2].tolist() == names
+    assert found.names[0][0] == "next_token"
+    assert found.names[1][0] == "own_position"
+    assert found.scores["aligned"][2, :2].tolist() == [1, 0.25]
+    assert np.isnan(found.scores["aligned"][:2]).all()
+    assert np.isnan(found.scores["own_position"][2]).all()
+    assert found.offsets[2, 3] == 0
+    # Without a known alignment there is none to score.
+    found = heads.roles(model, {}, [example], align=lambda row: {})
+    assert "aligned" not in found.scores
+    assert found.names[2, 0] == "mixed"
+    # Examples without a source have no part in the means.
+    lengths = np.int32([S, 0, S])
+    padded = heads.roles(model, {}, [example._replace(lengths=lengths)], align=align)
+    assert padded.names[2].tolist() == names
+
+
+def test_heads_are_matched_within_their_kind():
+    generator = np.random.default_rng(0)
+    cells = ((S, S), (T, T), (T, S))
+    scores = [3 * generator.standard_normal((3, *shape)) for shape in cells]
+    turned = [scores[0][[2, 0, 1]], scores[1][[1]], scores[2][[0, 2]]]
+    first, second = _attending(*scores), _attending(*turned)
+    found = heads.match((first, {}), (second, {}), [_example()])
+    pairs = dict(zip(map(tuple, found.first), map(tuple, found.second), strict=True))
+    assert pairs == {
+        (0, 2): (0, 0),
+        (0, 0): (0, 1),
+        (0, 1): (0, 2),
+        (1, 1): (1, 0),
+        (2, 0): (2, 0),
+        (2, 2): (2, 1),
+    }
+    np.testing.assert_allclose(found.divergence, 0, atol=1e-6)
+
+
+def test_rollout_is_of_one_stack():
+    _, each = attention.attend(*np.zeros((3, T, 1, K), np.float32))
+    with pytest.raises(ValueError, match=r"output\.maps\.encoder are such"):
+        heads.rollout(models.Maps([each] * 3, (1, 1, 1)), 0)
+
+
+def test_failures_are_examples_with_any_mistake_that_counts():
+    logits = np.zeros((3, 2, 4), np.float32)
+    logits[..., 1] = 1
+    targets = np.int32([[1, 1], [1, 0], [1, 0]])
+    weights = np.float32([[1, 1], [1, 1], [1, 0]])
+    example = tasks.Example(None, targets, weights)
+    found = heads.metrics.failures()(jnp.asarray(logits), example)
+    assert found.tolist() == [0, 1, 0]
