@@ -4,8 +4,12 @@ Run: python -m experiments.train --config=configs/reverse.py --config.model.num_
 
      python -m experiments.train --workdir=runs/gpt --config.data.path=book.txt
 
+     python -m experiments.train --config=configs/classify.py --init_from=runs/text_mlm
+
 The same command on a folder with a run resumes that run. The second command trains an
-imported or pruned run on; --config.optimizer.learning_rate and others set how.
+imported or pruned run on; --config.optimizer.learning_rate and others set how. The
+third starts a new run from the embeddings and layers of another;
+--config.optimizer.frozen=embedding,encoder/layer_0 leaves some of them as they are.
 """
 
 import functools
@@ -27,6 +31,12 @@ FLAGS = command_line.flag_values(
             None,
             "Folder of the run; runs/<name of the config> if left out.",
         ),
+        "init_from": (
+            str,
+            None,
+            "Folder of a run whose embeddings and layers this run starts from: "
+            "config.init_from.",
+        ),
         "override_config": (
             bool,
             False,
@@ -45,6 +55,8 @@ def main(config) -> int:
     from mha_haiku.studies import attention_dump, learning_curve, snapshots, timeline
     from mha_haiku.studies.workbench import Bench
 
+    if FLAGS.init_from is not None:
+        config.init_from = FLAGS.init_from
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")

@@ -16,6 +16,9 @@ from mha_haiku.models import architecture
 
 Array = jax.Array
 
+OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
+"""Names of the modules behind the last layer: what a model predicts is theirs."""
+
 
 def make_embedding(
     config: Any, num_tokens: int | None, *, decoder: bool = False

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# What a baseline is, by its name.
+_BASELINES = {"bag of words": "naive Bayes, without the order of words"}
+_BLIND = "the best without looking at the input"
+
+
 class Pruning(NamedTuple):
     """Metric and speed of pruned models, a point per model.
 
@@ -57,7 +62,8 @@ def learning(
       reports: The lines of metrics.jsonl: `step`, and with it `loss`, `accuracy`,
         `held_out_loss` and `held_out_accuracy` where a line has them.
       title: The name of the run.
-      baseline: "loss" and "accuracy" of the best answer without the input.
+      baseline: "loss" and "accuracy" of the best answer without the input, or of
+        another simple one.
       baseline_name: The name of that answer.
     """
     units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
@@ -73,7 +79,8 @@ def learning(
             if points:
                 axes.plot(*zip(*points, strict=True), label=text, **style)
         if baseline and name in baseline:
-            text = f"{baseline_name}: the best without looking at the input"
+            meaning = _BASELINES.get(baseline_name, _BLIND)
+            text = f"{baseline_name}: {meaning}"
             style = {"color": "C3", "ls": ":", "lw": 1}
             axes.axhline(baseline[name], label=text, **style)
         axes.set_xlim(left=0)

@@ -100,6 +100,11 @@ def declared(task_name: str) -> fields.Section:
             "seed of all random numbers of the run",
             fields.integer(0, 2**32 - 1),
         ),
+        "init_from": Field(
+            "",
+            "folder of a run whose parameters this one starts from; empty: random ones",
+            fields.text,
+        ),
         "task": {"name": name, **options["task"]},
         **({"data": options["data"]} if options["data"] else {}),
         **_SECTIONS,
@@ -239,18 +244,34 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             f"config.model.family must be {wanted} for the task {task.name!r}, got "
             f"{model.family!r}."
         )
-    is_set, wants_set = model.family == "set_classifier", example.targets.ndim == 0
-    if is_set != wants_set:
-        wanted = "'set_classifier'" if wants_set else "'encoder' or 'causal'"
+    _check_output(model, task, has_positions=example.targets.ndim > 0)
+
+
+def _check_output(model, task, *, has_positions) -> None:
+    """Checks that the logits are those of a position, an element or a whole example."""
+    is_set = not has_positions and not task.labels_whole
+    if (model.family == "set_classifier") != is_set:
+        wanted = "'set_classifier'" if is_set else "'encoder' or 'causal'"
         raise ConfigError(
             f"config.model.family must be {wanted} for the task {task.name!r}, "
             f"got {model.family!r}."
         )
-    if model.output.pool is not None:
+    pool, wants_pool = model.output.pool, not has_positions and not is_set
+    if (pool is not None) != wants_pool:
+        wanted = "'first' or 'mean'" if wants_pool else "None"
+        has = "one target for all positions"
+        if not wants_pool:
+            has = (
+                "a target for each position" if has_positions else "a set as its input"
+            )
         raise ConfigError(
-            "config.model.output.pool must be None to train: the task "
-            f"{task.name!r} has a target for each position, got "
-            f"{model.output.pool!r}."
+            f"config.model.output.pool must be {wanted} to train: the task "
+            f"{task.name!r} has {has}, got {pool!r}."
+        )
+    if pool == "first" and model.family == "causal":
+        raise ConfigError(
+            "config.model.output.pool must be 'mean' with family = 'causal', whose "
+            "first position sees nothing but itself, got 'first'."
         )
 
 

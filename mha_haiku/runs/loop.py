@@ -27,6 +27,7 @@ from mha_haiku.runs import (
     progress,
     sharing,
     trainers,
+    warm_start,
 )
 
 _logger = logging.getLogger("mha_haiku")
@@ -133,8 +134,11 @@ def _run(
 ) -> opening.Summary:
     """Takes the remaining steps; the summary's `wall_seconds` is left at 0."""
     training = config.training
-    kept = None
-    if stored.latest() is not None:
+    kept, source = None, None
+    if stored.latest() is None and config.init_from:
+        source = warm_start.load(config)
+        kept = source.kept
+    elif stored.latest() is not None:
         kept = folders.shared_kept(folder)
         if kept is not None and (override_config or stored.latest() == 0):
             kept = kept._replace(text=None)  # another text, in the same tokens
@@ -152,7 +156,7 @@ def _run(
         progress.say(f"{task.name}: compiling")
     before = time.perf_counter()
     model = folders.make_model(config, task, placement)
-    state, programs = trainers.prepare(config, task, model, stored, placement)
+    state, programs = trainers.prepare(config, task, model, stored, placement, source)
     compile_seconds = time.perf_counter() - before
     if is_first:
         folders.write_config(folder, config, placement.devices, task)
@@ -179,6 +183,8 @@ def _run(
         )
         start = trainer.step
         log.say(_opening_line(config, trainer, placement, compile_seconds))
+        if source is not None:
+            log.say(str(source))
         observers = [observer for observer in observers if observer.every]
         for observer in observers if is_first else ():
             observer.begin(folder, config, task, start)

@@ -81,6 +81,7 @@ def open_run(
         folder = folders.open_folder(workdir)
         stack.enter_context(lock.Lock(folder.lock))
         stored = checkpoints.Checkpoints(folder.checkpoints)
+        _check_start(folder, config, stored)
         is_changed = _check_unchanged(
             folder, config, override_config, has_begun=stored.latest() != 0
         )
@@ -96,6 +97,19 @@ def open_run(
     stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
     finished = shared["finished"] and Summary(**shared["finished"])
     return Opened(folders.Folder(Path(workdir).expanduser()), stored, finished)
+
+
+def _check_start(folder, config, stored) -> None:
+    """Refuses to start from another run where there are parameters already."""
+    saved = folders.read_config(folder)
+    if saved is None or stored.latest() is None:
+        return
+    if saved["init_from"] != config.init_from:
+        raise ConfigError(
+            f"config.init_from must be {saved['init_from']!r}, from which the run in "
+            f"{folder.root} has started, got {config.init_from!r}.\n"
+            "It has parameters; take another workdir to start from others."
+        )
 
 
 def _check_unchanged(folder, config, override, *, has_begun) -> bool:

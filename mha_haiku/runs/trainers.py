@@ -12,7 +12,7 @@ import numpy as np
 
 from mha_haiku import devices, models, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, metrics_log
+from mha_haiku.runs import checkpoints, metrics_log, warm_start
 from mha_haiku.training import evaluation, optimizers, stepping
 
 # How long a dispatch may take, so that an interruption is noticed in time.
@@ -41,16 +41,17 @@ def prepare(
     model: models.Model,
     stored: checkpoints.Checkpoints,
     placement: devices.Placement,
+    source: warm_start.Source | None = None,
 ) -> tuple[stepping.TrainState, Programs]:
     """Returns the state to start from, on its devices, and the compiled programs.
 
-    The state is the newest of `stored`, or a new one. Where that has parameters alone,
-    the optimizer starts anew.
+    The state is the newest of `stored`, or a new one, with the parameters of `source`
+    if that is given. Where only parameters are stored, the optimizer starts anew.
     """
     training = config.training
     transformation = optimizers.make(config.optimizer, steps=training.steps)
     dispatch = stepping.make_dispatch(
-        model,
+        optimizers.without_frozen(model, config.optimizer),
         task,
         transformation,
         batch_size=training.batch_size,
@@ -74,8 +75,12 @@ def prepare(
 
     abstract = jax.eval_shape(initial, seed)
     _check_fits(abstract, placement.devices)
-    if stored.latest() is None:
+    if stored.latest() is None and source is None:
         state = placement.initial_state(initial, seed)
+    elif stored.latest() is None:
+        new = jax.device_get(jax.jit(initial)(seed).params)
+        params = warm_start.params(source, config, task, new)
+        state = placement.put_state(_state_of(params, transformation))
     else:
         state = devices.cluster.first_reads(
             lambda: _restored(stored, abstract, transformation), abstract
@@ -100,8 +105,12 @@ def _restored(stored, abstract, transformation) -> stepping.TrainState:
     if stored.fields() != {f".{field}" for field in alone._fields}:
         return stored.restore(abstract)
     alone = stored.restore(alone)
-    state = stepping.state_of(alone.params, transformation)._replace(step=alone.step)
-    return jax.tree.map(np.asarray, state)
+    return _state_of(alone.params, transformation)._replace(step=alone.step)
+
+
+def _state_of(params, transformation) -> stepping.TrainState:
+    """Returns the state before the first step, with these parameters, on the host."""
+    return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
 def _check_fits(abstract: Any, on: Sequence[jax.Device]) -> None:

@@ -459,7 +459,9 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
             f"{length} tokens are more than the {trained} of the model's training: "
             f"what it does past these it has not learnt."
         )
-    return tasks.Example(inputs, inputs, np.zeros(inputs.shape, np.float32), None)
+    # A target per answer of the model, which is one for the whole text or one a token.
+    targets = inputs if run.config.model.output.pool is None else inputs[:, 0]
+    return tasks.Example(inputs, targets, np.zeros(targets.shape, np.float32), None)
 
 
 def _masked(layers, masked) -> dict[str, np.ndarray]:

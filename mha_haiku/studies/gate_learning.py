@@ -189,7 +189,7 @@ def learn(
     The pruned model becomes the run `out/pruned`. A model of the same architecture,
     trained from scratch for as many steps as the run, the gates and the tuning took
     together, becomes the run `out/scratch`. Without targets neither is trained; of a
-    model that had learnt elsewhere only the first.
+    model that had learnt elsewhere, or started from another run, only the first.
 
     Args:
       bench: The run, a converged one.
@@ -237,7 +237,8 @@ def learn(
     tuned = pruned_runs.held_out(folders.load_run(folder))
     lines.append(Line("pruned and tuned", kept, tuned))
     # What a model had learnt elsewhere cannot be made up for here.
-    if from_scratch and not imported_runs.is_imported(run.config):
+    learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
+    if from_scratch and not learnt_elsewhere:
         config = folders.load_run(folder).config
         config.training.steps = run.step + steps + tuning_steps
         config.optimizer.warmup_steps = run.config.optimizer.warmup_steps

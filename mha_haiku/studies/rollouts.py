@@ -226,8 +226,9 @@ def _check(run) -> None:
             "encoder_decoder.\nThat of its encoder alone is "
             "mha_haiku.heads.rollout(output.maps.encoder, rows)."
         )
-    is_set = run.config.model.family == "set_classifier"
-    if run.task.num_tokens is None or is_set or "loss" not in run.task.metrics:
+    model = run.config.model
+    is_whole = model.family == "set_classifier" or model.output.pool is not None
+    if run.task.num_tokens is None or is_whole or "loss" not in run.task.metrics:
         raise ConfigError(
             "A study of roll-out needs a task with tokens and an answer at positions, "
             f"got {run.task.name}."

@@ -6,6 +6,7 @@ from typing import Any
 from mha_haiku import checks, fields
 from mha_haiku.tasks import (
     associative_recall,
+    classify,
     copy,
     copy_seq2seq,
     digits_anomaly,
@@ -59,6 +60,7 @@ _TASKS = {
         copy_seq2seq.CopySeq2Seq,
         number_words.NumberWords,
         pronounce.Pronounce,
+        classify.Classify,
     )
 }
 

@@ -23,7 +23,8 @@ class Example(NamedTuple):
     inputs: jax.Array
     """`[T]` int32 tokens, or `[T, D]` float32 features; those of a source `[S]`."""
     targets: jax.Array
-    """`[T]` int32 class of each position; a set task: `[]` int32 index in the set."""
+    """`[T]` int32 class of each position; `[]` int32 where there is one: the class of
+    the whole example, of a set task the index in the set."""
     weights: jax.Array
     """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
     lengths: jax.Array | None = None
@@ -61,8 +62,9 @@ class Kept(NamedTuple):
 
     tokenizer: str
     """The tokenizer, as JSON."""
-    text: dict[str, str] | None = None
-    """"name" and "sha256" of the text; None lets any text be read."""
+    text: dict[str, Any] | None = None
+    """"name" and "sha256" of the text, and its "labels" where it has some; None lets
+    any text be read."""
 
 
 class Task(abc.ABC):
@@ -88,22 +90,27 @@ class Task(abc.ABC):
     feature_size: int | None = None
     """D, width of the input features; None where inputs are tokens."""
     num_classes: int
-    """C, classes of the logits of a position; 1 for a set task, a logit per element."""
+    """C, classes of the logits of a position or of the whole example; 1 for a set task,
+    which has a logit per element."""
     train_data: Any = ()
     """Host arrays from which `example` draws training examples; () if it needs none."""
     held_out_data: Any = ()
     """The same for evaluation: has nothing in common with `train_data`."""
     baseline: dict[str, float]
     """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
-    sees the position but no input, so that its answer is the same for every example."""
+    sees the position but no input, so that its answer is the same for every example; or
+    those of the simple predictor that `baseline_name` names."""
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
     """What studies can measure a model by, its own metric first; without targets there
     are no loss and no accuracy, and nothing to train on."""
+    labels_whole: ClassVar[bool] = False
+    """Whether a target of shape `[]` is the class of the whole example, which the model
+    reads from one position or their mean, and not an index in a set."""
     counts_exact: ClassVar[bool] = False
     """Whether evaluations also tell `exact_match`, the share of examples of which every
     target that counts is predicted."""
     baseline_name: str = "chance"
-    """What `baseline` is the level of: "chance" or "unigram"."""
+    """What `baseline` is the level of: "chance", "unigram" or "bag of words"."""
     continues: ClassVar[bool] = False
     """Whether a target is the next input, so that a causal model of it can write on."""
 

@@ -208,8 +208,7 @@ class TextTask(base.Task):
             raise checks.ConfigError("text must have at least 1 token, got none.")
         if not self._num_special:
             return tokens
-        encoder = self.encoder
-        return np.array([*encoder.before, *tokens, *encoder.after], np.int32)
+        return np.array([*self.before, *tokens, *self.after], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
         """Returns the tokens of a text to go on with: no special ones behind it.
@@ -225,7 +224,7 @@ class TextTask(base.Task):
         """
         tokens = self.encode(text)
         self.encoder.check_known(text)
-        return tokens[: len(tokens) - len(self.encoder.after)]
+        return tokens[: len(tokens) - len(self.after)]
 
     def window(
         self, word: jax.Array, data: np.ndarray, length: int
@@ -243,7 +242,7 @@ class TextTask(base.Task):
         Raises:
           ConfigError: If the length leaves no room between special tokens.
         """
-        before, after = self.encoder.before, self.encoder.after
+        before, after = self.before, self.after
         room = length - self._num_special
         if room < 1:
             raise checks.ConfigError(
@@ -261,8 +260,18 @@ class TextTask(base.Task):
         return tokens, is_text
 
     @property
+    def before(self) -> tuple[int, ...]:
+        """Special tokens that stand before a text."""
+        return self.encoder.before
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Those behind it."""
+        return self.encoder.after
+
+    @property
     def _num_special(self) -> int:
-        return len(self.encoder.before) + len(self.encoder.after)
+        return len(self.before) + len(self.after)
 
     def _check_lengths(self, corpus) -> None:
         needed = self.sequence_length + 1
@@ -302,23 +311,45 @@ def load(
     cut = max(1, round(len(text) * (1 - held_out_fraction)))
     sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
     name = path or f"pydoc_data.topics of Python {platform.python_version()}"
-    if kept is None:
-        trained = _made(tokenizer, text[:cut], vocabulary_size)
-    else:
-        trained = tokenization.from_json(kept.tokenizer)
-        if kept.text is not None and kept.text["sha256"] != sha256:
-            raise checks.ConfigError(
-                f"The text is not the one that the run has learnt from: {name} has the "
-                f"sha256 {sha256[:12]}..., and {kept.text['name']} had "
-                f"{kept.text['sha256'][:12]}....\nTraining and held-out examples need "
-                "that text; a text or tokens of your own do not."
-            )
+    described = {"name": name, "sha256": sha256}
+    trained = tokenizer_of(tokenizer, text[:cut], vocabulary_size, described, kept)
     return Corpus(
         trained,
-        {"name": name, "sha256": sha256},
+        described,
         trained.encode(text[:cut]),
         trained.encode(text[cut:]),
     )
+
+
+def tokenizer_of(
+    tokenizer: str,
+    text: str,
+    vocabulary_size: int,
+    described: dict[str, Any],
+    kept: base.Kept | None,
+) -> tokenization.Tokenizer:
+    """Returns the tokenizer of a run, or a new one.
+
+    Args:
+      tokenizer: See `TextTask`.
+      text: What a new one is trained on.
+      vocabulary_size: See `TextTask`.
+      described: The "name" and "sha256" of all the text of the task.
+      kept: What a run stored; None: the tokenizer is new.
+
+    Raises:
+      ConfigError: If the text is not that of the run.
+    """
+    if kept is None:
+        return _made(tokenizer, text, vocabulary_size)
+    if kept.text is not None and kept.text["sha256"] != described["sha256"]:
+        raise checks.ConfigError(
+            "The text is not the one that the run has learnt from: "
+            f"{described['name']} has the sha256 {described['sha256'][:12]}..., and "
+            f"{kept.text['name']} had {kept.text['sha256'][:12]}....\nTraining and "
+            "held-out examples need that text; a text or tokens of your own do not."
+        )
+    return tokenization.from_json(kept.tokenizer)
 
 
 def _made(tokenizer: str, text: str, vocabulary_size: int) -> tokenization.Tokenizer:
@@ -354,6 +385,19 @@ def read(path: str) -> str:
             f"path must have some text, got {path!r}: it is empty."
         )
     return text
+
+
+def read_file(path: str) -> str:
+    """Returns the text of a file; see `read`.
+
+    Raises:
+      ConfigError: If it is a folder, and as `read` does.
+    """
+    if os.path.isdir(os.path.expanduser(path)):
+        raise checks.ConfigError(
+            f"path must be a file, got {path!r}, which is a folder."
+        )
+    return read(path)
 
 
 def _files(path: str) -> list[pathlib.Path]:

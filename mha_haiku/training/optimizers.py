@@ -6,7 +6,7 @@ import jax
 import ml_collections
 import optax
 
-from mha_haiku import checks, fields, modules
+from mha_haiku import checks, fields, models, modules
 from mha_haiku.fields import Field
 
 FIELDS = {
@@ -34,6 +34,12 @@ FIELDS = {
         1.0,
         "gradients of a larger global norm are scaled to this; None: no clipping",
         fields.optional(checks.positive_number),
+    ),
+    "frozen": Field(
+        "",
+        "modules that are not trained, with commas between, such as "
+        "embedding,encoder/layer_0 (encoder: all its layers); empty: none",
+        fields.text,
     ),
 }
 
@@ -63,7 +69,8 @@ def make(
     """Returns AdamW as the config describes it.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
-    nor to the scales and offsets of norms.
+    nor to the scales and offsets of norms. Frozen parameters stay as they are, and no
+    moments are kept of them.
 
     Args:
       config: `config.optimizer` of a run; `clip_norm` None means no clipping.
@@ -78,9 +85,76 @@ def make(
         weight_decay=config.weight_decay,
         mask=is_decayed,
     )
-    if config.clip_norm is None:
+    if config.clip_norm is not None:
+        adamw = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+    if not config.frozen:
         return adamw
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+    return optax.partition(
+        {True: optax.set_to_zero(), False: adamw},
+        lambda params: are_frozen(config, params),
+    )
+
+
+def without_frozen(
+    model: models.Model, config: ml_collections.ConfigDict
+) -> models.Model:
+    """Returns the model with gradients of 0 for frozen parameters.
+
+    They are not computed: below the first layer that is trained there is no backward
+    pass at all.
+
+    Args:
+      model: The model.
+      config: `config.optimizer` of a run.
+    """
+    if not config.frozen:
+        return model
+
+    def apply(params, *arguments, **options):
+        params = jax.tree.map(
+            lambda x, is_frozen: jax.lax.stop_gradient(x) if is_frozen else x,
+            params,
+            are_frozen(config, params),
+        )
+        return model.apply(params, *arguments, **options)
+
+    return model._replace(apply=apply)
+
+
+def are_frozen(config: ml_collections.ConfigDict, params: Any) -> Any:
+    """Returns the tree of `params` with True where `config.frozen` names the module.
+
+    Args:
+      config: `config.optimizer` of a run.
+      params: The parameters of a model, or their shapes.
+
+    Raises:
+      ConfigError: If a name is of no module, or no parameter is left to train.
+    """
+    names = [name.strip().strip("/") for name in config.frozen.split(",")]
+
+    def is_in(module, name):
+        return f"{module}/".startswith(f"{name}/")
+
+    for name in names:
+        if not any(is_in(module, name) for module in params):
+            parts = [module.split("/") for module in params]
+            known = {"/".join(x[:i]) for x in parts for i in range(1, len(x) + 1)}
+            shown = sorted({"/".join(x[:2]) for x in parts})
+            raise checks.ConfigError(
+                "config.optimizer.frozen must name modules of the model, got "
+                f"{name!r}.{checks.nearest(name, known)}\nIt has {', '.join(shown)}."
+            )
+    frozen = {module: any(is_in(module, name) for name in names) for module in params}
+    if all(frozen.values()):
+        raise checks.ConfigError(
+            "config.optimizer.frozen must leave parameters to train, got "
+            f"{config.frozen!r}, which are all."
+        )
+    return {
+        module: jax.tree.map(lambda _, own=frozen[module]: own, leaves)
+        for module, leaves in params.items()
+    }
 
 
 def is_decayed(params: Any) -> Any:

@@ -6,7 +6,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from mha_haiku import models
+from mha_haiku import checks, models
 from mha_haiku.training import optimizers
 
 
@@ -19,6 +19,7 @@ def _config(**fields):
         "b1": 0.9,
         "b2": 0.99,
         "clip_norm": 1.0,
+        "frozen": "",
     }
     return ml_collections.ConfigDict(config | fields)
 
@@ -87,3 +88,79 @@ def test_biases_of_scanned_layers_are_not_decayed_either():
     found = optimizers.is_decayed(models.stacked(looped))
     assert found["encoder/layers/layer_0/linear"] == {"w": True, "b": False}
     assert found["logits"] == wanted["logits"]
+
+
+PARAMS = {
+    "embedding": {"embeddings": jnp.full((3, 2), 2.0)},
+    "encoder/layer_1/linear": {"w": jnp.full((2, 2), 3.0), "b": jnp.full(2, 3.0)},
+    "encoder/layer_10/linear": {"w": jnp.full((2, 2), 4.0)},
+    "logits": {"w": jnp.full((2, 3), 5.0)},
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "modules"),
+    [
+        ("embedding", ["embedding"]),
+        ("encoder/layer_1", ["encoder/layer_1/linear"]),
+        (" encoder/ ,logits", [*list(PARAMS)[1:]]),
+        ("encoder,encoder/layer_1", [*list(PARAMS)[1:3]]),
+    ],
+)
+def test_frozen_modules_go_by_whole_parts_of_their_names(names, modules):
+    frozen = optimizers.are_frozen(_config(frozen=names), PARAMS)
+    assert jax.tree.structure(frozen) == jax.tree.structure(PARAMS)
+    assert [module for module, own in frozen.items() if all(own.values())] == modules
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("embeding", "must name modules .* got 'embeding'. Did you mean 'embedding'"),
+        ("encoder/layer_2", "got 'encoder/layer_2'.*\nIt has embedding, encoder/layer"),
+        ("embedding,", "must name modules of the model, got ''"),
+        ("embedding,encoder,logits", "must leave parameters to train"),
+    ],
+)
+def test_frozen_names_of_nothing_or_everything_are_refused(names, message):
+    with pytest.raises(checks.ConfigError, match=message) as refusal:
+        optimizers.are_frozen(_config(frozen=names), PARAMS)
+    assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_frozen_parameters_stay_and_the_others_learn_as_if_alone():
+    options = {"warmup_steps": 0, "clip_norm": 0.5}
+    gradient = jax.tree.map(jnp.ones_like, PARAMS)
+    frozen = _config(frozen="embedding,encoder", **options)
+    update, state = _update(frozen, gradient, PARAMS)
+    own, own_state = _update(_config(**options), gradient["logits"], PARAMS["logits"])
+    for module, leaves in update.items():
+        for name, x in leaves.items():
+            expected = own[name] if module == "logits" else np.zeros(x.shape)
+            np.testing.assert_array_equal(x, expected)
+    # No moments of what is frozen.
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(own_state))
+
+
+def test_gradient_below_the_first_trained_layer_is_not_computed():
+    def apply(params, x):
+        for i in range(4):
+            x = jnp.tanh(x @ params[f"encoder/layer_{i}"]["w"])
+        return (x @ params["logits"]["w"]).sum()
+
+    weights = {f"encoder/layer_{i}": {"w": jnp.full((8, 8), 0.1)} for i in range(4)}
+    params = {**weights, "logits": {"w": jnp.full((8, 2), 0.5)}}
+    x = jnp.linspace(-1.0, 1.0, 128).reshape(16, 8)
+
+    def gradient_of(frozen):
+        model = models.Model(None, apply)
+        model = optimizers.without_frozen(model, _config(frozen=frozen))
+        compiled = jax.jit(jax.grad(model.apply)).lower(params, x).compile()
+        return compiled(params, x), compiled.cost_analysis()["flops"]
+
+    (whole, all_operations), (part, operations) = map(gradient_of, ("", "encoder"))
+    np.testing.assert_allclose(part["logits"]["w"], whole["logits"]["w"], rtol=1e-6)
+    assert not any(part[module]["w"].any() for module in weights)
+    assert all(whole[module]["w"].any() for module in weights)
+    # Forward passes of four layers against those and two backward products of each.
+    assert operations < 0.5 * all_operations
