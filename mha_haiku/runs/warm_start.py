@@ -68,6 +68,11 @@ def load(config: ml_collections.ConfigDict) -> Source:
         each.data.get("tokenizer") if "data" in each else None
         for each in (config, run.config)
     )
+    if kept is not None and its is None and config.task.name != run.config.task.name:
+        raise ConfigError(
+            f"config.init_from must be a run with the same kind of tokens; {path} has "
+            f"those of the task {run.config.task.name!r} alone."
+        )
     if own != its:
         shown = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
         wanted = f"has {own!r}" if own else "has none"

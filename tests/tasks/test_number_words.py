@@ -202,3 +202,11 @@ def test_other_words_than_those_of_the_run_are_refused():
     kept = make().keep()
     with pytest.raises(checks.ConfigError, match="not those that the run has learnt"):
         _ = NumberWords(largest=151, kept=kept).train_data
+
+
+def test_tokens_of_another_run_serve_any_words():
+    kept = NumberWords(largest=150).keep()
+    again = NumberWords(largest=140, kept=kept._replace(text=None))
+    assert again.train_data is not None
+    assert again.keep().text["sha256"] != kept.text["sha256"]
+    assert again.num_tokens == NumberWords(largest=150).num_tokens
