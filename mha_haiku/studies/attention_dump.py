@@ -437,6 +437,11 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
         raise ConfigError(
             f"The task {run.task.name!r} takes features, not text or tokens."
         )
+    if run.task.target_length is not None:
+        raise ConfigError(
+            f"The task {run.task.name!r} needs a target beside the text:\n"
+            "python -m experiments.generate --source=... --attention writes both."
+        )
     if text is not None:
         tokens = run.task.encode(text)
     with checks.user_mistakes():

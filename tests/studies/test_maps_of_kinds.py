@@ -127,6 +127,8 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     np.testing.assert_array_equal(some.weights[0], saved.weights[4])
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
         attention_dump.dump(bench, layers=["cross.2"], **options)
+    with pytest.raises(ConfigError, match="experiments.generate --source="):
+        attention_dump.dump(bench, text="1 2 3", **options)
 
 
 def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp_path):
