@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import attention, report, runs, tasks
+from mha_haiku import attention, heads, report, runs, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment, subject
 from mha_haiku.runs import configuration, folders
@@ -101,10 +101,10 @@ def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
         for n, length in enumerate(np.asarray(example.lengths).tolist()):
             best = weights[n, :, :length].argmax(-1)
             shares.append((best == length - 1 - np.arange(length)).mean(-1))
-        heads = weights.shape[1]
-        np.testing.assert_allclose(number.mean[i, :heads], np.mean(shares, 0))
+        own = np.s_[i, : weights.shape[1]]
+        np.testing.assert_allclose(number.mean[own], np.mean(shares, 0))
         error = np.std(shares, 0, ddof=1) / len(shares) ** 0.5
-        np.testing.assert_allclose(number.standard_error[i, :heads], error)
+        np.testing.assert_allclose(number.standard_error[own], error)
     assert np.isnan(number.mean[4, 1])  # the pruned head
 
 
@@ -116,6 +116,20 @@ def test_rows_without_an_aligned_key_do_not_count():
     aligned[0, 1, 2] = True
     scores = alignment.scores(weights, aligned)
     np.testing.assert_array_equal(scores, [[0.5], [np.nan]])
+
+
+def test_roles_of_each_kind_are_those_of_the_model(made, saved):
+    run = folders.load_run(made)
+    batches = [run.examples(N)]
+    align = run.task.alignments
+    expected = heads.roles(run.model, run.params, batches, align=align)
+    found = dossiers.roles(saved)
+    assert found.names.tolist() == expected.names.tolist()
+    for i, h in np.argwhere(~np.isnan(found.scores)).tolist():
+        score = heads.ROLES[found.names[i, h]].score or found.names[i, h]
+        assert found.scores[i, h] == pytest.approx(
+            expected.scores[score][i, h], abs=2e-3
+        )
 
 
 def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
