@@ -52,7 +52,13 @@ FLAGS = command_line.flag_values(
 def main(config) -> int:
     from mha_haiku.devices import cluster
     from mha_haiku.runs import loop, progress
-    from mha_haiku.studies import attention_dump, learning_curve, snapshots, timeline
+    from mha_haiku.studies import (
+        attention_dump,
+        learning_curve,
+        samples,
+        snapshots,
+        timeline,
+    )
     from mha_haiku.studies.workbench import Bench
 
     if FLAGS.init_from is not None:
@@ -67,6 +73,7 @@ def main(config) -> int:
         observers=[
             timeline.Timeline(config.training.timeline_every),
             snapshots.Snapshots(config),
+            samples.Samples(config),
         ],
     )
     if summary.interrupted:  # no maps then, which take a while

@@ -39,9 +39,14 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
         return {}
     rows = range(len(example.inputs))
     each = [align(jax.tree.map(operator.itemgetter(i), example)) for i in rows]
-    unknown = np.zeros((example.decoder_inputs.shape[1], example.inputs.shape[1]), bool)
+    shape = example.decoder_inputs.shape[1], example.inputs.shape[1]
     names = dict.fromkeys(name for row in each for name in row)
-    return {name: np.stack([row.get(name, unknown) for row in each]) for name in names}
+    aligned = {name: np.zeros((len(each), *shape), bool) for name in names}
+    for i, row in enumerate(each):
+        for name, x in row.items():  # a user's examples may be shorter than the task's
+            x = x[: shape[0], : shape[1]]
+            aligned[name][i, : x.shape[0], : x.shape[1]] = x
+    return aligned
 
 
 def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:

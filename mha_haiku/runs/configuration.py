@@ -38,6 +38,12 @@ _TRAINING = {
         "steps between measurements of heads for heads/timeline.png; 0: none",
         fields.integer(0, 2**31 - 1),
     ),
+    "samples": Field(
+        1,
+        "texts that a causal model of a text, or an encoder-decoder, writes at each "
+        "evaluation; 0: none",
+        fields.integer(0, 2**10),
+    ),
     "non_finite": Field(
         "abort",
         "what to do at a step whose loss or gradient is not finite",

@@ -65,6 +65,14 @@ class Folder(NamedTuple):
         return self.heads / "timeline.jsonl"
 
     @property
+    def samples(self) -> Path:
+        return self.root / "samples.jsonl"
+
+    @property
+    def generated(self) -> Path:
+        return self.root / "generated.jsonl"
+
+    @property
     def summary(self) -> Path:
         return self.root / "summary.json"
 

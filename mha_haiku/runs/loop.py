@@ -229,12 +229,12 @@ def _take_steps(trainer, training, interruption, observers) -> None:
         if stops:
             break
         trainer.take_steps(_next_stop(trainer.step, steps, training, observers))
-        _look(trainer, [each for each in observers if is_due(each.every)])
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
             trainer.report(is_evaluated=is_evaluated)
             reported = trainer.step
+        _look(trainer, [each for each in observers if is_due(each.every)])
         if is_saved:
             trainer.save()
             saved = trainer.step

@@ -122,6 +122,14 @@ def say(what: str) -> None:
     _print(f"{what} ...")
 
 
+def tell(line: str) -> None:
+    """Prints a result on stdout, above a bar that is there."""
+    import tqdm
+
+    tqdm.tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
 def _print(line) -> None:
     import tqdm
 

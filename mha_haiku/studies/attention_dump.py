@@ -41,6 +41,8 @@ def dump(
     examples: int | Sequence[int] | None = None,
     text: str | None = None,
     tokens: Sequence[int] | None = None,
+    own: tasks.Example | None = None,
+    own_names: Sequence[str] = (),
     out: str | os.PathLike | None = None,
     weights: bool = False,
     means: bool = True,
@@ -60,8 +62,10 @@ def dump(
         `config.attention.examples`.
       text: A text to run on instead, as the task encodes it.
       tokens: Token ids to run on instead.
+      own: A batch of N examples to run on instead, on the host.
+      own_names: Their N names.
       out: The folder to write to; None means `attention` in the run's folder, and
-        `attention/own_text` there for a text or tokens.
+        `attention/own_text` there for a text, tokens or own examples.
       weights: Whether to write whole maps at any length.
       means: Whether to write means of whole maps over many examples.
       channels: Whether to write queries and keys too, where maps are whole.
@@ -102,13 +106,16 @@ def dump(
         examples=examples,
         text=text,
         tokens=tokens,
+        own=own,
+        own_names=own_names,
         weights=weights,
         means=means,
         channels=channels,
         devices=devices,
     )
     folder = bench.folder.attention
-    folder = folder if text is None and tokens is None else folder / "own_text"
+    is_own = not (text is None and tokens is None and own is None)
+    folder = folder / "own_text" if is_own else folder
     folder = folder if out is None else Path(out).expanduser()
     report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
     if cluster.is_first():
@@ -125,6 +132,8 @@ def measured(
     examples: int | Sequence[int] | None = None,
     text: str | None = None,
     tokens: Sequence[int] | None = None,
+    own: tasks.Example | None = None,
+    own_names: Sequence[str] = (),
     weights: bool = False,
     means: bool = True,
     channels: bool = False,
@@ -132,7 +141,9 @@ def measured(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the arrays of maps.npz and of statistics.npz; arguments as of `dump`."""
     run = bench.run
-    own = _own_example(run, text, tokens)
+    if own is None:
+        own = _own_example(run, text, tokens)
+        own_names = ["own tokens" if text is None else "own text"]
     indices = [] if own is not None else _indices(run, examples)
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
     longest = max(length, _target_length(run.task, own) or 0)
@@ -163,10 +174,11 @@ def measured(
         )
         seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     else:
-        copies = bench.whole_batch(1)
-        example = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), own)
+        count = len(own.inputs)
+        filled = np.minimum(np.arange(bench.whole_batch(count)), count - 1)
+        example = jax.tree.map(lambda x: x[filled], own)
         seen = jax.device_get(observe(bench.run.params, example))
-        seen = jax.tree.map(lambda x: x[:1], seen)
+        seen = jax.tree.map(lambda x: x[:count], seen)
     example, answers, maps, numbers, masked, parts, products = seen
 
     edges = _edges(length, num_bins)
@@ -177,12 +189,11 @@ def measured(
         "layer_names": np.array([layer_heads[i].label for i in layers]),
     }
     alignments = alignment.of_batch(run.task.alignments, example)
-    example_names = ["own text"] if text is not None else ["own tokens"]
     if own is None:
-        example_names = [f"held-out example {i}" for i in indices]
+        own_names = [f"held-out example {i}" for i in indices]
     arrays = {
         **names,
-        "example_names": np.array(example_names),
+        "example_names": np.array(own_names),
         "query_edges": edges,
         "key_edges": edges,
         **_texts(run.task, example, answers, is_own=own is not None),

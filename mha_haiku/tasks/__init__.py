@@ -32,6 +32,7 @@ __all__ = [
     "Kept",
     "Task",
     "batch",
+    "continues",
     "digest",
     "make",
     "metrics",
@@ -93,6 +94,11 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
 def metrics(name: str) -> tuple[str, ...]:
     """Returns what a task is measured by, its own metric first; see `options`."""
     return _task(name).metrics
+
+
+def continues(name: str) -> bool:
+    """Returns whether a task's targets are its next inputs; see `options`."""
+    return _task(name).continues
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:

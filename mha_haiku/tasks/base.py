@@ -183,6 +183,10 @@ class Task(abc.ABC):
         tokens = np.asarray(example.decoder_inputs).tolist()
         return [self.class_label(token) for token in tokens]
 
+    def question(self, example: Example) -> str:
+        """Returns the readable text of one example's valid inputs."""
+        return " ".join(self.labels(example)[: example.lengths])
+
     def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Returns the readable text of a model's answer.
 

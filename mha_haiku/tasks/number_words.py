@@ -147,6 +147,12 @@ class NumberWords(sequence_to_sequence.PairsTask):
             return self.class_label(token).encode()
         return self._tokenizers[1].piece(token)
 
+    def question(self, example: base.Example) -> str:
+        """Returns the words of an example's source."""
+        tokens = np.asarray(example.inputs)[: example.lengths].tolist()
+        pieces = b"".join(map(self._tokenizers[0].piece, tokens))
+        return pieces.decode(errors="replace")
+
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's number.
 
@@ -183,7 +189,8 @@ class NumberWords(sequence_to_sequence.PairsTask):
           example: One example.
 
         Returns:
-          `[T, S]` booleans; None: the source is not a number of this task.
+          `[T, S]` booleans; None: the source is not a number of this task, or the
+          target is not its word.
         """
         return self._aligned(example, lambda meaning: True)
 
@@ -214,7 +221,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     def _aligned(self, example, is_wanted) -> np.ndarray | None:
         number = self._number(example)
-        if number is None:
+        if number is None or self.answer(example.targets) != self._words[1][number]:
             return None
         aligned = np.zeros((self.target_length, self.sequence_length), bool)
         source, target = (
@@ -231,9 +238,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     def _number(self, example) -> int | None:
         """Returns the number that an example's source says; None: it says none."""
-        tokens = np.asarray(example.inputs)[: example.lengths].tolist()
-        word = b"".join(map(self._tokenizers[0].piece, tokens))
-        return self._numbers.get(word.decode(errors="replace"))
+        return self._numbers.get(self.question(example))
 
     @property
     def _languages(self) -> tuple[str, str]:

@@ -122,6 +122,11 @@ class Pronounce(sequence_to_sequence.PairsTask):
         """Returns a phoneme, as "AA" or "AA1"."""
         return self._phonemes[token]
 
+    def question(self, example: base.Example) -> str:
+        """Returns the word of an example."""
+        inputs = np.asarray(example.inputs)[: example.lengths]
+        return "".join(self.token_label(token) for token in inputs.tolist())
+
     def encode(self, text: str) -> np.ndarray:
         """Returns the letters of a user's word.
 
@@ -148,9 +153,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     def right_answers(self, example: base.Example) -> list[list[int]]:
         """Returns all pronunciations of the example's word that the dictionary has."""
-        inputs = np.asarray(example.inputs)[: example.lengths]
-        word = "".join(self.token_label(token) for token in inputs.tolist())
-        known = self._pronunciations.get(word)
+        known = self._pronunciations.get(self.question(example))
         return super().right_answers(example) if known is None else list(known)
 
     def score(

@@ -101,11 +101,15 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         return self.pair(source, length, target, length)
 
     def alignment(self, example: base.Example) -> np.ndarray:
-        """Returns where each token of the target stands in the source."""
+        """Returns where each right token of the target stands in the source."""
         length = int(example.lengths)
         aligned = np.zeros((self.target_length, self.sequence_length), bool)
-        rows = np.arange(length)
-        aligned[rows, np.asarray(self.places(rows, length))] = True
+        rows = np.arange(min(length, len(example.targets)))
+        columns = np.asarray(self.places(rows, length))
+        is_right = (
+            np.asarray(example.targets)[rows] == np.asarray(example.inputs)[columns]
+        )
+        aligned[rows[is_right], columns[is_right]] = True
         return aligned
 
 

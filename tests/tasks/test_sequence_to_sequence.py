@@ -91,6 +91,15 @@ def test_every_position_and_class_has_a_text(name, sampled):
 
 
 @every_task
+def test_a_question_is_encoded_as_its_source(name, sampled):
+    task, batch = make(name), sampled(make(name))
+    for i in range(5):
+        example = first(batch, i)
+        tokens = task.encode(task.question(example))
+        np.testing.assert_array_equal(tokens, example.inputs[: example.lengths])
+
+
+@every_task
 def test_right_answers_have_no_errors(name, sampled):
     task, batch = make(name), first(sampled(make(name)), slice(20))
     scores = task.score(list(batch.targets), batch)

@@ -1,0 +1,186 @@
+"""Writes texts with a trained run: goes on with a prompt, or answers a source.
+
+Run: python -m experiments.generate --workdir=runs/text_lm --prompt="The " --tokens=200
+
+A causal model of a text takes prompts, an encoder-decoder sources. A single text is
+printed as it comes. All texts are kept in generated.jsonl in the run's folder, and with
+--attention their maps in attention/generated there.
+"""
+
+import functools
+import pathlib
+import sys
+import time
+
+from experiments import command_line, shared_flags
+
+FLAGS = command_line.flag_values(
+    {
+        "workdir": (str, None, "Folder of the run."),
+        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        "prompt": (str, None, "Text that a causal model goes on with."),
+        "prompts": (str, None, "File of prompts, a line each."),
+        "source": (str, None, "Text that an encoder-decoder answers."),
+        "sources": (str, None, "File of sources, a line each."),
+        "held_out": (int, None, "Number of held-out examples to answer and score."),
+        "tokens": (
+            int,
+            None,
+            "Most tokens of a text; 200 behind a prompt and the task's longest target "
+            "behind a source, if left out.",
+        ),
+        "examples": (int, 1, "Texts of each prompt or source; drawn, so they differ."),
+        "temperature": (
+            float,
+            None,
+            "How freely tokens are drawn: 1 as the model says, 0 the likeliest always "
+            "(greedy); of prompts 0.8 and of sources 0 if left out.",
+        ),
+        "top_k": (int, None, "Draw from this many of the likeliest tokens only."),
+        "top_p": (float, None, "Draw from the likeliest with this much probability."),
+        "beam": (int, None, "Width of a beam search, in place of drawing."),
+        "length_penalty": (
+            float,
+            None,
+            "Of a beam search: the power of the length that scores are divided by; 0 "
+            "if left out.",
+        ),
+        "seed": (int, 0, "Seed of what is drawn."),
+        "attention": (bool, False, "Write the attention maps of the texts."),
+        **shared_flags.COMPILATION_CACHE,
+        **shared_flags.PICTURES,
+    }
+)
+_GIVEN = ("prompt", "prompts", "source", "sources", "held_out")
+
+
+def main() -> None:
+    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
+    kind, texts = _given()
+    from mha_haiku.checks import ConfigError
+    from mha_haiku.studies import generation
+    from mha_haiku.studies.workbench import Bench
+
+    strategy = generation.strategy(
+        kind,
+        temperature=FLAGS.temperature,
+        top_k=FLAGS.top_k,
+        top_p=FLAGS.top_p,
+        beam=FLAGS.beam,
+        length_penalty=FLAGS.length_penalty,
+    )
+    generation.check_examples(FLAGS.examples, strategy)
+    if FLAGS.held_out is not None and FLAGS.examples > 1:
+        raise ConfigError("examples is of prompts and sources: leave it out.")
+    formats = shared_flags.formats(FLAGS)
+    shared_flags.use_compilation_cache(FLAGS.compilation_cache)
+    bench = Bench.load(FLAGS.workdir, FLAGS.step)
+    if FLAGS.held_out is not None:
+        result = generation.score(
+            bench, FLAGS.held_out, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
+        )
+        job, texts = result.job, result.texts
+        with generation.keeping(job) as keep:
+            for text in texts:
+                keep(text)
+        print(result.text(), end="\n\n")
+    else:
+        job = generation.job(
+            bench,
+            kind,
+            [text for text in texts for _ in range(FLAGS.examples)],
+            strategy,
+            tokens=FLAGS.tokens,
+            seed=FLAGS.seed,
+        )
+        with generation.keeping(job) as keep:
+            is_alone = job.kind == "prompt" and len(job.given) == 1
+            texts = [_write_one(job, keep)] if is_alone else _write(job, keep)
+    print(f"Kept in: {bench.folder.generated}")
+    if FLAGS.attention:
+        print(f"Attention maps: {generation.write_attention(job, texts, formats)}")
+
+
+def _given() -> tuple[str, list[str]]:
+    """Returns what texts are written from, "prompt" or "source", and these."""
+    from mha_haiku.checks import ConfigError
+
+    names = [name for name in _GIVEN if getattr(FLAGS, name) is not None]
+    if len(names) != 1:
+        wanted = ", ".join(f"--{name}" for name in _GIVEN)
+        got = " and ".join(f"--{name}" for name in names) or "none"
+        raise ConfigError(f"One of {wanted} must be given, got {got}.")
+    (name,) = names
+    value, kind = getattr(FLAGS, name), name.removesuffix("s")
+    if name == "held_out":
+        return "source", []
+    return kind, _lines(name, value) if name.endswith("s") else [value]
+
+
+def _lines(flag: str, path: str) -> list[str]:
+    """Returns the lines of a file."""
+    from mha_haiku.checks import ConfigError
+
+    try:
+        text = pathlib.Path(path).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--{flag}={path} cannot be read: {reason}.") from None
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise ConfigError(f"--{flag}={path} is empty: it must have a line each.")
+    if "" in lines:
+        raise ConfigError(f"--{flag}={path} has an empty line, {lines.index('') + 1}.")
+    return lines
+
+
+def _write(job, keep) -> list:
+    """Writes, prints and keeps the texts of a job; returns them."""
+    from mha_haiku.studies import generation
+
+    texts, started = [], time.perf_counter()
+    for text in generation.write(job):
+        keep(text)
+        texts.append(text)
+        if job.kind == "prompt":
+            print(f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}")
+        else:
+            print(f"{text.given} -> {text.text}")
+        sys.stdout.flush()
+    seconds = time.perf_counter() - started
+    count = sum(len(text.tokens) for text in texts)
+    rate = f"{count / seconds:,.0f} tokens/s, compilation included"
+    print(f"\n{count:,} tokens in {seconds:.1f} s, {rate}")
+    return texts
+
+
+def _write_one(job, keep):
+    """Writes, prints and keeps a text as it comes; returns it."""
+    from mha_haiku.studies import generation
+
+    stream, times = generation.Stream(job), [time.perf_counter()]
+    print(job.given[0], end="", flush=True)
+    try:
+        for part in stream:
+            print(part, end="", flush=True)
+            times.append(time.perf_counter())
+    finally:  # an interrupted text is kept as well
+        text = stream.text()
+        keep(text)
+        print(flush=True)
+    count, begun = len(text.tokens), 1 + generation.CHUNK  # both programs are compiled
+    line = f"{count:,} tokens in {times[-1] - times[0]:.1f} s"
+    if begun < count < len(times):
+        rate = (count - begun) / (times[count] - times[begun])
+        line += f", {rate:,.0f} tokens/s after the first {begun}"
+    print(f"\n{line}")
+    return text
+
+
+# Takes argv; returns the exit status.
+run = functools.partial(command_line.run, main, FLAGS, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))

@@ -1,0 +1,198 @@
+"""The script that writes texts: what it prints and keeps, and what it refuses."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import generate
+from mha_haiku import runs
+from mha_haiku.runs import checkpoints, configuration, files, folders
+
+TEXT = "the cat sat on the mat.\n" * 20
+KINDS = {
+    "causal": ("language_model", "causal"),
+    "seq2seq": ("reverse_seq2seq", "encoder_decoder"),
+    "encoder": ("reverse", "encoder"),
+    "recall": ("associative_recall", "causal"),
+}
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A function that makes the run of a kind, with random parameters, once."""
+    root = tmp_path_factory.mktemp("runs")
+    (root / "text").write_text(TEXT)
+
+    def make(kind):
+        if (root / kind).exists():
+            return root / kind
+        task_name, family = KINDS[kind]
+        config = runs.default_config(task_name)
+        config.model.family, config.model.model_size = family, 8
+        if kind == "causal":
+            config.task.sequence_length, config.data.path = 8, str(root / "text")
+        if kind == "seq2seq":
+            config.task.update(min_length=2, max_length=4, num_tokens=5)
+        task = configuration.make_task(config)
+        model = folders.make_model(config, task)
+        generator = np.random.default_rng(0)
+        state = jax.tree.map(
+            lambda x: generator.standard_normal(x.shape).astype(x.dtype),
+            folders.abstract_state(config, task, model),
+        )
+        folder = folders.open_folder(root / kind)
+        folders.write_config(folder, config, jax.local_devices()[:1], task)
+        with checkpoints.Checkpoints(folder.checkpoints) as stored:
+            stored.save(3, state._replace(step=np.int32(3)))
+        return root / kind
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _run(workdir, *flags):
+    arguments = ["generate", f"--workdir={workdir}", "--compilation_cache=", *flags]
+    return generate.run(arguments)
+
+
+def _kept(workdir):
+    return files.read_lines(folders.Folder(workdir).generated)
+
+
+def test_a_text_is_printed_and_kept(workdir, capsys):
+    run = workdir("causal")
+    assert _run(run, "--prompt=the ", "--tokens=6", "--seed=4") == 0
+    out, told = capsys.readouterr()
+    assert told == ""
+    kept = _kept(run)[-1]
+    text, end = out.split("\n\n6 tokens in ")
+    assert text == f"the {kept['text']}" and len(kept["tokens"]) == 6
+    assert " tokens/s" in end and f"Kept in: {run}/generated.jsonl" in end
+    how = {"step": 3, "strategy": "sampled", "temperature": 0.8, "seed": 4}
+    assert how.items() <= kept.items()
+    assert _run(run, "--prompt=the ", "--tokens=6", "--seed=4") == 0
+    assert _kept(run)[-2:] == [kept, kept]
+
+
+def test_several_texts_are_printed_in_turn(workdir, capsys, tmp_path):
+    run = workdir("causal")
+    (tmp_path / "prompts").write_text("the\na mat\n")
+    before = len(_kept(run))
+    assert _run(run, "--prompts=prompts", "--examples=2", "--tokens=3") == 0
+    out = capsys.readouterr().out
+    kept = _kept(run)[before:]
+    assert [text["given"] for text in kept] == ["the", "the", "a mat", "a mat"]
+    shown = [
+        f"--- {i} of 4\n{text['given']}{text['text']}\n"
+        for i, text in enumerate(kept, start=1)
+    ]
+    assert out.startswith("".join(shown)) and "\n\n12 tokens in " in f"\n{out}"
+
+
+@pytest.mark.slow
+def test_attention_is_that_of_the_text(workdir, capsys):
+    run = workdir("causal")
+    flags = ["--prompt=the ", "--tokens=6", "--temperature=0", "--attention"]
+    assert _run(run, *flags) == 0
+    folder = run / "attention" / "generated"
+    assert f"Attention maps: {folder}/index.html" in capsys.readouterr().out
+    kept = _kept(run)[-1]
+    with np.load(folder / "maps.npz") as maps:
+        assert "".join(maps["tokens"][0]) == f"the {kept['text']}"
+        weights = maps["layer_00"][0]
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-2)
+        assert not np.triu(weights, 1).any()
+
+
+@pytest.mark.slow
+def test_sources_are_answered_and_scored(workdir, capsys, tmp_path):
+    run = workdir("seq2seq")
+    (tmp_path / "sources").write_text("1 2\n3 4 0\n")
+    assert _run(run, "--sources=sources", "--attention") == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    one, other = _kept(run)[-2:]
+    assert (first, second) == (f"1 2 -> {one['text']}", f"3 4 0 -> {other['text']}")
+    with np.load(run / "attention" / "generated" / "maps.npz") as maps:
+        assert maps["layer_02"].shape[0] == 2  # the cross map of each
+        length = max(len(each["tokens"]) + each["is_ended"] for each in (one, other))
+        assert maps["layer_02"].shape[2:] == (length, 3)
+    assert _run(run, "--held_out=6", "--beam=2") == 0
+    out = capsys.readouterr().out
+    assert "6 held-out examples" in out and "exact_match" in out and "wrong:" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "parts"),
+    [
+        ("causal", [], ["--prompt", "--sources", "must be given, got none"]),
+        ("causal", ["--prompt=a", "--source=b"], ["got --prompt and --source"]),
+        ("causal", ["--prompt="], ["prompt '': it must not be empty"]),
+        ("causal", ["--prompt=the Dog"], ["'D' at character 4", "It knows '\\n .ac"]),
+        ("causal", ["--source=the"], ["takes a prompt, not a source", "--prompt="]),
+        ("causal", ["--held_out=3"], ["takes a prompt, not a source"]),
+        ("causal", ["--prompt=" + "the " * 4], ["at most 15 tokens", "got 16"]),
+        ("causal", ["--prompt=the", "--tokens=0"], ["tokens", "from 1 to 13, got 0"]),
+        ("causal", ["--prompt=the", "--tokens=-3"], ["from 1 to 13, got -3"]),
+        ("causal", ["--prompt=the", "--tokens=14"], ["16 positions", "got 14"]),
+        ("causal", ["--prompt=a", "--temperature=-1"], ["temperature", "got -1.0"]),
+        ("causal", ["--prompt=a", "--temperature=nan"], ["temperature", "got nan"]),
+        ("causal", ["--prompt=a", "--top_k=0"], ["top_k must be", "1", "got 0"]),
+        ("causal", ["--prompt=a", "--top_k=99"], ["top_k must be", "to 13, got 99"]),
+        ("causal", ["--prompt=a", "--top_p=0"], ["top_p must be", "got 0.0"]),
+        ("causal", ["--prompt=a", "--top_p=1.5"], ["top_p must be", "got 1.5"]),
+        (
+            "causal",
+            ["--prompt=a", "--top_k=3", "--temperature=0"],
+            ["top_k must be left out with temperature 0"],
+        ),
+        ("causal", ["--prompt=a", "--beam=0"], ["beam must be", "got 0"]),
+        (
+            "causal",
+            ["--prompt=a", "--beam=2", "--temperature=1"],
+            ["temperature must be left out with beam"],
+        ),
+        (
+            "causal",
+            ["--prompt=a", "--length_penalty=1"],
+            ["length_penalty needs a beam"],
+        ),
+        (
+            "causal",
+            ["--prompt=a", "--beam=2", "--length_penalty=inf"],
+            ["length_penalty must be", "got inf"],
+        ),
+        (
+            "causal",
+            ["--prompt=a", "--examples=2", "--temperature=0"],
+            ["examples must be 1", "draws tokens"],
+        ),
+        ("causal", ["--prompt=a", "--examples=0"], ["examples must be", "got 0"]),
+        ("causal", ["--prompts=none"], ["--prompts=none cannot be read", "No such"]),
+        ("causal", ["--prompts=empty"], ["--prompts=empty is empty"]),
+        ("causal", ["--prompts=gap"], ["--prompts=gap has an empty line, 2"]),
+        ("causal", ["--prompts=latin"], ["--prompts=latin cannot be read", "UTF-8"]),
+        ("causal", ["--prompt=a", "--step=9"], ["9", "3"]),
+        ("seq2seq", ["--prompt=1 2"], ["takes a source, not a prompt", "--source="]),
+        ("seq2seq", ["--source="], ["source '': it must not be empty"]),
+        ("seq2seq", ["--source=1 x"], ["source '1 x'", "got 'x'"]),
+        ("seq2seq", ["--source=1 2 3 4 0"], ["at most 4 tokens", "got 5"]),
+        ("seq2seq", ["--source=1", "--tokens=0"], ["tokens must be", "got 0"]),
+        ("seq2seq", ["--held_out=0"], ["held_out must be", "got 0"]),
+        ("encoder", ["--prompt=a"], ["is of family 'encoder', which writes no text"]),
+        ("recall", ["--prompt=k1"], ["'associative_recall'", "no next tokens"]),
+    ],
+)
+def test_a_mistake_is_told_in_two_lines(workdir, capsys, tmp_path, kind, flags, parts):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "gap").write_text("the\n\nmat\n")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    run = workdir(kind)
+    assert _run(run, *flags) == 2
+    out, told = capsys.readouterr()
+    assert out == "" and 1 <= len(told.splitlines()) <= 2
+    for part in parts:
+        assert part in told

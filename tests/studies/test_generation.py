@@ -1,0 +1,214 @@
+"""Texts that a run writes: whole characters, room, batches, and scores."""
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import models, tasks
+from mha_haiku.checks import ConfigError
+from mha_haiku.models import decoding
+from mha_haiku.runs import files, folders
+from mha_haiku.studies import generation
+from mha_haiku.studies.workbench import Bench
+
+TEXT = "aé b🙂 c\n" * 40
+T = 6
+
+
+@pytest.fixture
+def bench_of(make_config, tmp_path):
+    """A function that makes the bench of a model with random parameters."""
+
+    def make(task, **fields):
+        config = make_config(model__num_layers=1, **fields)
+        model = folders.make_model(config, task)
+        generator = np.random.default_rng(0)
+        params = jax.tree.map(
+            lambda x: generator.standard_normal(x.shape).astype(x.dtype),
+            folders.abstract_state(config, task, model).params,
+        )
+        run = folders.Run(config, task, model, params, 4)
+        return Bench(run, folders.Folder(tmp_path / "run"))
+
+    return make
+
+
+@pytest.fixture
+def writer(bench_of, tmp_path):
+    """A function that makes the bench of a causal model of a text."""
+
+    def make(tokenizer="characters", positions="rotary", **fields):
+        (tmp_path / "text").write_text(TEXT)
+        given = {"path": str(tmp_path / "text"), "tokenizer": tokenizer}
+        return bench_of(
+            tasks.make("language_model", sequence_length=T, **given),
+            task__name="language_model",
+            model__family="causal",
+            model__embedding__positions=positions,
+            **fields,
+        )
+
+    return make
+
+
+@pytest.fixture
+def answerer(bench_of):
+    """The bench of an encoder-decoder that is to reverse 2 to 4 tokens of 5."""
+    task = tasks.make("reverse_seq2seq", min_length=2, max_length=4, num_tokens=5)
+    return bench_of(task, model__family="encoder_decoder")
+
+
+def _job(bench, *prompts, strategy=None, **options):
+    strategy = strategy or decoding.Greedy()
+    return generation.job(bench, "prompt", prompts, strategy, **options)
+
+
+def test_a_stream_never_shows_half_a_character(writer, monkeypatch):
+    pytest.importorskip("tokenizers")
+    bench = writer("bpe")
+    text = "é🙂a\nüz"
+    tokens = bench.run.task.encode(text)
+    monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:, None]))
+    stream = generation.Stream(_job(bench, "ab", tokens=len(tokens)))
+    parts = list(stream)
+    assert len(parts) == len(tokens) + 1 and parts.count("") > 3
+    assert "".join(parts) == stream.text().text == text
+    assert set("".join(parts)) == set(text)  # nothing stands for a part
+    # A text that ends inside of a character says so.
+    monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:3, None]))
+    stream = generation.Stream(_job(bench, "ab"))
+    assert "".join(stream) == stream.text().text == "é\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
+    bench = writer()
+    alone = generation.Stream(_job(bench, "aé b", tokens=9))
+    assert "".join(alone) == alone.text().text
+    together = list(generation.write(_job(bench, "aé b", "c", tokens=9)))
+    assert [text.given for text in together] == ["aé b", "c"]
+    assert together[0].text == alone.text().text
+    np.testing.assert_array_equal(together[0].tokens, alone.text().tokens)
+    assert [len(text.tokens) for text in together] == [9, 9]
+    # A prompt is gone on with by the likeliest tokens.
+    row = np.concatenate([together[1].given_tokens, together[1].tokens])[None, :T]
+    run = bench.run
+    logits = run.model.apply(run.params, None, row, is_training=False).logits[0]
+    np.testing.assert_array_equal(logits[:-1].argmax(-1), row[0, 1:])
+
+
+def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(writer):
+    bench = writer()
+    drawn = decoding.Sampled(20.0)
+
+    def texts(seed):
+        job = _job(bench, "a", "a", strategy=drawn, tokens=20, seed=seed)
+        return [text.text for text in generation.write(job)]
+
+    first = texts(3)
+    assert first[0] != first[1] and first == texts(3) and texts(4) != first
+
+
+def test_tokens_past_the_training_see_as_many_as_it_had(writer):
+    bench = writer()
+    assert _job(bench, "abc", tokens=3).bench is bench
+    far = _job(bench, "abc", tokens=4)
+    assert models.windows(far.bench.run.config.model) == (T - 1,)
+    assert models.windows(bench.run.config.model) == (None,)
+    narrow = writer(model__attention__window=2)
+    assert models.windows(_job(narrow, "a").bench.run.config.model) == (2,)
+    # The last token's scores are those of the T before it alone, in a model that has
+    # learnt one layer's worth of distances.
+    (text,) = generation.write(far._replace(tokens=8))
+    last = np.concatenate([text.given_tokens, text.tokens])[-T - 1 : -1]
+    run = bench.run
+    logits = run.model.apply(run.params, None, last[None], is_training=False).logits
+    assert logits[0, -1].argmax() == text.tokens[-1]
+
+
+def test_positions_of_a_table_are_the_end_of_a_text(writer):
+    bench = writer(positions="learned", model__embedding__max_length=10)
+    assert _job(bench, "abc").tokens == 7
+    assert len(next(generation.write(_job(bench, "abc"))).tokens) == 7
+    with pytest.raises(ConfigError, match="prompt of 3 .* 10 positions, .* 1 to 7"):
+        _job(bench, "abc", tokens=8)
+    with pytest.raises(ConfigError, match="prompt must be of at most 9 tokens"):
+        _job(bench, "a" * 10)
+
+
+def test_batches_of_answers_are_those_of_single_sources(answerer, monkeypatch):
+    sources = ["1 2 3", "4 0", "2 2 2 2", "0 1", "3 4 0"]
+    monkeypatch.setattr(generation, "_BATCH", 2)
+
+    def answers(sources):
+        job = generation.job(answerer, "source", sources, decoding.Greedy())
+        return [
+            (text.given, text.text, text.is_ended) for text in generation.write(job)
+        ]
+
+    together = answers(sources)
+    assert [given for given, *_ in together] == sources
+    monkeypatch.setattr(generation, "_BATCH", 1)
+    assert together == [answers([source])[0] for source in sources]
+
+
+def test_held_out_answers_are_scored_by_the_task(answerer, monkeypatch):
+    task = answerer.run.task
+    batch = answerer.run.examples(10)
+
+    def generated(model, params, prompts, *, source, **_):
+        # Every other answer is right.
+        targets = np.asarray(batch.targets).copy()
+        targets[1::2, 0] = (targets[1::2, 0] + 1) % task.num_tokens
+        tokens = np.concatenate([prompts, targets], axis=1)
+        np.testing.assert_array_equal(source, batch.inputs)
+        return decoding.Generated(tokens, np.full(10, tokens.shape[1]), np.zeros(10))
+
+    monkeypatch.setattr(decoding, "generate", generated)
+    score = generation.score(answerer, 10, decoding.Greedy())
+    assert score.is_right.tolist() == [True, False] * 5
+    value, low, high = score.values["exact_match"]
+    # The table of Wilson's intervals has 23.7 and 76.3 percent of 5 in 10.
+    np.testing.assert_allclose([value, low, high], [0.5, 0.2366, 0.7634], atol=1e-4)
+    rate, low, high = score.values["token_error_rate"]
+    lengths = np.asarray(batch.lengths)
+    np.testing.assert_allclose(rate, 5 / lengths.sum())
+    assert low < rate < high
+    lines = score.text(shown=2).splitlines()
+    assert "wrong: 5" in lines and len(lines) == 12
+    assert lines[-1].endswith(f"({score.right[3]})")
+    source = batch.inputs[0][: lengths[0]].tolist()
+    shown = [" ".join(map(str, row)) for row in (source, source[::-1])]
+    assert f"  {shown[0]} -> {shown[1]}" in lines
+
+
+def test_texts_are_kept_with_how_they_were_written(writer):
+    bench = writer()
+    job = _job(bench, "ab", strategy=decoding.Beam(2), tokens=3, seed=5)
+    (text,) = generation.write(job)
+    for _ in range(2):
+        with generation.keeping(job) as keep:
+            keep(text)
+    first, again = files.read_lines(bench.folder.generated)
+    assert first == again and first["text"] == text.text
+    assert first["tokens"] == text.tokens.tolist() and first["given"] == "ab"
+    how = {"step": 4, "strategy": "beam", "width": 2, "seed": 5}
+    assert how.items() <= first.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "strategy"),
+    [
+        ({"kind": "prompt"}, decoding.Sampled(0.8)),
+        ({"kind": "source"}, decoding.Greedy()),
+        ({"kind": "source", "top_k": 3}, decoding.Sampled(0.8, 3)),
+        ({"kind": "prompt", "temperature": 0}, decoding.Greedy()),
+        (
+            {"kind": "prompt", "top_p": 0.5, "temperature": 2},
+            decoding.Sampled(2.0, None, 0.5),
+        ),
+        ({"kind": "prompt", "beam": 3}, decoding.Beam(3, 0.0)),
+        ({"kind": "source", "beam": 1, "length_penalty": 0.6}, decoding.Beam(1, 0.6)),
+    ],
+)
+def test_flags_say_how_tokens_are_chosen(flags, strategy):
+    assert generation.strategy(**flags) == strategy
