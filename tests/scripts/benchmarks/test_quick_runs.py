@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from scripts.benchmarks import attention, pretrained, training
+from scripts.benchmarks import attention, decoding, pretrained, training
 from scripts.benchmarks.contenders import jax_programs, map_statistics, sizes
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "benchmarks"
@@ -18,7 +18,8 @@ _FOLDER = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "benchmarks"
 
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_promises_are_of_contenders_that_take_part(is_quick):
-    for cases in (attention.CASES, training.CASES, pretrained.CASES):
+    scripts = attention, training, pretrained, decoding
+    for cases in (script.CASES for script in scripts):
         for each in (each for name in cases for each in cases[name](name, is_quick)):
             names = [contender.name for contender in each.contenders]
             assert len(set(names)) == len(names)

@@ -1,0 +1,50 @@
+"""The two causal models whose decoding is measured, in ours and GPT-2's terms."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku import models
+
+
+class Size(NamedTuple):
+    """A causal transformer."""
+
+    layers: int
+    width: int
+    heads: int
+    tokens: int  # of the vocabulary
+    is_tied: bool  # whether logits are products with the embeddings, as in GPT-2
+    positions: str
+
+
+LENGTH = 512
+SIZES = {
+    "small": Size(3, 128, 4, 103, False, "rotary"),  # configs/text_lm.py
+    "large": Size(12, 768, 12, 50_257, True, "learned"),  # GPT-2
+}
+
+
+def ours(size: str) -> tuple[models.Model, Any]:
+    """Returns our model of one of `SIZES`, and random parameters."""
+    own, config = SIZES[size], models.default_config()
+    config.family = "causal"
+    config.num_layers, config.model_size = own.layers, own.width
+    config.embedding.positions = own.positions
+    config.embedding.max_length = LENGTH
+    config.attention.num_heads = own.heads
+    config.feed_forward.hidden_size = 4 * own.width
+    config.feed_forward.activation = "gelu_tanh"
+    config.output.tied, config.output.with_bias = own.is_tied, not own.is_tied
+    model = models.build(
+        config, num_tokens=own.tokens, feature_size=None, num_classes=own.tokens
+    )
+    generator = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), int))
+    return model, jax.tree.map(
+        lambda leaf: jax.device_put(
+            0.02 * generator.standard_normal(leaf.shape, np.float32)
+        ),
+        shapes,
+    )

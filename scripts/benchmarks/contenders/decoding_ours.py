@@ -1,0 +1,50 @@
+"""Greedy decoding by `models.decoding`, or reading the parameters once."""
+
+import jax
+import numpy as np
+
+from mha_haiku.models import decoding
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import decoding_models
+
+
+def prepare(
+    model: str, batch: int, steps: int, use: str = "early", length: int | None = None
+) -> worker.Program:
+    """Returns what is measured.
+
+    Args:
+      model: Of `decoding_models.SIZES`.
+      batch: Texts.
+      steps: Tokens of each in a run.
+      use: "early" or "late": the first or the last tokens of texts of `length`;
+        "reading": the sum of all parameters, in place of a step.
+      length: Tokens that the cache has room for; None: `decoding_models.LENGTH`.
+    """
+    length = length or decoding_models.LENGTH
+    built, params = decoding_models.ours(model)
+    if use == "reading":
+        total = jax.jit(lambda params: sum(x.sum() for x in jax.tree.leaves(params)))
+        megabytes = sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6
+        return worker.Program(
+            lambda: jax.block_until_ready(total(params)) and None,
+            facts={"parameters MB": round(megabytes, 1)},
+        )
+    columns = 1 if use == "early" else length - steps - 1
+    prompts, strategy = np.ones((batch, columns), int), decoding.Greedy()
+    step, given, end = decoding._checked(
+        built, (prompts, None, None, None), strategy, length, None, None
+    )
+    params, key, state = step.prepare(params), jax.random.key(0), []
+
+    def reset():
+        begun = decoding._begun(step, strategy, length, False, params, given, end, key)
+        state[:] = jax.block_until_ready(begun)
+
+    def run():
+        texts, cache, keys = state
+        jax.block_until_ready(
+            decoding._advanced(step, strategy, params, texts, cache, keys, end, steps)
+        )
+
+    return worker.Program(run, reset, units=steps)

@@ -1,0 +1,53 @@
+"""Greedy decoding by `generate` of transformers, of a GPT-2 with random weights."""
+
+import os
+
+import torch
+
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import decoding_models
+
+
+def prepare(
+    model: str, batch: int, steps: int, cache: str = "dynamic"
+) -> worker.Program:
+    """Returns what is measured.
+
+    Args:
+      model: Of `decoding_models.SIZES`.
+      batch: Texts.
+      steps: Tokens of each in a run.
+      cache: "dynamic" or "static", with room for `decoding_models.LENGTH` tokens.
+    """
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(os.cpu_count())  # as many as the others use
+    own = decoding_models.SIZES[model]
+    config = transformers.GPT2Config(
+        vocab_size=own.tokens,
+        n_positions=decoding_models.LENGTH,
+        n_embd=own.width,
+        n_layer=own.layers,
+        n_head=own.heads,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    network = transformers.GPT2LMHeadModel(config).eval()
+    prompts = torch.ones(batch, 1, dtype=torch.long)
+    own_cache = {"cache_implementation": "static"} if cache == "static" else {}
+
+    def run():
+        with torch.inference_mode():
+            tokens = network.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                min_new_tokens=steps,
+                max_new_tokens=steps,
+                do_sample=False,
+                **own_cache,
+            )
+        assert tokens.shape == (batch, 1 + steps)
+
+    return worker.Program(run, units=steps)
