@@ -1,0 +1,46 @@
+r"""Translates numbers in words with 24 heads of three kinds, most of which gates close.
+
+Run: python -m experiments.train --config=configs/papers/gates_by_kind.py
+Expect: 99.6 percent held-out exact match, 99.94 percent accuracy, loss 0.0025 (unigram
+12.3 percent, 2.931); 105 s of processor time, in 141 s on 2 CPU cores that did other
+work.
+
+Then gates close heads of the trained model:
+
+python -m experiments.learn_gates --workdir=runs/gates_by_kind --penalty=0.02 \
+    --steps=400 --tuning_steps=200 --noscratch
+
+Of the 8 heads of each kind 2 stay in the encoder, 5 in the decoder's self-attention and
+7 in cross-attention, with 99.7 percent exact match. Voita et al. (2019),
+https://arxiv.org/abs/1905.09418, section 6.3, report the same order for translations:
+heads of the encoder go first, and those of cross-attention last.
+"""
+
+from ml_collections import config_dict
+
+from mha_haiku import runs
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the config of the run."""
+    config = runs.default_config("number_words")
+
+    config.task.tokenizer = "bpe"
+    config.task.vocabulary_size = 300
+    config.task.held_out_fraction = 0.5
+
+    config.model.family = "encoder_decoder"
+    config.model.num_layers = 2
+    config.model.model_size = 64
+    config.model.embedding.max_length = 16
+    config.model.attention.num_heads = 4
+    config.model.feed_forward.hidden_size = 128
+
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.warmup_steps = 100
+
+    config.training.steps = 600
+    config.training.report_every = 50
+    config.training.evaluate_every = 250
+
+    return config

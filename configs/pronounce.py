@@ -1,0 +1,37 @@
+"""Says how an English word is pronounced: letters to phonemes.
+
+Run: python -m experiments.train --config=configs/pronounce.py
+Expect: not measured yet.
+"""
+
+from ml_collections import config_dict
+
+from mha_haiku import runs
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Returns the config of the run."""
+    config = runs.default_config("pronounce")
+
+    config.task.longest = 16
+
+    config.model.family = "encoder_decoder"
+    config.model.num_layers = 3
+    config.model.decoder.num_layers = 2
+    config.model.model_size = 128
+    config.model.embedding.positions = "rotary"
+    config.model.attention.num_heads = 4
+    config.model.feed_forward.hidden_size = 512
+
+    config.optimizer.learning_rate = 1.5e-3
+    config.optimizer.warmup_steps = 400
+    config.optimizer.final_learning_rate_fraction = 0.02
+    config.optimizer.weight_decay = 0.1
+
+    config.training.steps = 20_000
+    config.training.batch_size = 64
+    config.training.report_every = 100
+    config.training.evaluate_every = 2000
+    config.training.checkpoint_every = 1000
+
+    return config
