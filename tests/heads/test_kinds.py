@@ -231,7 +231,9 @@ def test_heads_are_matched_within_their_kind():
     generator = np.random.default_rng(0)
     cells = ((S, S), (T, T), (T, S))
     scores = [3 * generator.standard_normal((3, *shape)) for shape in cells]
-    turned = [scores[0][[2, 0, 1]], scores[1][[1]], scores[2][[0, 2]]]
+    # One head too many, which only heads of other kinds are left for.
+    more = np.concatenate([scores[0][[2, 0, 1]], 0 * scores[0][:1]])
+    turned = [more, scores[1][[1]], scores[2][[0, 2]]]
     first, second = _attending(*scores), _attending(*turned)
     found = heads.match((first, {}), (second, {}), [_example()])
     pairs = dict(zip(map(tuple, found.first), map(tuple, found.second), strict=True))

@@ -85,9 +85,10 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     ).maps
     example = jax.device_get(example)
     aligned = heads.alignment.of_batch(run.task.alignments, example)["aligned"]
+    padding = np.arange(S) >= example.lengths[:, None]
     for part in (3, 4):
         weights = np.float64(maps[part].weights())
-        wanted = oracles.map_statistics(weights)
+        wanted = oracles.map_statistics(weights, unseen=padding[:, None])
         wanted["aligned"] = heads.alignment.scores(weights, aligned)
         assert not np.isnan(wanted["aligned"]).any()
         for name, each in found.numbers.items():
@@ -101,12 +102,20 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     assert _places(_rows(found.table().csv())) == PLACES
     for place in ("cross 1", "encoder 0"):
         assert place.split()[0] in found.text()
-    some = head_statistics.measure(bench, examples=N, layers=["cross.1", "decoder"])
+    assert found.picture().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_statistics_of_some_kinds(bench):
+    layers = ["cross.1", "decoder"]
+    some, found = (
+        head_statistics.measure(bench, examples=N, layers=each)
+        for each in (layers, None)
+    )
     assert (some.kinds, some.layers) == (("cross", "decoder", "decoder"), (1, 0, 1))
     np.testing.assert_allclose(
         some.numbers["entropy"].mean, found.numbers["entropy"].mean[[4, 1, 2]]
     )
-    assert found.picture().startswith(b"\x89PNG")
 
 
 def test_importance_is_by_kind_layer_and_head(bench, tmp_path):
@@ -137,10 +146,11 @@ def test_exact_match_is_a_metric_where_answers_are_whole(bench):
     assert 0 < wanted.mean() < 1
     np.testing.assert_array_equal(failures, wanted)
     assert bench.metric() == "loss"
-    assert bench.batch_size(100, 13) == 13 // T
+    assert bench.batch_size(100, 2 * S) == 1  # T is longer
     assert pruned_runs.decisive(bench.run.task) == "exact_match"
 
 
+@pytest.mark.slow
 def test_heads_of_kinds_in_time(bench, config):
     observer = timeline.Timeline(10)
     folder = bench.folder
