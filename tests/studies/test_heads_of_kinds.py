@@ -217,7 +217,7 @@ def test_rollout_of_two_stacks_is_refused_in_two_lines(bench):
 
 
 @pytest.mark.slow
-def test_a_run_of_scanned_layers_is_that_of_looped_ones(config):
+def test_a_run_of_scanned_layers_is_that_of_looped_ones(config, tmp_path):
     config.model.attention.kept_heads = None
     config.model.num_layers = 2
     task = configuration.make_task(config)
@@ -232,7 +232,7 @@ def test_a_run_of_scanned_layers_is_that_of_looped_ones(config):
     other = looped._replace(
         config=scanned, model=folders.make_model(scanned, task), params=stacked
     )
-    one, two = (Bench(run, folders.Folder("anywhere")) for run in (looped, other))
+    one, two = (Bench(run, folders.Folder(tmp_path)) for run in (looped, other))
     for name in ("ablation", "gradient"):
         found, wanted = (
             head_importance.measure(each, examples=4, measures=[name]).measures[name]
@@ -248,7 +248,7 @@ def test_a_run_of_scanned_layers_is_that_of_looped_ones(config):
 @pytest.mark.slow
 def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_path):
     config.model.attention.kept_heads = None
-    config.training.steps = 4
+    config.training.steps, config.optimizer.warmup_steps = 4, 2
     root = tmp_path / "run"
     runs.train(config, root, devices=jax.local_devices()[:1])
     bench = Bench.load(root)
