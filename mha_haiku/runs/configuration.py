@@ -242,26 +242,27 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             "config.model.output.logits must be True to train: the loss is of logits."
         )
     example = _example(config.task.name, task)
-    has_decoder = model.family == "encoder_decoder"
-    wants_decoder = example.decoder_inputs is not None
-    if has_decoder != wants_decoder:
-        wanted = "'encoder_decoder'" if wants_decoder else "without a decoder"
-        raise ConfigError(
-            f"config.model.family must be {wanted} for the task {task.name!r}, got "
-            f"{model.family!r}."
-        )
+    _check_family(model, task, example)
     _check_output(model, task, has_positions=example.targets.ndim > 0)
+
+
+def _check_family(model, task, example) -> None:
+    """Checks that the model reads what the task gives, and answers what it asks."""
+    wanted = ("encoder", "causal")
+    if example.decoder_inputs is not None:
+        wanted = ("encoder_decoder",)
+    elif example.targets.ndim == 0 and not task.labels_whole:
+        wanted = ("set_classifier",)
+    if model.family not in wanted:
+        raise ConfigError(
+            f"config.model.family must be {' or '.join(map(repr, wanted))} for the "
+            f"task {task.name!r}, got {model.family!r}."
+        )
 
 
 def _check_output(model, task, *, has_positions) -> None:
     """Checks that the logits are those of a position, an element or a whole example."""
     is_set = not has_positions and not task.labels_whole
-    if (model.family == "set_classifier") != is_set:
-        wanted = "'set_classifier'" if is_set else "'encoder' or 'causal'"
-        raise ConfigError(
-            f"config.model.family must be {wanted} for the task {task.name!r}, "
-            f"got {model.family!r}."
-        )
     pool, wants_pool = model.output.pool, not has_positions and not is_set
     if (pool is not None) != wants_pool:
         wanted = "'first' or 'mean'" if wants_pool else "None"

@@ -92,5 +92,5 @@ def test_what_does_not_fit_a_decoder_is_refused(fields, message):
 def test_a_task_without_a_decoder_is_refused():
     config = _config()
     configuration.set_task(config, "reverse")
-    with pytest.raises(ConfigError, match="family must be without a decoder"):
+    with pytest.raises(ConfigError, match="family must be 'encoder' or 'causal' for"):
         configuration.validate_for_task(config, configuration.make_task(config))
