@@ -48,7 +48,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
     """
 
     name: ClassVar[str] = "number_words"
-    baseline_name = "unigram"
     source_language: str = fields.option(
         "en", "language of the source, as num2words names it", fields.text
     )
@@ -102,21 +101,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
     def num_target_tokens(self) -> int:
         """Number of tokens of the target language."""
         return self._tokenizers[1].num_tokens
-
-    @property
-    def train_data(self) -> sequence_to_sequence.Pairs:
-        """Numbers to train on."""
-        return self._split[0]
-
-    @property
-    def held_out_data(self) -> sequence_to_sequence.Pairs:
-        """Numbers to evaluate on."""
-        return self._split[1]
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """The unigram predictor; see `sequence_to_sequence.unigram_baseline`."""
-        return sequence_to_sequence.unigram_baseline(*self._split, self.num_classes)
 
     def keep(self) -> base.Kept:
         """Returns both tokenizers and lengths, and the words' name and sha256."""

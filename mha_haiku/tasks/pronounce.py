@@ -52,7 +52,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
     """
 
     name: ClassVar[str] = "pronounce"
-    baseline_name = "unigram"
     num_tokens: ClassVar[int] = len(_LETTERS)
     stress: bool = fields.option(
         False, "whether vowels are told with their stress, as AA1", fields.boolean
@@ -89,21 +88,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def num_target_tokens(self) -> int:
         """Number of phonemes."""
         return len(self._phonemes)
-
-    @property
-    def train_data(self) -> sequence_to_sequence.Pairs:
-        """Words to train on, with each of their pronunciations."""
-        return self._split[0]
-
-    @property
-    def held_out_data(self) -> sequence_to_sequence.Pairs:
-        """Words to evaluate on, with their first pronunciations."""
-        return self._split[1]
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """The unigram predictor; see `sequence_to_sequence.unigram_baseline`."""
-        return sequence_to_sequence.unigram_baseline(*self._split, self.num_classes)
 
     def keep(self) -> base.Kept:
         """Returns the letters and phonemes, and the name and sha256 of the data."""

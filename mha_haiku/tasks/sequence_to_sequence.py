@@ -5,6 +5,7 @@ target.
 """
 
 import abc
+import functools
 import hashlib
 from typing import ClassVar, NamedTuple
 
@@ -143,6 +144,28 @@ class SequenceToSequence(base.Task):
 
 class PairsTask(SequenceToSequence):
     """Draws examples from `Pairs`, uniformly."""
+
+    baseline_name = "unigram"
+
+    @property
+    @abc.abstractmethod
+    def _split(self) -> tuple[Pairs, Pairs]:
+        """The pairs to train on, and those to evaluate on."""
+
+    @property
+    def train_data(self) -> Pairs:
+        """The pairs to train on."""
+        return self._split[0]
+
+    @property
+    def held_out_data(self) -> Pairs:
+        """The pairs to evaluate on, which have no source in common with the others."""
+        return self._split[1]
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """The unigram predictor; see `unigram_baseline`."""
+        return unigram_baseline(*self._split, self.num_classes)
 
     def example(self, key: jax.Array, data: Pairs) -> base.Example:
         """Returns a random pair of `data`."""
