@@ -40,6 +40,7 @@ KINDS = [
     Kind("score_measures", left_out="it trains a model of its own for minutes"),
     Kind(r"scripts/benchmarks/(training|attention)\.py", "--quick"),
     Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
+    Kind(r"scripts/benchmarks/decoding\.py", left_out="needs .[bench,parity]"),
     Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
     Kind(r"scripts/notebooks\.py", left_out="tests/experiments/test_notebooks.py"),
     Kind(
@@ -139,12 +140,13 @@ def _run(command: str, folder: pathlib.Path) -> None:
 
 
 def _train_what_is_missing(command: str, folder: pathlib.Path) -> None:
-    """Trains the run that a command looks into, as its own config says."""
-    asked = re.search(r"--workdir=(runs/(\w+))", command)
+    """Trains the runs that a command looks into, as their own configs say."""
     trains = re.search(r"scripts/train|experiments\.train|--train\b", command)
-    if asked and not trains and not (folder / asked[1]).exists():
-        (config,) = (folder / "configs").rglob(f"{asked[2]}.py")
-        _run(f"python -m experiments.train --config={config}", folder)
+    flags = "init_from" if trains else "workdir|init_from"
+    for path, name in re.findall(rf"--(?:{flags})=(runs/(\w+))", command):
+        if not (folder / path).exists():
+            (config,) = (folder / "configs").rglob(f"{name}.py")
+            _run(f"python -m experiments.train --config={config}", folder)
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -51,8 +51,14 @@ class HeadImportance(NamedTuple):
     def table(self) -> report.tables.Table:
         """Returns a row per head."""
         return report.heads.table(
-            self.numbers, layers=self.layers, heads=self.heads, kinds=self.kinds
+            self.numbers,
+            layers=self._numbers_of_layers(),
+            heads=self.heads,
+            kinds=self.kinds,
         )
+
+    def _numbers_of_layers(self) -> Sequence[int]:
+        return self.layers or range(len(self.heads))
 
     def text(self) -> str:
         """Returns the table as text, and below it how far the measures agree."""
@@ -78,7 +84,7 @@ class HeadImportance(NamedTuple):
             self.numbers,
             title=self.title,
             heads=self.heads,
-            layers=self.layers,
+            layers=self._numbers_of_layers(),
             kinds=self.kinds,
             format=format,
         )

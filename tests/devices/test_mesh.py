@@ -122,7 +122,7 @@ def test_examples_are_shared_by_batch_and_position():
     def shares(example):
         shared = jax.jit(lambda: placement.batch(4, example))()
         np.testing.assert_array_equal(shared.lengths, np.arange(4))
-        return [x.addressable_shards[0].data.shape for x in shared]
+        return [x.addressable_shards[0].data.shape for x in jax.tree.leaves(shared)]
 
     assert shares(make) == [(2, 2, 4), (2, 2), (2, 2), (2,)]
     in_a_set = functools.partial(make, shape=())

@@ -119,7 +119,7 @@ def test_what_transformers_has_no_word_for_is_named(tmp_path):
     sizes = interop.Sizes(num_tokens=7, feature_size=None, num_classes=7)
     model = models.build(config, **sizes._asdict())
     params = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), loading.shapes(model, sizes)
+        lambda x: np.zeros(x.shape, x.dtype), loading.shapes(config, model, sizes)
     )
     with pytest.raises(checks.ConfigError, match="bert cannot say .*\n"):
         interop.save(tmp_path, config, params, family="bert")
