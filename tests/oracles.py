@@ -260,6 +260,7 @@ def transformer(
     decoder_tokens=None,
     decoder_lengths=None,
     gates=None,
+    tap=lambda name, i, x: x,
 ):
     """Returns the logits of a model of `models.build`, layer by layer.
 
@@ -275,6 +276,10 @@ def transformer(
         `tokens` are `[B, S]`.
       decoder_lengths: `[B]`, numbers of valid positions of these; None: all are.
       gates: `[H]` of each attention part, in the order of the model's maps; None: open.
+      tap: What is computed goes through it, by its name and the index of its part or
+        layer, so that it may be looked at or replaced: "query", "key" and "value"
+        `[B, T, H, K]`, "heads", what these pass on, "feed_forward" and "stream" (what
+        enters a layer, or the last norm) `[B, T, D]`.
 
     Returns:
       `[B, T, C]`, or `[B, C]` where they are pooled.
@@ -318,7 +323,7 @@ def transformer(
             return x
         return kinds[config.norm.kind](x, parameters[name], config.norm.epsilon)
 
-    def attended(name, x, *, place=None, keys=None, seen, gate):
+    def attended(name, x, *, part, place=None, keys=None, seen, gate):
         maps = nested(parameters, name)
         is_cross = keys is not None
         keys = keys if is_cross else x
@@ -344,6 +349,10 @@ def transformer(
                 turns = np.asarray(embedding.frequencies)
                 turns = turns[place] if turns.ndim == 2 else turns
             query, key = turned(query, turns), turned(key, turns)
+        query, key, value = (
+            tap(kind, part, y)
+            for kind, y in (("query", query), ("key", key), ("value", value))
+        )
 
         def score(query, key, head):
             if own.score == "additive":
@@ -352,7 +361,7 @@ def transformer(
             return dot_product(query, key, head, scale=scale, soft_cap=cap)
 
         values = attention(query, key, value, allowed=seen, score=score).values
-        values = values * np.asarray(gate)[..., None]
+        values = tap("heads", part, values * np.asarray(gate)[..., None])
         return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
 
     def fed_forward(name, x):
@@ -375,11 +384,13 @@ def transformer(
         return normed(name, output) if is_post else output
 
     def layer(name, x, *, place, valid, is_causal, gate, cross=None):
+        x = tap("stream", place, x)
         entered, number = x, 1
         if own.num_heads:
             attend = functools.partial(
                 attended,
                 f"{name}/attention",
+                part=place,
                 place=place,
                 seen=allowed(place, valid, is_causal),
                 gate=gate,
@@ -391,7 +402,9 @@ def transformer(
         if config.feed_forward.hidden_size:
             is_parallel = config.feed_forward.parallel
             source, rest = (entered, x - entered) if is_parallel else (x, 0)
-            feed = functools.partial(fed_forward, f"{name}/feed_forward")
+            feed = lambda x: tap(  # noqa: E731
+                "feed_forward", place, fed_forward(f"{name}/feed_forward", x)
+            )
             has_residual = config.feed_forward.residual
             x = rest + added(source, feed, f"{name}/norm_{number + 1}", has_residual)
         return x
@@ -406,6 +419,7 @@ def transformer(
             is_causal=config.family == "causal",
             gate=gates[i],
         )
+    x = tap("stream", num_layers, x) if not num_decoder else x
     if config.norm.position != "post":
         x = normed("encoder/norm", x)
     table = parameters["embedding"]["embeddings"]
@@ -424,9 +438,11 @@ def transformer(
                 cross={
                     "keys": encoded,
                     "seen": decoder_valid[:, None, :, None] & valid[:, None, None, :],
+                    "part": num_layers + num_decoder + i,
                     "gate": gates[num_layers + num_decoder + i],
                 },
             )
+        x = tap("stream", num_layers + num_decoder, x)
         if config.norm.position != "post":
             x = normed("decoder/norm", x)
     if end.pool is not None:

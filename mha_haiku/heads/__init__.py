@@ -5,6 +5,7 @@ Pure functions of parameters, data and a metric that is handed in.
 
 from mha_haiku.heads import (
     alignment,
+    circuits,
     closing,
     drift,
     hard_concrete,
@@ -12,9 +13,16 @@ from mha_haiku.heads import (
     metrics,
 )
 from mha_haiku.heads.closing import Closing
+from mha_haiku.heads.contributions import Contributions, logit_attribution, logit_lens
 from mha_haiku.heads.drift import drift_subject, mean_pooled
 from mha_haiku.heads.flow import flow
 from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
+from mha_haiku.heads.head_weights import (
+    HeadWeights,
+    token_embedding,
+    unembedding,
+    weights,
+)
 from mha_haiku.heads.importance import (
     MEASURES,
     Importance,
@@ -43,6 +51,8 @@ from mha_haiku.heads.subject import Metric, Subject, head_outputs
 
 __all__ = [
     "Closing",
+    "Contributions",
+    "HeadWeights",
     "Importance",
     "MEASURES",
     "MIXED",
@@ -57,6 +67,7 @@ __all__ = [
     "ablation",
     "alignment",
     "attribution",
+    "circuits",
     "closed",
     "closing",
     "confidence",
@@ -68,6 +79,8 @@ __all__ = [
     "greedy_order",
     "hard_concrete",
     "head_outputs",
+    "logit_attribution",
+    "logit_lens",
     "match",
     "mean_pooled",
     "means",
@@ -86,6 +99,9 @@ __all__ = [
     "rollout_dense",
     "scaled",
     "statistic",
+    "token_embedding",
+    "unembedding",
     "unit_gradient",
     "value_rollout",
+    "weights",
 ]

@@ -8,7 +8,7 @@ independent of the order, and `encoder_decoder` predicts another sequence.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import haiku as hk
 import jax
@@ -19,6 +19,9 @@ import numpy as np
 from mha_haiku import attention, checks, display, modules
 from mha_haiku.models import architecture, ends, incremental, layers
 from mha_haiku.models.kinds import Maps
+
+if TYPE_CHECKING:
+    import ml_collections
 
 Array = jax.Array
 
@@ -34,12 +37,15 @@ class Output(NamedTuple):
       hidden: The input of each layer, `[B, T, D]`; () if the model cannot `start`.
       output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
         encoder-decoder that of the decoder.
+      last: What enters the last norm, `[B, T, D]` likewise: the `hidden` with which a
+        `start` behind the last layer gives these logits.
     """
 
     logits: Array | None
     maps: tuple[attention.AttentionMap, ...]
     hidden: tuple[Array, ...] = ()
     output: Array | None = None
+    last: Array | None = None
 
     def __repr__(self) -> str:
         return display.record(self)
@@ -77,6 +83,8 @@ class Model(NamedTuple):
       description: What it is, in a few words.
       decoding: The same model token by token, for `models.generate`; None where no
         token follows from those before it.
+      config: The `config.model` that it was built from, which nothing changes; None of
+        a model that `build` did not make.
     """
 
     init: Callable[..., Any]
@@ -84,6 +92,7 @@ class Model(NamedTuple):
     scanned: "Model | None" = None
     description: str = ""
     decoding: incremental.Decoding | None = None
+    config: "ml_collections.FrozenConfigDict | None" = None
 
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
@@ -133,6 +142,8 @@ def build(
 
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
+    from ml_collections import FrozenConfigDict
+
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
 
     stack = _stack(config, is_scanned)
@@ -151,7 +162,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             implementation,
             modules.scanned_from(first_layer) if is_traced else stack,
         )
-        x, maps, hidden, _ = encoder.encode(
+        x, maps, hidden, _, last = encoder.encode(
             x,
             layers.encoder_masks(config, lengths),
             bias=layers.bias(config),
@@ -163,7 +174,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         logits = None
         if config.output.logits:
             logits = ends.logits(config, embedding, x, valid, num_classes, policy)
-        return Output(logits, maps, hidden, policy.cast_to_output(x))
+        return Output(logits, maps, hidden, policy.cast_to_output(x), last)
 
     def forward_both(
         inputs,
@@ -213,7 +224,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         y = decoded.output
         logits = ends.logits(config, embedding, y, decoder_valid, num_classes, policy)
         maps = Maps((*encoded.maps, *own, *cross), kinds)
-        return Output(logits, maps, (), policy.cast_to_output(y))
+        return Output(logits, maps, (), policy.cast_to_output(y), decoded.last)
 
     has_decoder = config.family == "encoder_decoder"
     transformed = hk.transform(forward_both if has_decoder else forward)
@@ -270,8 +281,13 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         policy=policy,
         is_scanned=is_scanned,
     )
-    description = architecture.description(config)
-    return Model(init, apply, description=description, decoding=decoding)
+    return Model(
+        init,
+        apply,
+        description=architecture.description(config),
+        decoding=decoding,
+        config=FrozenConfigDict(config),
+    )
 
 
 def _is_traced(first_layer) -> bool:

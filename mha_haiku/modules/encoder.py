@@ -323,12 +323,14 @@ class Encoded(NamedTuple):
       maps: One attention map of each layer.
       hidden: What enters each layer, `[B..., T, D]`.
       caches: The cache of each layer, of layers that were given one.
+      last: What enters the norm behind the last layer; the output where there is none.
     """
 
     output: Array
     maps: tuple[attention.AttentionMap, ...]
     hidden: tuple[Array, ...]
     caches: tuple = ()
+    last: Array | None = None
 
 
 class Stack(hk.Module):
@@ -410,9 +412,10 @@ class Stack(hk.Module):
             x, results = self.stack(call_layer, len(layers), x, own)
             maps, hidden, *kept = zip(*results, strict=True)
             caches = kept[0] if kept else ()
+        last = x
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
-        return Encoded(x, maps, hidden, caches)
+        return Encoded(x, maps, hidden, caches, last)
 
     def _divided(self, **given: Any) -> tuple[dict[str, list], dict[str, Any]]:
         """Returns what has an entry for each layer, and what all layers share.
