@@ -10,6 +10,7 @@ than W - 1 positions, W slots are used in turns: position p stands in slot p mod
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -29,10 +30,10 @@ Array = jax.Array
 class Cache:
     """What attention keeps of the tokens so far.
 
-    Heads stand before slots, which is how matrix products read them without a copy.
+    Axes stand as matrix products read them without a copy.
 
     Attributes:
-      key: `[B..., G, W, K]`, zeros in slots that nothing was written to.
+      key: `[B..., G, K, W]`, zeros in slots that nothing was written to.
       value: `[B..., G, W, V]`, likewise.
       query: `[B..., H, W, K]` where queries are kept too, else None.
       logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
@@ -40,7 +41,8 @@ class Cache:
         it, of modules that mix keys; else None.
       is_ring: Whether slots are used in turns.
       is_source: Whether keys and values are those of a source, all there from the
-        beginning: `[B..., G, S, K]`. Only queries are of W slots then.
+        beginning: `[B..., G, K, S]` and `[B..., G, S, V]`. Only queries are of W
+        slots then.
     """
 
     key: Array
@@ -102,24 +104,33 @@ class Cache:
         bias = positions.as_bias(bias)
         bias = None if bias is None else bias.aligned(batch_ndim)
         score = (scores.dot_product() if score is None else score).aligned(batch_ndim)
-        cache = self if self.is_source else self._with(key, value, position)
         columns = self._columns(position)
-        keys, values = cache._positions_first()
+        keys, values = self._positions_first()
         rows = tiles.Span(position, 1)
         tile = views.masked_scores(query, keys, mask, bias, score, rows, columns)
         if self.query is not None and not self.is_source:
             # Without a ring a NaN that a window has left behind is still there.
             is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
             values = jnp.where(is_seen, values, 0)
-        largest = tile.max(-1, keepdims=True)
-        largest = jnp.where(largest == -jnp.inf, 0, largest)
-        weights = jnp.exp(tile - largest)
-        total = weights.sum(-1, keepdims=True)
-        logsumexp = (largest + jnp.log(total))[..., 0]
-        total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
-        attended = (products.mix(weights, values) / total).astype(values.dtype)
+        cache = self
+        if self.is_source:
+            attended, logsumexp = _attended([(tile, values)])
+        else:
+            # The new key is not read from the cache, which is written after it is read:
+            # so XLA writes in place, where it else copies the whole for each reader.
+            own = views.masked_scores(query, key, mask, bias, score, rows, rows)
+            slot = self._slot(position)
+            is_own = jnp.arange(self.key.shape[-1]) == slot
+            tile = jnp.where(is_own, -jnp.inf, tile)
+            if self.is_ring:  # whose slot may hold NaN of long ago
+                values = jnp.where(is_own[:, None, None], 0, values)
+            attended, logsumexp = _attended([(tile, values), (own, value)])
+            # Adds 0, which XLA cannot know: the write has to wait for all reads.
+            slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
+            cache = self._with(key, value, slot)
         cache = cache._with_query(query, logsumexp, position)
         first = self._first(position)
+        keys, values = cache._positions_first()
         if self.is_ring:
             keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
         row = attention_map.AttentionMap(
@@ -174,21 +185,24 @@ class Cache:
         """Returns the earliest position that has a slot."""
         if not self.is_ring:
             return 0
-        return jnp.maximum(position - self.key.shape[-2] + 1, 0)
+        return jnp.maximum(position - self.key.shape[-1] + 1, 0)
 
     def _columns(self, position) -> tiles.Span | Array:
         """Returns the position that each slot stands for, `[W]`."""
-        slots = self.key.shape[-2]
+        slots = self.key.shape[-1]
         if not self.is_ring:
             return tiles.Span(0, slots)
         return _positions_of_slots(slots, self._first(position))
 
-    def _with(self, key, value, position) -> "Cache":
+    def _slot(self, position) -> int | Array:
+        """Returns where the key of a position is written."""
+        return position % self.key.shape[-1] if self.is_ring else position
+
+    def _with(self, key, value, slot) -> "Cache":
         """Returns the cache with one more key and value, `[B..., 1, G, K]`."""
-        slot = position % self.key.shape[-2] if self.is_ring else position
         return dataclasses.replace(
             self,
-            key=_written(self.key, jnp.moveaxis(key, -3, -2), slot, -2),
+            key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
             value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
         )
 
@@ -203,7 +217,7 @@ class Cache:
 
     def _positions_first(self) -> tuple[Array, Array]:
         """Returns keys and values `[B..., W, G, K]`."""
-        return tuple(jnp.moveaxis(x, -2, -3) for x in (self.key, self.value))
+        return jnp.moveaxis(self.key, -1, -3), jnp.moveaxis(self.value, -2, -3)
 
 
 @tiles.pytree(
@@ -276,11 +290,11 @@ class Prompt:
         if self.window is not None and not self.keep_queries:
             slots = min(self.window + 1, self.size)
         if self.is_source:
-            key, value = (jnp.moveaxis(x, -3, -2) for x in (key, value))
+            key, value = jnp.moveaxis(key, -3, -1), jnp.moveaxis(value, -3, -2)
             cache = Cache(key, value, is_source=True)
         else:
             cache = Cache(
-                self._in_slots(key, slots),
+                jnp.swapaxes(self._in_slots(key, slots), -2, -1),
                 self._in_slots(value, slots),
                 before=self.before,
                 is_ring=slots < self.size,
@@ -305,6 +319,25 @@ class Prompt:
             x = jnp.pad(x, pad)
         is_written = of_slots < lengths[..., None]
         return jnp.where(is_written[..., None, :, None], x, empty)
+
+
+def _attended(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Returns values `[B..., 1, H, V]` and the logsumexp `[B..., H, 1]` of a row.
+
+    Args:
+      parts: Scores `[B..., H, 1, C]` and values `[B..., C, G, V]` of some keys each.
+    """
+    largest = functools.reduce(
+        jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
+    )
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
+    weights = [jnp.exp(tile - largest) for tile, _ in parts]
+    total = sum(each.sum(-1, keepdims=True) for each in weights)
+    logsumexp = (largest + jnp.log(total))[..., 0]
+    total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
+    values = [values for _, values in parts]
+    attended = sum(map(products.mix, weights, values)) / total
+    return attended.astype(values[0].dtype), logsumexp
 
 
 def _positions_of_slots(slots: int, first: Array) -> Array:

@@ -58,7 +58,7 @@ def test_each_new_query_attends_as_among_all(window, keep_queries):
 
     values, whole, cache = _prefilled(mask, window, keep_queries, **options)
     slots = S if keep_queries or not window else min(window + 1, S)
-    assert cache.key.shape == (B, G, slots, K)
+    assert cache.key.shape == (B, G, K, slots)
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(values[b, :n], wanted.values[b, :n], atol=1e-5)
     for i in range(S - LENGTHS.max()):
@@ -124,11 +124,11 @@ def test_a_cache_takes_one_query_at_a_time():
 
 def test_what_stands_in_unwritten_slots_changes_no_bit():
     *_, cache = _prefilled(masks.causal())
-    is_free = (np.arange(S) >= LENGTHS[:, None])[:, None, :, None]
+    is_free = np.arange(S) >= LENGTHS[:, None]
     other = dataclasses.replace(
         cache,
-        key=jnp.where(is_free, 7.0, cache.key),
-        value=jnp.where(is_free, 7.0, cache.value),
+        key=jnp.where(is_free[:, None, None], 7.0, cache.key),
+        value=jnp.where(is_free[:, None, :, None], 7.0, cache.value),
     )
     found, wanted = (
         _step(each, QUERY, KEY, VALUE, LENGTHS, masks.causal(), {})[:2]
