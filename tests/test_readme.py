@@ -37,6 +37,8 @@ KINDS = [
     Kind(r"^(scripts/test|\.ci/run|pytest|python -m pytest)\b", left_out="these tests"),
     Kind(r"^(ruff|lint-imports|pyright)\b", left_out="not everybody has it"),
     Kind("check_reliability", left_out="tests/scripts/test_check_reliability.py"),
+    Kind("experiments.reproduce --list"),
+    Kind("experiments.reproduce", left_out="minutes to hours; tests/claims does it"),
     Kind("score_measures", left_out="it trains a model of its own for minutes"),
     Kind(r"scripts/benchmarks/(training|attention)\.py", "--quick"),
     Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),

@@ -4,6 +4,7 @@ Each function returns the bytes or the text of a file; its caller writes the fil
 """
 
 from mha_haiku.report import (
+    claims,
     curves,
     dossier,
     drawing,
@@ -18,6 +19,7 @@ from mha_haiku.report import (
 )
 
 __all__ = [
+    "claims",
     "curves",
     "dossier",
     "drawing",

@@ -1,0 +1,225 @@
+"""The desk at which claims are measured: it trains runs, keeps them, and evaluates."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from mha_haiku import devices, models, tasks
+from mha_haiku.runs import configuration, folders, loop, metrics_log, progress
+from mha_haiku.studies import workbench
+from mha_haiku.training import evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model that the desk has trained.
+
+    Attributes:
+      config: Its whole config.
+      task: The task.
+      model: The model; the same object for all seeds, so that programs compile once.
+      params: Its parameters.
+      history: The lines of metrics.jsonl.
+      folder: The run's folder, for the studies (`bench`).
+    """
+
+    config: ml_collections.ConfigDict
+    task: tasks.Task
+    model: models.Model
+    params: Any
+    history: list[dict[str, Any]]
+    folder: Path
+
+    def bench(self) -> workbench.Bench:
+        """Returns the run as studies take it."""
+        return workbench.Bench.load(self.folder)
+
+    @property
+    def held_out(self) -> dict[str, float]:
+        """The last evaluation of the training: "accuracy", "loss" (nats), ..."""
+        last = [line for line in self.history if "held_out_loss" in line][-1]
+        return {
+            name.removeprefix("held_out_"): value
+            for name, value in last.items()
+            if name.startswith("held_out_")
+        }
+
+
+class Desk:
+    """Trains and evaluates for claims.
+
+    Runs are kept in `workdir`, a folder for each config, so that a stopped training
+    goes on, and claims that train the same config share it.
+
+    Attributes:
+      workdir: The folder of all runs.
+      seeds: Those that will be asked for.
+      progress: Wraps an iterable to show progress, like `runs.progress.over`.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        *,
+        seeds: Sequence[int] = (0, 1, 2),
+        progress: Callable[..., Iterator] = progress.over,
+        devices: Sequence[jax.Device] | None = None,
+    ):
+        """Takes the folder, which is made when something is trained.
+
+        Args:
+          workdir: The folder.
+          seeds: See the class.
+          progress: See the class.
+          devices: Those that divide a training; None: all.
+        """
+        self.workdir = Path(workdir).expanduser()
+        self.seeds = tuple(seeds)
+        self.progress = progress
+        self._devices = list(devices or jax.devices())
+        self._made: dict[Hashable, Any] = {}
+
+    def train(self, config: ml_collections.ConfigDict, seed: int) -> Trained:
+        """Returns the model of a config and seed, trained, or loaded if it has been.
+
+        Args:
+          config: A whole config; its own seed does not matter.
+          seed: The seed.
+
+        Raises:
+          KeyboardInterrupt: If the training was interrupted; it has saved its state.
+          ConfigError: If the config is not valid.
+          NonFiniteLossError: See `runs.train`.
+        """
+        config = _with_seed(config, 0)
+        digest = digest_of(configuration.to_json(config))
+        return self.once(
+            ("run", digest, seed), lambda: self._train(config, digest, seed)
+        )
+
+    def changed(self, trained: Trained, **fields: Any) -> Trained:
+        """Returns the same parameters in a model or on a task that differs.
+
+        Args:
+          trained: What was trained; its history stays.
+          **fields: Fields of the config, as `task__sequence_length=64` or
+            `model__attention__scale=0.5`. Those of the model must leave the shapes of
+            all parameters.
+        """
+        config = _with_seed(trained.config, trained.config.seed)
+        for name, value in fields.items():
+            *sections, field = name.split("__")
+            section = config
+            for each in sections:
+                section = section[each]
+            with section.ignore_type():
+                section[field] = value
+        configuration.check_fields(config)
+        digest = digest_of(configuration.to_json(_with_seed(config, 0)))
+        kept = trained.task.keep()
+        task = self.once(
+            ("task", digest), lambda: configuration.make_task(config, kept)
+        )
+        model = self.once(("model", digest), lambda: folders.make_model(config, task))
+        return dataclasses.replace(trained, config=config, task=task, model=model)
+
+    def evaluate(
+        self, trained: Trained, *, examples: int = 1024, positions: int = 2**15
+    ) -> dict[str, float]:
+        """Returns the metrics of held-out examples: "loss" (nats), "accuracy", ...
+
+        Args:
+          trained: The model and its task, as `train` or `changed` gives them.
+          examples: N.
+          positions: Most of all examples in a batch.
+        """
+        task = trained.task
+        longest = max(task.sequence_length, task.target_length or 0)
+        size = min(examples, max(1, positions // longest))
+        placement = self.once("placement", lambda: devices.Replicas(self._devices[:1]))
+        program = self.once(
+            (trained.model, task, examples, size),
+            lambda: evaluation.make_evaluation(
+                trained.model,
+                task,
+                num_examples=examples,
+                batch_size=size,
+                placement=placement,
+            ),
+        )
+        data = placement.put(task.held_out_data)
+        params = placement.put(trained.params)
+        sums = program(params, data, np.uint32(trained.config.seed))
+        return evaluation.means(placement.fetch(sums))
+
+    def examples(self, trained: Trained, count: int) -> tasks.Example:
+        """Returns the first held-out examples of the task, a batch of B = `count`."""
+        task = trained.task
+        make = self.once(
+            ("examples", task),
+            lambda: jax.jit(
+                lambda seed, indices: evaluation.held_out_batch(
+                    task, seed, task.held_out_data, indices
+                )
+            ),
+        )
+        return make(np.uint32(trained.config.seed), np.arange(count, dtype=np.int32))
+
+    def apply(
+        self, trained: Trained, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Returns `function(model, params, *arguments)`, compiled, on the host.
+
+        Args:
+          trained: Gives model and parameters.
+          function: One of a module, so that it is compiled once for all seeds.
+          *arguments: Trees of arrays.
+        """
+        program = self.once(
+            (trained.model, function),
+            lambda: jax.jit(functools.partial(function, trained.model)),
+        )
+        return jax.device_get(program(trained.params, *arguments))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what `make` gives, made once for a key: programs compile once so."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _train(self, config, digest, seed) -> Trained:
+        folder = self.workdir / "runs" / digest[:16] / f"seed_{seed}"
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+            summary = loop.train(
+                _with_seed(config, seed), folder, devices=self._devices
+            )
+        if summary.interrupted:
+            raise KeyboardInterrupt
+        run = folders.load_run(folder)
+        model = self.once(("model", digest), lambda: run.model)
+        task = self.once(("task", digest), lambda: run.task)
+        history = metrics_log.read(folders.Folder(folder).metrics)
+        return Trained(run.config, task, model, run.params, history, folder)
+
+
+def digest_of(contents: Any) -> str:
+    """Returns the sha256 of a JSON value."""
+    text = json.dumps(contents, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _with_seed(config, seed):
+    config = ml_collections.ConfigDict(config.to_dict())
+    config.seed = seed
+    return config

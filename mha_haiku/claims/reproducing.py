@@ -1,0 +1,133 @@
+"""Measures claims: what is missing, and nothing twice."""
+
+import importlib.util
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mha_haiku.checks import ConfigError
+from mha_haiku.claims import base, records, telling
+from mha_haiku.claims.desk import Desk
+from mha_haiku.report import drawing
+from mha_haiku.runs import files, progress
+
+_logger = logging.getLogger("mha_haiku")
+
+
+def reproduce(
+    claims: Sequence[base.Claim],
+    workdir: str | os.PathLike,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    formats: Sequence[str] = ("png",),
+    goes_on: bool = False,
+) -> Iterator[telling.Outcome]:
+    """Yields each claim's outcome, once all its seeds have been measured.
+
+    What is stored in the folder is not measured again, as long as the claim's version
+    and configs are the same. Each measurement is stored at once, so that a stopped
+    command goes on where it was.
+
+    Args:
+      claims: The claims.
+      workdir: A folder: NAME.jsonl, a figure and NAME.md for each claim, and the runs
+        that were trained.
+      seeds: The seeds of both arms.
+      formats: Of the figures, which are left out where matplotlib is missing.
+      goes_on: Whether to leave out claims whose packages are missing, and to go on with
+        the next one after a fault.
+
+    Raises:
+      ConfigError: If a package is missing.
+      RuntimeError: At the end, with `goes_on`, if claims were left out by a fault.
+    """
+    folder = Path(workdir).expanduser()
+    failed, ready = [], []
+    for claim in claims:
+        if missing := _missing(claim):
+            message = (
+                f"{claim.name} needs {', '.join(missing)}: pip install "
+                f"'mha_haiku[models]' or the package itself."
+            )
+            if not goes_on:
+                raise ConfigError(message)
+            _logger.warning(f"Left out: {message}")
+        else:
+            ready.append(claim)
+    outcomes = [telling.Outcome.read(claim, folder) for claim in ready]
+    total = sum(len(outcome.missing(seeds)) for outcome in outcomes)
+    desk = Desk(folder, seeds=seeds)
+    with progress.Bar(total, unit="measurement", name="claims", leave=True) as bar:
+        for claim, outcome in zip(ready, outcomes, strict=True):
+            try:
+                for arm, seed in outcome.missing(seeds):
+                    bar.note(f"{claim.name}, {arm}, seed {seed}")
+                    record = measure(claim, desk, arm, seed)
+                    records.append(records.path_of(folder, claim.name), record)
+                    bar.advance()
+                outcome = telling.Outcome.read(claim, folder)
+                _write(outcome, folder, formats)
+            except Exception as error:
+                if not goes_on:
+                    raise
+                failed.append(claim.name)
+                _logger.error(f"{claim.name}: {type(error).__name__}: {error}")
+            else:
+                yield outcome
+    if failed:
+        raise RuntimeError(f"{', '.join(failed)} could not be measured.")
+
+
+def measure(claim: base.Claim, desk: Desk, arm: str, seed: int) -> records.Record:
+    """Returns one measurement.
+
+    Raises:
+      TypeError: If a number is none.
+    """
+    before = time.perf_counter()
+    numbers = {
+        name: float(value) for name, value in claim.measure(desk, seed, arm).items()
+    }
+    bad = [name for name, value in numbers.items() if not math.isfinite(value)]
+    if bad:
+        _logger.warning(
+            f"{claim.name}, {arm}, seed {seed}: not finite: {', '.join(bad)}."
+        )
+    for criterion in claim.criteria:
+        criterion.value(numbers)  # a name that is missing shows now
+    return records.Record(
+        claim=claim.name,
+        arm=arm,
+        seed=seed,
+        numbers=numbers,
+        seconds=round(time.perf_counter() - before, 1),
+        key=records.key_of(claim, arm),
+        versions=records.versions(),
+    )
+
+
+def store(outcome: telling.Outcome, folder: Path) -> None:
+    """Writes measurements and figure to the folder that READMEs quote."""
+    name = outcome.claim.name
+    kept = [
+        record
+        for by_seed in outcome.measured.values()
+        for _, record in sorted(by_seed.items())
+    ]
+    records.write(records.path_of(folder, name), kept)
+    if drawing.is_possible():
+        files.write(folder / f"{name}.png", outcome.picture())
+
+
+def _write(outcome, folder, formats) -> None:
+    name = outcome.claim.name
+    files.write(folder / f"{name}.md", outcome.paragraph() + "\n")
+    for kind in formats if drawing.is_possible() else ():
+        files.write(folder / f"{name}.{kind}", outcome.picture(kind))
+
+
+def _missing(claim) -> list[str]:
+    return [name for name in claim.needs if importlib.util.find_spec(name) is None]

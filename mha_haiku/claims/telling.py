@@ -1,0 +1,180 @@
+"""What is said of a claim: a paragraph, a figure, and the rows of README's table."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mha_haiku.checks import ConfigError
+from mha_haiku.claims import base, records, verdicts
+from mha_haiku.report import claims as pictures
+from mha_haiku.runs import files
+
+BEGIN = "<!-- claims: python -m experiments.reproduce --table writes this table -->"
+END = "<!-- end of claims -->"
+_HEAD = (
+    "| claim | published | measured: mean (90 % interval), wanted | control | verdict |"
+    "\n|---|---|---|---|---|"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A claim and what was measured of it.
+
+    Attributes:
+      claim: The claim.
+      measured: By arm and seed.
+    """
+
+    claim: base.Claim
+    measured: Mapping[str, Mapping[int, records.Record]]
+
+    @classmethod
+    def read(cls, claim: base.Claim, folder: Path) -> "Outcome":
+        """Returns what the file of a claim in a folder says, as the claim is now."""
+        found = records.read(records.path_of(folder, claim.name))
+        return cls(claim, records.current(claim, found))
+
+    @property
+    def verdicts(self) -> dict[str, verdicts.Verdict]:
+        """The verdict on each arm that was measured."""
+        return {
+            arm: verdicts.judge(self.claim.criteria, records.numbers(by_seed))
+            for arm, by_seed in self.measured.items()
+            if by_seed
+        }
+
+    @property
+    def seconds(self) -> float:
+        """What all measurements took together."""
+        return sum(
+            record.seconds
+            for by_seed in self.measured.values()
+            for record in by_seed.values()
+        )
+
+    def missing(self, seeds: Iterable[int]) -> list[tuple[str, int]]:
+        """Returns the arms and seeds that have not been measured."""
+        return [
+            (arm, seed)
+            for seed in seeds
+            for arm in base.ARMS
+            if seed not in self.measured[arm]
+        ]
+
+    def picture(self, format: str = "png") -> bytes:
+        """Returns the figure, a file's bytes; see `report.claims`."""
+        judged = self.verdicts
+        panels = [
+            pictures.Panel(
+                name=criterion.name,
+                unit=criterion.unit,
+                values={arm: each.judged[i].values for arm, each in judged.items()},
+                intervals={
+                    arm: each.judged[i].interval[1:] for arm, each in judged.items()
+                },
+                bound=_bound(criterion),
+                above=criterion.at_most is None,
+                published=criterion.published,
+            )
+            for i, criterion in enumerate(self.claim.criteria)
+        ]
+        return pictures.claim(
+            panels,
+            [self._lines(curve) for curve in self.claim.curves],
+            title=self.claim.sentence,
+            verdicts={arm: each.word for arm, each in judged.items()},
+            control=self.claim.control,
+            format=format,
+        )
+
+    def paragraph(self) -> str:
+        """Returns a few lines of Markdown that say it all."""
+        claim, source = self.claim, self.claim.source
+        paper = f"[{source.paper}]({source.url})" if source.url else source.paper
+        published = f"Published ({paper}, {source.place}): {source.published}."
+        lines = [f"**{claim.sentence}** {published}"]
+        for arm, verdict in self.verdicts.items():
+            what = "Here" if arm == "claim" else f"Control ({claim.control})"
+            seeds = f"{len(verdict.seeds)} seeds"
+            numbers = "; ".join(_number(each) for each in verdict.judged)
+            lines.append(f"{what}, {seeds}: {numbers}. Verdict: **{verdict.word}**.")
+        if claim.tried:
+            lines.append(claim.tried)
+        lines.append(f"It took {self.seconds / 60:.1f} minutes.")
+        return "\n".join(lines)
+
+    def row(self) -> str:
+        """Returns the row of README's table."""
+        claim, source, judged = self.claim, self.claim.source, self.verdicts
+        paper = f"[{source.paper}]({source.url})" if source.url else source.paper
+        control = judged.get("control")
+        cells = [
+            f"{claim.sentence} ({paper})",
+            source.published,
+            "; ".join(map(_number, judged["claim"].judged)),
+            f"{claim.control}: {control.word if control else 'not measured'}",
+            f"**{judged['claim'].word}**",
+        ]
+        return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
+
+    def _lines(self, curve: base.Curve) -> pictures.Lines:
+        values = {
+            name: {
+                arm: np.array(
+                    [
+                        [
+                            each.numbers.get(template.format(x), np.nan)
+                            for x in curve.points
+                        ]
+                        for each in by_seed.values()
+                    ]
+                )
+                for arm, by_seed in self.measured.items()
+                if by_seed
+            }
+            for name, template in curve.lines.items()
+        }
+        points = np.array(curve.points, float)
+        named = curve._asdict() | {"points": points, "values": values}
+        del named["lines"]
+        return pictures.Lines(**named)
+
+
+def write_readme(readme: Path, outcomes: Sequence[Outcome]) -> None:
+    """Writes the table between the two marks of a README.
+
+    Raises:
+      ConfigError: If the marks are not there.
+    """
+    files.write(readme, with_table(readme, outcomes))
+
+
+def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
+    """Returns the text of a README with the table of all claims that were measured."""
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{readme} cannot be read: {error.strerror}.") from None
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError(f"{readme} must have the lines\n{BEGIN} and {END}")
+    rows = [each.row() for each in outcomes if each.measured["claim"]]
+    table = "\n".join([_HEAD, *rows])
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def _bound(criterion: base.Criterion) -> float:
+    return criterion.at_least if criterion.at_most is None else criterion.at_most
+
+
+def _number(judged: verdicts.Judged) -> str:
+    sign = "≥" if judged.criterion.at_most is None else "≤"
+    unit = judged.criterion.unit and f" {judged.criterion.unit}"
+    return (
+        f"{judged.criterion.name} {judged.interval.text()}{unit}, "
+        f"{sign} {_bound(judged.criterion):g}"
+    )

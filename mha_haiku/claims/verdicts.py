@@ -1,0 +1,101 @@
+"""From the numbers of several seeds to a verdict: reproduced, partly, or not."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from mha_haiku.claims import base
+
+CONFIDENCE = 0.9  # of intervals
+FEWEST_SEEDS = 3
+REPRODUCED, PARTLY, NOT, OPEN = "reproduced", "partly", "not", "open"
+
+
+class Interval(NamedTuple):
+    """Where the mean over seeds lies, with a confidence of `CONFIDENCE`."""
+
+    mean: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 3) -> str:
+        """Returns "0.912 (0.88 to 0.94)"."""
+        mean, low, high = (f"{each:.{digits}g}" for each in self)
+        return f"{mean} ({low} to {high})"
+
+
+class Judged(NamedTuple):
+    """A criterion, judged.
+
+    Attributes:
+      criterion: The criterion.
+      values: `[n]`, a number of each seed.
+      interval: That of their mean.
+      holds: Whether the whole interval is on the right side of the bound.
+    """
+
+    criterion: base.Criterion
+    values: np.ndarray
+    interval: Interval
+    holds: bool
+
+
+class Verdict(NamedTuple):
+    """What the seeds of one arm say.
+
+    Attributes:
+      word: `REPRODUCED`, `PARTLY` or `NOT`; `OPEN` with fewer than `FEWEST_SEEDS`.
+      judged: Each criterion.
+      seeds: Those that were measured.
+    """
+
+    word: str
+    judged: tuple[Judged, ...]
+    seeds: tuple[int, ...]
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Returns the mean of independent numbers and Student's interval around it.
+
+    A single number, or one that is not finite, leaves the interval without an end.
+
+    Args:
+      values: `[n]`.
+    """
+    values = np.asarray(values, np.float64)
+    count = len(values)
+    mean = float(values.mean())
+    if count < 2 or not math.isfinite(mean):
+        return Interval(mean, -math.inf, math.inf)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)
+    half = float(quantile * values.std(ddof=1) / math.sqrt(count))
+    return Interval(mean, mean - half, mean + half)
+
+
+def judge(
+    criteria: Sequence[base.Criterion], numbers: Mapping[int, base.Numbers]
+) -> Verdict:
+    """Returns the verdict on one arm.
+
+    Args:
+      criteria: Those of the claim.
+      numbers: By seed, what was measured; at least one seed.
+    """
+    seeds = tuple(sorted(numbers))
+    judged = []
+    for criterion in criteria:
+        values = np.array([criterion.value(numbers[seed]) for seed in seeds])
+        around = interval(values)
+        if criterion.at_most is None:
+            holds = around.low >= criterion.at_least
+        else:
+            holds = around.high <= criterion.at_most
+        judged.append(Judged(criterion, values, around, bool(holds)))
+    count = sum(each.holds for each in judged)
+    word = REPRODUCED if count == len(judged) else PARTLY if count else NOT
+    if len(seeds) < FEWEST_SEEDS:
+        word = OPEN
+    return Verdict(word, tuple(judged), seeds)

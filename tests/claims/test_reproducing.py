@@ -1,0 +1,207 @@
+"""The desk measures what is missing, once, and tells it."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import reproduce
+from mha_haiku import claims
+from mha_haiku.checks import ConfigError
+from mha_haiku.claims import records, reproducing, telling
+
+ALL = [(arm, seed) for seed in (0, 1, 2) for arm in ("claim", "control")]
+
+
+def _all(claim, folder, **options):
+    return list(claims.reproduce([claim], folder, **options))
+
+
+def test_what_is_stored_is_not_measured_again(halves, tmp_path):
+    _all(halves, tmp_path, seeds=(0,), formats=())
+    assert halves.asked == ALL[:2]
+    (outcome,) = _all(halves, tmp_path, formats=())
+    assert halves.asked == ALL
+    assert {arm: x.word for arm, x in outcome.verdicts.items()} == {
+        "claim": "reproduced",
+        "control": "not",
+    }
+    halves.version = 2
+    _all(halves, tmp_path, formats=())
+    assert halves.asked == ALL + ALL
+
+
+def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
+    config = make_config()
+    halves.configs = lambda arm: {"one": config}
+    _all(halves, tmp_path, formats=())
+    config.seed = 8  # the desk sets seeds; still, this is another config
+    config.training.steps += 1
+    outcome = telling.Outcome.read(halves, tmp_path)
+    assert outcome.missing((0, 1, 2)) == ALL
+
+
+def test_a_fault_leaves_what_was_measured(halves, tmp_path):
+    measure = halves.measure
+
+    def fails(desk, seed, arm):
+        if (arm, seed) == ("claim", 1):
+            raise ArithmeticError("broken")
+        return measure(desk, seed, arm)
+
+    halves.measure = fails
+    with pytest.raises(ArithmeticError):
+        _all(halves, tmp_path)
+    with pytest.raises(RuntimeError, match=r"conftest could not be measured"):
+        _all(halves, tmp_path, goes_on=True)
+    halves.measure = measure
+    _all(halves, tmp_path, formats=())
+    assert halves.asked == ALL
+
+
+def test_a_missing_package_is_named(halves, tmp_path, caplog):
+    halves.needs = ("no_such_package",)
+    with pytest.raises(ConfigError, match="no_such_package"):
+        _all(halves, tmp_path)
+    assert _all(halves, tmp_path, goes_on=True) == []
+    assert "no_such_package" in caplog.text
+
+
+def test_a_name_that_a_criterion_asks_for_must_be_measured(halves, tmp_path):
+    halves.measure = lambda desk, seed, arm: {"width": 1.0}
+    with pytest.raises(KeyError, match="size"):
+        _all(halves, tmp_path)
+
+
+def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
+    pytest.importorskip("matplotlib")
+    (outcome,) = _all(halves, tmp_path / "work", formats=("svg",))
+    text = (tmp_path / "work" / "conftest.md").read_text()
+    for part in (halves.sentence, "0.51 (0.493 to 0.527), ≥ 0.4", "**not**", "nothing"):
+        assert part in text
+    assert halves.sentence in (tmp_path / "work" / "conftest.svg").read_text()
+    readme = tmp_path / "README.md"
+    readme.write_text("above\n")
+    with pytest.raises(ConfigError, match="must have the lines"):
+        telling.write_readme(readme, [outcome])
+    readme.write_text(f"above\n{telling.BEGIN}\nold\n{telling.END}\nbelow\n")
+    telling.write_readme(readme, [outcome])
+    told = readme.read_text()
+    assert re.fullmatch(r"(?s)above\n<!--.*-->\n\n\| claim.*-->\nbelow\n", told)
+    assert "old" not in told and "**reproduced**" in told
+    assert telling.with_table(readme, [outcome]) == told
+    reproducing.store(outcome, tmp_path / "stored")
+    again = telling.Outcome.read(halves, tmp_path / "stored")
+    assert again.row() == outcome.row()
+
+
+def test_figures_have_a_line_for_what_is_published_and_both_arms(
+    halves, tmp_path, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    from mha_haiku.report import claims as pictures
+
+    (outcome,) = _all(halves, tmp_path, formats=())
+    drawn = []
+
+    def draw(*arguments, format, **options):
+        drawn.append(original(*arguments, **options))
+
+    original = pictures.claim.__wrapped__
+    monkeypatch.setattr(pictures, "claim", draw)
+    outcome.picture()
+    (sheet,) = drawn
+    curve, size, lack = (axes for axes in sheet.axes if axes.axison)
+    labels = [line.get_label() for line in curve.lines]
+    assert labels[:2] == ["one", "one, control"]
+    np.testing.assert_allclose(curve.lines[0].get_ydata(), [0.1, 0.51])
+    labels = [x.get_text() for x in size.get_legend().get_texts()]
+    assert labels == ["published", "wanted: at least 0.4"]
+    assert [x.get_text() for x in lack.get_xticklabels()] == [
+        "claim:\nreproduced",
+        "control:\nnot",
+    ]
+
+
+def test_every_claim_says_what_it_must():
+    assert claims.names()
+    for name in claims.names():
+        claim = claims.load(name)
+        assert claim.name == name
+        assert claim.sentence and claim.control and claim.source.published
+        assert all((c.at_least is None) != (c.at_most is None) for c in claim.criteria)
+        assert set(claim.configs("claim")) == set(claim.configs("control"))
+        records.key_of(claim, "claim")
+
+
+STORED = sorted(path.stem for path in reproduce.STORED.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_stored_control_says_not(name):
+    outcome = telling.Outcome.read(claims.load(name), reproduce.STORED)
+    # Not of the claim as it is now: python -m experiments.reproduce --claim=... --store
+    assert not outcome.missing(range(3))
+    assert outcome.verdicts["control"].word == "not"
+    assert (reproduce.STORED / f"{name}.png").exists()
+
+
+def test_the_table_of_the_readme_is_that_of_the_stored_results():
+    outcomes = [
+        telling.Outcome.read(claims.load(name), reproduce.STORED)
+        for name in claims.names()
+    ]
+    # If it is not: python -m experiments.reproduce --table
+    text = reproduce.README.read_text(encoding="utf-8")
+    assert telling.with_table(reproduce.README, outcomes) == text
+
+
+def test_the_desk_trains_once_and_asks_elsewhere(make_config, tmp_path, capsys):
+    desk = claims.Desk(tmp_path, devices=jax.local_devices()[:1])
+    config = make_config(
+        model__num_layers=1, model__dropout_rate=0.0, training__steps=10
+    )
+    trained = desk.train(config, 7)
+    assert (trained.config.seed, config.seed) == (7, 3)
+    assert trained.history[-1]["step"] == 10
+    found = desk.evaluate(trained, examples=12)
+    assert found["loss"] == pytest.approx(trained.held_out["loss"], rel=1e-5)
+    other = desk.changed(trained, model__attention__scale=3.0, task__sequence_length=4)
+    assert other.params is trained.params
+    assert desk.examples(other, 2).inputs.shape == (2, 4)
+    assert other.config.model.attention.scale == 3.0
+    assert other.model is not trained.model
+    config.seed = 5
+    again = desk.train(config, 7)
+    assert again.model is trained.model
+    assert desk.apply(again, _summed) == desk.apply(trained, _summed)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert capsys.readouterr().out == ""  # stdout is for results
+
+
+def _summed(model, params):
+    return sum(x.sum() for each in params.values() for x in each.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "--claim=... is missing"),
+        (["--all", "--list"], "--claim=... is missing"),
+        (["--claim=multi_query_recal"], "Did you mean 'multi_query_recall'?"),
+        (["--claim=multi_query_recall", "--seeds=0"], "--seeds"),
+    ],
+)
+def test_a_mistake_takes_two_lines_and_status_2(arguments, part, capsys):
+    assert reproduce.run(["reproduce", *arguments]) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert 1 <= len(told.splitlines()) <= 2
+    assert part in told
+
+
+def test_the_list_has_every_claim(capsys):
+    assert reproduce.run(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{name} (" in out for name in claims.names())

@@ -1,0 +1,48 @@
+"""Intervals over seeds, and the verdicts that they lead to."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mha_haiku.claims import base, verdicts
+
+ABOVE = base.Criterion("above", "a", at_least=1.0)
+BELOW = base.Criterion("below", lambda x: 2 * x["b"], at_most=1.0)
+
+
+def test_the_interval_is_students():
+    # By hand: mean 2, standard deviation 1, t of 2 degrees of freedom at 95 % 2.919986.
+    found = verdicts.interval([1.0, 2.0, 3.0])
+    half = 2.919986 / math.sqrt(3)
+    np.testing.assert_allclose(found, (2.0, 2.0 - half, 2.0 + half), rtol=1e-6)
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, math.nan, 2.0]])
+def test_one_number_or_one_that_is_not_finite_says_nothing(values):
+    found = verdicts.interval(values)
+    assert (found.low, found.high) == (-math.inf, math.inf)
+
+
+def test_equal_numbers_leave_a_point():
+    assert verdicts.interval([0.5] * 4) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [
+        ((1.1, 1.2, 1.3), (0.3, 0.3, 0.3), "reproduced"),
+        ((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), "reproduced"),  # on the bound
+        ((0.9, 1.3, 1.7), (0.3, 0.3, 0.3), "partly"),  # the mean alone does not do
+        ((1.1, 1.2, 1.3), (0.4, 0.5, 0.7), "partly"),
+        ((0.9, 1.3, 1.7), (0.4, 0.5, 0.7), "not"),
+        ((math.nan, 2.0, 2.0), (0.6, 0.6, 0.6), "not"),
+        ((1.1, 1.2), (0.3, 0.3), "open"),
+    ],
+)
+def test_a_criterion_holds_where_the_whole_interval_is_on_its_side(a, b, word):
+    numbers = {7 + i: dict(a=x, b=y) for i, (x, y) in enumerate(zip(a, b, strict=True))}
+    found = verdicts.judge([ABOVE, BELOW], numbers)
+    assert found.word == word
+    assert found.seeds == tuple(numbers)
+    np.testing.assert_array_equal(found.judged[1].values, 2 * np.array(b))
