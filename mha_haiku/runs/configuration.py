@@ -23,6 +23,12 @@ _COUNT = fields.integer(1, 2**24)
 
 _TRAINING = {
     "steps": Field(400, "training steps of the whole run", _STEPS),
+    "seeds": Field(
+        1,
+        "models that train together, each in a folder of its own: with config.seed, "
+        "config.seed + 1, ...",
+        fields.integer(1, 2**10),
+    ),
     "batch_size": Field(128, "examples of a step, over all devices", _COUNT),
     "steps_per_dispatch": Field(
         50, "most steps in one call of the compiled program", _COUNT
@@ -200,6 +206,26 @@ def check_fields(config: ml_collections.ConfigDict) -> None:
             f"config.optimizer.warmup_steps must be at most config.training.steps "
             f"{config.training.steps}, got {config.optimizer.warmup_steps}."
         )
+    if config.seed + config.training.seeds > 2**32:
+        raise ConfigError(
+            f"config.seed must be at most 2**32 - config.training.seeds, got "
+            f"{config.seed} with {config.training.seeds} seeds."
+        )
+
+
+def of_seeds(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+    """Returns the config of each run that a config describes, one per seed.
+
+    Args:
+      config: A valid config.
+    """
+    runs = []
+    for i in range(config.training.seeds):
+        own = config.copy_and_resolve_references()
+        own.seed += i
+        own.training.seeds = 1
+        runs.append(own)
+    return runs
 
 
 def task_name(values: Any) -> str:

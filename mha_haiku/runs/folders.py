@@ -80,6 +80,10 @@ class Folder(NamedTuple):
     def lock(self) -> Path:
         return self.root / "lock.json"
 
+    def of_seed(self, seed: int) -> "Folder":
+        """The folder of one run of several that trained together, from its seed."""
+        return Folder(self.root / f"seed_{seed}")
+
 
 class Run(NamedTuple):
     """A run, loaded from its folder."""
@@ -202,13 +206,21 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
       step: Which checkpoint; None means the newest.
 
     Raises:
-      ConfigError: If there is no run, or no checkpoint of that step.
+      ConfigError: If there is no run, or no checkpoint of that step, or there are runs
+        of several seeds, each in a folder of its own.
     """
     folder = Folder(Path(workdir).expanduser())
     saved = cluster.first_does(lambda: read_config(folder))
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     config = ml_collections.ConfigDict(saved)
+    if config.training.seeds > 1:
+        seeds = [folder.of_seed(each.seed) for each in configuration.of_seeds(config)]
+        names = ", ".join(each.root.name for each in seeds)
+        raise ConfigError(
+            f"{folder.root} holds a run of each of several seeds: {names}.\n"
+            f"Name one of them, as {seeds[0].root}."
+        )
     if changed := changed_task(folder):
         raise ConfigError(
             f"{changed}, and the run in {folder.root} was of the old one.\n"

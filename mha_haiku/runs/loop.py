@@ -5,12 +5,14 @@ An `Observer` is called with the parameters.
 """
 
 import contextlib
+import copy
 import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,6 +37,8 @@ _logger = logging.getLogger("mha_haiku")
 
 class Observer:
     """Is called with the parameters of a run while it trains; meant for subclasses too.
+
+    Of runs that train together each has a copy of its own, made before `begin`.
 
     Attributes:
       every: Steps between two calls of `look`; 0: none. It is also called before the
@@ -80,8 +84,11 @@ def train(
     override_config: bool = False,
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,
-) -> opening.Summary:
+) -> opening.Summary | opening.SeedsSummary:
     """Trains a model, or resumes the run in `workdir`.
+
+    With several `config.training.seeds` it trains as many, in one program and each in
+    a folder of its own, `seed_0` and so on. One that fails does not stop the others.
 
     A run that is killed and started again ends with the same parameters, bit for bit,
     as one that was not. A run that has ended stays as it is. The first SIGINT or
@@ -97,11 +104,12 @@ def train(
       devices: The devices that divide the work; None: all devices of all processes.
 
     Returns:
-      The summary, which is also in summary.json.
+      The summary, which is also in summary.json; of several runs, one of all.
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows,
+        in all runs.
       SaveError: If the last checkpoint cannot be written.
     """
     started = time.perf_counter()
@@ -114,96 +122,154 @@ def train(
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     with contextlib.ExitStack() as stack:
-        folder, stored, finished = opening.open_run(
+        opened = opening.open_runs(
             stack, config, workdir, override_config=override_config
         )
-        if finished is not None:
-            return finished
-        with stored:
-            summary = _run(
-                config, folder, stored, placement, observers, override_config
+        root = folders.Folder(Path(workdir).expanduser())
+        if all(each.finished for each in opened):
+            summary = opening.whole({x.config.seed: x.finished for x in opened}, {})
+            if cluster.is_first():
+                print(f"The run in {root.root} has ended at step {summary.steps}.")
+            return summary
+        with contextlib.ExitStack() as entered:
+            for each in opened:
+                entered.enter_context(each.stored)
+            summaries, failed = _run(
+                config, root, opened, placement, observers, override_config
             )
-        summary = summary._replace(wall_seconds=time.perf_counter() - started)
-        if cluster.is_first():
-            files.write_json(folder.summary, summary._asdict())
+        seconds = time.perf_counter() - started
+        for each in opened:
+            own = summaries.get(each.config.seed)
+            if each.finished is not None:
+                summaries[each.config.seed] = each.finished
+            elif own is not None:
+                own = summaries[each.config.seed] = own._replace(wall_seconds=seconds)
+                if cluster.is_first():
+                    files.write_json(each.folder.summary, own._asdict())
+        summary = opening.whole(summaries, failed)
+        if cluster.is_first() and len(opened) > 1:
+            files.write_json(root.summary, summary._asdict())
     return summary
 
 
 def _run(
-    config, folder, stored, placement, observers, override_config
-) -> opening.Summary:
-    """Takes the remaining steps; the summary's `wall_seconds` is left at 0."""
+    config, root, opened, placement, observers, override_config
+) -> tuple[dict[int, opening.Summary], dict[int, str]]:
+    """Takes the remaining steps of all runs.
+
+    Returns:
+      By seed, the summary of each run, whose `wall_seconds` is left at 0, and why those
+      failed that have none.
+    """
     training = config.training
+    stored = [each.stored for each in opened]
+    begun = [each for each in opened if each.stored.latest() is not None]
     kept, source = None, None
-    if stored.latest() is None and config.init_from:
+    if config.init_from and len(begun) < len(opened):
         source = warm_start.load(config)
         kept = source.kept
-    elif stored.latest() is not None:
-        kept = folders.shared_kept(folder)
-        if kept is not None and (override_config or stored.latest() == 0):
+    if begun:
+        kept = folders.shared_kept(begun[0].folder)
+        if kept is not None and (override_config or begun[0].stored.latest() == 0):
             kept = kept._replace(text=None)  # another text, in the same tokens
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
     is_first = cluster.is_first()
-    reports = metrics_log.read(folder.metrics) if is_first else []
-    if reports and stored.latest() is None:
-        _logger.warning(
-            f"{folder.root} has reports up to step {reports[-1]['step']} and no "
-            f"checkpoint: the run starts from the beginning."
-        )
+    reports = [_reports(each) if is_first else [] for each in opened]
     if is_first:
         progress.say(f"{task.name}: compiling")
     before = time.perf_counter()
     model = folders.make_model(config, task, placement)
     state, programs = trainers.prepare(config, task, model, stored, placement, source)
     compile_seconds = time.perf_counter() - before
-    if is_first:
-        folders.write_config(folder, config, placement.devices, task)
-        start = stored.latest() or 0
-        kept = [report for report in reports if report["step"] <= start]
-        opened_log = metrics_log.MetricsLog(
-            folder.metrics,
-            start=start,
-            seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
-            steps=training.steps,
-            baseline=task.baseline,
-            baseline_name=task.baseline_name,
-            tensorboard=training.tensorboard,
-        )
-    else:
-        opened_log = metrics_log.Silent()
     with (
-        opened_log as log,
-        _Interruption() as interruption,
         contextlib.ExitStack() as stack,
+        _Interruption() as interruption,
+        contextlib.ExitStack() as watching,
     ):
+        logs, console = [metrics_log.Silent()] * len(opened), metrics_log.Silent()
+        if is_first:
+            if len(opened) > 1:
+                folders.write_config(root, config, placement.devices, task)
+            logs = [
+                stack.enter_context(_open_log(each, its, task, placement))
+                for each, its in zip(opened, reports, strict=True)
+            ]
+            console = stack.enter_context(
+                metrics_log.Console(
+                    start=min(each.latest() or 0 for each in stored),
+                    steps=training.steps,
+                    baseline=task.baseline,
+                    baseline_name=task.baseline_name,
+                )
+            )
         trainer = trainers.Trainer(
-            state, programs, training=training, stored=stored, log=log
+            state, programs, config=config, stored=stored, logs=logs, console=console
         )
-        start = trainer.step
-        log.say(_opening_line(config, trainer, placement, compile_seconds))
+        console.say(_opening_line(config, trainer, placement, compile_seconds))
         if source is not None:
-            log.say(str(source))
+            console.say(str(source))
         observers = [observer for observer in observers if observer.every]
-        for observer in observers if is_first else ():
-            observer.begin(folder, config, task, start)
-            stack.callback(observer.end)
-        _look(trainer, observers)
-        _take_steps(trainer, training, interruption, observers)
-        stored.close()  # signals are still deferred here, so that saving completes
+        watched = {}
+        for i, (each, own) in enumerate(zip(opened, trainer.models, strict=True)):
+            its = [copy.copy(observer) if i else observer for observer in observers]
+            watched[own.seed] = its
+            for observer in its if is_first else ():
+                observer.begin(each.folder, each.config, task, own.start)
+                watching.callback(observer.end)
+        _look(trainer, watched)
+        _take_steps(trainer, training, interruption, watched)
+        for each in stored:
+            each.close()  # signals are still deferred here, so that saving completes
         if trainer.step < training.steps:
             kept = "is saved" if trainer.step else "begins again"
-            log.say(f"Interrupted at step {trainer.step}, which {kept}.")
-    rate = (trainer.step - start) / trainer.seconds if trainer.seconds else 0.0
+            console.say(f"Interrupted at step {trainer.step}, which {kept}.")
+    summaries = {
+        own.seed: _summary(own, trainer, training, task, compile_seconds)
+        for own in trainer.models
+        if not own.failure
+    }
+    return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
+
+
+def _reports(opened) -> list[dict[str, Any]]:
+    """Returns the reports of a run so far; warns where it has no checkpoint of them."""
+    reports = metrics_log.read(opened.folder.metrics)
+    if reports and opened.stored.latest() is None:
+        _logger.warning(
+            f"{opened.folder.root} has reports up to step {reports[-1]['step']} and no "
+            f"checkpoint: the run starts from the beginning."
+        )
+    return reports
+
+
+def _open_log(opened, reports, task, placement) -> metrics_log.MetricsLog:
+    """Writes the config of a run, unless it has ended, and returns its open log."""
+    if opened.finished is None:
+        folders.write_config(opened.folder, opened.config, placement.devices, task)
+    start = opened.stored.latest() or 0
+    kept = [report for report in reports if report["step"] <= start]
+    return metrics_log.MetricsLog(
+        opened.folder.metrics,
+        start=start,
+        seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
+        tensorboard=opened.config.training.tensorboard,
+        name=opened.name,
+    )
+
+
+def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary:
+    taken = model.step - model.start
+    rate = taken / trainer.seconds if trainer.seconds else 0.0
     return opening.Summary(
-        steps=trainer.step,
-        metrics=trainer.metrics,
+        steps=model.step,
+        metrics=model.metrics,
         baseline=dict(task.baseline),
         baseline_name=task.baseline_name,
-        interrupted=trainer.step < training.steps,
-        resumed_from=start,
-        skipped_steps=trainer.skipped,
+        interrupted=model.step < training.steps,
+        resumed_from=model.start,
+        skipped_steps=model.skipped,
         wall_seconds=0.0,
         compile_seconds=compile_seconds,
         steps_per_second=rate,
@@ -211,7 +277,7 @@ def _run(
     )
 
 
-def _take_steps(trainer, training, interruption, observers) -> None:
+def _take_steps(trainer, training, interruption, watched) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved.
 
     What is due depends only on the step, so that a resumed run reports, evaluates and
@@ -228,13 +294,13 @@ def _take_steps(trainer, training, interruption, observers) -> None:
         )
         if stops:
             break
-        trainer.take_steps(_next_stop(trainer.step, steps, training, observers))
+        trainer.take_steps(_next_stop(trainer.step, steps, training, watched))
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
             trainer.report(is_evaluated=is_evaluated)
             reported = trainer.step
-        _look(trainer, [each for each in observers if is_due(each.every)])
+        _look(trainer, watched, is_due)
         if is_saved:
             trainer.save()
             saved = trainer.step
@@ -242,27 +308,34 @@ def _take_steps(trainer, training, interruption, observers) -> None:
         trainer.report(is_evaluated=False)
     if trainer.step != saved:
         trainer.save()
-    if not trainer.metrics and trainer.step == training.steps:
-        # Killed after its last report and before its summary.
-        trainer.evaluate()
+    if trainer.step == training.steps:
+        trainer.complete()  # killed after its last report and before its summary
 
 
-def _look(trainer, observers) -> None:
-    """Calls the observers with the parameters, on the first process."""
-    observers = [each for each in observers if each.wants(trainer.step)]
-    if observers:
-        params = trainer.params()  # a collective: all processes must take part
-        for observer in observers if cluster.is_first() else ():
-            observer.look(trainer.step, params)
+def _look(trainer, watched, is_due: Callable[[int], bool] = bool) -> None:
+    """Calls the observers of the models that moved, on the first process."""
+    looks = {
+        model.seed: [
+            each
+            for each in watched[model.seed]
+            if is_due(each.every) and each.wants(model.step)
+        ]
+        for model in trainer.moved
+    }
+    if any(looks.values()):
+        # A collective: all processes must take part.
+        for model, params in trainer.params():
+            for observer in looks[model.seed] if cluster.is_first() else ():
+                observer.look(model.step, params)
 
 
-def _next_stop(step, most, training, observers) -> int:
+def _next_stop(step, most, training, watched) -> int:
     """Returns where the next dispatch ends: at most at the next report of any kind."""
     marks = (
         training.report_every,
         training.evaluate_every,
         training.checkpoint_every,
-        *(observer.every for observer in observers),
+        *(observer.every for observers in watched.values() for observer in observers),
     )
     due = min((step // every + 1) * every for every in marks)
     most = min(training.steps_per_dispatch, most)
@@ -270,11 +343,13 @@ def _next_stop(step, most, training, observers) -> int:
 
 
 def _opening_line(config, trainer, placement, compile_seconds) -> str:
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(trainer.params()))
+    (_, params), *others = trainer.params()
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
     count = len(placement.devices)
+    models = f"{len(others) + 1} models of " if others else ""
     return (
-        f"{config.task.name} {verb}: {num_params:,} parameters, {count} "
+        f"{config.task.name} {verb}: {models}{num_params:,} parameters, {count} "
         f"{placement.devices[0].platform} device{'s' * (count > 1)}, "
         f"compiled in {compile_seconds:.1f} s"
     )

@@ -1,8 +1,9 @@
-"""The output of a run: metrics.jsonl, a progress bar or lines, and TensorBoard."""
+"""The output of a run: metrics.jsonl and TensorBoard, and a progress bar or lines."""
 
 import logging
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,7 @@ class MetricsLog:
     """Writes the metrics of a run as they arrive.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
-    event; see `events_of_steps`. On a terminal a bar on stderr shows the progress,
-    elsewhere each report prints a line on stdout with the time left; everywhere each
-    evaluation prints a line on stdout, and an event a warning.
+    event, which is a warning too; see `events_of_steps`.
     """
 
     def __init__(
@@ -29,45 +28,32 @@ class MetricsLog:
         path: Path,
         *,
         start: int,
-        steps: int,
-        baseline: dict[str, float],
-        baseline_name: str,
         tensorboard: bool,
         seconds: float = 0.0,
+        name: str = "",
     ):
-        """Opens the log; call it when compilation is over, as the bar's clock starts.
+        """Opens the log; call it when compilation is over, as its clock starts.
 
         Args:
           path: metrics.jsonl. Lines of steps after `start` are dropped from it.
           start: The step from which the run starts or resumes.
-          steps: The step it ends at.
-          baseline: "accuracy" and "loss" of the best answer without the input.
-          baseline_name: The name of that answer, "chance" or "unigram".
           tensorboard: Whether to write TensorBoard's files beside metrics.jsonl.
           seconds: The seconds that the run has trained up to `start`.
+          name: What its warnings begin with, where several runs train: "seed 3".
 
         Raises:
           ConfigError: If TensorBoard is asked for and tensorboardX is not installed.
         """
         self._lines = files.LineWriter(path, last_step=start)
-        self._steps = steps
         self._opened = time.perf_counter() - seconds
-        self._baseline = baseline
-        self._baseline_name = baseline_name
         self._tensorboard = _open_tensorboard(path.parent) if tensorboard else None
-        self._bar = progress.Bar(
-            steps, unit="step", start=start, leave=True, prints=False
-        )
+        self._before = f"{name}: " if name else ""
 
     def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def advance(self, step: int) -> None:
-        """Moves the bar to a step."""
-        self._bar.advance(step - self._bar.place)
 
     def report(
         self, step: int, metrics: dict[str, Any], *, learning_rate: float
@@ -86,11 +72,66 @@ class MetricsLog:
         if self._tensorboard is not None:
             for name, value in metrics.items():
                 self._tensorboard.add_scalar(name, value, step)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Writes one event, at once, and logs a warning."""
+        self._lines.append(event)
+        _logger.warning(self._before + _sentence(event))
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._lines.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+
+class Console:
+    """Shows the metrics of a run, or of several that train together, as they arrive.
+
+    On a terminal a bar on stderr shows the progress, elsewhere each report prints a
+    line on stdout with the time left; everywhere each evaluation prints a line on
+    stdout. Of several runs it shows the mean, and the range in brackets.
+    """
+
+    def __init__(
+        self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
+    ):
+        """Opens the bar; call it when compilation is over, as its clock starts.
+
+        Args:
+          start: The step from which the run starts or resumes.
+          steps: The step it ends at.
+          baseline: "accuracy" and "loss" of the best answer without the input.
+          baseline_name: The name of that answer, "chance" or "unigram".
+        """
+        self._steps = steps
+        self._baseline = baseline
+        self._baseline_name = baseline_name
+        self._bar = progress.Bar(
+            steps, unit="step", start=start, leave=True, prints=False
+        )
+
+    def __enter__(self) -> "Console":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to a step."""
+        self._bar.advance(step - self._bar.place)
+
+    def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
+        """Shows one report, of each run; see `MetricsLog.report`."""
         self.advance(step)
+        metrics = {
+            name: [each[name] for each in metrics if name in each]
+            for name in dict.fromkeys(name for each in metrics for name in each)
+        }
         if "loss" in metrics:
             shown = (
-                f"loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.3f}, "
-                f"{metrics['examples_per_second']:,.0f} examples/s"
+                f"loss {_shown(metrics['loss'], 4)}, "
+                f"accuracy {_shown(metrics['accuracy'], 3)}, {_rate(metrics)}"
             )
             self._bar.note(shown)
             if not self._bar.is_drawn:
@@ -98,32 +139,20 @@ class MetricsLog:
         if "held_out_loss" in metrics:
             self.say(self._evaluation_line(step, metrics))
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Writes one event, at once, and logs a warning."""
-        self._lines.append(event)
-        _logger.warning(_sentence(event))
-
     def say(self, line: str) -> None:
         """Prints a line on stdout, above the bar where there is one."""
         self._bar.print(line)
 
-    def close(self) -> None:
-        """Closes files and bar."""
-        self._bar.close()
-        self._lines.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-
     def _evaluation_line(self, step, metrics) -> str:
         shown = [
-            f"{name.replace('_', ' ')} {metrics[f'held_out_{name}']:.4f}"
+            f"{name.replace('_', ' ')} {_shown(metrics[f'held_out_{name}'], 4)}"
             f"{self._beside(name)}"
             for name in ("exact_match", "accuracy", "loss")
             if f"held_out_{name}" in metrics
         ]
         line = f"{self._place(step)}  held-out {', '.join(shown)}"
         if "examples_per_second" in metrics:
-            line += f", {metrics['examples_per_second']:,.0f} examples/s"
+            line += f", {_rate(metrics)}"
         return line
 
     def _place(self, step) -> str:
@@ -136,7 +165,7 @@ class MetricsLog:
 
 
 class Silent:
-    """The null object of `MetricsLog`, where another process writes it."""
+    """The null object of `MetricsLog` and `Console`, where another process has them."""
 
     def __enter__(self) -> "Silent":
         return self
@@ -147,9 +176,7 @@ class Silent:
     def advance(self, step: int) -> None:
         """Does nothing."""
 
-    def report(
-        self, step: int, metrics: dict[str, Any], *, learning_rate: float
-    ) -> None:
+    def report(self, step: int, metrics: Any, *, learning_rate: float = 0.0) -> None:
         """Does nothing."""
 
     def event(self, event: dict[str, Any]) -> None:
@@ -217,6 +244,19 @@ def _open_tensorboard(folder):
     import tensorboardX
 
     return tensorboardX.SummaryWriter(str(folder))
+
+
+def _shown(values: Sequence[float], digits: int) -> str:
+    """Returns the mean of numbers, and if they are several their range in brackets."""
+    text = f"{sum(values) / len(values):.{digits}f}"
+    if len(values) == 1:
+        return text
+    return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def _rate(metrics: dict[str, list[float]]) -> str:
+    """Returns the examples that all runs together take in a second."""
+    return f"{sum(metrics['examples_per_second']):,.0f} examples/s"
 
 
 def _sentence(event: dict[str, Any]) -> str:

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +31,46 @@ class Summary(NamedTuple):
     examples_per_second: float
 
 
+class SeedsSummary(NamedTuple):
+    """How runs of several seeds ended that trained together; their summary.json.
+
+    Each has a `Summary` in its own folder; the fields of that name are of all of them.
+    """
+
+    seeds: list[int]
+    failed: dict[str, str]  # by seed: why it has not come to the end
+    steps: int  # the fewest, of those that did not fail
+    metrics: dict[str, float]  # means over the seeds that did not fail
+    spread: dict[str, float]  # standard deviations, of two seeds at least
+    each: dict[str, dict[str, float]]  # the metrics by seed
+    baseline: dict[str, float]
+    baseline_name: str
+    interrupted: bool
+    resumed_from: int  # the fewest
+    skipped_steps: int  # of all
+    wall_seconds: float
+    compile_seconds: float
+    steps_per_second: float  # of each
+    examples_per_second: float  # of all
+
+
 class Opened(NamedTuple):
     """A run's folder, open for training.
 
     Attributes:
+      config: The run's config.
       folder: The folder.
       stored: Its checkpoints, to be entered; the null object `Elsewhere` on other
         processes than the first.
       finished: The summary if the run has ended already, else None.
+      name: What it is called among several that train together: "seed 3"; or "".
     """
 
+    config: ml_collections.ConfigDict
     folder: folders.Folder
     stored: checkpoints.Checkpoints | checkpoints.Elsewhere
     finished: Summary | None
+    name: str = ""
 
 
 def check_same(config: ml_collections.ConfigDict) -> None:
@@ -55,6 +84,35 @@ def check_same(config: ml_collections.ConfigDict) -> None:
                 f"All processes must have the same config; from process 0 to {i}: "
                 f"{'; '.join(lines[:4])}."
             )
+
+
+def open_runs(
+    stack: contextlib.ExitStack,
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    override_config: bool,
+) -> list[Opened]:
+    """Opens the folder of each run that a config describes; see `open_run`.
+
+    Of one seed it is `workdir`, of several one for each in `workdir`.
+    """
+    if config.training.seeds == 1:
+        return [open_run(stack, config, workdir, override_config=override_config)]
+
+    def open_here():
+        folder = folders.open_folder(workdir)
+        stack.enter_context(lock.Lock(folder.lock))
+        _check_seeds(folder, config)
+
+    cluster.first_does(open_here)
+    root = folders.Folder(Path(workdir).expanduser())
+    opened = []
+    for own in configuration.of_seeds(config):
+        place = root.of_seed(own.seed).root
+        run = open_run(stack, own, place, override_config=override_config)
+        opened.append(run._replace(name=f"seed {own.seed}"))
+    return opened
 
 
 def open_run(
@@ -80,6 +138,7 @@ def open_run(
     def open_here():
         folder = folders.open_folder(workdir)
         stack.enter_context(lock.Lock(folder.lock))
+        _check_seeds(folder, config)
         stored = checkpoints.Checkpoints(folder.checkpoints)
         _check_start(folder, config, stored)
         is_changed = _check_unchanged(
@@ -88,7 +147,6 @@ def open_run(
         opened.append(stored)
         finished = None if is_changed else _finished(folder, config, stored)
         if finished is not None:
-            print(f"The run in {folder.root} has ended at step {finished.steps}.")
             return {"finished": finished._asdict(), "latest": finished.steps}
         _check_steps(config, stored)
         return {"finished": None, "latest": stored.latest()}
@@ -96,7 +154,59 @@ def open_run(
     shared = cluster.first_does(open_here)
     stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
     finished = shared["finished"] and Summary(**shared["finished"])
-    return Opened(folders.Folder(Path(workdir).expanduser()), stored, finished)
+    folder = folders.Folder(Path(workdir).expanduser())
+    return Opened(config, folder, stored, finished)
+
+
+def whole(
+    summaries: Mapping[int, Summary], failed: Mapping[int, str]
+) -> Summary | SeedsSummary:
+    """Returns the summary of a run, or of all that trained together.
+
+    Args:
+      summaries: By seed, at least one; none of those that failed.
+      failed: By seed, why it failed.
+    """
+    if len(summaries) == 1 and not failed:
+        return next(iter(summaries.values()))
+    summaries = dict(sorted(summaries.items()))
+    ended = list(summaries.values())
+    names = [name for name in ended[0].metrics if all(name in x.metrics for x in ended)]
+    values = {name: [each.metrics[name] for each in ended] for name in names}
+    return SeedsSummary(
+        seeds=sorted([*summaries, *failed]),
+        failed={str(seed): why for seed, why in failed.items()},
+        steps=min(each.steps for each in ended),
+        metrics={name: statistics.fmean(x) for name, x in values.items()},
+        spread={name: statistics.stdev(x) for name, x in values.items() if len(x) > 1},
+        each={str(seed): x.metrics for seed, x in summaries.items()},
+        baseline=ended[0].baseline,
+        baseline_name=ended[0].baseline_name,
+        interrupted=any(each.interrupted for each in ended),
+        resumed_from=min(each.resumed_from for each in ended),
+        skipped_steps=sum(each.skipped_steps for each in ended),
+        wall_seconds=max(each.wall_seconds for each in ended),
+        compile_seconds=max(each.compile_seconds for each in ended),
+        steps_per_second=statistics.fmean(each.steps_per_second for each in ended),
+        examples_per_second=sum(each.examples_per_second for each in ended),
+    )
+
+
+def _check_seeds(folder, config) -> None:
+    """Refuses a folder that holds a run of one seed for several, or other ones."""
+    saved = folders.read_config(folder)
+    if saved is None:
+        return
+    has, wants = (
+        (values["training"]["seeds"], values["seed"])
+        for values in (saved, configuration.to_json(config))
+    )
+    if has[0] != wants[0] or (has[0] > 1 and has != wants):
+        raise ConfigError(
+            f"config.training.seeds must be {has[0]} and config.seed {has[1]}, as of "
+            f"the run in {folder.root}, got {wants[0]} and {wants[1]}.\n"
+            "Take another workdir for other seeds."
+        )
 
 
 def _check_start(folder, config, stored) -> None:

@@ -50,11 +50,11 @@ def make(
       ConfigError: If the devices cannot share it so; see `shape`.
     """
     sizes = shape(config, len(available))
-    wanted = config.devices
-    if sizes.heads == sizes.sequence == 1 and not wanted.shard_parameters:
+    if _is_replicated(config, sizes):
         return devices.Replicas(available)
     mesh = devices.make_mesh(available, **sizes._asdict())
-    return devices.Sharded(mesh, shard_parameters=wanted.shard_parameters)
+    shards = config.devices.shard_parameters
+    return devices.Sharded(mesh, shard_parameters=shards)
 
 
 def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
@@ -87,6 +87,12 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
                 config.model.attention.implementation,
                 attention.IN_A_RING,
             )
+    if config.training.seeds > 1 and not _is_replicated(config, sizes):
+        raise ConfigError(
+            f"config.training.seeds must be 1 where devices divide heads, positions or "
+            f"parameters, got {config.training.seeds}.\n"
+            "Several seeds share the devices by their batches: config.devices.data."
+        )
     _check_heads(config.model, heads)
     _check_batch(config.training.batch_size, data)
     return sizes
@@ -101,6 +107,11 @@ def check_sequence(config: ml_collections.ConfigDict, length: int) -> None:
             f"config.devices.sequence must {why} the {length} positions of an example, "
             f"got {parts}."
         )
+
+
+def _is_replicated(config, sizes) -> bool:
+    """Returns whether each device has the whole model."""
+    return sizes.heads == sizes.sequence == 1 and not config.devices.shard_parameters
 
 
 def _check_heads(model, parts) -> None:

@@ -19,11 +19,17 @@ def _open(folder, start=0, tensorboard=False, seconds=0.0):
     return metrics_log.MetricsLog(
         folder / "metrics.jsonl",
         start=start,
+        tensorboard=tensorboard,
+        seconds=seconds,
+    )
+
+
+def _console(start=0):
+    return metrics_log.Console(
+        start=start,
         steps=200,
         baseline={"accuracy": 0.17, "loss": 2.0},
         baseline_name="unigram",
-        tensorboard=tensorboard,
-        seconds=seconds,
     )
 
 
@@ -51,10 +57,10 @@ def test_lines_after_the_resumed_step_are_dropped(tmp_path):
     assert reports[-1]["held_out_loss"] == EVALUATION["held_out_loss"]
 
 
-def test_report_and_evaluation_are_plain_lines_in_a_pipe(tmp_path, capsys):
-    with _open(tmp_path) as log:
-        log.report(10, REPORT, learning_rate=0.5)
-        log.report(20, EVALUATION, learning_rate=0.5)
+def test_report_and_evaluation_are_plain_lines_in_a_pipe(capsys):
+    with _console() as console:
+        console.report(10, [REPORT])
+        console.report(20, [EVALUATION])
     out, err = capsys.readouterr()
     assert err == ""
     shown = "loss 1.5000, accuracy 0.250, 12,346 examples/s, 0:00 elapsed, 0:00 left"
@@ -66,17 +72,30 @@ def test_report_and_evaluation_are_plain_lines_in_a_pipe(tmp_path, capsys):
     ]
 
 
+def test_of_several_runs_the_mean_and_the_range_are_shown(capsys):
+    other = {"loss": 2.5, "accuracy": 0.75, "examples_per_second": 1000.0}
+    with _console() as console:
+        console.report(10, [REPORT, other, {}])  # one without a finite step
+        console.report(20, [EVALUATION, EVALUATION | {"held_out_loss": 0.75}])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "step  10/200  loss 2.0000 [1.5000, 2.5000], accuracy 0.500 [0.250, 0.750], "
+        "13,346 examples/s, 0:00 elapsed"
+    )
+    assert "loss 1.0000 [0.7500, 1.2500] (unigram 2.0000)" in lines[2]
+
+
 class _Terminal(io.StringIO):
     def isatty(self):
         return True
 
 
-def test_bar_is_on_stderr_of_a_terminal_only(tmp_path, monkeypatch, capsys):
+def test_bar_is_on_stderr_of_a_terminal_only(monkeypatch, capsys):
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with _open(tmp_path, start=10) as log:
-        log.advance(15)
-        log.report(20, EVALUATION, learning_rate=0.5)
+    with _console(start=10) as console:
+        console.advance(15)
+        console.report(20, [EVALUATION])
     shown = terminal.getvalue()
     assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
     assert "held-out accuracy 0.4300" in capsys.readouterr().out
