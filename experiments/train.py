@@ -6,10 +6,14 @@ Run: python -m experiments.train --config=configs/reverse.py --config.model.num_
 
      python -m experiments.train --config=configs/classify.py --init_from=runs/text_mlm
 
+     python -m experiments.train --config=configs/reverse.py --config.training.seeds=5
+
 The same command on a folder with a run resumes that run. The second command trains an
 imported or pruned run on; --config.optimizer.learning_rate and others set how. The
 third starts a new run from the embeddings and layers of another;
 --config.optimizer.frozen=embedding,encoder/layer_0 leaves some of them as they are.
+The fourth trains five models together, which differ in their seeds; the folders seed_0
+to seed_4 are runs like any other.
 """
 
 import functools
@@ -51,7 +55,7 @@ FLAGS = command_line.flag_values(
 
 def main(config) -> int:
     from mha_haiku.devices import cluster
-    from mha_haiku.runs import loop, progress
+    from mha_haiku.runs import folders, loop, progress
     from mha_haiku.studies import (
         attention_dump,
         learning_curve,
@@ -76,12 +80,24 @@ def main(config) -> int:
             samples.Samples(config),
         ],
     )
+    places = [own.root for _, own in folders.of_runs(folders.Folder(workdir), config)]
+    dump = f"python -m experiments.dump_attention --workdir={places[0]}"
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
             print("Interrupted; the same command goes on from here.", file=sys.stderr)
-            dump = f"python -m experiments.dump_attention --workdir={workdir}"
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
+    if len(places) > 1:  # no maps of each either
+        if not cluster.leave():
+            return 0
+        for place in places:
+            learning_curve.draw(place, formats)
+            timeline.draw(place, formats)
+        print(f"Summary:        {workdir / 'summary.json'}, mean and spread")
+        print(f"Attention maps: {dump}")
+        for seed, why in summary.failed.items():
+            print(f"Seed {seed} has failed: {why}", file=sys.stderr)
+        return int(bool(summary.failed))
     if cluster.is_first():
         progress.say("attention maps: compiling")
     maps = attention_dump.dump(Bench.load(workdir))

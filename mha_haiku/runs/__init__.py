@@ -3,7 +3,8 @@
 from mha_haiku.runs.configuration import default_config
 from mha_haiku.runs.folders import Run, load_run
 from mha_haiku.runs.loop import Observer, train
-from mha_haiku.runs.opening import Summary
+from mha_haiku.runs.opening import SeedsSummary, Summary
+from mha_haiku.runs.seeds import Trained, train_seeds
 from mha_haiku.runs.trainers import NonFiniteLossError
 
 load = load_run
@@ -12,9 +13,12 @@ __all__ = [
     "NonFiniteLossError",
     "Observer",
     "Run",
+    "SeedsSummary",
     "Summary",
+    "Trained",
     "default_config",
     "load",
     "load_run",
     "train",
+    "train_seeds",
 ]

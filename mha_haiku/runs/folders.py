@@ -175,6 +175,21 @@ class Run(NamedTuple):
         return self._replace(config=config, model=model, params=params)
 
 
+def of_runs(
+    folder: Folder, config: ml_collections.ConfigDict
+) -> list[tuple[ml_collections.ConfigDict, Folder]]:
+    """Returns config and folder of each run that a config describes.
+
+    Args:
+      folder: The folder that the config is trained in: that of the run, or one that
+        holds a folder for each of several seeds.
+      config: A valid config.
+    """
+    if config.training.seeds == 1:
+        return [(config, folder)]
+    return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
+
+
 def open_folder(workdir: str | os.PathLike) -> Folder:
     """Returns the folder to train in; creates it if it is missing.
 
@@ -215,11 +230,10 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     config = ml_collections.ConfigDict(saved)
     if config.training.seeds > 1:
-        seeds = [folder.of_seed(each.seed) for each in configuration.of_seeds(config)]
-        names = ", ".join(each.root.name for each in seeds)
+        own = [each.root for _, each in of_runs(folder, config)]
         raise ConfigError(
-            f"{folder.root} holds a run of each of several seeds: {names}.\n"
-            f"Name one of them, as {seeds[0].root}."
+            f"{folder.root} holds a run for each of several seeds: "
+            f"{', '.join(root.name for root in own)}.\nName one of them, as {own[0]}."
         )
     if changed := changed_task(folder):
         raise ConfigError(

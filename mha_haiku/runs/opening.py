@@ -108,9 +108,8 @@ def open_runs(
     cluster.first_does(open_here)
     root = folders.Folder(Path(workdir).expanduser())
     opened = []
-    for own in configuration.of_seeds(config):
-        place = root.of_seed(own.seed).root
-        run = open_run(stack, own, place, override_config=override_config)
+    for own, folder in folders.of_runs(root, config):
+        run = open_run(stack, own, folder.root, override_config=override_config)
         opened.append(run._replace(name=f"seed {own.seed}"))
     return opened
 

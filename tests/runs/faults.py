@@ -55,13 +55,18 @@ def interrupt_at(at):
     return act
 
 
-def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0):
-    """Multiplies gradient and loss of some steps, of which the first is 1."""
+def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0, of_seed=None):
+    """Multiplies gradient and loss of some steps, of which the first is 1.
+
+    With `of_seed` those of one run alone, of several that train together.
+    """
     gradients = stepping.gradients
 
-    def broken(*args, step, **kwargs):
-        found, sums = gradients(*args, step=step, **kwargs)
+    def broken(*args, seed, step, **kwargs):
+        found, sums = gradients(*args, seed=seed, step=step, **kwargs)
         is_bad = jnp.isin(step + 1, jnp.array(at))
+        if of_seed is not None:
+            is_bad &= seed == of_seed
         found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
         return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
 
