@@ -64,6 +64,11 @@ def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
     return value
 
 
+def number(name: str, value: Any) -> float:
+    """Returns `value`, which must be a finite number."""
+    return _number(name, value, "a finite number", lambda x: True)
+
+
 def positive_number(name: str, value: Any) -> float:
     """Returns `value`, which must be a finite number above 0."""
     return _number(name, value, "a finite number above 0", lambda x: x > 0)

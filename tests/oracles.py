@@ -34,6 +34,19 @@ def dot_product(query, key, head, *, scale=None, soft_cap=None):
     return product if soft_cap is None else soft_cap * math.tanh(product / soft_cap)
 
 
+def log_sigmoid(query, key, head, *, scale=None, offset=0.0):
+    """Returns the log of the sigmoid of a scaled dot product plus an offset."""
+    inside = dot_product(query, key, head, scale=scale) + offset
+    return -math.log(1 + math.exp(-inside))
+
+
+def log_linear(query, key, head):
+    """Returns the log of the product of the features elu(x) + 1 of two vectors."""
+    del head
+    query, key = (np.where(x > 0, x + 1, np.exp(x)) for x in (query, key))
+    return math.log(query @ key)
+
+
 def attention(
     query: np.ndarray,
     key: np.ndarray,
@@ -42,6 +55,8 @@ def attention(
     allowed: np.ndarray | None = None,
     bias: np.ndarray | None = None,
     score: Callable = dot_product,
+    sinks: np.ndarray | None = None,
+    is_normalized: bool = True,
 ) -> Reference:
     """Returns attention computed one query at a time.
 
@@ -52,6 +67,8 @@ def attention(
       allowed: Booleans that broadcast to `[B..., H, T, S]`.
       bias: Floats that broadcast to `[B..., H, T, S]`.
       score: `score(query [K], key [K], head)`.
+      sinks: `[H]`, a score more in the denominator of each row; None: none.
+      is_normalized: Whether weights are over a denominator; its log is 0 if not.
     """
     query, key, value = (np.asarray(a, np.float64) for a in (query, key, value))
     *batch, num_queries, num_heads, _ = query.shape
@@ -69,9 +86,14 @@ def attention(
         scores = np.asarray(
             [score(query[*b, t, h], key[*b, s, g], h) + bias[*b, h, t, s] for s in seen]
         )
+        if sinks is not None:
+            scores = np.append(scores, sinks[h])
         masses = np.exp(scores - scores.max())
         logsumexp[*b, h, t] = scores.max() + math.log(masses.sum())
-        weights[*b, h, t, seen] = masses / masses.sum()
+        if not is_normalized:
+            logsumexp[*b, h, t] = 0
+        shares = np.exp(scores - logsumexp[*b, h, t])
+        weights[*b, h, t, seen] = shares[: len(seen)]
         values[*b, t, h] = weights[*b, h, t, seen] @ value[*b, seen, g]
     return Reference(values, logsumexp, weights)
 

@@ -7,8 +7,9 @@ from mha_haiku.attention.attention_map import AttentionMap
 from mha_haiku.attention.blockwise import Blockwise
 from mha_haiku.attention.cache import Cache, Prompt
 from mha_haiku.attention.implementations import IMPLEMENTATIONS, attend
+from mha_haiku.attention.normalizers import Normalizer, sink, unnormalized
 from mha_haiku.attention.observations import bin_edges
-from mha_haiku.attention.scores import Score, additive, dot_product
+from mha_haiku.attention.scores import Score, additive, dot_product, linear, sigmoid
 from mha_haiku.attention.statistics import STATISTICS, Statistic, Statistics
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "AttentionMap",
     "Blockwise",
     "Cache",
+    "Normalizer",
     "Prompt",
     "Score",
     "Sharded",
@@ -27,6 +29,10 @@ __all__ = [
     "attend",
     "bin_edges",
     "dot_product",
+    "linear",
+    "sigmoid",
+    "sink",
+    "unnormalized",
 ]
 
 _IN_WINGS = {"IN_A_RING": "sharded", "Sharded": "sharded"}

@@ -2,7 +2,9 @@
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads,
 K size per head. From queries, keys and the logsumexp of each row of scores, which are
-O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`.
+O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`. Where
+another normalizer than softmax was used, its log denominator stands in the place of the
+logsumexp, and nothing else changes.
 """
 
 import math
@@ -27,25 +29,28 @@ Array = jax.Array
 
 @tiles.pytree(
     data=("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
-    meta=("mesh",),
+    meta=("mesh", "rows_sum_to"),
 )
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
-    A row sums to 1, or to 0 where every key is masked. Weights are those before
-    dropout. Maps pass through jit, vmap, pmap and scan; stacking maps adds batch axes
-    (where `first_query` was an integer).
+    A row sums to 1, or to 0 where every key is masked; with another normalizer than
+    softmax to what `row_sums()` returns. Weights are those before dropout. Maps pass
+    through jit, vmap, pmap and scan; stacking maps adds batch axes (where `first_query`
+    was an integer).
 
     Attributes:
       query: `[B..., T, H, K]`.
       key: `[B..., S, G, K]`.
-      logsumexp: `[B..., H, T]` in nats, -inf where every key is masked.
+      logsumexp: `[B..., H, T]` in nats, the log of what weights are over, -inf where
+        every key is masked.
       mask: Which query may attend to which key.
       bias: What was added to the scores, or None.
       score: The score, with its parameters.
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
       origin: Where the first query and the first key stand.
+      rows_sum_to: What the weights of a row sum to, in words, as its normalizer says.
     """
 
     query: Array
@@ -57,6 +62,7 @@ class AttentionMap:
     value: Array | None = None
     mesh: jax.sharding.Mesh | None = None
     origin: tiles.Origin = tiles.Origin()
+    rows_sum_to: str = "1"
 
     def __repr__(self) -> str:
         try:
@@ -64,6 +70,8 @@ class AttentionMap:
         except (AttributeError, IndexError, TypeError):  # in_axes or specs, no arrays
             return display.record(self)
         parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {self.mask}"]
+        if self.rows_sum_to != "1":
+            parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
         parts += [
             f"query {display.array(self.query)}",
             f"key {display.array(self.key)}",
@@ -97,7 +105,7 @@ class AttentionMap:
         return self.logsumexp.dtype
 
     def weights(self) -> Array:
-        """Returns the whole map, `[B..., H, T, S]` in [0, 1]; O(T S) memory."""
+        """Returns the whole map, `[B..., H, T, S]`; O(T S) memory."""
         return self.tile(slice(None), slice(None))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
@@ -144,7 +152,17 @@ class AttentionMap:
             own.score,
             value,
             origin=self.origin,
+            rows_sum_to=self.rows_sum_to,
         )
+
+    def row_sums(self) -> Array:
+        """Returns what the weights of each query sum to, `[B..., H, T]`.
+
+        It is 1, or 0 for a fully masked query, but with another normalizer than
+        softmax: what is missing from 1 is what a sink takes. One pass over the tiles.
+        """
+        ones = jnp.ones((*self.shape[:-3], self.shape[-1], 1, 1), self.dtype)
+        return jnp.moveaxis(self.apply(ones)[..., 0], -1, -2)
 
     def statistics(
         self,
@@ -160,7 +178,8 @@ class AttentionMap:
         """Returns statistics of what each head does; one pass over the tiles.
 
         Queries that see nothing (padding) do not count. One that counts and sees NaN
-        makes its head NaN.
+        makes its head NaN. Weights are taken as they are: where rows sum to less than 1
+        so do shares of attention, and entropy is `-sum w log w` of these weights.
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.
@@ -221,8 +240,8 @@ class AttentionMap:
 
         Returns:
           `[B..., H, P, Q]`: the mean, over the queries of a bin that see anything, of
-          their weight on the keys of a bin. With all keys a row sums to 1, or to 0 if
-          no query sees.
+          their weight on the keys of a bin. With all keys a row sums to what rows of
+          the map do, or to 0 if no query sees.
 
         Raises:
           ValueError: If a part is empty or has steps, or a number of bins is below 1.

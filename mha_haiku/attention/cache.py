@@ -18,7 +18,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku import masks, positions, tiles
-from mha_haiku.attention import attention_map, implementations, products, scores, views
+from mha_haiku.attention import (
+    attention_map,
+    implementations,
+    normalizers,
+    products,
+    scores,
+    views,
+)
 
 Array = jax.Array
 
@@ -72,6 +79,7 @@ class Cache:
         *,
         bias: positions.ScoreBias | Array | None = None,
         score: scores.Score | None = None,
+        normalizer: normalizers.Normalizer | None = None,
         first_query: int | Array,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, "Cache"]:
@@ -86,6 +94,7 @@ class Cache:
             anything finite.
           bias: What is added to the scores.
           score: Scaled dot product when None.
+          normalizer: Softmax when None.
           first_query: The position of the query, at most one after the last that was
             written. Examples whose positions differ are for `jax.vmap`.
           implementation: Not asked: one row of scores is always held whole.
@@ -128,6 +137,10 @@ class Cache:
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = self._with(key, value, slot)
+        how = {}
+        if normalizer is not None:
+            attended, logsumexp = normalizer(attended, logsumexp)
+            how["rows_sum_to"] = normalizer.rows_sum_to
         cache = cache._with_query(query, logsumexp, position)
         first = self._first(position)
         keys, values = cache._positions_first()
@@ -142,6 +155,7 @@ class Cache:
             score,
             values,
             origin=tiles.Origin(position, first),
+            **how,
         )
         return attended, row, cache
 
@@ -261,6 +275,7 @@ class Prompt:
         *,
         bias: positions.ScoreBias | Array | None = None,
         score: scores.Score | None = None,
+        normalizer: normalizers.Normalizer | None = None,
         first_query: int | Array = 0,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
@@ -273,6 +288,7 @@ class Prompt:
           mask: As in `Cache.attend`; so it hides padding, which comes last.
           bias: What is added to the scores.
           score: Scaled dot product when None.
+          normalizer: Softmax when None.
           first_query: 0.
           implementation: See `attention.attend`.
         """
@@ -283,6 +299,7 @@ class Prompt:
             mask,
             bias=bias,
             score=score,
+            normalizer=normalizer,
             first_query=first_query,
             implementation=implementation,
         )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, masks, positions, tiles
-from mha_haiku.attention import attention_map, blockwise, dense, scores
+from mha_haiku.attention import attention_map, blockwise, dense, normalizers, scores
 from mha_haiku.attention.inputs import Inputs, Nonfinite
 
 Array = jax.Array
@@ -60,6 +60,7 @@ def attend(
     mask: masks.Mask | Array | None = None,
     bias: positions.ScoreBias | Array | None = None,
     score: scores.Score | None = None,
+    normalizer: normalizers.Normalizer | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     first_query: int | Array = 0,
@@ -81,6 +82,8 @@ def attend(
       bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
         it scores stay above -1e30, below which tiles take a key for masked.
       score: `scores.dot_product()` when None, scaled by 1 / sqrt(K).
+      normalizer: What weights are over, as `attention.sink(logits)`; softmax when None.
+        It acts behind any implementation.
       dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
         one, and the weights that stay grow by 1 / (1 - dropout_rate).
       rng: The key of the dropout; required with it.
@@ -118,6 +121,7 @@ def attend(
         mask,
         bias=bias,
         score=score,
+        normalizer=normalizer,
         dropout_rate=dropout_rate,
         rng=rng,
         first_query=first_query,
@@ -133,6 +137,7 @@ def attend_within(
     *,
     bias: positions.ScoreBias | Array | None = None,
     score: scores.Score | None = None,
+    normalizer: normalizers.Normalizer | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     first_query: int | Array = 0,
@@ -146,6 +151,8 @@ def attend_within(
     score = scores.dot_product() if score is None else score
     score.check(num_heads, key_size)
     score = score.aligned(len(batch_shape))
+    if normalizer is not None:
+        normalizer.check(num_heads)
     bias = positions.as_bias(bias)
     if bias is not None:
         bias.check(batch_shape, num_heads, stop, key.shape[-3])
@@ -162,10 +169,14 @@ def attend_within(
     origin = tiles.Origin(first_query)
     inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
     values, logsumexp = implementation(inputs, dropout_rate)
+    how = {}
+    if normalizer is not None:
+        values, logsumexp = normalizer(values, logsumexp)
+        how["rows_sum_to"] = normalizer.rows_sum_to
     query, key, value, *_ = inputs.zeroed()
     mesh = getattr(implementation, "mesh", None)  # the devices that share the map
     return values, attention_map.AttentionMap(
-        query, key, logsumexp, mask, bias, score, value, mesh, origin
+        query, key, logsumexp, mask, bias, score, value, mesh, origin, **how
     )
 
 

@@ -1,4 +1,4 @@
-"""How well a query and a key match: scaled dot products, or an additive score.
+"""How well a query and a key match: scaled dot products, additive and kernel scores.
 
 `B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
 per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to
@@ -86,6 +86,35 @@ def additive(weight: Array) -> Score:
     return Additive(weight)
 
 
+def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
+    """Returns the log of `sigmoid(scale * query . key + offset)`.
+
+    With `normalizers.unnormalized()` the weights are these sigmoids themselves, each by
+    itself: sigmoid attention.
+
+    Args:
+      scale: Of at least 0; None means 1 / sqrt(K).
+      offset: -log(S) lets the weights of a row sum to about 1 at the start.
+
+    Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.
+    """
+    if scale is not None:
+        checks.non_negative_number("scale", scale)
+    checks.number("offset", offset)
+    return Sigmoid(scale, offset)
+
+
+def linear() -> Score:
+    """Returns the log of `feature(query) . feature(key)`, where `feature = elu + 1`.
+
+    Weights are then these products, over their sum or, with
+    `normalizers.unnormalized()`, as they are: linear attention, computed pair by pair.
+
+    Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
+    """
+    return Linear()
+
+
 @tiles.pytree(meta=("scale", "soft_cap"))
 class DotProduct(Score):
     """`scale * query . key`."""
@@ -148,6 +177,52 @@ class Additive(Score):
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
+
+
+@tiles.pytree(meta=("scale", "offset"))
+class Sigmoid(Score):
+    """`log sigmoid(scale * query . key + offset)`."""
+
+    scale: float | None
+    offset: float
+
+    def __call__(self, query, key):
+        return jax.nn.log_sigmoid(self._inside(query, key))
+
+    def gradients(self, query, key, cotangent):
+        cotangent = cotangent * jax.nn.sigmoid(-self._inside(query, key))
+        return *DotProduct(self.scale, None).gradients(query, key, cotangent)[:2], self
+
+    def _inside(self, query, key):
+        return DotProduct(self.scale, None)(query, key) + self.offset
+
+
+@tiles.pytree()
+class Linear(Score):
+    """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
+
+    def __call__(self, query, key):
+        return jnp.log(self._kernel(_features(query), _features(key)))
+
+    def gradients(self, query, key, cotangent):
+        # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
+        own, its = _features(query), _features(key)
+        cotangent = cotangent / self._kernel(own, its)
+        query_grad = products.mix(cotangent, its) * jnp.minimum(own, 1)
+        key_grad = products.gather(cotangent, own, key.shape[-2]) * jnp.minimum(its, 1)
+        return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
+
+    def _kernel(self, query, key):
+        """Returns products `[B..., H, R, C]`, none too small to be divided by."""
+        kernel = products.pair(query, key)
+        limits = jnp.finfo(kernel.dtype)
+        return jnp.maximum(kernel, limits.tiny / limits.eps)
+
+
+def _features(x: Array) -> Array:
+    """Returns `elu(x) + 1` in the dtype of scores."""
+    x = x.astype(products.accumulation_dtype(x.dtype))
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
 def repeat_heads(key: Array, num_heads: int) -> Array:

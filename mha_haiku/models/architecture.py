@@ -9,6 +9,7 @@ layer of other things (hidden units, windows) follows the layers: those of the e
 then those of the decoder.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,7 +60,13 @@ PRECISIONS = {
 }
 FAMILIES = ("encoder", "causal", "set_classifier", "encoder_decoder")
 KINDS = ("encoder", "decoder", "cross")  # of attention, in an encoder-decoder
-SCORES = ("dot_product", "additive")
+SCORES = ("dot_product", "additive", "sigmoid", "linear")
+NORMALIZERS = ("softmax", "none")
+GATES = {
+    "none": None,
+    "head": modules.head_gates,
+    "channel": modules.channel_gates,
+}
 NORM_POSITIONS = ("pre", "post", "both")
 POOLS = ("first", "mean")
 
@@ -77,6 +84,16 @@ def _window(name: str, value: Any) -> Any:
     for i, each in enumerate(value):
         check(f"{name}[{i}]", each)
     return value
+
+
+def _sinks(name: str, value: Any) -> Any:
+    if value == "learned":
+        return value
+    with contextlib.suppress(ValueError):
+        return checks.number(name, value)
+    raise checks.ConfigError(
+        f"{name} must be None, 'learned' or a number, got {value!r}."
+    )
 
 
 def _frequencies(name: str, value: Any) -> Any:
@@ -214,6 +231,36 @@ FIELDS = {
             "bounds scores s to soft_cap * tanh(s / soft_cap); None: no bound",
             fields.optional(checks.positive_number),
             float,
+        ),
+        "temperature": Field(
+            1.0,
+            "scores are divided by it, before biases of positions are added: below 1 "
+            "attention is sharper",
+            checks.positive_number,
+        ),
+        "offset": Field(
+            0.0,
+            "added to the dot products inside the sigmoid of score sigmoid; -log of "
+            "the length makes rows sum to about 1 at first",
+            checks.number,
+        ),
+        "normalizer": Field(
+            "softmax",
+            "whether weights are divided by their sum, or not (scores sigmoid and "
+            "linear)",
+            OneOf(NORMALIZERS),
+        ),
+        "sinks": Field(
+            None,
+            "logit of a sink that each head may leave attention at, learned or a "
+            "number; None: no sink",
+            fields.optional(_sinks),
+        ),
+        "gate": Field(
+            "none",
+            "whether heads' outputs are multiplied by a sigmoid of the query's input, "
+            "per head or per channel",
+            OneOf(GATES),
         ),
         "window": Field(
             None,
@@ -611,13 +658,7 @@ def check(config: "ml_collections.ConfigDict") -> None:
             f"{num_heads}, got {num_groups}; the nearest that does is "
             f"{_nearest_divisor(num_heads, num_groups)}."
         )
-    if section.score == "additive":
-        for field in ("scale", "soft_cap"):
-            if section[field] is not None:
-                raise checks.ConfigError(
-                    f"config.model.attention.{field} is only for dot products, and "
-                    f"must be None with score = 'additive', got {section[field]}."
-                )
+    _check_score(section)
     kind, name = config.embedding.positions, "config.model.embedding.positions"
     if not num_heads and kind in ("rotary", "alibi", "t5"):
         raise checks.ConfigError(
@@ -637,6 +678,33 @@ def check(config: "ml_collections.ConfigDict") -> None:
     _check_parts(config)
     _check_output(config)
     _check_decoder(config)
+
+
+def _check_score(section) -> None:
+    """Checks what goes with the score, of `config.model.attention`."""
+    score, name = section.score, "config.model.attention"
+    for field, default, known_by in (
+        ("scale", None, ("dot_product", "sigmoid")),
+        ("soft_cap", None, ("dot_product",)),
+        ("offset", 0, ("sigmoid",)),
+        ("temperature", 1, ("dot_product", "additive", "sigmoid")),
+    ):
+        if score not in known_by and section[field] != default:
+            raise checks.ConfigError(
+                f"{name}.{field} is only for score = {' or '.join(known_by)}, and must "
+                f"be {default} with score = {score!r}, got {section[field]}."
+            )
+    if section.normalizer == "none":
+        if score not in ("sigmoid", "linear"):
+            raise checks.ConfigError(
+                f"{name}.normalizer = 'none' needs score = sigmoid or linear, whose "
+                f"exponentials stay small, got {score!r}."
+            )
+        if section.sinks is not None:
+            raise checks.ConfigError(
+                f"{name}.sinks must be None with normalizer = 'none': without a "
+                f"denominator there is none to add to, got {section.sinks!r}."
+            )
 
 
 def _layer_heads(config, names) -> LayerHeads:

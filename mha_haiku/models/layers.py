@@ -234,6 +234,8 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
             make_score=_make_score(own),
+            make_normalizer=_make_normalizer(own),
+            make_gates=architecture.GATES[own.gate],
             rotary=rotary,
             # The root mean square, whatever the norms of the residual stream are.
             qk_norm=own.qk_norm
@@ -282,10 +284,35 @@ def _rotary(config, i):
 
 def _make_score(config):
     """Returns a function of (num_heads, key_size) to the score, or None for default."""
+    temperature = config.temperature
     if config.score == "additive":
-        return modules.additive_score
-    if config.scale is None and config.soft_cap is None:
+        return functools.partial(modules.additive_score, temperature=temperature)
+    if config.score == "linear":
+        return lambda num_heads, key_size: attention.linear()
+    is_plain = config.scale is None and config.soft_cap is None and temperature == 1
+    if config.score == "dot_product" and is_plain:
         return None  # the default: dot products over sqrt(key_size)
-    return lambda num_heads, key_size: attention.dot_product(
-        config.scale, config.soft_cap
-    )
+
+    def make(num_heads, key_size):
+        scale = config.scale
+        if temperature != 1:
+            scale = (key_size**-0.5 if scale is None else scale) / temperature
+        if config.score == "sigmoid":
+            return attention.sigmoid(scale, config.offset)
+        soft_cap = config.soft_cap
+        if soft_cap is not None:
+            soft_cap /= temperature  # of the scores, which are divided too
+        return attention.dot_product(scale, soft_cap)
+
+    return make
+
+
+def _make_normalizer(config):
+    """Returns a function of num_heads to the normalizer, or None for softmax."""
+    if config.normalizer == "none":
+        return lambda num_heads: attention.unnormalized()
+    if config.sinks is None:
+        return None
+    if config.sinks == "learned":
+        return modules.learned_sinks
+    return lambda num_heads: attention.sink(float(config.sinks))

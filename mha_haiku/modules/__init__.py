@@ -22,6 +22,9 @@ from mha_haiku.modules.multi_head_attention import (
     MultiHeadAttention,
     NoAttention,
     additive_score,
+    channel_gates,
+    head_gates,
+    learned_sinks,
     smeared_keys,
 )
 from mha_haiku.modules.norms import LayerNorm, RMSNorm, no_norm
@@ -44,8 +47,11 @@ __all__ = [
     "RelativePositions",
     "TokenEmbedding",
     "additive_score",
+    "channel_gates",
     "gelu",
+    "head_gates",
     "is_stacked",
+    "learned_sinks",
     "looped",
     "no_norm",
     "rematerialized",

@@ -1,7 +1,8 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
-Beside it stand what it may learn of its scores (`additive_score`, `smeared_keys`), and
-what is left of it when all heads are pruned (`NoAttention`).
+Beside it stand what it may learn of its scores (`additive_score`, `smeared_keys`,
+`learned_sinks`) and of its outputs (`head_gates`, `channel_gates`), and what is left of
+it when all heads are pruned (`NoAttention`).
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
 K query/key size and V value size per head, D model width.
@@ -48,6 +49,8 @@ class MultiHeadAttention(hk.Module):
         num_key_value_heads: int | None = None,
         groups: Sequence[int] | None = None,
         make_score: Callable[[int, int], attention.Score] | None = None,
+        make_normalizer: Callable[[int], attention.Normalizer] | None = None,
+        make_gates: Callable[[Array, int, int], Array] | None = None,
         rotary: Callable[[Array, Array], Array] | None = None,
         qk_norm: bool | Callable[..., Callable[[Array], Array]] = False,
         smear: Callable[[Array], Array] | None = None,
@@ -72,6 +75,11 @@ class MultiHeadAttention(hk.Module):
             divide H.
           make_score: Makes the score from (H, K), and its parameters where it has any,
             as `modules.additive_score` does; scaled dot product if left out.
+          make_normalizer: Makes what weights are over from H, and its parameters, as
+            `modules.learned_sinks` does; softmax if left out.
+          make_gates: Makes what the heads' outputs are multiplied by from the query's
+            input `[B..., T, D]`, H and V: `[B..., T, H, V]` or `[B..., T, H, 1]`, as
+            `modules.head_gates` and `modules.channel_gates` do; no gates if left out.
           rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
             `positions.rotary` does.
           qk_norm: Whether queries and keys are normalised by their root mean square,
@@ -109,6 +117,8 @@ class MultiHeadAttention(hk.Module):
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
         self.make_score = make_score
+        self.make_normalizer = make_normalizer
+        self.make_gates = make_gates
         self.rotary = rotary
         self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
         self.smear = smear
@@ -166,6 +176,9 @@ class MultiHeadAttention(hk.Module):
             raise ValueError(
                 f"dropout_rate must be 0 with a cache, got {dropout_rate}."
             )
+        gates = None
+        if self.make_gates is not None:
+            gates = self.make_gates(query, self.num_heads, self.value_size)
         query = self._heads(query, self.num_heads, self.key_size, "query")
         key, value = (
             self._heads(x, self.num_key_value_heads, size, name) if has_keys else None
@@ -191,6 +204,9 @@ class MultiHeadAttention(hk.Module):
         score = None
         if self.make_score is not None:
             score = self.make_score(self.num_heads, self.key_size)
+        normalizer = None
+        if self.make_normalizer is not None:
+            normalizer = self.make_normalizer(self.num_heads)
 
         # Within the mask, which was checked before it blanked anything.
         attend = functools.partial(
@@ -205,9 +221,11 @@ class MultiHeadAttention(hk.Module):
             mask,
             bias=bias,
             score=score,
+            normalizer=normalizer,
             first_query=first_query,
             implementation=self.implementation,
         )
+        values = values if gates is None else values * gates
         values = intervention.gated_heads(values, interventions)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
@@ -315,11 +333,60 @@ def map_of_no_heads(
     )
 
 
-def additive_score(num_heads: int, key_size: int) -> attention.Score:
-    """Returns an additive score with a learned weight `[H, K]` named "score"."""
+def additive_score(
+    num_heads: int, key_size: int, *, temperature: float = 1.0
+) -> attention.Score:
+    """Returns an additive score with a learned weight `[H, K]` named "score".
+
+    Args:
+      num_heads: H.
+      key_size: K.
+      temperature: Scores are divided by it.
+    """
     w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
     weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
-    return attention.additive(weight)
+    return attention.additive(weight if temperature == 1 else weight / temperature)
+
+
+def learned_sinks(num_heads: int) -> attention.Normalizer:
+    """Returns softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
+
+    Source: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
+    """
+    return attention.sink(hk.get_parameter("sinks", (num_heads,), init=jnp.zeros))
+
+
+def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
+    """Returns a gate in [0, 1] per position and head, of the query's input.
+
+    It is the sigmoid of a linear map without bias, named "head_gate".
+
+    Args:
+      query: `[B..., T, D]`.
+      num_heads: H.
+      value_size: Not asked.
+
+    Returns:
+      `[B..., T, H, 1]`.
+
+    Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
+    """
+    del value_size
+    return _gates(query, num_heads, 1)
+
+
+def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
+    """Returns the same per position, head and channel, `[B..., T, H, V]`.
+
+    Arguments and source as for `head_gates` (there "elementwise").
+    """
+    return _gates(query, num_heads, value_size)
+
+
+def _gates(query, num_heads, size):
+    linear = hk.Linear(num_heads * size, with_bias=False, name="head_gate")
+    gates = jax.nn.sigmoid(linear(query))
+    return gates.reshape(*query.shape[:-1], num_heads, size)
 
 
 def smeared_keys(key: Array) -> Array:

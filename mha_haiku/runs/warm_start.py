@@ -31,6 +31,7 @@ _FREE = tuple(
         "embedding.rotary_period",
         "embedding.frequencies",
         "attention.window",
+        "attention.temperature",
         "attention.implementation",
         "output.",
     )

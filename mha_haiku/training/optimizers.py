@@ -1,15 +1,20 @@
-"""The optimizer: AdamW with warm-up, cosine decay and clipping by global norm."""
+"""The optimizer by its name, with warm-up, cosine decay and clipping by global norm."""
 
 from typing import Any
 
 import jax
 import ml_collections
 import optax
+from optax import contrib
 
 from mha_haiku import checks, fields, models, modules
 from mha_haiku.fields import Field
+from mha_haiku.modules import anatomy
+
+OPTIMIZERS = ("adamw", "sgd", "muon")
 
 FIELDS = {
+    "name": Field("adamw", "what makes a step of a gradient", fields.OneOf(OPTIMIZERS)),
     "learning_rate": Field(
         1e-2, "largest learning rate, reached after warm-up", checks.positive_number
     ),
@@ -25,8 +30,12 @@ FIELDS = {
     ),
     "weight_decay": Field(
         0.0,
-        "AdamW's weight decay, of all parameters but biases and norms",
+        "share of parameters, times the learning rate, that a step takes off them: of "
+        "all but biases and norms; with muon of the matrices of layers alone",
         checks.non_negative_number,
+    ),
+    "momentum": Field(
+        0.9, "sgd and muon: decay of the mean of gradients", checks.fraction
     ),
     "b1": Field(0.9, "decay of Adam's mean of gradients", checks.fraction),
     "b2": Field(0.98, "decay of Adam's mean of squared gradients", checks.fraction),
@@ -66,33 +75,78 @@ def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule
 def make(
     config: ml_collections.ConfigDict, *, steps: int
 ) -> optax.GradientTransformation:
-    """Returns AdamW as the config describes it.
+    """Returns the optimizer that the config describes.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
     nor to the scales and offsets of norms. Frozen parameters stay as they are, and no
-    moments are kept of them.
+    moments are kept of them. Muon makes the steps of the matrices of layers, as long as
+    Adam's would be (`consistent_rms`), so that one learning rate does for both; those
+    of embeddings, logits, biases and norms are Adam's with Nesterov momentum.
 
     Args:
       config: `config.optimizer` of a run; `clip_norm` None means no clipping.
       steps: Training steps of the whole run.
 
-    Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
+    Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; muon:
+    Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
+    its steps: Liu et al. 2025, section 2.2, https://arxiv.org/abs/2502.16982.
     """
-    adamw = optax.adamw(
-        schedule(config, steps=steps),
+    make_named = {"adamw": _adamw, "sgd": _sgd, "muon": _muon}[config.name]
+    optimizer = make_named(config, schedule(config, steps=steps))
+    if config.clip_norm is not None:
+        optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+    if not config.frozen:
+        return optimizer
+    return optax.partition(
+        {True: optax.set_to_zero(), False: optimizer},
+        lambda params: are_frozen(config, params),
+    )
+
+
+def _adamw(config, learning_rate):
+    return optax.adamw(
+        learning_rate,
         b1=config.b1,
         b2=config.b2,
         weight_decay=config.weight_decay,
         mask=is_decayed,
     )
-    if config.clip_norm is not None:
-        adamw = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
-    if not config.frozen:
-        return adamw
-    return optax.partition(
-        {True: optax.set_to_zero(), False: adamw},
-        lambda params: are_frozen(config, params),
+
+
+def _sgd(config, learning_rate):
+    return optax.chain(
+        optax.trace(config.momentum) if config.momentum else optax.identity(),
+        optax.add_decayed_weights(config.weight_decay, is_decayed),
+        optax.scale_by_learning_rate(learning_rate),
     )
+
+
+def _muon(config, learning_rate):
+    return contrib.muon(
+        learning_rate,
+        beta=config.momentum,
+        weight_decay=config.weight_decay,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        muon_weight_dimension_numbers=_matrices,
+        consistent_rms=0.2,
+    )
+
+
+def _matrices(params):
+    """Returns the tree of `params` with the axes of matrices in layers, None elsewhere.
+
+    Of scanned layers each has a matrix of its own.
+    """
+
+    def axes(path, leaf):
+        module = path[0].key
+        in_layer = anatomy.layer_of(module) is not None
+        if not in_layer or leaf.ndim - modules.is_stacked(module) != 2:
+            return None
+        return contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def without_frozen(

@@ -172,7 +172,26 @@ _REFUSALS = [
     ),
     (
         {"attention__score": "additive", "attention__soft_cap": 2.0},
-        "attention.soft_cap is only for dot products, and must be None .* got 2.0",
+        "attention.soft_cap is only for score = dot_product, and must be .* got 2.0",
+    ),
+    (
+        {"attention__score": "linear", "attention__temperature": 2.0},
+        "attention.temperature is only for score = dot_product or additive or sigmoid,",
+    ),
+    ({"attention__offset": -1.0}, "attention.offset is only for score = sigmoid, and"),
+    ({"attention__sinks": "learnt"}, "attention.sinks must be None, 'learned' or a nu"),
+    ({"attention__gate": "heads"}, "attention.gate must .* Did you mean 'head'?"),
+    (
+        {"attention__normalizer": "none"},
+        "attention.normalizer = 'none' needs score = sigmoid or linear",
+    ),
+    (
+        {
+            "attention__normalizer": "none",
+            "attention__score": "sigmoid",
+            "attention__sinks": 0,
+        },
+        "attention.sinks must be None with normalizer = 'none'",
     ),
 ]
 

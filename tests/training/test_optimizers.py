@@ -16,6 +16,8 @@ def _config(**fields):
         "warmup_steps": 4,
         "final_learning_rate_fraction": 0.25,
         "weight_decay": 0.1,
+        "name": "adamw",
+        "momentum": 0.9,
         "b1": 0.9,
         "b2": 0.99,
         "clip_norm": 1.0,
