@@ -9,6 +9,7 @@ it sets a field from text, by the type of the field's default.
 """
 
 import ast
+import keyword
 import pathlib
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -188,6 +189,8 @@ def _parse(text: str, kind: type) -> Any:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     if kind in (int, float):
         return kind(text)
+    if kind is object and text.isidentifier() and not keyword.iskeyword(text):
+        return text  # of fields that take several kinds, as attention.sinks
     value = ast.literal_eval(text)
     if kind is tuple and isinstance(value, list):
         return tuple(value)

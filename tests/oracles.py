@@ -377,12 +377,34 @@ def transformer(
         )
 
         def score(query, key, head):
-            if own.score == "additive":
-                return maps["score"][head] @ np.tanh(query + key)
             scale, cap = own.scale, own.soft_cap
-            return dot_product(query, key, head, scale=scale, soft_cap=cap)
+            if own.score == "additive":
+                return maps["score"][head] @ np.tanh(query + key) / own.temperature
+            if own.score == "linear":
+                return log_linear(query, key, head)
+            if own.score == "sigmoid":
+                query = query / own.temperature
+                return log_sigmoid(query, key, head, scale=scale, offset=own.offset)
+            capped = dot_product(query, key, head, scale=scale, soft_cap=cap)
+            return capped / own.temperature
 
-        values = attention(query, key, value, allowed=seen, score=score).values
+        sinks = maps.get("sinks")
+        if own.sinks not in (None, "learned"):
+            sinks = np.full(query.shape[-2], own.sinks)
+        assert ("sinks" in maps) == (own.sinks == "learned")
+        values = attention(
+            query,
+            key,
+            value,
+            allowed=seen,
+            score=score,
+            sinks=sinks,
+            is_normalized=own.normalizer != "none",
+        ).values
+        assert ("head_gate" in maps) == (own.gate != "none")
+        if own.gate != "none":
+            opened = 1 / (1 + np.exp(-x @ maps["head_gate"]["w"]))
+            values = values * opened.reshape(*values.shape[:3], -1)
         values = tap("heads", part, values * np.asarray(gate)[..., None])
         return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
 

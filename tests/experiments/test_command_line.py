@@ -182,6 +182,7 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
         (f"--config.attention.examples={10**20}", "config.attention.examples"),
         ("--config.optimizer.learning_rate=1e400", "learning_rate must be a finite"),
         ("--config.model.attention.window=-1", "attention.window must be an integer"),
+        ("--config.model.attention.sinks=learnt", "sinks must be None, 'learned' or"),
         ("--config.model.kept_heads=[0]", "kept_heads[0] must be a list"),
         ("--config.model.kept_heads=[", "kept_heads must be a Python literal"),
         ("--config.model.hidden_sizes=()", "must have an entry for each of the 1"),

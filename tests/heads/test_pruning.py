@@ -39,6 +39,12 @@ KINDS = {
         "num_key_value_heads": 2,
         "attention__qk_norm": True,
     },
+    "sinks, gates by channel": {
+        "attention__sinks": "learned",
+        "attention__gate": "channel",
+        "num_key_value_heads": 2,
+    },
+    "sinks, gates by head": {"attention__sinks": "learned", "attention__gate": "head"},
     "biases apart": {"attention__with_bias": False, "attention__residual": False},
     "both, parallel": {
         "norm_position": "both",

@@ -49,6 +49,12 @@ MODELS = {
         "output__tied": True,
         "embedding__scale": 2.0,
     },
+    "sinks, gates": {
+        "attention__sinks": "learned",
+        "attention__gate": "channel",
+        "attention__window": 3,
+        "attention__temperature": 0.5,
+    },
     "frequencies by layer": {
         "positions": "rotary",
         "embedding__frequencies": [[1.0, 0.1, 0.0], [0.5, 0.2, 0.1]],
@@ -57,6 +63,11 @@ MODELS = {
     "no attention": {"num_heads": 0},
     "scanned": {"scan_layers": True, "positions": "t5"},
     "bfloat16": {"precision": "bfloat16", "positions": "rotary"},
+    "sigmoid": {
+        "attention__score": "sigmoid",
+        "attention__normalizer": "none",
+        "attention__gate": "head",
+    },
 }
 
 
@@ -138,7 +149,9 @@ def test_logits_and_maps_with_a_cache_are_those_without(name):
     np.testing.assert_array_equal(cache.positions, LENGTHS + STEPS)
 
 
-@pytest.mark.parametrize("name", everyday.some(["t5", "additive", "pruned"], 1))
+@pytest.mark.parametrize(
+    "name", everyday.some(["t5", "additive", "pruned", "sinks, gates"], 1)
+)
 def test_the_map_of_a_text_is_that_of_the_whole(name):
     model = _build(**MODELS[name])
     params = _parameters(model.init)
@@ -166,6 +179,7 @@ TRANSLATORS = {
         "smear_keys": True,
         "qk_norm": True,
     },
+    "sinks, gates": {"attention__sinks": "learned", "attention__gate": "head"},
     "window, t5, scanned": {
         "attention__window": 2,
         "positions": "t5",

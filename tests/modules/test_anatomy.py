@@ -16,7 +16,8 @@ COUNTS = {
     anatomy.UNITS: F,
 }
 # The sizes of one head or unit, by the product of which an axis is as long as it is.
-SIZES = {"score": 1, "smear": 1, "linear": V, "value": V, "query": K, "key": K}
+SIZES = {"score": 1, "smear": 1, "sinks": 1, "query": K, "key": K, "value": V}
+SIZES |= {"linear": V, "head_gate": V}
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def params():
             make_score=modules.additive_score,
             qk_norm=True,
             smear=modules.smeared_keys,
+            make_normalizer=modules.learned_sinks,
+            make_gates=modules.channel_gates,
             name="attention",
         )
         modules.FeedForward(F, gated=True, name="feed_forward")(x)

@@ -1,10 +1,14 @@
 """The schedule by hand, clipping, and what decays."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import optax
 import pytest
+from optax import contrib
 
 from mha_haiku import checks, models
 from mha_haiku.training import optimizers
@@ -166,3 +170,77 @@ def test_gradient_below_the_first_trained_layer_is_not_computed():
     assert all(whole[module]["w"].any() for module in weights)
     # Forward passes of four layers against those and two backward products of each.
     assert operations < 0.5 * all_operations
+
+
+_PARAMS = {
+    "embedding": {"embeddings": np.linspace(-1, 1, 12).reshape(4, 3)},
+    "encoder/layer_0/linear": {
+        "w": np.linspace(0, 2, 6).reshape(3, 2),
+        "b": np.ones(2),
+    },
+}
+
+
+def _steps(transformation, params, count=3):
+    def step(carry, i):
+        params, state = carry
+        gradient = jax.tree.map(lambda x: jnp.cos(3 * x + i), params)
+        update, state = transformation.update(gradient, state, params)
+        return (jax.tree.map(jnp.add, params, update), state), None
+
+    def run(params):
+        start = params, transformation.init(params)
+        return jax.lax.scan(step, start, jnp.arange(count))[0][0]
+
+    return jax.jit(run)(params)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+def test_a_step_of_sgd_is_that_of_optax(momentum):
+    params = jax.tree.map(jnp.float32, _PARAMS)
+    config = _config(name="sgd", momentum=momentum, weight_decay=0.0, clip_norm=None)
+    schedule = optimizers.schedule(config, steps=12)
+    wanted = optax.sgd(schedule, momentum=momentum or None)
+    own = optimizers.make(config, steps=12)
+    assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    jax.tree.map(assert_close, _steps(own, params), _steps(wanted, params))
+    # By hand: the first step, at the full rate, of weights that decay.
+    config = _config(name="sgd", warmup_steps=0, clip_norm=None, momentum=momentum)
+    ones = jax.tree.map(jnp.ones_like, params)
+    update, _ = _update(config, ones, params)
+    linear = "encoder/layer_0/linear"
+    assert_close(update[linear]["w"], -0.8 * (1 + 0.1 * params[linear]["w"]))
+    assert_close(update[linear]["b"], [-0.8, -0.8])
+
+
+def test_a_step_of_muon_is_that_of_optax_for_matrices_of_layers():
+    params = jax.tree.map(jnp.float32, _PARAMS)
+    config = _config(name="muon", momentum=0.95, warmup_steps=0, clip_norm=None)
+    schedule = optimizers.schedule(config, steps=12)
+    muon = contrib.muon(
+        schedule, beta=0.95, weight_decay=0.1, adam_b2=0.99, consistent_rms=0.2
+    )
+    adam = _steps(optax.nadam(schedule, b1=0.9, b2=0.99), params)
+    linear, embedding = "encoder/layer_0/linear", "embedding"
+    found = _steps(optimizers.make(config, steps=12), params)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+    close(found[linear]["w"], _steps(muon, params)[linear]["w"])
+    close(found[linear]["b"], adam[linear]["b"])
+    close(found[embedding]["embeddings"], adam[embedding]["embeddings"])
+    # What layers that are scanned have stacked takes the steps of each.
+    other = jax.tree.map(lambda x: x[::-1], params)
+    params = {linear: params[linear], "encoder/layer_1/linear": other[linear]}
+    both = optimizers.make(config, steps=12)
+    stacked = models.stacked(_steps(both, params))
+    found = _steps(both, jax.tree.map(jnp.asarray, models.stacked(params)))
+    jax.tree.map(close, found, stacked)
+
+
+def test_every_optimizer_has_a_name():
+    params = jax.tree.map(jnp.float32, _PARAMS)
+    for name in optimizers.OPTIMIZERS:
+        frozen = _config(name=name, frozen="embedding", warmup_steps=0)
+        after = _steps(optimizers.make(frozen, steps=12), params, 1)
+        same = jax.tree.map(lambda x, y: (x == y).all(), after, params)
+        assert same["embedding"]["embeddings"]
+        assert not same["encoder/layer_0/linear"]["w"]
