@@ -16,7 +16,8 @@ Attention returns its values and a map, which costs nothing until it is asked:
 `MultiHeadAttention`, `EncoderLayer`, `Encoder`, `DecoderLayer`, `Decoder` and
 `FeedForward` are Haiku modules that return maps too. `models` builds whole models from
 a config's section, `tasks` has data to train them on, `runs` trains and opens what was
-trained, `heads` and `studies` ask which heads matter. `observe` gives the maps of any
+trained, `heads` and `studies` ask which heads matter, and `rasp` makes models of
+which that is known. `observe` gives the maps of any
 Haiku model, `interop` knows other libraries. `show` makes a page of maps or a run, and
 `plot` a figure. `help(mh.masks)` and the like tell what each has.
 """
@@ -41,7 +42,7 @@ from mha_haiku.modules import (
 )
 
 if TYPE_CHECKING:
-    from mha_haiku import devices, interop, runs, studies
+    from mha_haiku import devices, interop, rasp, runs, studies
     from mha_haiku.interop import observe
     from mha_haiku.viewing import plot, show
 
@@ -67,6 +68,7 @@ __all__ = [
     "observe",
     "plot",
     "positions",
+    "rasp",
     "runs",
     "show",
     "studies",
@@ -74,7 +76,7 @@ __all__ = [
 ]
 
 # Imported when first asked for: whoever only attends does not wait for them.
-_LATER = ("devices", "interop", "runs", "studies")
+_LATER = ("devices", "interop", "rasp", "runs", "studies")
 _FUNCTIONS = {"observe": "interop", "plot": "viewing", "show": "viewing"}
 
 

@@ -2,10 +2,11 @@
 
 Run: python scripts/score_measures.py
 
-Printed is each measure's AUROC: the probability that a head that does the work is
-ranked above one that does not; 1 is perfect, 0.5 is chance. The models are set by hand
-(scripts/known_heads.py), over several seeds; and one is trained while half of
-its heads are closed, and so are dead: their rows of the output map are zero.
+A score is an AUROC: the probability that a head that does the work is ranked above one
+that does not; 1 is perfect, 0.5 is chance. The models are compiled from programs
+(mha_haiku/rasp), over several seeds, and their other heads write as much as the program
+bears; and one is trained while half of its heads are closed, and so are dead: their
+rows of the output map are zero.
 """
 
 import argparse
@@ -18,11 +19,10 @@ import jax
 import numpy as np
 
 from configs import reverse
-from mha_haiku import devices, heads, models, modules
+from mha_haiku import devices, heads, models, modules, rasp
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import optimizers, stepping
-from scripts import known_heads
 
 MEASURES = {
     **{name: entry.measure for name, entry in heads.MEASURES.items()},
@@ -31,6 +31,9 @@ MEASURES = {
     ),
     "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
 }
+# How much the other heads write: the most with which all answers are right.
+_NOISES = (1e-2, 1e-3, 1e-4)
+_EXAMPLES = 32
 _DEAD_STEPS = 300
 
 
@@ -38,26 +41,74 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3, help="of each hand-built model")
-    seeds = parser.parse_args().seeds
-    if seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {seeds}")
-    print(f"{'':24}" + "".join(f"{name:>20}" for name in MEASURES))
-    for name, make in known_heads.ALL.items():
-        scores = [
-            known_heads.scores(make(seed=seed), MEASURES) for seed in range(seeds)
-        ]
-        _print(name, {key: np.mean([each[key] for each in scores]) for key in MEASURES})
-    _print("trained, dead heads", known_heads.scores(_with_dead_heads(), MEASURES))
-
-
-def _print(name, scores) -> None:
-    print(
-        f"{name:24}" + "".join(f"{scores[key]:>20.2f}" for key in MEASURES), flush=True
+    parser.add_argument("--seeds", type=int, default=3, help="of each compiled model")
+    parser.add_argument(
+        "--programs", default="", help="names with commas between them; all if left out"
     )
+    flags = parser.parse_args()
+    if flags.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {flags.seeds}")
+    names = flags.programs.split(",") if flags.programs else list(rasp.PROGRAMS)
+    unknown = set(names) - set(rasp.PROGRAMS)
+    if unknown:
+        parser.error(
+            f"--programs must be among {', '.join(rasp.PROGRAMS)}, got {min(unknown)}"
+        )
+    scores = {}
+    for name in names:
+        for seed in range(flags.seeds):
+            known, subject = known_heads(name, seed)
+            for key, measure in MEASURES.items():
+                value = rasp.auroc(measure(subject).mean, known.is_real)
+                scores.setdefault(key, {}).setdefault(name, []).append(value)
+        _print_line(name, {key: np.mean(own[name]) for key, own in scores.items()})
+    subject, is_alive = _with_dead_heads()
+    dead = {
+        key: rasp.auroc(measure(subject).mean, is_alive)
+        for key, measure in MEASURES.items()
+    }
+    _print_line("trained, dead heads", dead)
+    _print_table(scores, dead)
 
 
-def _with_dead_heads() -> known_heads.KnownHeads:
+def known_heads(name: str, seed: int) -> tuple[rasp.Compiled, heads.Subject]:
+    """Returns a compiled model and it as a subject, with as much noise as it bears."""
+    for noise in _NOISES:
+        known = rasp.compile(rasp.PROGRAMS[name](), noise=noise, seed=seed)
+        batches = [known.examples(_EXAMPLES, seed=seed)]
+        subject = heads.Subject(known.model, heads.metrics.loss, known.params, batches)
+        wrong = subject._replace(metric=_MISTAKES)
+        open_gates = np.ones((1, *known.is_real.shape))
+        if not heads.closed(wrong, open_gates).any():
+            return known, subject
+    raise RuntimeError(f"{name} is wrong at every noise")
+
+
+_MISTAKES = heads.metrics.mistakes()
+
+
+def _print_line(name, scores) -> None:
+    values = ", ".join(f"{key} {value:.2f}" for key, value in scores.items())
+    print(f"{name}: {values}", flush=True)
+
+
+def _print_table(scores, dead) -> None:
+    """Prints, as Markdown, each measure's scores over programs."""
+    print("\n| measure | mean over programs | of 1.00 | lowest | spread | dead heads |")
+    print("|---|---|---|---|---|---|")
+    for key, own in scores.items():
+        means = {name: np.mean(values) for name, values in own.items()}
+        lowest = min(means, key=means.get)
+        spread = np.mean([np.std(values) for values in own.values()])
+        perfect = sum(value > 0.999 for value in means.values())
+        print(
+            f"| {key} | {np.mean(list(means.values())):.3f} "
+            f"| {perfect} of {len(means)} | {means[lowest]:.2f} ({lowest}) "
+            f"| {spread:.3f} | {dead[key]:.2f} |"
+        )
+
+
+def _with_dead_heads() -> tuple[heads.Subject, np.ndarray]:
     """Trains `reverse` with eight heads, every second of which is closed throughout."""
     config = reverse.get_config()
     config.model.attention.num_heads, config.model.num_layers = 8, 2
@@ -88,8 +139,8 @@ def _with_dead_heads() -> known_heads.KnownHeads:
     run = folders.Run(
         config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
     )
-    of = Bench(run, folders.Folder(pathlib.Path("dead_heads"))).subject(128)
-    return known_heads.KnownHeads(of, config.model, gates > 0, {})
+    subject = Bench(run, folders.Folder(pathlib.Path("dead_heads"))).subject(128)
+    return subject, gates > 0
 
 
 if __name__ == "__main__":

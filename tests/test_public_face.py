@@ -17,7 +17,7 @@ def test_the_public_names_exist():
         *("MultiHeadAttention", "FeedForward"),
         *("EncoderLayer", "Encoder", "DecoderLayer", "Decoder"),
         *("attend", "AttentionMap", "masks", "positions", "models"),
-        *("heads", "tasks", "runs", "studies", "devices"),
+        *("heads", "tasks", "runs", "studies", "devices", "rasp"),
     ):
         assert name in mh.__all__
     assert all(hasattr(mh, name) for name in mh.__all__)

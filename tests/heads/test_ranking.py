@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mha_haiku import heads
-from scripts import known_heads
+from mha_haiku import heads, rasp
 from tests.heads.conftest import H, L, build, config
 
 
@@ -106,18 +105,22 @@ def test_each_greedy_step_is_the_best_one(subject):
 
 
 def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
-    known = known_heads.reverse(num_heads=4, examples=8)
-    subject, ((layer, real),) = known.subject, known.roles
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=4)
+    ((layer, real),) = known.heads
     scope = f"encoder/layer_{layer}/attention"
-    params = {name: dict(leaves) for name, leaves in subject.params.items()}
+    params = {name: dict(leaves) for name, leaves in known.params.items()}
     size = known.config.attention.key_size
     copy = (real + 1) % 4
-    for name, axis in (("query", 1), ("key", 1), ("value", 1), ("linear", 0)):
-        heads_apart = np.split(params[f"{scope}/{name}"]["w"].copy(), 4, axis)
+    for name, part, axis in (
+        *(("query", "w", 1), ("query", "b", 0), ("key", "w", 1)),
+        *(("value", "w", 1), ("linear", "w", 0)),
+    ):
+        heads_apart = np.split(params[f"{scope}/{name}"][part].copy(), 4, axis)
         heads_apart[copy] = heads_apart[real]
-        params[f"{scope}/{name}"]["w"] = np.concatenate(heads_apart, axis)
+        params[f"{scope}/{name}"][part] = np.concatenate(heads_apart, axis)
     assert params[f"{scope}/linear"]["w"].shape[0] == 4 * size
-    twice = subject._replace(params=params)
+    batches = [known.examples(8)]
+    twice = heads.Subject(known.model, heads.metrics.loss, params, batches)
     order = [step.head[1] for step in heads.greedy_order(twice)]
     # One of the two may go early, and the other is the last.
     assert order[-1] in (real, copy)

@@ -1,30 +1,41 @@
 """Roles of heads whose maps are known, and heads found again in another model."""
 
+import jax
 import numpy as np
 import pytest
 import scipy.optimize
 
-from mha_haiku import heads, models
-from scripts import known_heads
+from mha_haiku import heads, models, rasp, tasks
 from tests.heads.conftest import H, L, build, config, example, random_params
 
 
-def _one_head(score_of, length=8, num_tokens=9, family="encoder"):
-    """A model whose heads attend as [T, S] scores over positions say."""
-    count = len(score_of)
-    known = known_heads.reverse(
-        num_heads=count, num_tokens=num_tokens, length=length, examples=6
+def _one_layer(score_of, num_tokens=9):
+    """A layer whose heads attend as [T, S] scores over positions say.
+
+    Its stream is the one-hot code of the token and that of the position.
+    """
+    count, length = len(score_of), len(score_of[0])
+    of = models.default_config()
+    of.model_size = num_tokens + length
+    of.embedding.max_length = length
+    of.attention.update({"num_heads": count, "key_size": length, "scale": 1.0})
+    of.feed_forward.hidden_size = 0
+    of.norm.kind = "none"
+    model = models.build(
+        of, num_tokens=num_tokens, feature_size=None, num_classes=num_tokens
     )
-    params = known.subject.params
-    slots = slice(num_tokens, num_tokens + length)
-    size = known.config.attention.key_size
-    query = params["encoder/layer_0/attention/query"]["w"]
-    key = params["encoder/layer_0/attention/key"]["w"]
-    query[:], key[:] = 0, 0
-    for h, scores in enumerate(score_of):
-        query[slots, h * size : h * size + length] = scores * np.sqrt(size)
-        key[slots, h * size : h * size + length] = np.eye(length)
-    return known
+    inputs = np.random.default_rng(0).integers(0, num_tokens, (6, length), np.int32)
+    params = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape, np.float32),
+        jax.eval_shape(model.init, jax.random.key(0), inputs),
+    )
+    params["embedding"]["embeddings"][:, :num_tokens] = np.eye(num_tokens)
+    params["positions"]["positions"][:, num_tokens:] = np.eye(length)
+    for kind, codes in (("query", score_of), ("key", [np.eye(length)] * count)):
+        weights = params[f"encoder/layer_0/attention/{kind}"]["w"]
+        weights[num_tokens:] = np.concatenate(codes, axis=1)
+    example = tasks.Example(inputs, inputs, np.ones(inputs.shape, np.float32))
+    return heads.Subject(model, heads.metrics.loss, params, [example])
 
 
 def test_positions_tell_roles():
@@ -39,8 +50,7 @@ def test_positions_tell_roles():
         "uniform": 0 * sharp,
         "mixed": 20 * np.eye(length)[[5, 2, 7, 1, 6, 3, 4, 4]],
     }
-    known = _one_head(list(scores.values()))
-    subject = known.subject
+    subject = _one_layer(list(scores.values()))
     found = heads.roles(subject.model, subject.params, subject.batches)
     names = dict(zip(scores, found.names[0], strict=True))
     # The first three rows have no such key.
@@ -73,8 +83,7 @@ def test_roles_are_told_by_their_thresholds():
         np.log(x + (1 - x.sum(-1, keepdims=True)) / length + 1e-9)
         for x in weights.values()
     ]
-    known = _one_head(scores, length=length)
-    subject = known.subject
+    subject = _one_layer(scores)
     found = heads.roles(subject.model, subject.params, subject.batches)
     assert found.names[0].tolist() == [*weights][:-1] + ["positional"]
     assert found.offsets[0, 0] == 1
@@ -87,8 +96,8 @@ def test_roles_are_told_by_their_thresholds():
 
 def test_roles_are_means_over_examples_and_queries_that_count():
     length = 8
-    known = _one_head([20 * np.eye(length), np.zeros((length, length))])
-    subject, (batch,) = known.subject, known.subject.batches
+    subject = _one_layer([20 * np.eye(length), np.zeros((length, length))])
+    (batch,) = subject.batches
     count = len(batch.inputs)
     batches = [
         batch._replace(lengths=np.full(count, each, np.int32)) for each in (8, 4)
@@ -114,27 +123,23 @@ def test_roles_are_means_over_examples_and_queries_that_count():
 
 
 def test_separators_are_those_that_are_given():
-    known = known_heads.reverse(num_heads=2, num_tokens=5, length=6, examples=6)
-    subject, (batch,) = known.subject, known.subject.batches
+    subject = _one_layer([np.zeros((6, 6))] * 2, num_tokens=5)
+    (batch,) = subject.batches
     tokens = batch.inputs.copy()
     tokens[:, 2], tokens[:, [0, 1, 3, 4, 5]] = 4, tokens[:, [0, 1, 3, 4, 5]] % 4
     batch = batch._replace(inputs=tokens)
     params = subject.params
-    for name in ("query", "key"):
-        params[f"encoder/layer_0/attention/{name}"]["w"][:] = 0
-    size = known.config.attention.key_size
-    params["encoder/layer_0/attention/query"]["w"][:5, 0] = 30 * np.sqrt(size)
-    params["encoder/layer_0/attention/key"]["w"][4, 0] = 1
+    params["encoder/layer_0/attention/query"]["w"][:5, 0] = 30
+    params["encoder/layer_0/attention/key"]["w"][:, 0] = np.arange(11) == 4
     found = heads.roles(subject.model, params, [batch], separators=[4])
     assert found.names[0].tolist() == ["separator", "uniform"]
     assert found.scores["separator"][0] == pytest.approx([1, 1 / 6], abs=1e-4)
 
 
 def test_induction_is_judged_where_a_token_occurs_again():
-    known = known_heads.induction(num_heads=2, length=12, num_tokens=8, examples=4)
-    subject = known.subject
-    ((layer, head),) = [x for x, role in known.roles.items() if role == "induction"]
-    found = heads.roles(subject.model, subject.params, subject.batches)
+    known = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=2)
+    ((layer, head),) = [x for x, role in known.heads.items() if role == "induction"]
+    found = heads.roles(known.model, known.params, [known.examples(4)])
     assert found.scores["induction_of_repeated"][layer, head] > 0.9
     assert found.names[layer, head] == "induction"
 

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import models, modules, tasks
+from mha_haiku import models, modules, rasp, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import gate_learning, pruned_runs
 from mha_haiku.studies.workbench import Bench
-from scripts import known_heads
 
 
 @pytest.mark.slow
@@ -56,31 +55,36 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
 
 
 def _known_bench(known, make_config, **fields):
-    """A run of a hand-built model; its task draws examples of the model's data."""
-    (example,) = known.subject.batches
-    config = make_config(training__batch_size=len(example.inputs), **fields)
+    """A run of a compiled model; its task draws examples of the model's data."""
+    config = make_config(training__batch_size=8, **fields)
     config.model = known.config
-    run = folders.Run(config, Repeated(), known.subject.model, known.subject.params, 5)
+    run = folders.Run(config, Reversed(), known.model, known.params, 5)
     return Bench(run, folders.Folder(pathlib.Path("anywhere")))
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeated(tasks.Task):
-    """Sequences to reverse, as those of `known_heads.reverse`."""
+class Reversed(tasks.Task):
+    """Sequences to reverse, as those of `rasp.programs.reverse`."""
 
-    name: ClassVar[str] = "repeated"
-    sequence_length: int = 10
-    num_tokens: int = 12
-    num_classes: int = 12
+    name: ClassVar[str] = "reversed"
+    sequence_length: int = 9
+    num_tokens: int = 7
+    num_classes: int = 7
 
     def example(self, key, data):
-        inputs = jax.random.randint(key, (10,), 0, 12)
-        return tasks.Example(inputs, inputs[::-1], jnp.ones(10), None)
+        inputs = jax.random.randint(key, (8,), 0, 6)
+        first = jnp.full((1,), 6)  # before them: a token of its own, and no answer
+        return tasks.Example(
+            jnp.concatenate([first, inputs]),
+            jnp.concatenate([first, inputs[::-1]]),
+            (jnp.arange(9) > 0) * 1.0,
+            None,
+        )
 
 
 @pytest.mark.slow
 def test_learning_closes_the_heads_that_are_not_needed(make_config):
-    known = known_heads.reverse(num_heads=4, examples=8)
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=4)
     bench = _known_bench(known, make_config, optimizer__learning_rate=1e-9)
 
     def learned(penalty):
@@ -89,7 +93,7 @@ def test_learning_closes_the_heads_that_are_not_needed(make_config):
         )
 
     found = learned(0.05)
-    np.testing.assert_array_equal(found.keep[0], known.real[0])
+    np.testing.assert_array_equal(found.keep[0], known.is_real[0])
     assert found.loss.shape == (130,)
     # At no price all stay as good as open, at a high one even the real head goes.
     assert learned(0.0).keep[0].sum() >= 3
@@ -98,8 +102,9 @@ def test_learning_closes_the_heads_that_are_not_needed(make_config):
 
 @pytest.mark.slow
 def test_parameters_learn_together_with_gates(make_config):
-    known = known_heads.reverse(num_heads=3, examples=8)
-    known.subject.params["logits"]["w"] *= 0.1
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=3)
+    known.params["logits"]["w"] *= 0.1
+    known.params["logits"]["b"] *= 0.1
     bench = _known_bench(known, make_config, optimizer__learning_rate=0.1)
     options = {"penalty": 0.0, "steps": 40, "initial": 8.0}
     found = gate_learning.learn_gates(bench, **options)

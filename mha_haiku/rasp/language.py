@@ -1,0 +1,303 @@
+"""Sequences that attention can compute, as expressions, and what they are worth.
+
+A program is an expression of sequences, each with a value at every position: tokens and
+indices, what heads gather from other positions, and functions of values at the same
+position. Here it is interpreted in plain Python; `compiler` turns it into a model.
+
+A value may be None, for nothing: a function of None is None, and None is selected by no
+predicate. n is the number of positions.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as Values
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Sequence:
+    """A value at each position; equal to nothing but itself."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether a model keeps it as a number; if not, as the one-hot code of it."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf(Sequence):
+    """What is given: `tokens`, or `indices`, which are 0 to n - 1."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Map(Sequence):
+    """A function of the values at each position."""
+
+    function: Callable[..., Any]
+    inputs: tuple[Sequence, ...]
+
+
+class Condition(NamedTuple):
+    """`predicate(key, query)` of the values of two sequences at two positions."""
+
+    keys: Sequence
+    queries: Sequence
+    predicate: Callable[[Any, Any], bool]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Selector:
+    """Which positions (keys) each position (query) selects: those of all conditions.
+
+    `one & other` has the conditions of both.
+
+    Attributes:
+      conditions: At least one.
+      orders: Of the selected keys only those with the largest values of these sequences
+        are left, the first sequence first; (): all are.
+    """
+
+    conditions: tuple[Condition, ...]
+    orders: tuple[Sequence, ...] = ()
+
+    def __and__(self, other: "Selector") -> "Selector":
+        return Selector(self.conditions + other.conditions, self.orders + other.orders)
+
+    def best(self, *orders: Sequence) -> "Selector":
+        """Returns the selector of the keys with the largest values of the orders."""
+        return Selector(self.conditions, self.orders + orders)
+
+    def last(self) -> "Selector":
+        """Returns the selector of the last selected key alone."""
+        return self.best(indices)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head(Sequence):
+    """What a head gathers from the positions that it selects.
+
+    Attributes:
+      selector: Which positions.
+      values: What they hold.
+      name: What the head does, in a few words.
+      gathers: "value": the one value that all of them hold, None where none is
+        selected; "mean": the mean of their numbers, 0 where none is; "share":
+        1 / (1 + their number), and there are no values.
+    """
+
+    selector: Selector
+    values: Sequence | None
+    name: str
+    gathers: str
+
+    @property
+    def is_number(self) -> bool:
+        return self.gathers != "value"
+
+
+tokens = Leaf("tokens")
+indices = Leaf("indices")
+
+
+def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
+    """Returns the function of the values at each position.
+
+    Args:
+      function: Called with a value of each input; None where there is no result.
+      *inputs: One or two sequences that are no numbers, or one of numbers.
+
+    Raises:
+      ValueError: If there are other inputs.
+    """
+    numbers = [each.is_number for each in inputs]
+    if len(inputs) not in (1, 2) or (len(inputs) == 2 and any(numbers)):
+        raise ValueError(
+            "inputs must be one sequence, or two that are no means, got "
+            f"{len(inputs)}, {sum(numbers)} of them means."
+        )
+    return Map(function, inputs)
+
+
+def select(
+    keys: Sequence, queries: Sequence, predicate: Callable[[Any, Any], bool]
+) -> Selector:
+    """Returns the selector of keys of which `predicate(key, query)` holds.
+
+    Args:
+      keys: Its value at a key is the first argument.
+      queries: Its value at a query is the second one.
+      predicate: Of values that are not None.
+
+    Raises:
+      ValueError: If one of the sequences is of means, which have no code to compare.
+    """
+    if keys.is_number or queries.is_number:
+        raise ValueError(
+            "keys and queries must be no means; map() makes codes of them."
+        )
+    return Selector((Condition(keys, queries, predicate),))
+
+
+def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
+    """Returns the value that the selected keys hold, None where none is selected.
+
+    Args:
+      selector: Its keys must agree on the value.
+      values: What is gathered.
+      name: What the head does.
+    """
+    if values.is_number:
+        raise ValueError("values must be no means; map() makes codes of them.")
+    return Head(selector, values, name, "value")
+
+
+def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
+    """Returns the mean of the numbers of the selected keys, 0 where none is selected.
+
+    Args:
+      selector: Keys whose value is None must not be selected.
+      values: Numbers.
+      name: What the head does.
+    """
+    return Head(selector, values, name, "mean")
+
+
+def selector_width(selector: Selector, *, name: str) -> Sequence:
+    """Returns the number of selected keys.
+
+    Args:
+      selector: Without an order.
+      name: What the head does.
+    """
+    if selector.orders:
+        raise ValueError("selector must have no order: its width is counted.")
+    share = Head(selector, None, name, "share")
+    return Map(lambda x: int(1 / x) - 1, (share,))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A sequence to be computed, and the inputs that it is for.
+
+    Attributes:
+      name: Of one word.
+      output: What is computed.
+      vocabulary: The tokens, any Python values.
+      length: n.
+      is_causal: Whether queries select among themselves and earlier positions only.
+      sample: `sample(generator, count)` gives inputs, `[count, n]` places in the
+        vocabulary.
+    """
+
+    name: str
+    output: Sequence
+    vocabulary: tuple[Any, ...]
+    length: int
+    is_causal: bool
+    sample: Callable[[np.random.Generator, int], np.ndarray]
+
+    def __call__(self, inputs: Values[Any]) -> list[Any]:
+        """Returns the output's value at each position.
+
+        Args:
+          inputs: n tokens.
+
+        Raises:
+          ValueError: If there are more or fewer, or keys that a head selects do not
+            agree on their value.
+        """
+        if len(inputs) != self.length:
+            raise ValueError(f"inputs must be {self.length} tokens, got {len(inputs)}.")
+        known = {tokens: list(inputs), indices: list(range(self.length))}
+        return _values(self.output, self.is_causal, known)
+
+    def domain(self, sequence: Sequence) -> list[Any]:
+        """Returns all values that a sequence may have, None left out, in order."""
+        if sequence is tokens:
+            return list(self.vocabulary)
+        if sequence is indices:
+            return list(range(self.length))
+        if isinstance(sequence, Map):
+            given = itertools.product(*(self.domain(x) for x in sequence.inputs))
+            results = dict.fromkeys(sequence.function(*each) for each in given)
+            return [x for x in results if x is not None]
+        if sequence.gathers == "value":
+            return self.domain(sequence.values)
+        if sequence.gathers == "share":
+            return [Fraction(1, 1 + k) for k in range(self.length, -1, -1)]
+        # All means of 1 to n numbers, and that of none.
+        numbers = [Fraction(x) for x in self.domain(sequence.values)]
+        sums, means = {Fraction(0)}, {Fraction(0)}
+        for count in range(1, self.length + 1):
+            sums = {x + y for x in sums for y in numbers}
+            means |= {x / count for x in sums}
+        return sorted(means)
+
+
+def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
+    """Returns what a sequence is computed from.
+
+    Returns:
+      By "q", "k" and "v" what queries, keys and values of a head are; by "" the inputs
+      of a map.
+    """
+    if isinstance(sequence, Map):
+        return {"": list(sequence.inputs)}
+    if isinstance(sequence, Leaf):
+        return {}
+    selector = sequence.selector
+    return {
+        "q": [each.queries for each in selector.conditions],
+        "k": [each.keys for each in selector.conditions] + list(selector.orders),
+        "v": [] if sequence.values is None else [sequence.values],
+    }
+
+
+def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
+    """Returns the values of a sequence; `known` has those of others, and gets more."""
+    if sequence in known:
+        return known[sequence]
+    for each in itertools.chain(*inputs_of(sequence).values()):
+        _values(each, is_causal, known)
+    if isinstance(sequence, Map):
+        rows = zip(*(known[x] for x in sequence.inputs), strict=True)
+        result = [None if None in row else sequence.function(*row) for row in rows]
+    else:
+        count = len(known[tokens])
+        result = []
+        for query in range(count):
+            seen = range(query + 1 if is_causal else count)
+            keys = _selected(sequence.selector, query, seen, known)
+            result.append(_gathered(sequence, keys, known))
+    known[sequence] = result
+    return result
+
+
+def _selected(selector, query, seen, known) -> list[int]:
+    def holds(condition, key):
+        given = known[condition.keys][key], known[condition.queries][query]
+        return None not in given and bool(condition.predicate(*given))
+
+    keys = [s for s in seen if all(holds(each, s) for each in selector.conditions)]
+    if not selector.orders or not keys:
+        return keys
+    ranks = {s: [known[order][s] for order in selector.orders] for s in keys}
+    return [s for s in keys if ranks[s] == max(ranks.values())]
+
+
+def _gathered(head, keys, known):
+    if head.gathers == "share":
+        return Fraction(1, 1 + len(keys))
+    held = [known[head.values][key] for key in keys]
+    if head.gathers == "mean":
+        return sum((Fraction(x) for x in held), Fraction(0)) / max(len(held), 1)
+    if len(set(held)) > 1:
+        raise ValueError(
+            f"keys that {head.name!r} selects must agree on their value, got {held}."
+        )
+    return held[0] if held else None

@@ -1,0 +1,31 @@
+"""How well numbers tell what is known to matter from what is not."""
+
+import numpy as np
+
+
+def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
+    """Returns the probability that a real one is ranked above another.
+
+    Args:
+      values: Of heads or edges, any shape, the larger the more important; NaN where
+        there is none.
+      is_real: Booleans of the same shape.
+
+    Returns:
+      1 where all real ones are above all others, 0.5 for chance; ties count half.
+
+    Raises:
+      ValueError: If all are real, or none.
+
+    Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
+    """
+    values, is_real = np.asarray(values), np.asarray(is_real)
+    exists = ~np.isnan(values)
+    positive, negative = values[exists & is_real], values[exists & ~is_real]
+    if not positive.size or not negative.size:
+        raise ValueError(
+            f"is_real must have real ones and others where values are no NaN, got "
+            f"{positive.size} and {negative.size}."
+        )
+    above = np.sign(positive[:, None] - negative[None])
+    return float((above.mean() + 1) / 2)

@@ -1,0 +1,184 @@
+"""Compiled models do their work by the heads and along the edges that are named."""
+
+import itertools
+import operator
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import rasp
+from mha_haiku.rasp import aggregate, indices, map, mean, select, tokens
+from tests import oracles
+
+KINDS = {"q": "query", "k": "key", "v": "value"}
+
+
+def _compiled(name, **options):
+    return rasp.compile(rasp.PROGRAMS[name](length=6), **options)
+
+
+def _logits(compiled, example, gates=None):
+    return oracles.transformer(
+        compiled.params, example.inputs, compiled.config, gates=gates
+    )
+
+
+@pytest.mark.parametrize("name", ["two_token_induction", "without_duplicates"])
+def test_model_is_exact_in_float32_and_under_jit(name):
+    compiled = _compiled(name, num_heads=3)
+    example = compiled.examples(5)
+    apply = jax.jit(compiled.model.apply, static_argnames="is_training")
+    output = apply(compiled.params, None, example.inputs, is_training=False)
+    np.testing.assert_allclose(output.logits, _logits(compiled, example), atol=0.02)
+    np.testing.assert_array_equal(output.logits.argmax(-1), example.targets)
+
+
+@pytest.mark.parametrize("name", ["by_frequency", "two_token_induction", "four_hops"])
+def test_all_named_heads_and_no_others_are_needed(name):
+    compiled = _compiled(name, num_heads=4, seed=2)
+    example = compiled.examples(12)
+    gates = compiled.is_real.astype(float)
+    counted = example.weights > 0
+
+    def is_right(gates):
+        right = _logits(compiled, example, gates).argmax(-1) == example.targets
+        return right[counted].all()
+
+    assert is_right(gates)
+    for place in compiled.heads:
+        without = np.ones_like(gates)
+        without[place] = 0
+        assert not is_right(without)
+
+
+@pytest.mark.parametrize("name", rasp.PROGRAMS)
+def test_edges_are_those_along_which_weights_meet(name):
+    compiled = _compiled(name, num_heads=3, noise=0.0)
+    params, size = compiled.params, compiled.config.attention.key_size
+
+    def part(place, kind):
+        layer, head = place
+        weights = params[f"encoder/layer_{layer}/attention/{kind}"]["w"]
+        own = slice(head * size, (head + 1) * size)
+        return weights[own] if kind == "linear" else weights[:, own]
+
+    def written(place, stop):
+        """What is made of a head's output below layer `stop`, by hidden units too."""
+        result = part(place, "linear").any(0)
+        for layer in range(place[0], stop):
+            scope = f"encoder/layer_{layer}/feed_forward"
+            if f"{scope}/hidden" in params:
+                units = params[f"{scope}/hidden"]["w"][result].any(0)
+                result = result | params[f"{scope}/output"]["w"][units].any(0)
+        return result
+
+    edges = {
+        (sender, receiver, kind)
+        for sender, receiver in itertools.permutations(compiled.heads, 2)
+        if sender[0] < receiver[0]
+        for kind, name in KINDS.items()
+        if part(receiver, name)[written(sender, receiver[0])].any()
+    }
+    assert compiled.edges == edges
+    read = params["logits"]["w"].any(-1)
+    num_layers = compiled.config.num_layers
+    wanted = {each for each in compiled.heads if written(each, num_layers)[read].any()}
+    assert compiled.senders == wanted
+
+
+def test_kinds_of_edges_by_hand():
+    kinds = {
+        name: sorted(kind for *_, kind in _compiled(name).edges)
+        for name in (
+            *("induction", "two_hops", "preceding_again", "as_frequent"),
+            *("two_token_induction", "by_frequency", "reverse"),
+        )
+    }
+    assert kinds == {
+        "induction": ["k"],
+        "two_hops": ["q"],
+        "preceding_again": ["v"],
+        "as_frequent": ["k", "q"],
+        "two_token_induction": ["k", "k", "q"],
+        "by_frequency": ["k", "k", "q"],
+        "reverse": [],
+    }
+
+
+def test_heads_stand_at_random_places_among_random_ones():
+    compiled = [_compiled("reverse", seed=seed) for seed in range(6)]
+    assert len({tuple(each.heads) for each in compiled}) > 2
+    same, other = compiled[0], _compiled("reverse", seed=0)
+    jax.tree.map(np.testing.assert_array_equal, same.params, other.params)
+    maps = jax.jit(same.model.apply, static_argnames="is_training")(
+        same.params, None, same.examples(8).inputs, is_training=False
+    ).maps
+    largest = maps[0].statistics().largest_weight.mean(0)
+    others = np.delete(largest, [head for _, head in same.heads])
+    assert others.min() < 0.5 and others.max() > 0.8
+
+
+def test_sequences_by_hand():
+    """Means, what nothing is selected for, and the better of two keys."""
+
+    def computed(output, inputs, is_causal=False):
+        program = rasp.Program("own", output, (1, 2, 4), 3, is_causal, None)
+        expected = program(inputs)
+        compiled = rasp.compile(program, num_heads=2)
+        places = [[3, *(program.vocabulary.index(x) for x in inputs)]]
+        logits = oracles.transformer(compiled.params, np.array(places), compiled.config)
+        chosen = [compiled.answers[i] for i in logits[0].argmax(-1)]
+        assert chosen == [None, *expected]
+        return expected
+
+    every = select(indices, indices, lambda key, query: True)
+    third = map(lambda x: round(float(3 * x)), mean(every, tokens, name="mean"))
+    assert computed(third, [1, 2, 4]) == [7, 7, 7]
+    assert computed(third, [1, 2, 4], is_causal=True) == [3, 4, 7]  # 4.5 to even
+    small = select(tokens, tokens, lambda key, query: key < query)
+    assert computed(aggregate(small.last(), tokens, name="x"), [2, 1, 4]) == [
+        1,
+        None,
+        1,
+    ]
+    worst = map(operator.neg, tokens)
+    least = aggregate(every.best(worst, indices), indices, name="x")
+    assert computed(least, [2, 1, 1]) == [2, 2, 2]
+    # None where one of two is None, or the function says so.
+    small = aggregate(small.last(), tokens, name="x")
+    both = map(lambda a, b: a + b if b < 4 else None, small, tokens)
+    assert computed(both, [2, 1, 2]) == [3, None, 3]
+
+
+def test_programs_are_refused_that_say_too_little_or_too_much():
+    every = select(indices, indices, lambda key, query: True)
+    number = mean(every, tokens, name="mean")
+    with pytest.raises(ValueError, match="inputs must be one sequence, or two"):
+        map(operator.add, number, tokens)
+    with pytest.raises(ValueError, match="keys and queries must be no means"):
+        select(number, tokens, operator.eq)
+    with pytest.raises(ValueError, match="values must be no means"):
+        aggregate(every, number, name="x")
+    with pytest.raises(ValueError, match="selector must have no order"):
+        rasp.selector_width(every.last(), name="x")
+    output = aggregate(every, tokens, name="any")
+    program = rasp.Program("own", output, ("a", "b"), 2, False, None)
+    with pytest.raises(ValueError, match="'any' selects must agree .* got \\['a', 'b'"):
+        program("ab")
+    with pytest.raises(ValueError, match="inputs must be 2 tokens, got 3"):
+        program("aba")
+    with pytest.raises(ValueError, match="num_heads must be at least 2, .* got 1"):
+        rasp.compile(rasp.PROGRAMS["two_token_induction"](), num_heads=1)
+    with pytest.raises(ValueError, match="noise must be a finite number"):
+        rasp.compile(rasp.PROGRAMS["reverse"](), noise=-1.0)
+
+
+def test_auroc_is_the_share_of_pairs_in_order():
+    real = np.array([[True, False, False], [False, True, False]])
+    found = np.array([[3.0, 2.0, np.nan], [2.0, 2.0, 1.0]])
+    # Of 2 x 3 pairs five are in order or tied: 3 > 2, 2, 1; 2 = 2, 2 and 2 > 1.
+    assert rasp.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
+    assert rasp.auroc(-found, real) == pytest.approx(1 / 6)
+    with pytest.raises(ValueError, match="must have real ones and others"):
+        rasp.auroc(found, np.zeros_like(real))
