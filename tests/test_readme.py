@@ -78,6 +78,7 @@ def get_config():
         evaluate_every=4, checkpoint_every=8, evaluation_examples=8,
     )
     config.optimizer.warmup_steps = 2
+    config.attention.examples = 2
     return config
 """
 
