@@ -16,9 +16,14 @@ import ml_collections
 import numpy as np
 
 from mha_haiku import devices, models, tasks
-from mha_haiku.runs import configuration, folders, loop, metrics_log, progress
+from mha_haiku.runs import configuration, files, folders, loop, metrics_log, progress
 from mha_haiku.studies import workbench
 from mha_haiku.training import evaluation
+
+Look = Callable[[models.Model, Any, tasks.Example], dict[str, jax.Array]]
+
+_LOOKS = "looks.jsonl"
+_LOOKED_AT = 256  # held-out examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Trained:
       model: The model; the same object for all seeds, so that programs compile once.
       params: Its parameters.
       history: The lines of metrics.jsonl.
+      looks: What `looked` of `Desk.train` returned at its steps, each with "step".
       folder: The run's folder, for the studies (`bench`).
     """
 
@@ -39,6 +45,7 @@ class Trained:
     model: models.Model
     params: Any
     history: list[dict[str, Any]]
+    looks: list[dict[str, float]]
     folder: Path
 
     def bench(self) -> workbench.Bench:
@@ -90,12 +97,22 @@ class Desk:
         self._devices = list(devices or jax.devices())
         self._made: dict[Hashable, Any] = {}
 
-    def train(self, config: ml_collections.ConfigDict, seed: int) -> Trained:
+    def train(
+        self,
+        config: ml_collections.ConfigDict,
+        seed: int,
+        *,
+        every: int = 0,
+        look: Look | None = None,
+    ) -> Trained:
         """Returns the model of a config and seed, trained, or loaded if it has been.
 
         Args:
           config: A whole config; its own seed does not matter.
           seed: The seed.
+          every: Steps between two looks at the parameters in training; 0: none.
+          look: A function of a module, from model, parameters and 256 held-out examples
+            to numbers by names; it is compiled.
 
         Raises:
           KeyboardInterrupt: If the training was interrupted; it has saved its state.
@@ -103,9 +120,11 @@ class Desk:
           NonFiniteLossError: See `runs.train`.
         """
         config = _with_seed(config, 0)
-        digest = digest_of(configuration.to_json(config))
+        looks = [every, look.__module__, look.__name__] if look else []
+        digest = digest_of([configuration.to_json(config), *looks])
+        observers = [_Looker(every, look)] if look else []
         return self.once(
-            ("run", digest, seed), lambda: self._train(config, digest, seed)
+            ("run", digest, seed), lambda: self._train(config, digest, seed, observers)
         )
 
     def changed(self, trained: Trained, **fields: Any) -> Trained:
@@ -198,11 +217,14 @@ class Desk:
             self._made[key] = make()
         return self._made[key]
 
-    def _train(self, config, digest, seed) -> Trained:
+    def _train(self, config, digest, seed, observers) -> Trained:
         folder = self.workdir / "runs" / digest[:16] / f"seed_{seed}"
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
             summary = loop.train(
-                _with_seed(config, seed), folder, devices=self._devices
+                _with_seed(config, seed),
+                folder,
+                observers=observers,
+                devices=self._devices,
             )
         if summary.interrupted:
             raise KeyboardInterrupt
@@ -210,7 +232,36 @@ class Desk:
         model = self.once(("model", digest), lambda: run.model)
         task = self.once(("task", digest), lambda: run.task)
         history = metrics_log.read(folders.Folder(folder).metrics)
-        return Trained(run.config, task, model, run.params, history, folder)
+        looks = files.read_lines(folder / _LOOKS)
+        return Trained(run.config, task, model, run.params, history, looks, folder)
+
+
+class _Looker(loop.Observer):
+    """Writes what a function says of the parameters to a log in the run's folder."""
+
+    def __init__(self, every: int, function: Look):
+        super().__init__(every)
+        self._function = function
+
+    def begin(self, folder, config, task, step) -> None:
+        path = folder.root / _LOOKS
+        self._log = files.LineWriter(path, last_step=step)
+        self._seen = {line["step"] for line in files.read_lines(path)}
+        model = folders.make_model(config, task)
+        indices = np.arange(_LOOKED_AT, dtype=np.int32)
+        data = task.held_out_data
+        batch = evaluation.held_out_batch(task, config.seed, data, indices)
+        program = jax.jit(functools.partial(self._function, model))
+        self._program = lambda params: program(params, batch)
+
+    def look(self, step, params) -> None:
+        if step not in self._seen:
+            numbers = jax.device_get(self._program(params))
+            plain = {name: float(value) for name, value in numbers.items()}
+            self._log.append({"step": step, **plain})
+
+    def end(self) -> None:
+        self._log.close()
 
 
 def digest_of(contents: Any) -> str:

@@ -84,7 +84,7 @@ def claim(
       control: What the control is.
     """
     count = len(panels) + len(curves)
-    columns = min(_COLUMNS, count)
+    columns = 2 if count == 4 else min(_COLUMNS, count)
     rows = -(-count // columns)
     said = ", ".join(f"{arm}: {word}" for arm, word in verdicts.items())
     control = f"Control: {control}. " if "control" in verdicts else ""

@@ -13,7 +13,9 @@ from mha_haiku.tasks import (
     histogram,
     induction,
     language_model,
+    markov_chains,
     masked_language_model,
+    max_retrieval,
     modular_addition,
     number_words,
     parity,
@@ -62,6 +64,8 @@ _TASKS = {
         number_words.NumberWords,
         pronounce.Pronounce,
         classify.Classify,
+        max_retrieval.MaxRetrieval,
+        markov_chains.MarkovChains,
     )
 }
 

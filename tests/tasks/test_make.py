@@ -22,6 +22,8 @@ def test_names_are_what_make_knows():
         "number_words",
         "pronounce",
         "classify",
+        "max_retrieval",
+        "markov_chains",
     )
 
 

@@ -1,0 +1,94 @@
+"""Which positions let a model answer inputs longer than those of its training."""
+
+from mha_haiku import runs
+from mha_haiku.claims import base
+
+_TRAINED = 16
+_LENGTHS = (16, 24, 32, 64)
+_LONGER = {"claim": 32, "control": 16}
+_KINDS = {"none": "no positions", "alibi": "ALiBi", "learned": "learned"}
+
+
+class LengthExtrapolation(base.Claim):
+    """A repeated sequence of unique tokens is continued, twice as long as in training.
+
+    Two causal layers without a feed-forward part, without positions, with ALiBi and
+    with learned ones, of which the later were never trained. The control stays at the
+    length of training.
+    """
+
+    sentence = (
+        "No positions, and ALiBi, reach inputs twice as long; learned ones do not"
+    )
+    source = base.Source(
+        paper="Kazemnejad et al. 2023",
+        place="abstract; trained on lengths up to 20, asked up to 40",
+        published=(
+            "no positions outperform explicit ones on longer inputs; ALiBi, rotary and "
+            "absolute ones are not well suited"
+        ),
+        arxiv="2305.19466",
+    )
+    control = "the length of training"
+    minutes = 6.0
+    criteria = (
+        base.Criterion(
+            "accuracy at twice the length, no positions minus learned",
+            lambda x: x["no positions, longer"] - x["learned, longer"],
+            at_least=0.2,
+        ),
+        base.Criterion(
+            "accuracy at twice the length, ALiBi minus learned",
+            lambda x: x["ALiBi, longer"] - x["learned, longer"],
+            at_least=0.2,
+        ),
+        base.Criterion(
+            "accuracy at twice the length, no positions minus ALiBi",
+            lambda x: x["no positions, longer"] - x["ALiBi, longer"],
+            at_least=0.0,
+        ),
+    )
+    curves = (
+        base.Curve(
+            "Continuing a repeated sequence",
+            f"tokens (training: {_TRAINED})",
+            "held-out accuracy",
+            _LENGTHS,
+            {name: f"{name} at {{}}" for name in _KINDS.values()},
+            logarithmic=True,
+            level=1 / 32,
+            level_name="chance",
+        ),
+    )
+
+    def configs(self, arm):
+        del arm
+        found = {}
+        for kind, name in _KINDS.items():
+            config = runs.default_config("induction")
+            config.task.sequence_length = _TRAINED
+            config.model.family = "causal"
+            config.model.num_layers = 2
+            config.model.model_size = 64
+            config.model.embedding.positions = kind
+            config.model.embedding.max_length = _LENGTHS[-1]
+            config.model.attention.num_heads = 4
+            config.model.feed_forward.hidden_size = 0
+            config.optimizer.warmup_steps = 100
+            config.training.steps = 1000
+            config.training.batch_size = 64
+            config.training.report_every = 500
+            config.training.evaluate_every = 1000
+            config.training.checkpoint_every = 1000
+            found[name] = config
+        return found
+
+    def measure(self, desk, seed, arm):
+        numbers = {}
+        for name, config in self.configs(arm).items():
+            trained = desk.train(config, seed)
+            for length in _LENGTHS if arm == "claim" else _LENGTHS[:1]:
+                other = desk.changed(trained, task__sequence_length=length)
+                numbers[f"{name} at {length}"] = desk.evaluate(other)["accuracy"]
+            numbers[f"{name}, longer"] = numbers[f"{name} at {_LONGER[arm]}"]
+        return numbers
