@@ -16,7 +16,15 @@ import ml_collections
 import numpy as np
 
 from mha_haiku import devices, models, tasks
-from mha_haiku.runs import configuration, files, folders, loop, metrics_log, progress
+from mha_haiku.runs import (
+    configuration,
+    files,
+    folders,
+    loop,
+    metrics_log,
+    progress,
+    seeds,
+)
 from mha_haiku.studies import workbench
 from mha_haiku.training import evaluation
 
@@ -71,7 +79,8 @@ class Desk:
 
     Attributes:
       workdir: The folder of all runs.
-      seeds: Those that will be asked for.
+      seeds: Those that will be asked for: they are trained in one program, if they are
+        numbers in a row.
       progress: Wraps an iterable to show progress, like `runs.progress.over`.
     """
 
@@ -79,7 +88,7 @@ class Desk:
         self,
         workdir: str | os.PathLike,
         *,
-        seeds: Sequence[int] = (0, 1, 2),
+        seeds: Sequence[int] = (0,),
         progress: Callable[..., Iterator] = progress.over,
         devices: Sequence[jax.Device] | None = None,
     ):
@@ -119,13 +128,11 @@ class Desk:
           ConfigError: If the config is not valid.
           NonFiniteLossError: See `runs.train`.
         """
-        config = _with_seed(config, 0)
-        looks = [every, look.__module__, look.__name__] if look else []
-        digest = digest_of([configuration.to_json(config), *looks])
-        observers = [_Looker(every, look)] if look else []
-        return self.once(
-            ("run", digest, seed), lambda: self._train(config, digest, seed, observers)
-        )
+        digest = digest_of([essence(config), *_named(every, look)])[:16]
+        if ("run", digest, seed) not in self._made:
+            observers = [_Looker(every, look)] if look else []
+            self._train(config, digest, seed, observers)
+        return self._made["run", digest, seed]
 
     def changed(self, trained: Trained, **fields: Any) -> Trained:
         """Returns the same parameters in a model or on a task that differs.
@@ -145,7 +152,7 @@ class Desk:
             with section.ignore_type():
                 section[field] = value
         configuration.check_fields(config)
-        digest = digest_of(configuration.to_json(_with_seed(config, 0)))
+        digest = digest_of(essence(config))
         kept = trained.task.keep()
         task = self.once(
             ("task", digest), lambda: configuration.make_task(config, kept)
@@ -217,23 +224,46 @@ class Desk:
             self._made[key] = make()
         return self._made[key]
 
-    def _train(self, config, digest, seed, observers) -> Trained:
-        folder = self.workdir / "runs" / digest[:16] / f"seed_{seed}"
+    def _train(self, config, digest, seed, observers) -> None:
+        """Trains a seed, or all of the desk's in one program, or finds it trained."""
+        runs = self.workdir / "runs"
+        ended = [
+            path.parent
+            for path in sorted(runs.glob(f"{digest}*/seed_{seed}/summary.json"))
+            if not files.read_json(path)["interrupted"]
+        ]
+        if ended:
+            return self._keep(digest, seed, folders.load_run(ended[0]), ended[0])
+        first, count = min(self.seeds, default=seed), len(self.seeds)
+        together = seed in self.seeds and self.seeds == tuple(
+            range(first, first + count)
+        )
+        if not together:
+            first, count = seed, 1
+        folder = runs / f"{digest}_{count}"
+        if count == 1:
+            folder = folder / f"seed_{seed}"
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            summary = loop.train(
-                _with_seed(config, seed),
+            trained = seeds.train_seeds(
+                _with_seed(config, first),
+                count,
                 folder,
                 observers=observers,
                 devices=self._devices,
             )
-        if summary.interrupted:
-            raise KeyboardInterrupt
-        run = folders.load_run(folder)
+        for each in trained:
+            own = folder if count == 1 else folder / f"seed_{each.seed}"
+            self._keep(digest, each.seed, each.run, own)
+        return None
+
+    def _keep(self, digest, seed, run, folder) -> None:
         model = self.once(("model", digest), lambda: run.model)
         task = self.once(("task", digest), lambda: run.task)
         history = metrics_log.read(folders.Folder(folder).metrics)
         looks = files.read_lines(folder / _LOOKS)
-        return Trained(run.config, task, model, run.params, history, looks, folder)
+        self._made["run", digest, seed] = Trained(
+            run.config, task, model, run.params, history, looks, folder
+        )
 
 
 class _Looker(loop.Observer):
@@ -264,10 +294,29 @@ class _Looker(loop.Observer):
         self._log.close()
 
 
+def essence(config: ml_collections.ConfigDict) -> list[str]:
+    """Returns what a config differs in from the defaults of its task, but the seed.
+
+    A field that the package gets later changes nothing of it.
+    """
+    config = _with_seed(config, 0)
+    with config.unlocked():
+        config.training.seeds = 1
+    default = configuration.default_config(config.task.name)
+    lines = configuration.difference(
+        configuration.to_json(default), configuration.to_json(config)
+    )
+    return [config.task.name, *sorted(lines)]
+
+
 def digest_of(contents: Any) -> str:
     """Returns the sha256 of a JSON value."""
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _named(every, look) -> list[Any]:
+    return [every, look.__module__, look.__name__] if look else []
 
 
 def _with_seed(config, seed):

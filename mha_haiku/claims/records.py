@@ -9,8 +9,8 @@ import haiku
 import jax
 
 from mha_haiku.claims import base
-from mha_haiku.claims.desk import digest_of
-from mha_haiku.runs import configuration, files
+from mha_haiku.claims.desk import digest_of, essence
+from mha_haiku.runs import files
 
 
 class Record(NamedTuple):
@@ -38,12 +38,10 @@ class Record(NamedTuple):
 def key_of(claim: base.Claim, arm: str) -> str:
     """Returns what tells whether a measurement is of the claim as it is now.
 
-    It changes with the claim's version and with any field of its configs.
+    It changes with the claim's version and with what its configs differ in from the
+    defaults.
     """
-    configs = {
-        name: configuration.to_json(config)
-        for name, config in claim.configs(arm).items()
-    }
+    configs = {name: essence(config) for name, config in claim.configs(arm).items()}
     return digest_of([claim.version, configs])[:16]
 
 

@@ -10,6 +10,7 @@ from experiments import reproduce
 from mha_haiku import claims
 from mha_haiku.checks import ConfigError
 from mha_haiku.claims import records, reproducing, telling
+from mha_haiku.runs import configuration
 
 ALL = [(arm, seed) for seed in (0, 1, 2) for arm in ("claim", "control")]
 
@@ -36,10 +37,23 @@ def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     config = make_config()
     halves.configs = lambda arm: {"one": config}
     _all(halves, tmp_path, formats=())
-    config.seed = 8  # the desk sets seeds; still, this is another config
+    config.seed = 8  # the desk sets seeds: this is the same config
+    assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == []
     config.training.steps += 1
-    outcome = telling.Outcome.read(halves, tmp_path)
-    assert outcome.missing((0, 1, 2)) == ALL
+    assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == ALL
+
+
+def test_a_field_that_comes_later_changes_no_key(halves, make_config, monkeypatch):
+    config = make_config()
+    halves.configs = lambda arm: {"one": config}
+    before = records.key_of(halves, "claim")
+    whole = configuration.default_config("reverse")
+    with whole.unlocked(), config.unlocked():
+        whole.model.later = config.model.later = 0
+    monkeypatch.setattr(configuration, "default_config", lambda _: whole)
+    assert records.key_of(halves, "claim") == before
+    config.model.later = 1
+    assert records.key_of(halves, "claim") != before
 
 
 def test_a_fault_leaves_what_was_measured(halves, tmp_path):
@@ -131,8 +145,10 @@ def test_every_claim_says_what_it_must():
         assert claim.name == name
         assert claim.sentence and claim.control and claim.source.published
         assert all((c.at_least is None) != (c.at_most is None) for c in claim.criteria)
-        assert set(claim.configs("claim")) == set(claim.configs("control"))
-        records.key_of(claim, "claim")
+        for arm in claims.ARMS:
+            for config in claim.configs(arm).values():
+                configuration.check_fields(config)
+            assert records.key_of(claim, arm) == records.key_of(claim, arm)
 
 
 STORED = sorted(path.stem for path in reproduce.STORED.glob("*.jsonl"))
