@@ -8,9 +8,12 @@ from mha_haiku.models.architecture import (
     NORMS,
     POSITIONS,
     PRECISIONS,
-    LayerHeads,
-    check,
     default_config,
+)
+from mha_haiku.models.build import Maps, Model, Output, build
+from mha_haiku.models.consistency import check
+from mha_haiku.models.parts import (
+    LayerHeads,
     find_part,
     frequencies,
     heads_of_layers,
@@ -22,7 +25,6 @@ from mha_haiku.models.architecture import (
     part_of,
     windows,
 )
-from mha_haiku.models.build import Maps, Model, Output, build
 from mha_haiku.modules import stacked, unstacked
 
 __all__ = [

@@ -1,12 +1,7 @@
-"""The config of a model: its fields, and which heads its layers have.
+"""The fields of a model's config: default, meaning, check; and what values stand for.
 
-L layers; H heads and G key/value heads of an unpruned layer. The heads of a model
-stand in one list of its P attention parts: each layer of an encoder has one, and in an
-encoder-decoder those of the encoder come first, then the self-attention of each layer
-of the decoder, then the cross-attention of each. All that is said "per layer" of heads
-(`kept_heads`, gates, importance, attention maps) follows this list. What is said per
-layer of other things (hidden units, windows) follows the layers: those of the encoder,
-then those of the decoder.
+What they say of layers and heads is in `parts.py`; checks of two fields together are in
+`consistency.py`.
 """
 
 import contextlib
@@ -19,7 +14,6 @@ import jax.numpy as jnp
 
 from mha_haiku import attention, checks, fields, modules
 from mha_haiku.fields import Field, OneOf
-from mha_haiku.modules import anatomy
 
 if TYPE_CHECKING:
     import ml_collections
@@ -71,7 +65,8 @@ NORM_POSITIONS = ("pre", "post", "both")
 POOLS = ("first", "mean")
 
 
-def _a_list(name: str, value: Any) -> Any:
+def a_list(name: str, value: Any) -> Any:
+    """Returns the value, or raises ConfigError where it is no list."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise checks.ConfigError(f"{name} must be a list, got {value!r}.")
     return value
@@ -79,7 +74,7 @@ def _a_list(name: str, value: Any) -> Any:
 
 def _window(name: str, value: Any) -> Any:
     check = fields.optional(fields.integer(0, 2**31 - 1))
-    if not _is_list(value):
+    if not is_list(value):
         return check(name, value)
     for i, each in enumerate(value):
         check(f"{name}[{i}]", each)
@@ -97,15 +92,16 @@ def _sinks(name: str, value: Any) -> Any:
 
 
 def _frequencies(name: str, value: Any) -> Any:
-    by_layer = any(map(_is_list, _a_list(name, value)))
+    by_layer = any(map(is_list, a_list(name, value)))
     for i, row in enumerate(value if by_layer else [value]):
         own = f"{name}[{i}]" if by_layer else name
-        for j, each in enumerate(_a_list(own, row)):
+        for j, each in enumerate(a_list(own, row)):
             checks.non_negative_number(f"{own}[{j}]", each)
     return value
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
+    """Returns whether a field has a list, as of one value per layer."""
     return isinstance(value, list | tuple)
 
 
@@ -305,7 +301,7 @@ FIELDS = {
             None,
             "pruned models: a list of the heads left in each layer (encoder, decoder, "
             "cross-attention in turn); None: all",
-            fields.optional(_a_list),
+            fields.optional(a_list),
             formerly="config.model.kept_heads",
         ),
     },
@@ -339,7 +335,7 @@ FIELDS = {
         "hidden_sizes": Field(
             None,
             "pruned models: a list of the hidden units of each layer; None: all",
-            fields.optional(_a_list),
+            fields.optional(a_list),
             formerly="config.model.hidden_sizes",
         ),
     },
@@ -400,227 +396,6 @@ FIELDS = {
 }
 
 
-class LayerHeads(NamedTuple):
-    """The heads of a layer.
-
-    Attributes:
-      names: The indices of the heads in the unpruned layer, ascending.
-      num_key_value_heads: How many key/value heads they read.
-      groups: For each head the key/value head that it reads; None where each
-        key/value head serves the same number of heads, in order.
-      key_value_names: The indices of the key/value heads in the unpruned layer.
-      kind: One of `KINDS`; "" in models that have one kind only.
-      layer: Which layer of its kind.
-    """
-
-    names: tuple[int, ...]
-    num_key_value_heads: int
-    groups: tuple[int, ...] | None
-    key_value_names: tuple[int, ...]
-    kind: str = ""
-    layer: int = 0
-
-    @property
-    def label(self) -> str:
-        """What it is called: "layer 3", or "cross 3" where there are kinds."""
-        return f"{self.kind or 'layer'} {self.layer}"
-
-    @property
-    def address(self) -> str:
-        """How a user names it in a flag: "3", or "cross.3" where there are kinds."""
-        return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
-
-
-def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
-    """Returns the heads of each of the P attention parts that a config describes.
-
-    They are those of L layers where the model has one kind of them.
-
-    Args:
-      config: `config.model`.
-    """
-    kept, places = config.attention.kept_heads, _places(config)
-    if kept is None:
-        kept = [range(config.attention.num_heads)] * len(places)
-    return tuple(
-        _layer_heads(config.attention, sorted(names))._replace(kind=kind, layer=layer)
-        for names, (kind, layer) in zip(kept, places, strict=True)
-    )
-
-
-def find_part(config: Any, address: str) -> int:
-    """Returns the index of an attention part, of 0 to P - 1.
-
-    Args:
-      config: `config.model`.
-      address: As `LayerHeads.address` says it.
-
-    Raises:
-      ConfigError: If there is none.
-    """
-    addresses = [each.address for each in heads_of_layers(config)]
-    if address.strip() in addresses:
-        return addresses.index(address.strip())
-    listed = f"{addresses[0]} to {addresses[-1]}"
-    if config.family == "encoder_decoder":
-        listed = ", ".join(addresses[:24]) + ", ..." * (len(addresses) > 24)
-    raise checks.ConfigError(
-        f"a layer must be one of {listed}, got {address!r}."
-        f"{checks.nearest(address, addresses)}"
-    )
-
-
-def part_of(config: Any, module: str) -> int | slice | None:
-    """Returns which attention part a module, by its name, is in.
-
-    Args:
-      config: `config.model`.
-      module: As it stands among the parameters.
-
-    Returns:
-      Its index; of scanned layers, whose arrays are of all of a kind, the slice of
-      these; None: it is in no layer.
-    """
-    layer = anatomy.layer_of(module)
-    if layer is None:
-        return None
-    kind = 0
-    if layer.scope.startswith("decoder"):
-        kind = 2 if layer.part.startswith("/cross_attention") else 1
-    decoder = num_decoder_layers(config)
-    return _among(layer, (config.num_layers, decoder, decoder), kind)
-
-
-def layer_of(config: Any, module: str) -> int | slice | None:
-    """Returns which of all layers a module, by its name, is in; as `part_of` does.
-
-    Args:
-      config: `config.model`.
-      module: As it stands among the parameters.
-    """
-    layer = anatomy.layer_of(module)
-    if layer is None:
-        return None
-    stack = int(layer.scope.startswith("decoder"))
-    return _among(layer, (config.num_layers, num_decoder_layers(config)), stack)
-
-
-def _among(layer, sizes, place) -> int | slice:
-    """Returns where a layer stands in a list of several stacks of these sizes."""
-    before = sum(sizes[:place])
-    if layer.index is None:
-        return slice(before, before + sizes[place])
-    return before + layer.index
-
-
-def num_decoder_layers(config: Any) -> int:
-    """Returns the number of layers of the decoder; 0: there is none.
-
-    Args:
-      config: `config.model`.
-    """
-    if config.family != "encoder_decoder":
-        return 0
-    return config.decoder.num_layers or config.num_layers
-
-
-def num_all_layers(config: Any) -> int:
-    """Returns the number of layers of encoder and decoder together.
-
-    Args:
-      config: `config.model`.
-    """
-    return config.num_layers + num_decoder_layers(config)
-
-
-def _places(config) -> list[tuple[str, int]]:
-    """Returns the kind and the layer of each attention part, in their order."""
-    own = range(config.num_layers)
-    decoder = range(num_decoder_layers(config))
-    if not decoder:
-        return [("", i) for i in own]
-    layers = zip(KINDS, (own, decoder, decoder), strict=True)
-    return [(kind, i) for kind, indices in layers for i in indices]
-
-
-def description(config: Any) -> str:
-    """Returns what a model is, in a few words.
-
-    Args:
-      config: `config.model`.
-    """
-    counts = [len(layer.names) for layer in heads_of_layers(config)]
-    heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
-    number, decoder = f"{config.num_layers}", num_decoder_layers(config)
-    if decoder:
-        number += f" + {decoder}"
-    return (
-        f"{config.family}: {number} layer{'s' * (number != '1')} "
-        f"of {heads} heads{', ...' * (len(counts) > 16)}, model size "
-        f"{config.model_size}, {config.embedding.positions} positions"
-    )
-
-
-def hidden_sizes(config: Any) -> tuple[int, ...]:
-    """Returns the number of hidden units of each of the L layers.
-
-    Args:
-      config: `config.model`.
-    """
-    sizes = config.feed_forward.hidden_sizes
-    if sizes is None:
-        return (config.feed_forward.hidden_size,) * num_all_layers(config)
-    return tuple(sizes)
-
-
-def windows(config: Any) -> tuple[int | None, ...]:
-    """Returns the window of each of the L layers, None for one that sees everything.
-
-    Args:
-      config: `config.model`.
-    """
-    given = config.attention.window
-    return tuple(given) if _is_list(given) else (given,) * num_all_layers(config)
-
-
-def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the rotary frequencies `[K / 2]` of each of the L layers.
-
-    None stands for those of `embedding.rotary_period`.
-
-    Args:
-      config: `config.model`.
-    """
-    given = config.embedding.frequencies
-    if given is None:
-        return (None,) * num_all_layers(config)
-    if not any(_is_list(each) for each in given):
-        given = [given] * num_all_layers(config)
-    return tuple(map(tuple, given))
-
-
-def are_alike(config: Any) -> bool:
-    """Returns whether layers differ in the values of their parameters alone.
-
-    Args:
-      config: `config.model`.
-    """
-    is_pruned = config.attention.kept_heads is not None
-    is_pruned |= config.feed_forward.hidden_sizes is not None
-    differ = max(len(set(each(config))) for each in (windows, frequencies)) > 1
-    return not is_pruned and not differ
-
-
-def key_size(config: Any) -> int:
-    """Returns K, the size of a head's queries, keys and values.
-
-    Args:
-      config: `config.model`.
-    """
-    given = config.attention.key_size
-    return given or config.model_size // max(1, config.attention.num_heads)
-
-
 def make_norm(config: Any) -> Callable[..., Callable[[jax.Array], jax.Array]]:
     """Returns what makes the norms of a model from their `name`.
 
@@ -633,211 +408,3 @@ def make_norm(config: Any) -> Callable[..., Callable[[jax.Array], jax.Array]]:
 def default_config() -> "ml_collections.ConfigDict":
     """Returns `config.model` with the default of every field."""
     return fields.defaults(FIELDS)
-
-
-@checks.user_mistakes()
-def check(config: "ml_collections.ConfigDict") -> None:
-    """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
-    fields.check("config.model", config.to_dict(), FIELDS)
-    section, model_size = config.attention, config.model_size
-    num_heads, num_groups = section.num_heads, section.num_key_value_heads
-    if not num_heads and not config.feed_forward.hidden_size:
-        raise checks.ConfigError(
-            "config.model.attention.num_heads or feed_forward.hidden_size must be "
-            "above 0, got 0 for both."
-        )
-    if num_heads and section.key_size is None and model_size % num_heads:
-        raise checks.ConfigError(
-            f"config.model.attention.num_heads must divide model_size = {model_size} "
-            f"where key_size is not given, got {num_heads}; the nearest that does is "
-            f"{_nearest_divisor(model_size, num_heads)}."
-        )
-    if num_groups and num_heads % num_groups:
-        raise checks.ConfigError(
-            "config.model.attention.num_key_value_heads must divide num_heads = "
-            f"{num_heads}, got {num_groups}; the nearest that does is "
-            f"{_nearest_divisor(num_heads, num_groups)}."
-        )
-    _check_score(section)
-    kind, name = config.embedding.positions, "config.model.embedding.positions"
-    if not num_heads and kind in ("rotary", "alibi", "t5"):
-        raise checks.ConfigError(
-            f"{name} = {kind!r} works through attention, of which there is none with "
-            "attention.num_heads = 0; choose learned, sinusoidal or none."
-        )
-    if kind == "rotary" and key_size(config) % 2:
-        raise checks.ConfigError(
-            f"{name} = 'rotary' needs an even key size, got {key_size(config)}."
-        )
-    if kind == "sinusoidal" and model_size % 2:
-        raise checks.ConfigError(
-            f"{name} = 'sinusoidal' needs an even model_size, got {model_size}."
-        )
-    _check_by_layer(config)
-    _check_rotary(config)
-    _check_parts(config)
-    _check_output(config)
-    _check_decoder(config)
-
-
-def _check_score(section) -> None:
-    """Checks what goes with the score, of `config.model.attention`."""
-    score, name = section.score, "config.model.attention"
-    for field, default, known_by in (
-        ("scale", None, ("dot_product", "sigmoid")),
-        ("soft_cap", None, ("dot_product",)),
-        ("offset", 0, ("sigmoid",)),
-        ("temperature", 1, ("dot_product", "additive", "sigmoid")),
-    ):
-        if score not in known_by and section[field] != default:
-            raise checks.ConfigError(
-                f"{name}.{field} is only for score = {' or '.join(known_by)}, and must "
-                f"be {default} with score = {score!r}, got {section[field]}."
-            )
-    if section.normalizer == "none":
-        if score not in ("sigmoid", "linear"):
-            raise checks.ConfigError(
-                f"{name}.normalizer = 'none' needs score = sigmoid or linear, whose "
-                f"exponentials stay small, got {score!r}."
-            )
-        if section.sinks is not None:
-            raise checks.ConfigError(
-                f"{name}.sinks must be None with normalizer = 'none': without a "
-                f"denominator there is none to add to, got {section.sinks!r}."
-            )
-
-
-def _layer_heads(config, names) -> LayerHeads:
-    num_groups = config.num_key_value_heads or config.num_heads
-    group_of = [name * num_groups // config.num_heads for name in names]
-    key_value_names = sorted(set(group_of))
-    groups = tuple(key_value_names.index(group) for group in group_of)
-    is_even = len({groups.count(group) for group in groups}) < 2
-    return LayerHeads(
-        tuple(names),
-        len(key_value_names),
-        None if is_even else groups,
-        tuple(key_value_names),
-    )
-
-
-def _check_by_layer(config) -> None:
-    """Checks the fields that may have a value per layer."""
-    kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
-    window, turns = config.attention.window, config.embedding.frequencies
-    for field, given, is_alike in (
-        ("attention.kept_heads", kept, False),
-        ("feed_forward.hidden_sizes", sizes, False),
-        ("attention.window", window, len(set(windows(config))) == 1),
-        ("embedding.frequencies", turns, len(set(frequencies(config))) == 1),
-    ):
-        if not _is_list(given) or (given is turns and not any(map(_is_list, given))):
-            continue
-        count, of = num_all_layers(config), "layers"
-        if given is kept:
-            count, of = len(_places(config)), "layers"
-            if config.family == "encoder_decoder":
-                of = "attention parts (encoder, decoder, cross)"
-        if len(given) != count:
-            raise checks.ConfigError(
-                f"config.model.{field} must have an entry for each of the {count} {of},"
-                f" got {len(given)}."
-            )
-        if config.scan_layers and not is_alike:
-            raise checks.ConfigError(
-                f"config.model.scan_layers must be False with {field}: scanned layers "
-                "must be alike in all but the values of their parameters."
-            )
-    for i, heads in enumerate(kept or ()):
-        name = f"config.model.attention.kept_heads[{i}]"
-        for head in _a_list(name, heads):
-            checks.integer_in(name, head, 0, config.attention.num_heads - 1)
-        if len(set(heads)) != len(heads):
-            raise checks.ConfigError(f"{name} must not repeat a head, got {heads!r}.")
-    for i, size in enumerate(sizes or ()):
-        fields.integer(1, 2**22)(f"config.model.feed_forward.hidden_sizes[{i}]", size)
-
-
-def _check_rotary(config) -> None:
-    """Checks the frequencies of rotary positions."""
-    name, kind = "config.model.embedding.frequencies", config.embedding.positions
-    if config.embedding.frequencies is None:
-        return
-    if kind != "rotary":
-        raise checks.ConfigError(
-            f"{name} is only for rotary positions, and must be None with positions = "
-            f"{kind!r}."
-        )
-    for i, each in enumerate(frequencies(config)):
-        if len(each) != key_size(config) // 2:
-            raise checks.ConfigError(
-                f"{name} must have a number for each of the key_size / 2 = "
-                f"{key_size(config) // 2} pairs of features, got {len(each)} for layer "
-                f"{i}."
-            )
-
-
-def _check_parts(config) -> None:
-    """Checks how the parts of a layer are added, and whether norms are any."""
-    has_residuals = config.attention.residual and config.feed_forward.residual
-    if config.feed_forward.parallel and not has_residuals:
-        raise checks.ConfigError(
-            "config.model.feed_forward.parallel needs attention.residual = True and "
-            "feed_forward.residual = True: both parts are added to what they read."
-        )
-    if config.feed_forward.parallel and config.norm.position == "post":
-        raise checks.ConfigError(
-            "config.model.feed_forward.parallel needs norm.position = pre or both, "
-            "got 'post'."
-        )
-    for section in ("embedding", "output"):
-        if config[section].norm and config.norm.kind == "none":
-            raise checks.ConfigError(
-                f"config.model.{section}.norm must be False with norm.kind = 'none'."
-            )
-
-
-def _check_output(config) -> None:
-    """Checks what stands between the last layer and the logits."""
-    output, name = config.output, "config.model.output"
-    is_set = config.family == "set_classifier"
-    for field in ("pool", "tied"):
-        if is_set and output[field]:
-            raise checks.ConfigError(
-                f"{name}.{field} must be {FIELDS['output'][field].default} for a "
-                "set_classifier, which has a logit for each element."
-            )
-    if is_set and not output.logits:
-        raise checks.ConfigError(f"{name}.logits must be True for a set_classifier.")
-    for field in ("hidden", "norm", "tied", "soft_cap"):
-        if not output.logits and output[field]:
-            raise checks.ConfigError(
-                f"{name}.{field} must be {FIELDS['output'][field].default} with logits "
-                f"= False: it is part of the logits, got {output[field]!r}."
-            )
-
-
-def _check_decoder(config) -> None:
-    """Checks what only a model with a decoder may have, or may not."""
-    if config.family != "encoder_decoder":
-        if config.decoder.num_layers is not None:
-            raise checks.ConfigError(
-                "config.model.decoder.num_layers must be None for a model without a "
-                f"decoder: family is {config.family!r}."
-            )
-        return
-    for name, value, wanted in (
-        ("attention.num_heads", config.attention.num_heads, "at least 1"),
-        ("feed_forward.parallel", not config.feed_forward.parallel, "False"),
-        ("output.pool", config.output.pool is None, "None"),
-        ("output.logits", config.output.logits, "True"),
-    ):
-        if not value:
-            raise checks.ConfigError(
-                f"config.model.{name} must be {wanted} for an encoder_decoder."
-            )
-
-
-def _nearest_divisor(number, wanted):
-    divisors = [i for i in range(1, number + 1) if number % i == 0]
-    return min(divisors, key=lambda divisor: abs(divisor - wanted))

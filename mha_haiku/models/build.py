@@ -17,7 +17,7 @@ import jmp
 import numpy as np
 
 from mha_haiku import attention, checks, display, modules
-from mha_haiku.models import architecture, ends, incremental, layers
+from mha_haiku.models import architecture, consistency, ends, incremental, layers, parts
 from mha_haiku.models.kinds import Maps
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def build(
     Raises:
       checks.ConfigError: If a field is out of range, or logits cannot be tied.
     """
-    architecture.check(config)
+    consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
     if is_tied_to_inputs and (num_tokens is None or num_tokens < num_classes):
         raise checks.ConfigError(
@@ -135,7 +135,7 @@ def build(
     )
     model = make(is_scanned=config.scan_layers)
     has_decoder = config.family == "encoder_decoder"
-    if config.scan_layers or has_decoder or not architecture.are_alike(config):
+    if config.scan_layers or has_decoder or not parts.are_alike(config):
         return model
     return model._replace(scanned=make(is_scanned=True))
 
@@ -284,7 +284,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     return Model(
         init,
         apply,
-        description=architecture.description(config),
+        description=parts.description(config),
         decoding=decoding,
         config=FrozenConfigDict(config),
     )

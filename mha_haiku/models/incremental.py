@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jmp
 
 from mha_haiku import attention, checks, masks, modules, tiles
-from mha_haiku.models import architecture, ends, layers
+from mha_haiku.models import ends, layers, parts
 from mha_haiku.models.kinds import Maps
 from mha_haiku.modules import multi_head_attention
 
@@ -177,7 +177,7 @@ def decoding(
                 f"{max_length}, got shape {prompts.shape}."
             )
         check_source(has_source, source, source_lengths)
-        windows = architecture.windows(config)
+        windows = parts.windows(config)
         if has_source:
             windows = windows[config.num_layers :]
         caches = [

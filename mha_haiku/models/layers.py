@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, masks, modules, positions
-from mha_haiku.models import architecture
+from mha_haiku.models import architecture, parts
 from mha_haiku.modules import intervention, layer_stacks
 
 Array = jax.Array
@@ -47,7 +47,7 @@ def make_decoder(
 ) -> modules.Decoder:
     """Returns the decoder; arguments as in `make_encoder`."""
     return modules.Decoder(
-        architecture.num_decoder_layers(config),
+        parts.num_decoder_layers(config),
         lambda i: _decoder_layer(config, implementation, i),
         make_norm=_last_norm(config),
         stack=stack,
@@ -62,13 +62,13 @@ def encoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
       config: `config.model`.
       lengths: `[B]`, the numbers of valid positions; None: all are valid.
     """
-    windows = architecture.windows(config)[: config.num_layers]
+    windows = parts.windows(config)[: config.num_layers]
     return _masks(windows, lengths, is_causal=config.family == "causal")
 
 
 def decoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
     """Returns those of the decoder's self-attention, as `encoder_masks` does."""
-    windows = architecture.windows(config)[config.num_layers :]
+    windows = parts.windows(config)[config.num_layers :]
     return _masks(windows, lengths, is_causal=True)
 
 
@@ -113,7 +113,7 @@ def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
         return result
     return [
         result.at_heads(heads.names)
-        for heads in architecture.heads_of_layers(config)
+        for heads in parts.heads_of_layers(config)
         if heads.kind == kind
     ]
 
@@ -132,9 +132,9 @@ def split(
     """
     given = intervention.checked(given)
     num_encoder = config.num_layers
-    num_decoder = architecture.num_decoder_layers(config)
+    num_decoder = parts.num_decoder_layers(config)
 
-    def parts(field, sizes):
+    def divided(field, sizes):
         x = getattr(given, field)
         if x is None:
             return (None,) * len(sizes)
@@ -149,8 +149,8 @@ def split(
         return [x[i:j] for i, j in itertools.pairwise(ends.tolist())]
 
     kinds = (num_encoder, num_decoder, num_decoder)
-    heads, replacements = parts("heads", kinds), parts("replacement", kinds)
-    units = parts("units", kinds[:2])
+    heads, replacements = divided("heads", kinds), divided("replacement", kinds)
+    units = divided("units", kinds[:2])
     encoder, own, cross = map(modules.Interventions, heads, replacements)
     return (
         dataclasses.replace(encoder, units=units[0]),
@@ -180,7 +180,7 @@ def _last_norm(config):
 
 
 def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:
-    heads = architecture.heads_of_layers(config)[i]
+    heads = parts.heads_of_layers(config)[i]
     attend = _make_attention(
         config, implementation, heads, "attention", rotary=_rotary(config, i)
     )
@@ -194,9 +194,9 @@ def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:
 
 
 def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
-    parts = architecture.heads_of_layers(config)
+    all_heads = parts.heads_of_layers(config)
     own, cross = (
-        next(part for part in parts if (part.kind, part.layer) == (kind, i))
+        next(part for part in all_heads if (part.kind, part.layer) == (kind, i))
         for kind in ("decoder", "cross")
     )
     place = config.num_layers + i  # among all layers
@@ -227,7 +227,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             )
         return modules.MultiHeadAttention(
             len(heads.names),
-            architecture.key_size(config),
+            parts.key_size(config),
             model_size=config.model_size,
             with_bias=own.with_bias,
             output_bias=own.output_bias,
@@ -250,7 +250,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
 
 def _parts(config, i) -> dict[str, Any]:
     """Returns what layers of both stacks take, of layer i among all."""
-    hidden_size, own = architecture.hidden_sizes(config)[i], config.feed_forward
+    hidden_size, own = parts.hidden_sizes(config)[i], config.feed_forward
 
     def make_feed_forward():
         return modules.FeedForward(
@@ -278,7 +278,7 @@ def _rotary(config, i):
     return functools.partial(
         positions.rotary,
         max_period=config.embedding.rotary_period,
-        frequencies=architecture.frequencies(config)[i],
+        frequencies=parts.frequencies(config)[i],
     )
 
 

@@ -307,8 +307,8 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
         rows, lengths = given_tokens[places], given_lengths[places]
         own = {"prompts": rows, "lengths": lengths}
         if not is_prompt:
-            starts = np.full((size, 1), task.start_token, np.int32)
-            own = {"prompts": starts, "source": rows, "source_lengths": lengths}
+            begun = np.full((size, 1), task.start_token, np.int32)
+            own = {"prompts": begun, "source": rows, "source_lengths": lengths}
         generated = jax.device_get(
             decoding.generate(
                 run.model,

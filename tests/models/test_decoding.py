@@ -183,9 +183,15 @@ def test_a_beam_of_the_whole_space_finds_the_best_text(length_penalty):
     assert (sizes == {1}) == (length_penalty == 0)
 
 
-def test_a_wider_beam_is_no_less_likely():
-    narrow, wide = (_generate(decoding.Beam(w)).log_probability for w in (1, 6))
-    assert wide.mean() > narrow.mean() + 0.1
+def test_a_wider_beam_is_no_less_likely_and_knows_how_likely_its_texts_are():
+    narrow, wide = (_generate(decoding.Beam(w)) for w in (1, 6))
+    assert wide.log_probability.mean() > narrow.log_probability.mean() + 0.1
+    own = np.asarray(_log_probabilities(wide.tokens))[:, :-1]
+    own = np.take_along_axis(own, np.asarray(wide.tokens)[:, 1:, None], -1)[..., 0]
+    places = np.arange(1, N)
+    is_new = (places >= LENGTHS[:, None]) & (places < np.asarray(wide.lengths)[:, None])
+    total = np.where(is_new, own, 0).sum(1)
+    np.testing.assert_allclose(wide.log_probability, total, atol=1e-4)
 
 
 def test_a_key_gives_one_text_whoever_stands_beside_it():

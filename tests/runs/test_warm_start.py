@@ -86,6 +86,16 @@ def test_logits_are_taken_where_the_classes_are_the_same(make):
     assert np.any(new.params["logits"]["w"] != params["logits"]["w"])
 
 
+def test_logits_are_new_where_as_many_classes_have_other_names(make, monkeypatch):
+    source = make("language_model", 1, model__family="causal")
+    monkeypatch.setattr(
+        type(source.task), "class_label", lambda self, c: f"{id(self)} {c}"
+    )
+    new, params = _started(source, make("language_model", 2))
+    _assert_equal(params["logits"], new.params["logits"])
+    _assert_equal(params["embedding"], source.params["embedding"])
+
+
 def test_tokens_that_the_other_run_lacks_have_new_rows(make):
     source = make("language_model", 1)
     new, params = _started(source, make("classify", 2))

@@ -96,7 +96,11 @@ def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
     np.testing.assert_array_equal(logits[:-1].argmax(-1), row[0, 1:])
 
 
-def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(writer):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(
+    writer, monkeypatch, batch
+):
+    monkeypatch.setattr(generation, "_BATCH", batch)
     bench = writer()
     drawn = decoding.Sampled(20.0)
 
