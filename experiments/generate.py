@@ -58,7 +58,7 @@ def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     kind, texts = _given()
     from mha_haiku.checks import ConfigError
-    from mha_haiku.studies import generation
+    from mha_haiku.studies import answering, generation
     from mha_haiku.studies.workbench import Bench
 
     strategy = generation.strategy(
@@ -76,7 +76,7 @@ def main() -> None:
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     bench = Bench.load(FLAGS.workdir, FLAGS.step)
     if FLAGS.held_out is not None:
-        result = generation.score(
+        result = answering.score(
             bench, FLAGS.held_out, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
         )
         job, texts = result.job, result.texts

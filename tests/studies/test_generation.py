@@ -8,7 +8,7 @@ from mha_haiku import models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.models import decoding
 from mha_haiku.runs import files, folders
-from mha_haiku.studies import generation
+from mha_haiku.studies import answering, generation
 from mha_haiku.studies.workbench import Bench
 
 TEXT = "aé b🙂 c\n" * 40
@@ -168,7 +168,7 @@ def test_held_out_answers_are_scored_by_the_task(answerer, monkeypatch):
         return decoding.Generated(tokens, np.full(10, tokens.shape[1]), np.zeros(10))
 
     monkeypatch.setattr(decoding, "generate", generated)
-    score = generation.score(answerer, 10, decoding.Greedy())
+    score = answering.score(answerer, 10, decoding.Greedy())
     assert score.is_right.tolist() == [True, False] * 5
     value, low, high = score.values["exact_match"]
     # The table of Wilson's intervals has 23.7 and 76.3 percent of 5 in 10.
