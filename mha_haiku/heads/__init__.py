@@ -36,6 +36,12 @@ from mha_haiku.heads.importance import (
     unit_gradient,
 )
 from mha_haiku.heads.matching import Matching, match
+from mha_haiku.heads.patching import (
+    Edges,
+    Patching,
+    activation_patching,
+    path_patching,
+)
 from mha_haiku.heads.pruning import open_gates, prune, prune_units, scaled
 from mha_haiku.heads.ranking import (
     Step,
@@ -52,6 +58,7 @@ from mha_haiku.heads.subject import Metric, Subject, head_outputs
 __all__ = [
     "Closing",
     "Contributions",
+    "Edges",
     "HeadWeights",
     "Importance",
     "MEASURES",
@@ -59,12 +66,14 @@ __all__ = [
     "Matching",
     "Measure",
     "Metric",
+    "Patching",
     "ROLES",
     "Roles",
     "SCORES",
     "Step",
     "Subject",
     "ablation",
+    "activation_patching",
     "alignment",
     "attribution",
     "circuits",
@@ -89,6 +98,7 @@ __all__ = [
     "order",
     "output_gradients",
     "pairs",
+    "path_patching",
     "prune",
     "prune_units",
     "rank_correlation",

@@ -55,7 +55,7 @@ def changes(model, metric, closing) -> Program:
 
             count = each.shape[-3]
             one_closed = 1 - jnp.eye(count)
-            after = _over(closed, one_closed, example)
+            after = over(closed, one_closed, example)
             layers.append((after - before[None]).T)
         return layers
 
@@ -165,7 +165,7 @@ def metrics(model, metric, closing) -> Callable:
             output = subject.run(own, params, example, interventions=interventions)
             return metric(output.logits, example)
 
-        return _over(gated, gates, example).T
+        return over(gated, gates, example).T
 
     return program
 
@@ -187,7 +187,7 @@ def _changes_of_a_whole(
         output = subject.run(model, params, example, interventions=interventions)
         return metric(output.logits, example)
 
-    after = _over(closed, 1 - jnp.eye(sum(counts)), example)
+    after = over(closed, 1 - jnp.eye(sum(counts)), example)
     return jnp.split((after - before[None]).T, ends, axis=-1)
 
 
@@ -216,7 +216,7 @@ def _changes_by_scan(model, metric, closing, params, example) -> list[Array]:
             )
             return metric(output.logits, example)
 
-        return _over(closed, 1 - jnp.eye(count), example)
+        return over(closed, 1 - jnp.eye(count), example)
 
     inputs = (jnp.arange(num_layers), jnp.stack(clean.hidden))
     after = jax.lax.map(of_layer, inputs)
@@ -251,12 +251,21 @@ def _open(clean) -> list[Array]:
     return [jnp.ones(each.shape[:-2], jnp.float32) for each in clean.maps]
 
 
-def _over(function: Callable, gates: Array, example: tasks.Example) -> Array:
-    """Returns the function of each row of gates; runs as many at once as is fastest."""
+def over(function: Callable, gates: Any, example: tasks.Example) -> Any:
+    """Returns the function of each row of gates; runs as many at once as is fastest.
+
+    Memory is that of those at once.
+
+    Args:
+      function: Of a row, to a tree of arrays.
+      gates: `[P, ...]`, or a tree of such.
+      example: A batch of the size that each row runs.
+    """
     inputs = example.inputs, example.decoder_inputs
     length = max(x.shape[1] for x in inputs if x is not None)
     positions = example.inputs.shape[0] * length
     most = _POSITIONS_AT_ONCE.get(jax.default_backend(), _POSITIONS_ON_ACCELERATORS)
-    at_once = max(1, min(len(gates), most // positions))
+    count = len(jax.tree.leaves(gates)[0])
+    at_once = max(1, min(count, most // positions))
     batch_size = at_once if at_once > 1 else None
     return jax.lax.map(function, gates, batch_size=batch_size)

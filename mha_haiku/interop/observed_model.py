@@ -125,5 +125,8 @@ def _stacked(
         return stacked.reshape(*leading, *stacked.shape[1:])
 
     return modules.Interventions(
-        together("heads", 1), together("replacement", 0), together("units", 1)
+        together("heads", 1),
+        together("replacement", 0),
+        together("units", 1),
+        together("units_of", 0),
     )

@@ -332,7 +332,9 @@ class _Watch:
             if x.ndim > own_axes:  # else it is shared by the examples
                 x = _taken(name, x, scope.batches, "the examples of hk.vmap")
             fields[name] = x
-        return modules.Interventions(units=given.units, **fields)
+        return modules.Interventions(
+            units=given.units, units_of=given.units_of, **fields
+        )
 
 
 def _taken(name, x, axes, what) -> Array:

@@ -150,11 +150,11 @@ def split(
 
     kinds = (num_encoder, num_decoder, num_decoder)
     heads, replacements = divided("heads", kinds), divided("replacement", kinds)
-    units = divided("units", kinds[:2])
+    units, units_of = (divided(name, kinds[:2]) for name in ("units", "units_of"))
     encoder, own, cross = map(modules.Interventions, heads, replacements)
     return (
-        dataclasses.replace(encoder, units=units[0]),
-        modules.DecoderInterventions(own, cross, units[1]),
+        dataclasses.replace(encoder, units=units[0], units_of=units_of[0]),
+        modules.DecoderInterventions(own, cross, units[1], units_of[1]),
     )
 
 

@@ -31,19 +31,23 @@ class Interventions:
         output becomes `gate * output + (1 - gate) * replacement`; None: zeros.
       units: Gates `[F]`, `[B..., F]` or `[B..., T, F]`, which multiply the hidden units
         of the feed-forward part; None: all are open.
+      units_of: `[B]` integers: of which example of the batch `[B, T, D]` each example
+        has the hidden units, before the gates. With the same inputs twice in a batch,
+        once changed, feed-forward parts are held at what they were. None: its own.
     """
 
     heads: Array | Sequence[Array | None] | None = None
     replacement: Array | Sequence[Array | None] | None = None
     units: Array | Sequence[Array | None] | None = None
+    units_of: Array | Sequence[Array | None] | None = None
 
     def for_attention(self) -> "Interventions":
-        """Returns what an attention takes: all but the gates of hidden units."""
-        return dataclasses.replace(self, units=None)
+        """Returns what an attention takes: all but that of hidden units."""
+        return dataclasses.replace(self, units=None, units_of=None)
 
     def for_feed_forward(self) -> "Interventions":
-        """Returns what a feed-forward part takes: the gates of hidden units."""
-        return Interventions(units=self.units)
+        """Returns what a feed-forward part takes: that of hidden units."""
+        return Interventions(units=self.units, units_of=self.units_of)
 
 
 @jax.tree_util.register_dataclass
@@ -55,15 +59,17 @@ class DecoderInterventions:
       own: Of the heads that attend to the decoder's own positions.
       cross: Of the heads that attend to the encoder's.
       units: As in `Interventions`; the two above have none.
+      units_of: Likewise.
     """
 
     own: Interventions = Interventions()
     cross: Interventions = Interventions()
     units: Array | Sequence[Array | None] | None = None
+    units_of: Array | Sequence[Array | None] | None = None
 
     def for_feed_forward(self) -> Interventions:
-        """Returns what a feed-forward part takes: the gates of hidden units."""
-        return Interventions(units=self.units)
+        """Returns what a feed-forward part takes: that of hidden units."""
+        return Interventions(units=self.units, units_of=self.units_of)
 
 
 def checked(given: Any, kind: type = Interventions) -> Any:
@@ -130,10 +136,10 @@ def gated_heads(values: Array, given: Interventions | None) -> Array:
         of hidden units, which an attention has not.
     """
     given = checked(given)
-    if given.units is not None:
+    if given.units is not None or given.units_of is not None:
         raise ValueError(
-            "interventions.units must be None for attention, which has no hidden "
-            "units; a layer takes both."
+            "interventions.units must be None for attention, and .units_of too: it has "
+            "no hidden units; a layer takes both."
         )
     if given.heads is None:
         if given.replacement is not None:
@@ -158,7 +164,7 @@ def gated_heads(values: Array, given: Interventions | None) -> Array:
 
 
 def gated_units(hidden: Array, given: Interventions | None) -> Array:
-    """Returns the hidden units times their gates.
+    """Returns the hidden units, or those of other examples, times their gates.
 
     Args:
       hidden: `[B..., T, F]`.
@@ -176,6 +182,16 @@ def gated_units(hidden: Array, given: Interventions | None) -> Array:
             "interventions.heads and .replacement must be None for a feed-forward "
             "part, which has no heads; a layer takes both."
         )
+    if given.units_of is not None:
+        examples = jnp.asarray(given.units_of)
+        is_integer = jnp.issubdtype(examples.dtype, jnp.integer)
+        if not is_integer or examples.shape != hidden.shape[:1] or hidden.ndim != 3:
+            raise ValueError(
+                "interventions.units_of must be integers [B] for a batch [B, T, D], "
+                f"got {examples.dtype} of shape {examples.shape} for hidden units of "
+                f"shape {hidden.shape}."
+            )
+        hidden = hidden[examples]
     if given.units is None:
         return hidden
     gates = _aligned("units", "F", given.units, hidden.shape)

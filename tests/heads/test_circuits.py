@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, interop, models
+from mha_haiku import heads, interop, models, rasp
 from mha_haiku.heads import circuits
 from mha_haiku.heads import subject as subjects
-from scripts import known_heads
 from tests import oracles
 from tests.heads import test_kinds
 from tests.heads.conftest import (
@@ -172,19 +171,23 @@ def test_circuits_of_a_grouped_model_are_those_of_its_expanded_twin():
 
 
 def test_induction_is_seen_in_the_weights():
-    known = known_heads.induction(num_heads=3, num_tokens=8, length=8, examples=2)
-    model, params = known.subject.model, known.subject.params
-    (_, before), (_, follows) = known.roles
+    compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
+    model, params = compiled.model, compiled.params
+    ((_, before), (_, follows), _) = next(iter(compiled.edges))
     found = circuits.compositions(model, params, "k")[0, :, 1]
     assert np.unravel_index(found.argmax(), found.shape) == (before, follows)
-    ends = heads.token_embedding(model, params), heads.unembedding(model, params)
-    head = heads.weights(model, params, 1, follows)
-    earlier = heads.weights(model, params, 0, before)
-    np.testing.assert_allclose(circuits.copying_score(head, *ends), 1)
-    score = circuits.matching_score(head, ends[0], earlier=earlier)
-    np.testing.assert_allclose(score, 1)
-    others = circuits.copying_score(heads.weights(model, params, 1), *ends)
-    assert np.delete(others, follows).max() < 0.9
+    count = len(compiled.program.vocabulary)
+    embedding = heads.token_embedding(model, params)[:count]
+    ends = embedding, heads.unembedding(model, params)[:, :count]
+    scores = circuits.copying_score(heads.weights(model, params, 1), *ends)
+    np.testing.assert_allclose(scores[follows], 1)
+    assert np.delete(scores, follows).max() < 0.9
+    for h in range(3):
+        head, earlier = (
+            heads.weights(model, params, *at) for at in ((1, h), (0, before))
+        )
+        score = circuits.matching_score(head, embedding, earlier=earlier)
+        assert (score > 0.99) == (h == follows)
 
 
 def _norm(x, leaves, of, other=None):
@@ -228,10 +231,11 @@ def _attributed(params, of, seen, part, lengths, table):
     return z @ table
 
 
+_BOTH, _POOLED = "norms after the parts too", "pooled"
 CASES = {
     "grouped": (GROUPED, None),
-    "norms after the parts too": ({**RMS, "feed_forward__parallel": True}, None),
-    "pooled": (
+    _BOTH: ({**RMS, "feed_forward__parallel": True}, None),
+    _POOLED: (
         {
             "family": "encoder",
             "output__pool": "mean",
@@ -243,7 +247,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    ["grouped", *(pytest.param(x, marks=pytest.mark.slow) for x in (_BOTH, _POOLED))],
+)
 def test_contributions_of_heads_and_the_rest_are_the_logits(case):
     fields, lengths = CASES[case]
     of = config(num_layers=2, **fields)
@@ -277,6 +284,7 @@ def test_contributions_of_heads_and_the_rest_are_the_logits(case):
     np.testing.assert_allclose(chosen.rest, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_contributions_in_an_encoder_decoder():
     of, batch, seen = test_kinds.CONFIG, test_kinds._example(), {}
     model, params = _encoder_decoder()
@@ -305,6 +313,7 @@ def test_contributions_in_an_encoder_decoder():
     np.testing.assert_allclose(total[valid], logits[valid], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_contributions_of_an_imported_model(tmp_path):
     imported = interop.load(small_models.write(tmp_path, "llama"))
     tokens = small_models.inputs("llama")[:, :4]

@@ -62,6 +62,13 @@ def test_units_are_scaled_by_their_gates(shape):
     np.testing.assert_array_equal(scaled, wanted)
 
 
+def test_units_may_be_those_of_another_example():
+    hidden, gates = _normal(B, T, F), _normal(F)
+    given = Interventions(units=gates, units_of=np.array([1, 1]))
+    found = intervention.gated_units(hidden, given)
+    np.testing.assert_array_equal(found, hidden[[1, 1]] * gates)
+
+
 def test_each_layer_gets_its_own():
     heads, units = _normal(L, H), [None, *range(1, L)]
     given = Interventions(heads=heads, units=units)
@@ -107,6 +114,7 @@ def test_what_does_not_fit_heads_is_refused(given, message):
     [
         (Interventions(units=np.ones(H)), r"\.units must be \[F\], .*\(7,\).*\(5,\)"),
         (Interventions(np.ones(H)), r"\.heads and \.replacement must be None"),
+        (Interventions(units_of=np.ones(B)), r"\.units_of must be integers \[B\]"),
     ],
 )
 def test_what_does_not_fit_units_is_refused(given, message):

@@ -1,0 +1,292 @@
+"""Patching is what it says, run by run in float64 NumPy."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from mha_haiku import heads, interop, models, rasp
+from tests import oracles
+from tests.heads import test_circuits, test_kinds
+from tests.heads.conftest import build, config, example, random_params
+from tests.interop import small_models
+
+NAMES = {"q": "query", "k": "key", "v": "value"}
+
+
+def _loss(logits, batch):
+    each = np.log(np.exp(logits).sum(-1))
+    each = each - np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+    counts = batch.weights > 0
+    return np.where(counts, each, 0).sum(-1) / counts.sum(-1)
+
+
+class Oracle:
+    """Runs of a model in which what is computed can be replaced."""
+
+    def __init__(self, params, of, clean, corrupted):
+        self.params, self.of = params, of
+        self.examples = clean, corrupted
+        (self.clean, self.seen), (self.corrupted, self.other) = (
+            self.recorded(i) for i in (0, 1)
+        )
+
+    def run(self, tap, i=0):
+        batch = self.examples[i]
+        logits = oracles.transformer(
+            self.params,
+            batch.inputs,
+            self.of,
+            lengths=batch.lengths,
+            decoder_tokens=batch.decoder_inputs,
+            decoder_lengths=batch.decoder_lengths,
+            tap=tap,
+        )
+        return _loss(logits, self.examples[0])
+
+    def recorded(self, i):
+        seen = {}
+
+        def tap(name, place, x):
+            seen[name, place] = x
+            return x
+
+        return self.run(tap, i), seen
+
+    def edge(self, sender, receiver, kind, *, holds_units):
+        held = {}
+
+        def hold(name, i, x):
+            if name == "heads" or (name == "feed_forward" and holds_units):
+                x = self.seen[name, i].copy()
+            if (name, i) == ("heads", sender[0]):
+                x[:, :, sender[1]] = self.other[name, i][:, :, sender[1]]
+            held[name, i] = x
+            return x
+
+        loss = self.run(hold)
+        if kind == "logits":
+            return loss - self.clean
+
+        def read(name, i, x):
+            if (name, i) == (NAMES[kind], receiver[0]):
+                return held[name, i]
+            if (name, i) == ("heads", receiver[0]):
+                own = x[:, :, receiver[1]]
+                x = self.seen[name, i].copy()
+                x[:, :, receiver[1]] = own
+            return x
+
+        return self.run(read) - self.clean
+
+    def activation(self, name, place, *, position=slice(None), into_clean=True):
+        part, *head = place
+        base, given = self.clean, self.other
+        if not into_clean:
+            base, given = self.corrupted, self.seen
+
+        def tap(own, i, x):
+            if (own, i) == (name, part):
+                x, at = x.copy(), (slice(None), position, *head)
+                x[at] = given[name, part][at]
+            return x
+
+        return self.run(tap, 0 if into_clean else 1) - base
+
+
+def _check_edges(found, oracle, *, holds_units, atol=5e-6):
+    np.testing.assert_allclose(found.clean, oracle.clean, atol=atol)
+    np.testing.assert_allclose(found.corrupted, oracle.corrupted, atol=atol)
+    ends = zip(
+        found.senders.tolist(), found.receivers.tolist(), found.kinds, strict=True
+    )
+    wanted = [oracle.edge(*each, holds_units=holds_units) for each in ends]
+    np.testing.assert_allclose(found.per_example, np.transpose(wanted), atol=atol)
+    return np.abs(np.transpose(wanted)).mean(0)
+
+
+SMALL = {"attention__num_heads": 2, "attention__num_key_value_heads": 1}
+
+
+LENGTHS = np.int32([5, 3])
+
+
+def _pair():
+    """A clean and a corrupted batch."""
+    weights = np.float32(np.arange(5) < LENGTHS[:, None])
+    return [example(i, 2, LENGTHS)._replace(weights=weights) for i in (0, 1)]
+
+
+def _sharp(of):
+    """Returns random parameters of which heads decide much."""
+    return {
+        module: {name: x * 3 for name, x in leaves.items()}
+        if "attention/" in module
+        else leaves
+        for module, leaves in random_params(of).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "through_units"),
+    [
+        ({}, False),
+        pytest.param({"norm__position": "post"}, True, marks=pytest.mark.slow),
+    ],
+)
+def test_edges_are_paths_of_their_own(fields, through_units):
+    of = config(**SMALL, **fields)
+    clean, corrupted = _pair()
+    params = _sharp(of)
+    subject = heads.Subject(build(of), heads.metrics.loss, params, [clean])
+    found = heads.path_patching(subject, [corrupted], through_units=through_units)
+    assert len(found.kinds) == 3 * 4 * 3 + 6
+    oracle = Oracle(params, of, clean, corrupted)
+    sizes = _check_edges(found, oracle, holds_units=not through_units)
+    assert (sizes > 0).all() and sizes.max() > 1e-3
+    row = found.rows()[-1]
+    assert (row["sender_layer"], row["receiver_layer"], row["kind"]) == (
+        2,
+        -1,
+        "logits",
+    )
+    assert row["mean"] == found.mean[-1]
+
+
+@pytest.mark.slow
+def test_edges_of_an_encoder_decoder():
+    model, params = test_circuits._encoder_decoder()
+    clean, corrupted = test_kinds._example(0), test_kinds._example(2)
+    subject = heads.Subject(model, heads.metrics.loss, params, [clean])
+    some = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 1)]
+    found = heads.path_patching(subject, [corrupted], senders=some, receivers=some)
+    parts = [each.address for each in models.heads_of_layers(test_kinds.CONFIG)]
+    edges = {
+        f"{parts[i]} {parts[j]} {kind}"
+        for (i, _), (j, _), kind in zip(
+            found.senders, found.receivers, found.kinds, strict=True
+        )
+        if kind != "logits"
+    }
+    own = [f"{a} decoder.1 {k}" for a in ("decoder.0", "cross.0") for k in "qkv"]
+    cross = ["decoder.0 cross.0 q", "decoder.1 cross.1 q"]
+    cross += [f"{a} cross.1 q" for a in ("decoder.0", "cross.0")]
+    encoder = [f"encoder.0 cross.{i} {k}" for i in (0, 1) for k in "kv"]
+    assert edges == {*own, *cross, *encoder}
+    oracle = Oracle(params, test_kinds.CONFIG, clean, corrupted)
+    sizes = _check_edges(found, oracle, holds_units=True)
+    assert (sizes > 0).all() and sizes.max() > 1e-3
+
+
+def test_patched_heads_and_layers_are_those_of_the_other_run():
+    of = config(num_layers=2, **SMALL)
+    clean, corrupted = _pair()
+    params = _sharp(of)
+    subject = heads.Subject(build(of), heads.metrics.loss, params, [clean])
+    oracle = Oracle(params, of, clean, corrupted)
+    found = heads.activation_patching(
+        subject, [corrupted], per_position=True, into="corrupted"
+    )
+    assert found.axes == ("layer", "head", "position")
+    for i, h, t in np.ndindex(found.mean.shape):
+        wanted = oracle.activation("heads", (i, h), position=t, into_clean=False)
+        np.testing.assert_allclose(found.per_example[:, i, h, t], wanted, atol=1e-5)
+    np.testing.assert_allclose(found.base, oracle.corrupted, atol=1e-5)
+    found = heads.activation_patching(
+        subject, [corrupted], what="layers", per_position=True
+    )
+    assert found.axes == ("layer", "position")
+    for i, t in np.ndindex(found.mean.shape):
+        wanted = oracle.activation("stream", (i,), position=t)
+        np.testing.assert_allclose(found.per_example[:, i, t], wanted, atol=1e-5)
+    whole = (found.other - found.base).mean()
+    np.testing.assert_allclose(found.share, found.mean / whole)
+    row = found.rows()[7]
+    assert (row["layer"], row["position"], row["mean"]) == (1, 2, found.mean[1, 2])
+
+
+@pytest.mark.slow
+def test_patched_heads_of_an_encoder_decoder():
+    model, params = test_circuits._encoder_decoder()
+    clean, corrupted = test_kinds._example(0), test_kinds._example(2)
+    subject = heads.Subject(model, heads.metrics.loss, params, [clean])
+    found = heads.activation_patching(subject, [corrupted], per_position=True)
+    assert found.kinds == ("encoder", "decoder", "decoder", "cross", "cross")
+    oracle = Oracle(params, test_kinds.CONFIG, clean, corrupted)
+    beyond = test_kinds.T
+    assert np.isnan(found.mean[1:, :, beyond:]).all()
+    for place in [(0, 2, 5), (1, 0, 3), (3, 1, 0)]:
+        wanted = oracle.activation("heads", place[:2], position=place[2])
+        np.testing.assert_allclose(found.per_example[:, *place], wanted, atol=1e-5)
+    with pytest.raises(ValueError, match="what must be 'heads'"):
+        heads.activation_patching(subject, [corrupted], what="layers")
+
+
+@pytest.mark.slow
+def test_a_grouped_model_is_patched_as_its_expanded_twin(monkeypatch):
+    """And looped layers as those that are compiled as one."""
+    grouped, single = (
+        config(num_layers=2, **fields)
+        for fields in (SMALL, {"attention__num_heads": 2})
+    )
+    params = _sharp(grouped)
+    twin = test_circuits.expanded(params, 2, 1)
+    clean, corrupted = _pair()
+    one = heads.Subject(build(grouped), heads.metrics.loss, params, [clean])
+    other = heads.Subject(build(single), heads.metrics.loss, twin, [clean])
+    measures = [
+        heads.path_patching,
+        functools.partial(heads.activation_patching, what="layers", per_position=True),
+    ]
+    wanted = [measure(one, [corrupted]).per_example for measure in measures]
+    monkeypatch.setattr(heads.subject, "FEW_LAYERS", 1)
+    for measure, own in zip(measures, wanted, strict=True):
+        found = measure(other, [corrupted]).per_example
+        np.testing.assert_allclose(found, own, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_edges_of_an_imported_model(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "llama"))
+    clean, corrupted = (
+        example(seed, 2)._replace(weights=np.ones((2, 5), np.float32))
+        for seed in (0, 1)
+    )
+    model, params = imported.model, imported.params
+    subject = heads.Subject(model, heads.metrics.loss, params, [clean])
+    found = heads.path_patching(
+        subject, [corrupted], senders=[(0, 1), (0, 5)], receivers=[(1, 4)]
+    )
+    oracle = Oracle(params, imported.config, clean, corrupted)
+    sizes = _check_edges(found, oracle, holds_units=True)
+    assert len(sizes) == 8 and (sizes > 1e-4).all()
+
+
+def test_the_edge_of_induction_is_found():
+    compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
+    clean, other = (compiled.examples(8, seed=i) for i in (0, 1))
+    subject = heads.Subject(
+        compiled.model, heads.metrics.loss, compiled.params, [clean]
+    )
+    found = heads.path_patching(subject, [other], kinds="qkv")
+    best = int(found.mean.argmax())
+    edge = *map(tuple, (found.senders[best], found.receivers[best])), found.kinds[best]
+    assert {edge} == set(compiled.edges)
+
+
+def test_what_does_not_pair_is_refused():
+    of = config(**SMALL)
+    clean, corrupted = _pair()
+    subject = heads.Subject(build(of), heads.metrics.loss, random_params(of), [clean])
+    shorter = corrupted._replace(inputs=corrupted.inputs[:, :4])
+    with pytest.raises(ValueError, match="corrupted must have inputs of the shapes"):
+        heads.path_patching(subject, [shorter])
+    with pytest.raises(TypeError, match="batches must be a list"):
+        heads.activation_patching(subject, iter([corrupted]))
+    with pytest.raises(ValueError, match=r"senders must be pairs.*got \(0, 2\)"):
+        heads.path_patching(subject, [corrupted], senders=[(0, 2)])
+    with pytest.raises(ValueError, match="kinds must be one of q, k, v, logits"):
+        heads.path_patching(subject, [corrupted], kinds=["o"])
+    unknown = subject._replace(model=models.Model(None, subject.model.apply))
+    with pytest.raises(ValueError, match="through_units must be True"):
+        heads.path_patching(unknown, [corrupted])
