@@ -214,6 +214,13 @@ def test_snippets_run_and_give_what_their_comments_say(notebook):
     assert notebook["moved"].shape == notebook["values"].shape == (1, 4096, 2, 16)
     assert notebook["spread"].shape == notebook["query"].shape
     assert np.abs(notebook["spread"]).max() > 0
+    sender, receiver = (
+        (notebook["found"][f"{end}_layer"], notebook["found"][f"{end}_head"])
+        for end in ("sender", "receiver")
+    )
+    assert {(sender, receiver, "k")} == notebook["compiled"].edges
+    composed = np.nan_to_num(notebook["composed"])
+    assert composed.argmax() == np.ravel_multi_index(sender + receiver, composed.shape)
 
 
 @pytest.mark.parametrize("readme", READMES)
