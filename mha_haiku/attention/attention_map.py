@@ -28,7 +28,10 @@ Array = jax.Array
 
 
 @tiles.pytree(
-    data=("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
+    data=(
+        *("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
+        "gates",
+    ),
     meta=("mesh", "rows_sum_to"),
 )
 class AttentionMap:
@@ -51,6 +54,8 @@ class AttentionMap:
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
       origin: Where the first query and the first key stand.
       rows_sum_to: What the weights of a row sum to, in words, as its normalizer says.
+      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what a module has multiplied the
+        averages of values by; None: nothing, or not kept (maps of decoded texts).
     """
 
     query: Array
@@ -63,6 +68,7 @@ class AttentionMap:
     mesh: jax.sharding.Mesh | None = None
     origin: tiles.Origin = tiles.Origin()
     rows_sum_to: str = "1"
+    gates: Array | None = None
 
     def __repr__(self) -> str:
         try:
@@ -143,6 +149,9 @@ class AttentionMap:
         value, num_heads = self.value, self.shape[-3]
         if value is not None:
             value = views.key_head(value, example, head, num_heads)[:, None]
+        gates = self.gates
+        if gates is not None:
+            gates = views.key_head(gates, example, head, num_heads)[:, None]
         return AttentionMap(
             own.query[:, None],
             own.key[:, None],
@@ -153,6 +162,7 @@ class AttentionMap:
             value,
             origin=self.origin,
             rows_sum_to=self.rows_sum_to,
+            gates=gates,
         )
 
     def row_sums(self) -> Array:

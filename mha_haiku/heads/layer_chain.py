@@ -83,11 +83,17 @@ def values_of(attention_map: attention.AttentionMap) -> Array:
     """Returns the values that each head reads, `[B..., S, H, V]`.
 
     Raises:
-      ValueError: If the map has none.
+      ValueError: If the map has none, or attention is gated, so that what a value adds
+        is another for each query.
     """
     if attention_map.value is None:
         raise ValueError(
             "maps must have values, as those of attend do; got one with value=None."
+        )
+    if attention_map.gates is not None:
+        raise ValueError(
+            "maps must be of attention without gates (config.model.attention.gate): a "
+            "roll-out by values or gradients knows none."
         )
     num_heads = attention_map.shape[-3]
     value = attention_map.value
@@ -102,7 +108,7 @@ def matrix(attention_map: attention.AttentionMap, residual: float) -> Array:
     total = attention_map.weights().sum(-3)
     count = _row_totals(attention_map, None)[..., None]
     share = jnp.where(count == 0, 0, 1 - residual)
-    return (1 - share) * eye + share * total / jnp.maximum(count, 1)
+    return (1 - share) * eye + share * total / jnp.where(count == 0, 1, count)
 
 
 def start_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
@@ -173,6 +179,8 @@ def check_per_layer(name, given, maps) -> None:
 
 def _row_totals(attention_map, sizes):
     """Returns the sum over keys and heads of each row of `mixed`, `[B..., T]`."""
+    if sizes is None and attention_map.rows_sum_to != "1":
+        return attention_map.row_sums().sum(-2)
     if sizes is None:  # known without a pass: a head's row sums to 1, or 0 if masked
         sees = attention_map.logsumexp != -jnp.inf
         return sees.sum(-2, dtype=attention_map.dtype)

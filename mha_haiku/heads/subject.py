@@ -223,6 +223,8 @@ def _abstract(model, params, example):
 def head_outputs(attention_map: Any) -> Array:
     """Returns what each head passes on, `[B, T, H, V]`: its weights times its values.
 
+    Where attention is gated, times its gates too.
+
     Args:
       attention_map: A map with `value`.
     """
@@ -236,7 +238,8 @@ def head_outputs(attention_map: Any) -> Array:
         shape = (*batch_shape, length, 0, value.shape[-1])
         return jnp.zeros(shape, value.dtype)
     value = value.repeat(heads // value.shape[-2], axis=-2)
-    return attention_map.apply(value).astype(value.dtype)
+    outputs = attention_map.apply(value).astype(value.dtype)
+    return outputs if attention_map.gates is None else outputs * attention_map.gates
 
 
 def refuse_gates(model: models.Model) -> None:

@@ -423,5 +423,5 @@ def _without_arrays(attention_map):
     if not attention_map.shape[-3]:
         return attention_map
     return dataclasses.replace(
-        attention_map, query=None, key=None, value=None, logsumexp=None
+        attention_map, query=None, key=None, value=None, logsumexp=None, gates=None
     )

@@ -8,6 +8,7 @@ it when all heads are pruned (`NoAttention`).
 K query/key size and V value size per head, D model width.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -214,7 +215,7 @@ class MultiHeadAttention(hk.Module):
             dropout_rate=dropout_rate,
             rng=hk.next_rng_key() if dropout_rate else None,
         )
-        values, *rest = (attend if cache is None else cache.attend)(
+        values, attention_map, *rest = (attend if cache is None else cache.attend)(
             query,
             key,
             value,
@@ -225,11 +226,13 @@ class MultiHeadAttention(hk.Module):
             first_query=first_query,
             implementation=self.implementation,
         )
-        values = values if gates is None else values * gates
+        if gates is not None:
+            values = values * gates
+            attention_map = dataclasses.replace(attention_map, gates=gates)
         values = intervention.gated_heads(values, interventions)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return output, *rest
+        return output, attention_map, *rest
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:

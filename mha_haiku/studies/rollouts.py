@@ -227,6 +227,11 @@ def _check(run) -> None:
             "mha_haiku.heads.rollout(output.maps.encoder, rows)."
         )
     model = run.config.model
+    if model.attention.gate != "none":
+        raise ConfigError(
+            "A study of roll-out needs attention whose heads have no gates, got "
+            f"config.model.attention.gate = {model.attention.gate!r}."
+        )
     is_whole = model.family == "set_classifier" or model.output.pool is not None
     if run.task.num_tokens is None or is_whole or "loss" not in run.task.metrics:
         raise ConfigError(

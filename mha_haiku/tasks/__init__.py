@@ -6,6 +6,7 @@ from typing import Any
 from mha_haiku import checks, fields
 from mha_haiku.tasks import (
     associative_recall,
+    bigram_backcopy,
     classify,
     copy,
     copy_seq2seq,
@@ -52,6 +53,7 @@ _TASKS = {
         sort.Sort,
         histogram.Histogram,
         associative_recall.AssociativeRecall,
+        bigram_backcopy.BigramBackcopy,
         induction.Induction,
         modular_addition.ModularAddition,
         parity.Parity,

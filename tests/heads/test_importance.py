@@ -20,6 +20,7 @@ from tests.heads.conftest import (
     config,
     example,
     loss,
+    random_params,
 )
 
 N = 2 * B
@@ -433,3 +434,28 @@ def test_no_batches_of_a_closing_are_refused(subject):
 def test_one_example_has_no_standard_error(subject):
     found = heads.gradient(subject._replace(batches=[example(0, count=1)]))
     assert found.mean.shape == (L, H) and np.isnan(found.standard_error).all()
+
+
+def test_a_closed_head_may_pass_on_what_its_map_says():
+    """Gates and sinks are in what a head passes on, and `head_outputs` knows them."""
+    of = config(attention__sinks="learned", attention__gate="channel")
+    model, params, batch = build(of), random_params(of), example()
+    run = functools.partial(model.apply, params, None, batch.inputs, is_training=False)
+
+    @jax.jit
+    def both():
+        clean = run()
+        outputs = jnp.stack([heads.head_outputs(each) for each in clean.maps])
+        closed = modules.Interventions(heads=jnp.zeros((L, H)), replacement=outputs)
+        half = jax.tree.map(lambda x: x / 2, closed)
+        of_one = clean.maps[0].head(1, 0)
+        alone = heads.head_outputs(jax.tree.map(lambda x: x[None], of_one))
+        same = outputs[0, :1, :, 1:2], alone
+        return clean, run(interventions=closed), run(interventions=half), same
+
+    clean, closed, half, same = both()
+    np.testing.assert_allclose(closed.logits, clean.logits, rtol=1e-5, atol=1e-6)
+    assert np.abs(half.logits - clean.logits).max() > 1e-3
+    np.testing.assert_allclose(*same, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="attention without gates"):
+        heads.value_rollout(clean.maps, [1])

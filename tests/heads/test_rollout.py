@@ -458,3 +458,15 @@ def test_maps_of_other_positions_are_refused():
     _, crossed = attention.attend(query, key, key)
     with pytest.raises(ValueError, match=r"\(B..., H, T, T\).*\(1, 1, 3, 5\)"):
         rollout([crossed], 0)
+
+
+def test_what_a_sink_takes_is_nobodys():
+    rng = np.random.default_rng(2)
+    query, key, value = (np.float32(rng.normal(size=(B, T, 3, K))) for _ in range(3))
+    sinks = attention.sink(np.float32([-1.0, 0.5, 2.0]))
+    maps = [attention.attend(query, key, value, normalizer=sinks)[1]] * 2
+    total = _weights(maps[0]).sum(1)
+    matrix = 0.5 * np.eye(T) + 0.5 * total / total.sum(-1, keepdims=True)
+    wanted = (matrix @ matrix)[:, ROWS]
+    _close(rollout(maps, ROWS), wanted)
+    _close(rollout_dense(maps)[:, ROWS], wanted)

@@ -10,6 +10,7 @@ def test_names_are_what_make_knows():
         "sort",
         "histogram",
         "associative_recall",
+        "bigram_backcopy",
         "induction",
         "modular_addition",
         "parity",
