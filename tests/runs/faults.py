@@ -64,7 +64,7 @@ def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0, of_seed=None):
 
     def broken(*args, seed, step, **kwargs):
         found, sums = gradients(*args, seed=seed, step=step, **kwargs)
-        is_bad = jnp.isin(step + 1, jnp.array(at))
+        is_bad = jnp.isin(step + 1, jnp.array([*at]))
         if of_seed is not None:
             is_bad &= seed == of_seed
         found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)

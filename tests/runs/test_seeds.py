@@ -9,7 +9,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration, folders
+from mha_haiku.runs import configuration, folders, metrics_log
 from tests.runs import faults
 
 SEEDS = (3, 4, 5)
@@ -97,20 +97,27 @@ def test_interrupted_runs_go_on_bit_for_bit(three, tmp_path, monkeypatch):
         faults.act(patch, faults.interrupt_at(14))
         assert faults.train(config, tmp_path).interrupted
     # As if it had been killed while it saved: one is behind, and catches up.
-    shutil.rmtree(tmp_path / "seed_4" / "checkpoints" / "14")
+    for step in (10, 14):
+        shutil.rmtree(tmp_path / "seed_4" / "checkpoints" / str(step))
     summary = faults.train(config, tmp_path)
-    assert (summary.resumed_from, summary.steps) == (10, 30)
+    assert (summary.resumed_from, summary.steps) == (0, 30)
     _assert_same_runs(tmp_path, root, config)
+    for seed, steps in ((3, [5, 10, 14, 15]), (4, [5, 10, 15]), (5, [5, 10, 14, 15])):
+        reports = faults.reports(tmp_path / f"seed_{seed}")
+        assert [x["step"] for x in reports] == [*steps, 20, 25, 30]
 
 
+@pytest.mark.slow
 def test_nan_in_one_model_leaves_the_others_alone(three, tmp_path, monkeypatch, caplog):
     config, root = three
-    faults.break_steps(monkeypatch, [17], loss=np.nan, of_seed=4)
+    faults.break_steps(monkeypatch, range(17, 31), loss=np.nan, of_seed=4)
     summary = faults.train(config, tmp_path)
     message = "loss is not finite at step 17; the last good checkpoint is of step 10"
     assert message in summary.failed["4"] and list(summary.failed) == ["4"]
     assert "Seed 4 has ended" in caplog.text
     assert "seed 4: The loss is not finite at step 17" in caplog.text
+    events = metrics_log.read_events(tmp_path / "seed_4" / "metrics.jsonl")
+    assert [event["step"] for event in events] == [17]
     assert set(summary.each) == {"3", "5"}
     assert not (tmp_path / "seed_4" / "summary.json").exists()
     _assert_same_runs(tmp_path, root, config, seeds=(3, 5))
