@@ -1,0 +1,67 @@
+"""Several seeds of a config: in one program, or in turn."""
+
+import jax
+import numpy as np
+
+from mha_haiku import devices
+from mha_haiku.runs import checkpoints, configuration, folders, trainers
+from scripts.benchmarks import worker
+from scripts.benchmarks.contenders import sizes
+
+
+def prepare(
+    case: str,
+    size: int,
+    seeds: int,
+    together: bool,
+    compiles: bool,
+    batch_size: int | None = None,
+) -> worker.Program:
+    """Returns what is measured.
+
+    Args:
+      case: Of `sizes.TRAINING_CASES`.
+      size: Steps of each seed in a run.
+      seeds: How many.
+      together: Whether they are in one program; else one is trained after another.
+      compiles: Whether a run compiles its programs too, in turn one for each seed.
+      batch_size: Examples of a step; None: the config's.
+    """
+    config = sizes.training_config(case)
+    config.training.batch_size = batch_size or config.training.batch_size
+    task = configuration.make_task(config)
+    placement = devices.Replicas(jax.local_devices()[:1])
+    model = folders.make_model(config, task, placement)
+    configs = [config.copy_and_resolve_references() for _ in range(seeds)]
+    for i, own in enumerate(configs):
+        own.seed += i
+    counts = [1] * seeds
+    if together:
+        configs, counts = configs[:1], [seeds]
+
+    def prepared(own, count):
+        stored = [checkpoints.Elsewhere(None)] * count
+        return trainers.prepare(own, task, model, stored, placement)
+
+    ready = [] if compiles else list(map(prepared, configs, counts))
+    starts = [programs.together.fetch(state) for state, programs in ready]
+
+    def reset():
+        ready[:] = [
+            (programs.together.put_states(start), programs)
+            for start, (_, programs) in zip(starts, ready, strict=True)
+        ]
+
+    def run():
+        for i, (own, count) in enumerate(zip(configs, counts, strict=True)):
+            state, programs = prepared(own, count) if compiles else ready[i]
+            taken = 0
+            while taken < size:
+                taken = min(size, taken + config.training.steps_per_dispatch)
+                stops = programs.together.scalars([np.int32(taken)] * count)
+                state, report = programs.dispatch(
+                    state, programs.train_data, programs.seeds, stops
+                )
+                jax.block_until_ready(report)
+
+    return worker.Program(run, reset, units=size * seeds, warm_up=int(not compiles))
