@@ -180,7 +180,8 @@ def test_statistics_are_of_the_weights_as_they_are():
     close(statistics.pooled.sum((-2, -1)) / 2, weights.sum(-1).mean(-1))
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 2), pytest.param((2, 2, 1), marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2, 1)])
 def test_devices_that_share_attention_agree_with_one(shape):
     sizes = dict(zip(("data", "heads", "sequence"), shape, strict=True))
     here = jax.local_devices()[: int(np.prod(shape))]
@@ -212,6 +213,7 @@ def test_devices_that_share_attention_agree_with_one(shape):
     )
 
 
+@SLOW
 def test_kernels_of_accelerators_take_sinks():
     by_kernel = functools.partial(kernel_attention.attend, kernel=kernels.CuDNN("xla"))
     arrays = [jnp.asarray(x, jnp.float32) for x in _arrays((2, 4, 4, 4, 2, 3, 3))[:3]]
