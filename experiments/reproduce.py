@@ -45,6 +45,7 @@ def main() -> None:
         command_line.require("claim", None, "Or one of --all, --list and --table.")
     from mha_haiku import checks, claims
     from mha_haiku.claims import reproducing, telling
+    from mha_haiku.runs import files
 
     formats = shared_flags.formats(FLAGS)
     with checks.user_mistakes():
@@ -59,7 +60,8 @@ def main() -> None:
     if FLAGS.table:
         outcomes = [telling.Outcome.read(claim, STORED) for claim in wanted]
         telling.write_readme(README, outcomes)
-        print(f"Table: {README}")
+        gallery = files.write(STORED / "README.md", telling.gallery(outcomes))
+        print(f"Table: {README}\nParagraphs and figures: {gallery}")
         return
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     for outcome in claims.reproduce(

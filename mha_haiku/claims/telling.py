@@ -13,6 +13,12 @@ from mha_haiku.runs import files
 
 BEGIN = "<!-- claims: python -m experiments.reproduce --table writes this table -->"
 END = "<!-- end of claims -->"
+_GALLERY = """# Claims of papers: what was measured
+
+Written by `python -m experiments.reproduce --table`, from the lines of JSON beside it.
+Intervals are of the mean over seeds, 90 %; a criterion holds where all of its interval
+is on the right side.
+"""
 _HEAD = (
     "| claim | published | measured: mean (90 % interval), wanted | control | verdict |"
     "\n|---|---|---|---|---|"
@@ -165,6 +171,16 @@ def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
     rows = [each.row() for each in outcomes if each.measured["claim"]]
     table = "\n".join([_HEAD, *rows])
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def gallery(outcomes: Sequence[Outcome]) -> str:
+    """Returns a README of its own: the paragraph and the figure of each claim."""
+    parts = [_GALLERY]
+    for each in outcomes:
+        if each.measured["claim"]:
+            name = each.claim.name
+            parts.append(f"## {name}\n\n{each.paragraph()}\n\n![{name}]({name}.png)\n")
+    return "\n".join(parts)
 
 
 def _bound(criterion: base.Criterion) -> float:

@@ -10,7 +10,7 @@ from experiments import reproduce
 from mha_haiku import claims
 from mha_haiku.checks import ConfigError
 from mha_haiku.claims import records, reproducing, telling
-from mha_haiku.runs import configuration
+from mha_haiku.runs import configuration, folders, seeds
 
 ALL = [(arm, seed) for seed in (0, 1, 2) for arm in ("claim", "control")]
 
@@ -163,7 +163,7 @@ def test_the_stored_control_says_not(name):
     assert (reproduce.STORED / f"{name}.png").exists()
 
 
-def test_the_table_of_the_readme_is_that_of_the_stored_results():
+def test_the_readmes_tell_the_stored_results():
     outcomes = [
         telling.Outcome.read(claims.load(name), reproduce.STORED)
         for name in claims.names()
@@ -171,33 +171,46 @@ def test_the_table_of_the_readme_is_that_of_the_stored_results():
     # If it is not: python -m experiments.reproduce --table
     text = reproduce.README.read_text(encoding="utf-8")
     assert telling.with_table(reproduce.README, outcomes) == text
+    gallery = (reproduce.STORED / "README.md").read_text(encoding="utf-8")
+    assert telling.gallery(outcomes) == gallery
 
 
-def test_the_desk_trains_once_and_asks_elsewhere(make_config, tmp_path, capsys):
-    desk = claims.Desk(tmp_path, devices=jax.local_devices()[:1])
-    config = make_config(
-        model__num_layers=1, model__dropout_rate=0.0, training__steps=10
-    )
-    trained = desk.train(config, 7)
-    assert (trained.config.seed, config.seed) == (7, 3)
+def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
+    make_config, make_model, tmp_path, monkeypatch, capsys
+):
+    model = make_model()  # compiles sooner than that of the config
+    monkeypatch.setattr(folders, "make_model", lambda *_: model)
+    devices = jax.local_devices()[:1]
+    desk = claims.Desk(tmp_path, seeds=(7, 8), devices=devices)
+    config = make_config(training__steps=10)
+    looked = {"every": 5, "look": _looked}
+    trained = desk.train(config, 8, **looked)
+    assert (trained.config.seed, config.seed) == (8, 3)
     assert trained.history[-1]["step"] == 10
+    assert [line["step"] for line in trained.looks] == [0, 5, 10]
+    assert trained.looks[-1]["sum"] == pytest.approx(desk.apply(trained, _summed))
     found = desk.evaluate(trained, examples=12)
     assert found["loss"] == pytest.approx(trained.held_out["loss"], rel=1e-5)
     other = desk.changed(trained, model__attention__scale=3.0, task__sequence_length=4)
     assert other.params is trained.params
     assert desk.examples(other, 2).inputs.shape == (2, 4)
     assert other.config.model.attention.scale == 3.0
-    assert other.model is not trained.model
+    # The other seed has been trained with it; another desk finds both.
+    monkeypatch.setattr(seeds, "train_seeds", None)
     config.seed = 5
-    again = desk.train(config, 7)
-    assert again.model is trained.model
-    assert desk.apply(again, _summed) == desk.apply(trained, _summed)
-    assert len(list((tmp_path / "runs").iterdir())) == 1
+    first = desk.train(config, 7, **looked)
+    again = claims.Desk(tmp_path, devices=devices).train(config, 7, **looked)
+    assert desk.apply(again, _summed) == desk.apply(first, _summed)
+    assert desk.apply(first, _summed) != desk.apply(trained, _summed)
     assert capsys.readouterr().out == ""  # stdout is for results
 
 
 def _summed(model, params):
-    return sum(x.sum() for each in params.values() for x in each.values())
+    return sum(x.sum() for x in jax.tree.leaves(params))
+
+
+def _looked(model, params, examples):
+    return {"sum": _summed(model, params)}
 
 
 @pytest.mark.parametrize(
