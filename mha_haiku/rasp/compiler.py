@@ -122,7 +122,8 @@ def compile(
       seed: Of the random heads, and of where the program's heads are among them.
 
     Raises:
-      ValueError: If a layer needs more heads, or the noise is negative.
+      ValueError: If a layer needs more heads, the program needs none, or its output is
+        a mean.
     """
     checks.positive_integer("num_heads", num_heads)
     checks.non_negative_number("noise", noise)
@@ -140,6 +141,11 @@ class _Compiler:
         self.when = functools.cache(self._when)
         parts = list(dict.fromkeys(_parts(program.output)))
         self.heads = [part for part in parts if isinstance(part, Head)]
+        if program.output.is_number or not self.heads:
+            raise ValueError(
+                "program must have an output that is made by a head, and is no mean; "
+                f"map() makes codes of means. Got {program.name!r}."
+            )
         self.maps = [part for part in parts if self._is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self.maps]
         sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]

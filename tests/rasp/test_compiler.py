@@ -162,6 +162,12 @@ def test_programs_are_refused_that_say_too_little_or_too_much():
         aggregate(every, number, name="x")
     with pytest.raises(ValueError, match="selector must have no order"):
         rasp.selector_width(every.last(), name="x")
+    with pytest.raises(ValueError, match="orders must be no means"):
+        every.best(number)
+    for output in (number, map(operator.neg, tokens)):
+        program = rasp.Program("own", output, (1, 2), 2, False, None)
+        with pytest.raises(ValueError, match="made by a head, and is no mean.*'own'"):
+            rasp.compile(program)
     output = aggregate(every, tokens, name="any")
     program = rasp.Program("own", output, ("a", "b"), 2, False, None)
     with pytest.raises(ValueError, match="'any' selects must agree .* got \\['a', 'b'"):
