@@ -12,6 +12,8 @@ the output map are zero.
 """
 
 import argparse
+import functools
+import operator
 import pathlib
 import sys
 
@@ -29,10 +31,13 @@ from mha_haiku.training import optimizers, stepping
 
 MEASURES = {
     **{name: entry.measure for name, entry in heads.MEASURES.items()},
+    "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
+}
+# Compiled anew for each model, whose means are constants of it.
+_OF_ONE_SEED = {
     "ablation, mean": lambda of: heads.ablation(
         of, closing=heads.closing.mean(of.model, of.params, of.batches)
     ),
-    "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
 }
 # How much the other heads write: the most with which all answers are right.
 _NOISES = (1e-2, 1e-3, 1e-4)
@@ -60,17 +65,27 @@ def main() -> None:
     # Models are small: compiling takes nearly all the time.
     jax.config.update("jax_disable_most_optimizations", True)
     scores, roles = {}, {}
-    for name in tqdm.tqdm(names, unit="program"):
-        for seed in range(flags.seeds):
-            known, subject, corrupted = known_heads(name, seed)
-            found = _of_heads(known, subject, corrupted)
-            found |= _of_edges(known, subject, corrupted)
-            for key, value in found.items():
-                scores.setdefault(key, {}).setdefault(name, []).append(value)
-            _add_roles(roles, known, subject)
-        means = {key: np.mean(own[name]) for key, own in scores.items() if name in own}
-        values = ", ".join(f"{'/'.join(key)} {x:.2f}" for key, x in means.items())
-        tqdm.tqdm.write(f"{name}: {values}")
+    bar = tqdm.tqdm(total=len(names) * flags.seeds, unit="model")
+    for programs in _alike([rasp.PROGRAMS[name]() for name in names]):
+        sizes = functools.reduce(operator.or_, map(rasp.sizes, programs))
+        for program in programs:
+            for seed in range(flags.seeds):
+                known, subject, corrupted = known_heads(program, sizes, seed)
+                measures = MEASURES | (_OF_ONE_SEED if seed == 0 else {})
+                found = _of_heads(known, subject, corrupted, measures)
+                found |= _of_edges(known, subject, corrupted)
+                for key, value in found.items():
+                    own = scores.setdefault(key, {})
+                    own.setdefault(program.name, []).append(value)
+                _add_roles(roles, known, subject)
+                bar.update()
+            values = ", ".join(
+                f"{'/'.join(key)} {np.mean(own[program.name]):.2f}"
+                for key, own in scores.items()
+                if program.name in own
+            )
+            bar.write(f"{program.name}: {values}")
+    bar.close()
     _print_table("of heads", {k: x for (of, k), x in scores.items() if of == "heads"})
     for of in ("edges", "edges to logits"):
         own = {key: x for (kind, key), x in scores.items() if kind == of}
@@ -80,18 +95,27 @@ def main() -> None:
             score = rasp.auroc(values, is_real)
             print(f"role {role}: {score:.3f}, {sum(is_real)} heads")
     subject, is_alive = _with_dead_heads()
-    for key, measure in MEASURES.items():
+    for key, measure in (MEASURES | _OF_ONE_SEED).items():
         found = rasp.auroc(measure(subject).mean, is_alive)
         print(f"trained, dead heads, {key}: {found:.2f}")
 
 
-def known_heads(name, seed) -> tuple[rasp.Compiled, heads.Subject, list]:
+def _alike(programs) -> list[list[rasp.Program]]:
+    """Returns the programs by kind and depth: with equal sizes one jitted for all."""
+    groups = {}
+    for program in programs:
+        key = program.is_causal, rasp.sizes(program).num_layers
+        groups.setdefault(key, []).append(program)
+    return list(groups.values())
+
+
+def known_heads(program, sizes, seed) -> tuple[rasp.Compiled, heads.Subject, list]:
     """Returns a compiled model, it as a subject, and corrupted batches.
 
     The other heads write as much as the program bears.
     """
     for noise in _NOISES:
-        known = rasp.compile(rasp.PROGRAMS[name](), noise=noise, seed=seed)
+        known = rasp.compile(program, noise=noise, sizes=sizes, seed=seed)
         clean, other = (
             known.examples(_EXAMPLES, seed=each) for each in (seed, seed + 100)
         )
@@ -100,12 +124,14 @@ def known_heads(name, seed) -> tuple[rasp.Compiled, heads.Subject, list]:
         # Answers are right by a margin of 6 nats, so the loss of a mistake is large.
         if heads.closed(subject, open_gates).max() < 0.1:
             return known, subject, [other]
-    raise RuntimeError(f"{name} makes mistakes with as little noise as {noise}.")
+    raise RuntimeError(
+        f"{program.name} makes mistakes with as little noise as {noise}."
+    )
 
 
-def _of_heads(known, subject, corrupted) -> dict[tuple[str, str], float]:
+def _of_heads(known, subject, corrupted, measures) -> dict[tuple[str, str], float]:
     """Returns AUROCs of all that gives a number per head."""
-    found = {name: measure(subject).mean for name, measure in MEASURES.items()}
+    found = {name: measure(subject).mean for name, measure in measures.items()}
     found["activation patching"] = heads.activation_patching(subject, corrupted).mean
     (example,) = subject.batches
     parts = heads.logit_attribution(
