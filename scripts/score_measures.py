@@ -1,15 +1,19 @@
-"""Scores the measures of head importance on models whose important heads are known.
+"""Scores what is said to find heads and edges on models of which they are known.
 
 Run: python scripts/score_measures.py
 
 A score is an AUROC: the probability that a head that does the work is ranked above one
-that does not; 1 is perfect, 0.5 is chance. The models are compiled from programs
-(mha_haiku/rasp), over several seeds, and their other heads write as much as the program
-bears; and one is trained while half of its heads are closed, and so are dead: their
-rows of the output map are zero.
+that does not, or an edge between two such heads above another; 1 is perfect, 0.5 is
+chance. The models are compiled from programs (mha_haiku/rasp), over several seeds, and
+their other heads write as much as the program bears. For patching, the corrupted
+example is any other one. Roles are scored over the heads of all programs at once. One
+more model is trained while half of its heads are closed, and so are dead: their rows of
+the output map are zero.
 """
 
 import argparse
+import functools
+import operator
 import pathlib
 import sys
 
@@ -17,6 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 import numpy as np
+import tqdm
 
 from configs import reverse
 from mha_haiku import devices, heads, models, modules, rasp
@@ -26,10 +31,13 @@ from mha_haiku.training import optimizers, stepping
 
 MEASURES = {
     **{name: entry.measure for name, entry in heads.MEASURES.items()},
+    "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
+}
+# Compiled anew for each model, whose means are constants of it.
+_OF_ONE_SEED = {
     "ablation, mean": lambda of: heads.ablation(
         of, closing=heads.closing.mean(of.model, of.params, of.batches)
     ),
-    "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
 }
 # How much the other heads write: the most with which all answers are right.
 _NOISES = (1e-2, 1e-3, 1e-4)
@@ -54,57 +62,151 @@ def main() -> None:
         parser.error(
             f"--programs must be among {', '.join(rasp.PROGRAMS)}, got {min(unknown)}"
         )
-    scores = {}
-    for name in names:
-        for seed in range(flags.seeds):
-            known, subject = known_heads(name, seed)
-            for key, measure in MEASURES.items():
-                value = rasp.auroc(measure(subject).mean, known.is_real)
-                scores.setdefault(key, {}).setdefault(name, []).append(value)
-        _print_line(name, {key: np.mean(own[name]) for key, own in scores.items()})
+    # Models are small: compiling takes nearly all the time.
+    jax.config.update("jax_disable_most_optimizations", True)
+    scores, roles = {}, {}
+    bar = tqdm.tqdm(total=len(names) * flags.seeds, unit="model")
+    for programs in _alike([rasp.PROGRAMS[name]() for name in names]):
+        sizes = functools.reduce(operator.or_, map(rasp.sizes, programs))
+        for program in programs:
+            for seed in range(flags.seeds):
+                known, subject, corrupted = known_heads(program, sizes, seed)
+                measures = MEASURES | (_OF_ONE_SEED if seed == 0 else {})
+                found = _of_heads(known, subject, corrupted, measures)
+                found |= _of_edges(known, subject, corrupted)
+                for key, value in found.items():
+                    own = scores.setdefault(key, {})
+                    own.setdefault(program.name, []).append(value)
+                _add_roles(roles, known, subject)
+                bar.update()
+            values = ", ".join(
+                f"{'/'.join(key)} {np.mean(own[program.name]):.2f}"
+                for key, own in scores.items()
+                if program.name in own
+            )
+            bar.write(f"{program.name}: {values}")
+    bar.close()
+    _print_table("of heads", {k: x for (of, k), x in scores.items() if of == "heads"})
+    for of in ("edges", "edges to logits"):
+        own = {key: x for (kind, key), x in scores.items() if kind == of}
+        _print_table(f"of {of}", own)
+    for role, (values, is_real) in roles.items():
+        if any(is_real):
+            score = rasp.auroc(values, is_real)
+            print(f"role {role}: {score:.3f}, {sum(is_real)} heads")
     subject, is_alive = _with_dead_heads()
-    dead = {
-        key: rasp.auroc(measure(subject).mean, is_alive)
-        for key, measure in MEASURES.items()
-    }
-    _print_line("trained, dead heads", dead)
-    _print_table(scores, dead)
+    for key, measure in (MEASURES | _OF_ONE_SEED).items():
+        found = rasp.auroc(measure(subject).mean, is_alive)
+        print(f"trained, dead heads, {key}: {found:.2f}")
 
 
-def known_heads(name: str, seed: int) -> tuple[rasp.Compiled, heads.Subject]:
-    """Returns a compiled model and it as a subject, with as much noise as it bears."""
+def _alike(programs) -> list[list[rasp.Program]]:
+    """Returns the programs by kind and depth: with equal sizes one jitted for all."""
+    groups = {}
+    for program in programs:
+        key = program.is_causal, rasp.sizes(program).num_layers
+        groups.setdefault(key, []).append(program)
+    return list(groups.values())
+
+
+def known_heads(program, sizes, seed) -> tuple[rasp.Compiled, heads.Subject, list]:
+    """Returns a compiled model, it as a subject, and corrupted batches.
+
+    The other heads write as much as the program bears.
+    """
     for noise in _NOISES:
-        known = rasp.compile(rasp.PROGRAMS[name](), noise=noise, seed=seed)
-        batches = [known.examples(_EXAMPLES, seed=seed)]
-        subject = heads.Subject(known.model, heads.metrics.loss, known.params, batches)
-        wrong = subject._replace(metric=_MISTAKES)
+        known = rasp.compile(program, noise=noise, sizes=sizes, seed=seed)
+        clean, other = (
+            known.examples(_EXAMPLES, seed=each) for each in (seed, seed + 100)
+        )
+        subject = heads.Subject(known.model, heads.metrics.loss, known.params, [clean])
         open_gates = np.ones((1, *known.is_real.shape))
-        if not heads.closed(wrong, open_gates).any():
-            return known, subject
-    raise RuntimeError(f"{name} is wrong at every noise")
+        # Answers are right by a margin of 6 nats, so the loss of a mistake is large.
+        if heads.closed(subject, open_gates).max() < 0.1:
+            return known, subject, [other]
+    raise RuntimeError(
+        f"{program.name} makes mistakes with as little noise as {noise}."
+    )
 
 
-_MISTAKES = heads.metrics.mistakes()
+def _of_heads(known, subject, corrupted, measures) -> dict[tuple[str, str], float]:
+    """Returns AUROCs of all that gives a number per head."""
+    found = {name: measure(subject).mean for name, measure in measures.items()}
+    found["activation patching"] = heads.activation_patching(subject, corrupted).mean
+    (example,) = subject.batches
+    parts = heads.logit_attribution(
+        subject.model, subject.params, example, classes=example.targets
+    ).heads
+    found["logit attribution"] = np.stack([abs(x).mean((0, 1)) for x in parts])
+    return {
+        ("heads", key): rasp.auroc(values, known.is_real)
+        for key, values in found.items()
+    }
 
 
-def _print_line(name, scores) -> None:
-    values = ", ".join(f"{key} {value:.2f}" for key, value in scores.items())
-    print(f"{name}: {values}", flush=True)
+def _of_edges(known, subject, corrupted) -> dict[tuple[str, str], float]:
+    """Returns AUROCs of all that gives a number per edge, where there are any."""
+    found = {}
+    for through_units in (True, False):
+        edges = heads.path_patching(subject, corrupted, through_units=through_units)
+        is_to_logits = edges.kinds == "logits"
+        ends = zip(
+            map(tuple, edges.senders.tolist()),
+            map(tuple, edges.receivers.tolist()),
+            edges.kinds.tolist(),
+            strict=True,
+        )
+        is_real = np.array(
+            [
+                sender in known.senders
+                if kind == "logits"
+                else (sender, receiver, kind) in known.edges
+                for sender, receiver, kind in ends
+            ]
+        )
+        name = "path patching" + ("" if through_units else ", units held")
+        effects = np.abs(edges.per_example).mean(0)
+        for of, own in (("edges", ~is_to_logits), ("edges to logits", is_to_logits)):
+            if is_real[own].any():
+                found[of, name] = rasp.auroc(effects[own], is_real[own])
+    if known.edges:
+        values = np.stack(
+            [
+                heads.circuits.compositions(known.model, known.params, kind)
+                for kind in heads.circuits.KINDS
+            ],
+            axis=-1,
+        )
+        is_real = np.zeros(values.shape, bool)
+        for sender, receiver, kind in known.edges:
+            is_real[(*sender, *receiver, heads.circuits.KINDS.index(kind))] = True
+        found["edges", "composition of weights"] = rasp.auroc(values, is_real)
+    return found
 
 
-def _print_table(scores, dead) -> None:
-    """Prints, as Markdown, each measure's scores over programs."""
-    print("\n| measure | mean over programs | of 1.00 | lowest | spread | dead heads |")
-    print("|---|---|---|---|---|---|")
+def _add_roles(roles, known, subject) -> None:
+    """Adds the scores of heads, for those roles that heads of programs are named by."""
+    found = heads.roles(subject.model, subject.params, subject.batches)
+    for role in ("previous_token", "next_token", "induction"):
+        values, is_real = roles.setdefault(role, ([], []))
+        score = found.scores[heads.ROLES[role].score or role]
+        values += score.ravel().tolist()
+        is_real += [known.heads.get(place) == role for place in np.ndindex(score.shape)]
+
+
+def _print_table(title, scores) -> None:
+    """Prints, as Markdown, the scores of each method over programs."""
+    print(f"\n| {title} | mean over programs | 1.00 of | lowest | spread over seeds |")
+    print("|---|---|---|---|---|")
     for key, own in scores.items():
         means = {name: np.mean(values) for name, values in own.items()}
         lowest = min(means, key=means.get)
         spread = np.mean([np.std(values) for values in own.values()])
-        perfect = sum(value > 0.999 for value in means.values())
+        perfect = sum(value > 0.995 for value in means.values())
         print(
             f"| {key} | {np.mean(list(means.values())):.3f} "
             f"| {perfect} of {len(means)} | {means[lowest]:.2f} ({lowest}) "
-            f"| {spread:.3f} | {dead[key]:.2f} |"
+            f"| {spread:.3f} |"
         )
 
 

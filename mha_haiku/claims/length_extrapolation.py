@@ -30,7 +30,7 @@ class LengthExtrapolation(base.Claim):
         arxiv="2305.19466",
     )
     control = "the length of training"
-    minutes = 6.0
+    minutes = 10.0
     criteria = (
         base.Criterion(
             "accuracy at twice the length, no positions minus learned",

@@ -18,6 +18,10 @@ class MarkovChains(base.Claim):
     Every 25 steps the divergence (KL, nats) of the model's predictions from three
     strategies is measured: all states alike, their frequency so far, and what followed
     the current state so far, which is the best there is. The control has one layer.
+
+    Measured: unigrams are nearest from step 25 on, bigrams from 125 to 250 on; the jump
+    takes 25 to 150 steps, and the loss ends 0.012 nats above the best. Without a
+    feed-forward part it ended 0.02 above (one seed, 1,500 steps, learned positions).
     """
 
     sentence = "Markov chains: uniform, then unigram, then a jump to bigram"
@@ -31,7 +35,7 @@ class MarkovChains(base.Claim):
         arxiv="2402.11004",
     )
     control = "one layer"
-    minutes = 6.0
+    minutes = 5
     criteria = (
         base.Criterion(
             "nearest strategies in the order uniform, unigram, bigram (1: yes)",
@@ -49,6 +53,10 @@ class MarkovChains(base.Claim):
             "jump",
             at_most=0.25,
         ),
+    )
+    tried = (
+        "The phase of uniform predictions is short here: only the look before the "
+        "first step is nearest to them."
     )
     curves = (
         base.Curve(

@@ -9,7 +9,7 @@
 """
 
 from mha_haiku.rasp import programs
-from mha_haiku.rasp.compiler import Compiled, compile
+from mha_haiku.rasp.compiler import Compiled, Sizes, compile, sizes
 from mha_haiku.rasp.language import (
     Program,
     Selector,
@@ -31,6 +31,7 @@ __all__ = [
     "Program",
     "Selector",
     "Sequence",
+    "Sizes",
     "aggregate",
     "auroc",
     "compile",
@@ -40,5 +41,6 @@ __all__ = [
     "programs",
     "select",
     "selector_width",
+    "sizes",
     "tokens",
 ]

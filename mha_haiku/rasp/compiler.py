@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -33,6 +33,30 @@ _SHARPNESS = 24.0  # what one condition, or a step of an order, adds to a score
 _LOGIT = 12.0  # of the right answer; that of None is half of it
 
 Place = tuple[int, int]  # layer and head
+
+
+class Sizes(NamedTuple):
+    """The sizes of a model, beside its heads and its length.
+
+    Attributes:
+      num_layers: L.
+      model_size: D.
+      key_size: K.
+      hidden_size: F.
+      num_tokens: Those of the program, and the one that stands first.
+      num_classes: The program's answers, and None.
+    """
+
+    num_layers: int
+    model_size: int
+    key_size: int
+    hidden_size: int
+    num_tokens: int
+    num_classes: int
+
+    def __or__(self, other: "Sizes") -> "Sizes":
+        """Returns the larger ones of both."""
+        return Sizes(*map(max, self, other))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,8 +130,18 @@ class Compiled:
         )
 
 
+def sizes(program: Program) -> Sizes:
+    """Returns the sizes of the model that `compile` makes of a program."""
+    return _Compiler(program).sizes()
+
+
 def compile(
-    program: Program, *, num_heads: int = 6, noise: float = 1e-4, seed: int = 0
+    program: Program,
+    *,
+    num_heads: int = 6,
+    noise: float = 1e-4,
+    sizes: Sizes | None = None,
+    seed: int = 0,
 ) -> Compiled:
     """Returns a model that computes a program.
 
@@ -119,15 +153,21 @@ def compile(
       noise: About how much all random heads together add to an entry of the stream,
         where codes are 0 or 1. Programs that count bear least, 2e-4 of those here;
         copying ones bear a hundred times more.
+      sizes: The least ones, so that what is jitted of one program serves others of the
+        same length and kind: `functools.reduce(operator.or_, map(sizes, programs))`.
+        None: no larger than the program needs.
       seed: Of the random heads, and of where the program's heads are among them.
 
     Raises:
-      ValueError: If a layer needs more heads, or the noise is negative.
+      ValueError: If a layer needs more heads, the program needs none, or its output is
+        a mean.
     """
     checks.positive_integer("num_heads", num_heads)
     checks.non_negative_number("noise", noise)
     generator = np.random.default_rng(seed)
-    return _Compiler(program).compiled(num_heads, noise, generator)
+    own = _Compiler(program)
+    least = own.sizes() if sizes is None else own.sizes() | sizes
+    return own.compiled(num_heads, noise, least, generator)
 
 
 class _Compiler:
@@ -140,11 +180,16 @@ class _Compiler:
         self.when = functools.cache(self._when)
         parts = list(dict.fromkeys(_parts(program.output)))
         self.heads = [part for part in parts if isinstance(part, Head)]
+        if program.output.is_number or not self.heads:
+            raise ValueError(
+                "program must have an output that is made by a head, and is no mean; "
+                f"map() makes codes of means. Got {program.name!r}."
+            )
         self.maps = [part for part in parts if self._is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self.maps]
         sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]
         ends = np.cumsum([1, *sizes])  # the first is 1 at the first position
-        self.model_size = int(ends[-1])
+        self.stream_size = int(ends[-1])
         self.slots = {
             each: slice(int(start), int(stop))
             for each, start, stop in zip(stored, ends[:-1], ends[1:], strict=True)
@@ -153,41 +198,53 @@ class _Compiler:
             (self.when(each) // 2 for each in self.heads + self.maps), default=0
         )
 
+    def sizes(self) -> Sizes:
+        """Returns the sizes that the program needs."""
+        heads = [self._head(each) for each in self.heads]
+        return Sizes(
+            self.num_layers,
+            self.stream_size,
+            max(max(query.shape[1], value.shape[1]) for query, _, _, value, _ in heads),
+            max(len(self._units(layer)[1]) for layer in range(self.num_layers)),
+            len(self.program.vocabulary) + 1,
+            len(self.domain(self.program.output)) + 1,
+        )
+
     def compiled(
-        self, num_heads: int, noise: float, generator: np.random.Generator
+        self,
+        num_heads: int,
+        noise: float,
+        sizes: Sizes,
+        generator: np.random.Generator,
     ) -> Compiled:
         """Returns the model; see `compile`."""
         places = self._places(num_heads, generator)
-        weights = [self._head(each) for each in self.heads]
-        units = {layer: self._units(layer) for layer in range(self.num_layers)}
-        hidden_size = max(len(bias) for _, bias, _ in units.values())
         answers = *self.domain(self.program.output), None
-        config = self._config(
-            num_heads,
-            max(max(w[0].shape[1], w[3].shape[1]) for w in weights),
-            hidden_size,
-        )
-        num_tokens = len(self.program.vocabulary) + 1
-        model, shapes = _built(config.to_json(), num_tokens, len(answers))
+        config = self._config(num_heads, sizes)
+        model, shapes = _built(config.to_json(), sizes.num_tokens, sizes.num_classes)
         params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-        params["embedding"]["embeddings"][:-1, self.slots[language.tokens]] = np.eye(
-            num_tokens - 1
+        size = self.stream_size
+        count = len(self.program.vocabulary)
+        embeddings = params["embedding"]["embeddings"]
+        embeddings[:count, self.slots[language.tokens]] = np.eye(count)
+        embeddings[count, 0] = 1
+        codes = np.eye(self.program.length)
+        params["positions"]["positions"][1:, self.slots[language.indices]] = codes
+        logits, none = params["logits"], len(answers) - 1
+        logits["w"][:size, :none] = _LOGIT * self._read(self.program.output)
+        logits["b"][none] = _LOGIT / 2
+        _set_random_heads(
+            params, config, noise * self._bearable(sizes.model_size), generator
         )
-        params["embedding"]["embeddings"][-1, 0] = 1
-        params["positions"]["positions"][1:, self.slots[language.indices]] = np.eye(
-            self.program.length
-        )
-        params["logits"]["w"][:, :-1] = _LOGIT * self._read(self.program.output)
-        params["logits"]["b"][-1] = _LOGIT / 2
-        _set_random_heads(params, config, noise * self._bearable(), generator)
-        for place, own in zip(places.values(), weights, strict=True):
-            _set_head(params, config, place, own)
-        for layer, (hidden, bias, output) in units.items():
+        for head in self.heads:
+            _set_head(params, config, places[head], self._head(head))
+        for layer in range(self.num_layers):
+            hidden, bias, output = self._units(layer)
             scope, count = f"encoder/layer_{layer}/feed_forward", len(bias)
             if count:
-                params[f"{scope}/hidden"]["w"][:, :count] = hidden
+                params[f"{scope}/hidden"]["w"][:size, :count] = hidden
                 params[f"{scope}/hidden"]["b"][:count] = bias
-                params[f"{scope}/output"]["w"][:count] = output
+                params[f"{scope}/output"]["w"][:count, :size] = output
         edges = {
             (places[sender], places[head], kind)
             for head in self.heads
@@ -246,7 +303,7 @@ class _Compiler:
         """Returns what reads a code, `[D, values]`, or a number, `[D, 1]`."""
         if part in self.slots:
             slot = self.slots[part]
-            return np.eye(self.model_size)[:, slot]
+            return np.eye(self.stream_size)[:, slot]
         (source,) = part.inputs  # a map of one code, which is linear
         return self._read(source) @ _table(
             part.function, self.domain(source), self.domain(part)
@@ -264,7 +321,7 @@ class _Compiler:
         keys, or, where a share is wanted, is the same.
         """
         selector = head.selector
-        order, most = np.zeros(self.model_size), 0
+        order, most = np.zeros(self.stream_size), 0
         for each in reversed(selector.orders):
             values = np.array(self.domain(each), float)
             # Less the smallest value, and times what outweighs all later orders.
@@ -287,13 +344,13 @@ class _Compiler:
         first -= 0 if is_counted else sharpness / 2
         constant = sharpness * order
         constant[0] = first
-        queries.append(np.zeros((self.model_size, 1)))
+        queries.append(np.zeros((self.stream_size, 1)))
         keys.append(constant[:, None])
         query, key = np.concatenate(queries, axis=1), np.concatenate(keys, axis=1)
         bias = np.zeros(query.shape[1])
         bias[-1] = 1
         if is_counted:
-            value = np.eye(self.model_size)[:, :1]
+            value = np.eye(self.stream_size)[:, :1]
         elif head.gathers == "mean":
             value = self._numbers(head.values)[:, None]
         else:
@@ -305,14 +362,14 @@ class _Compiler:
         own = [each for each in self.maps if self.when(each) // 2 == layer]
         units = [unit for each in own for unit in self._units_of(each)]
         if not units:
-            nothing = np.zeros((self.model_size, 0))
+            nothing = np.zeros((self.stream_size, 0))
             return nothing, np.zeros(0), nothing.T
         hidden, bias, output = (np.array(x) for x in zip(*units, strict=True))
         return hidden.T, bias, output
 
     def _units_of(self, part: Map) -> Iterator[tuple[np.ndarray, float, np.ndarray]]:
         """Yields what each hidden unit of a map reads, its bias, and what it writes."""
-        writes = np.zeros((len(self.domain(part)), self.model_size))
+        writes = np.zeros((len(self.domain(part)), self.stream_size))
         writes[:, self.slots[part]] = np.eye(len(writes))
         place = {value: i for i, value in enumerate(self.domain(part))}
         if len(part.inputs) == 2:
@@ -331,11 +388,11 @@ class _Compiler:
         domain = [float(x) for x in self.domain(source)]
         results = [part.function(x) for x in self.domain(source)]
         result_writes = [
-            writes[place[x]] if x is not None else np.zeros(self.model_size)
+            writes[place[x]] if x is not None else np.zeros(self.stream_size)
             for x in results
         ]
         number = self._read(source)[:, 0]
-        always = np.zeros(self.model_size)
+        always = np.zeros(self.stream_size)
         always[0] = -2.0
         yield always, 1.0, result_writes[0]
         for i in range(1, len(domain)):
@@ -349,9 +406,9 @@ class _Compiler:
             yield reads, start, change
             yield reads, start - 1, -change
 
-    def _bearable(self) -> np.ndarray:
+    def _bearable(self, model_size: int) -> np.ndarray:
         """Returns `[D]`, how much each entry of the stream can be off, but a factor."""
-        result = np.ones(self.model_size)
+        result = np.ones(model_size)
         result[0] = 0
         for head in self.heads:
             if head.is_number:
@@ -360,20 +417,23 @@ class _Compiler:
                 ).min()
         return result
 
-    def _config(self, num_heads, key_size, hidden_size) -> ml_collections.ConfigDict:
+    def _config(self, num_heads: int, sizes: Sizes) -> ml_collections.ConfigDict:
         config = models.default_config()
         config.update(
             {
                 "family": "causal" if self.program.is_causal else "encoder",
-                "num_layers": self.num_layers,
-                "model_size": self.model_size,
+                "num_layers": sizes.num_layers,
+                "model_size": sizes.model_size,
                 "embedding": {"max_length": self.program.length + 1},
                 "attention": {
                     "num_heads": num_heads,
-                    "key_size": key_size,
+                    "key_size": sizes.key_size,
                     "scale": 1.0,
                 },
-                "feed_forward": {"hidden_size": hidden_size, "activation": "relu"},
+                "feed_forward": {
+                    "hidden_size": sizes.hidden_size,
+                    "activation": "relu",
+                },
                 "norm": {"kind": "none"},
             }
         )
@@ -426,10 +486,11 @@ def _set_head(params, config, place, weights) -> None:
     }
     for kind in ("query", "key", "value"):
         own[kind]["w"][:, start : start + size] = 0
-    own["query"]["w"][:, start : start + query.shape[1]] = query
+    width = len(query)
+    own["query"]["w"][:width, start : start + query.shape[1]] = query
     own["query"]["b"][start : start + query.shape[1]] = bias
-    own["key"]["w"][:, start : start + key.shape[1]] = key
-    own["value"]["w"][:, start : start + value.shape[1]] = value
+    own["key"]["w"][:width, start : start + key.shape[1]] = key
+    own["value"]["w"][:width, start : start + value.shape[1]] = value
     own["linear"]["w"][start : start + size] = 0
     own["linear"]["w"][start : start + value.shape[1], slot] = np.eye(value.shape[1])
 

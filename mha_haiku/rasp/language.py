@@ -69,7 +69,12 @@ class Selector:
         return Selector(self.conditions + other.conditions, self.orders + other.orders)
 
     def best(self, *orders: Sequence) -> "Selector":
-        """Returns the selector of the keys with the largest values of the orders."""
+        """Returns the selector of the keys with the largest values of the orders.
+
+        Args:
+          *orders: Integers, None at no selected key.
+        """
+        _refuse_numbers("orders", *orders)
         return Selector(self.conditions, self.orders + orders)
 
     def last(self) -> "Selector":
@@ -136,10 +141,7 @@ def select(
     Raises:
       ValueError: If one of the sequences is of means, which have no code to compare.
     """
-    if keys.is_number or queries.is_number:
-        raise ValueError(
-            "keys and queries must be no means; map() makes codes of them."
-        )
+    _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
 
 
@@ -151,8 +153,7 @@ def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
       values: What is gathered.
       name: What the head does.
     """
-    if values.is_number:
-        raise ValueError("values must be no means; map() makes codes of them.")
+    _refuse_numbers("values", values)
     return Head(selector, values, name, "value")
 
 
@@ -164,6 +165,7 @@ def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
       values: Numbers.
       name: What the head does.
     """
+    _refuse_numbers("values", values)
     return Head(selector, values, name, "mean")
 
 
@@ -256,6 +258,11 @@ def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
         "k": [each.keys for each in selector.conditions] + list(selector.orders),
         "v": [] if sequence.values is None else [sequence.values],
     }
+
+
+def _refuse_numbers(argument: str, *sequences: Sequence) -> None:
+    if any(each.is_number for each in sequences):
+        raise ValueError(f"{argument} must be no means; map() makes codes of them.")
 
 
 def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:

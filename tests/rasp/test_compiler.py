@@ -119,6 +119,18 @@ def test_heads_stand_at_random_places_among_random_ones():
     assert others.min() < 0.5 and others.max() > 0.8
 
 
+def test_programs_of_equal_sizes_share_a_model():
+    programs = [rasp.PROGRAMS[name](length=6) for name in ("two_hops", "histogram")]
+    sizes = rasp.sizes(programs[0]) | rasp.sizes(programs[1])
+    assert sizes.num_layers == 2 and sizes.hidden_size > 0
+    one, other = (rasp.compile(x, num_heads=3, sizes=sizes) for x in programs)
+    assert one.model is other.model
+    for each in (one, other):
+        example = each.examples(7)
+        predicted = _logits(each, example).argmax(-1)
+        np.testing.assert_array_equal(predicted, example.targets)
+
+
 def test_sequences_by_hand():
     """Means, what nothing is selected for, and the better of two keys."""
 
@@ -162,6 +174,12 @@ def test_programs_are_refused_that_say_too_little_or_too_much():
         aggregate(every, number, name="x")
     with pytest.raises(ValueError, match="selector must have no order"):
         rasp.selector_width(every.last(), name="x")
+    with pytest.raises(ValueError, match="orders must be no means"):
+        every.best(number)
+    for output in (number, map(operator.neg, tokens)):
+        program = rasp.Program("own", output, (1, 2), 2, False, None)
+        with pytest.raises(ValueError, match="made by a head, and is no mean.*'own'"):
+            rasp.compile(program)
     output = aggregate(every, tokens, name="any")
     program = rasp.Program("own", output, ("a", "b"), 2, False, None)
     with pytest.raises(ValueError, match="'any' selects must agree .* got \\['a', 'b'"):
