@@ -33,7 +33,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("mha_haiku")
 
 _MAPS = pathlib.Path("/proc/self/maps")
+_MOST_GROWTH = 4 * 2**30  # bytes since programs were dropped
 _tests_since_look = 0
+_resident_before = 0
+
+
+def _resident() -> int:
+    """Returns the memory that this process holds, in bytes."""
+    pages = _MAPS.with_name("statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +49,20 @@ def _room_for_programs():
     """Drops compiled programs before they are too many.
 
     Each takes a few memory maps, of which Linux gives a process 65,530; XLA crashes
-    where there is none left.
+    where there is none left. Two processes with all their programs have taken 19 GiB.
     """
     yield
-    global _tests_since_look
+    global _tests_since_look, _resident_before
     _tests_since_look += 1
     if _tests_since_look < 20 or not _MAPS.exists():
         return
     _tests_since_look = 0
     with _MAPS.open("rb") as maps:
-        if sum(1 for _ in maps) > 40_000:
-            jax.clear_caches()
-            gc.collect()
+        too_many = sum(1 for _ in maps) > 40_000
+    if too_many or _resident() > _resident_before + _MOST_GROWTH:
+        jax.clear_caches()
+        gc.collect()
+        _resident_before = _resident()
 
 
 @pytest.fixture

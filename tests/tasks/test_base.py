@@ -22,6 +22,7 @@ OPTIONS = {
         "num_values": 4,
     },
     "bigram_backcopy": {"sequence_length": 11, "num_symbols": 6, "num_triggers": 2},
+    "markov_chains": {"sequence_length": 11, "num_tokens": 4},
     "induction": {"sequence_length": 12, "num_tokens": 9},
     "modular_addition": {"modulus": 7, "train_fraction": 0.6},
     "parity": {"sequence_length": 5},
@@ -35,7 +36,7 @@ OPTIONS = {
 }
 # Those with targets; `sentences` has laws of its own.
 every_task = pytest.mark.parametrize("name", list(OPTIONS))
-sampled_tasks = pytest.mark.parametrize("name", list(OPTIONS)[:9])
+sampled_tasks = pytest.mark.parametrize("name", list(OPTIONS)[:10])
 
 
 @functools.cache
