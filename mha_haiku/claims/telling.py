@@ -16,8 +16,9 @@ END = "<!-- end of claims -->"
 _GALLERY = """# Claims of papers: what was measured
 
 Written by `python -m experiments.reproduce --table`, from the lines of JSON beside it.
-Intervals are of the mean over seeds, 90 %; a criterion holds where all of its interval
-is on the right side.
+Intervals are of the mean over seeds, 90 %. A criterion holds where all of its interval
+is on the right side of the bound, fails where all is on the wrong one, and is undecided
+between. All hold: *reproduced*; some do: *partly*; none does: *not*.
 """
 _HEAD = (
     "| claim | published | measured: mean (90 % interval), wanted | control | verdict |"
@@ -106,7 +107,7 @@ class Outcome:
             what = "Here" if arm == "claim" else f"Control ({claim.control})"
             seeds = f"{len(verdict.seeds)} seeds"
             numbers = "; ".join(_number(each) for each in verdict.judged)
-            lines.append(f"{what}, {seeds}: {numbers}. Verdict: **{verdict.word}**.")
+            lines.append(f"{what}, {seeds}: {numbers}. Verdict: {_told(verdict)}.")
         if claim.tried:
             lines.append(claim.tried)
         lines.append(f"It took {self.seconds / 60:.1f} minutes.")
@@ -122,7 +123,7 @@ class Outcome:
             source.published,
             "; ".join(map(_number, judged["claim"].judged)),
             f"{claim.control}: {control.word if control else 'not measured'}",
-            f"**{judged['claim'].word}**",
+            _told(judged["claim"]),
         ]
         return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
 
@@ -187,10 +188,16 @@ def _bound(criterion: base.Criterion) -> float:
     return criterion.at_least if criterion.at_most is None else criterion.at_most
 
 
+def _told(verdict: verdicts.Verdict) -> str:
+    undecided = sum(each.word == verdicts.UNDECIDED for each in verdict.judged)
+    share = f" ({undecided} of {len(verdict.judged)} undecided)" if undecided else ""
+    return f"**{verdict.word}**{share}"
+
+
 def _number(judged: verdicts.Judged) -> str:
     sign = "≥" if judged.criterion.at_most is None else "≤"
     unit = judged.criterion.unit and f" {judged.criterion.unit}"
     return (
         f"{judged.criterion.name} {judged.interval.text()}{unit}, "
-        f"{sign} {_bound(judged.criterion):g}"
+        f"{sign} {_bound(judged.criterion):g}: {judged.word}"
     )

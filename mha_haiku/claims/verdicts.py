@@ -12,6 +12,7 @@ from mha_haiku.claims import base
 CONFIDENCE = 0.9  # of intervals
 FEWEST_SEEDS = 3
 REPRODUCED, PARTLY, NOT, OPEN = "reproduced", "partly", "not", "open"
+HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
 
 
 class Interval(NamedTuple):
@@ -34,13 +35,14 @@ class Judged(NamedTuple):
       criterion: The criterion.
       values: `[n]`, a number of each seed.
       interval: That of their mean.
-      holds: Whether the whole interval is on the right side of the bound.
+      word: `HOLDS` if the whole interval is on the right side of the bound, `FAILS` if
+        it is on the wrong one; `UNDECIDED` if the bound is within.
     """
 
     criterion: base.Criterion
     values: np.ndarray
     interval: Interval
-    holds: bool
+    word: str
 
 
 class Verdict(NamedTuple):
@@ -89,13 +91,20 @@ def judge(
     for criterion in criteria:
         values = np.array([criterion.value(numbers[seed]) for seed in seeds])
         around = interval(values)
-        if criterion.at_most is None:
-            holds = around.low >= criterion.at_least
-        else:
-            holds = around.high <= criterion.at_most
-        judged.append(Judged(criterion, values, around, bool(holds)))
-    count = sum(each.holds for each in judged)
+        judged.append(Judged(criterion, values, around, _side(criterion, around)))
+    count = sum(each.word == HOLDS for each in judged)
     word = REPRODUCED if count == len(judged) else PARTLY if count else NOT
     if len(seeds) < FEWEST_SEEDS:
         word = OPEN
     return Verdict(word, tuple(judged), seeds)
+
+
+def _side(criterion: base.Criterion, around: Interval) -> str:
+    if criterion.at_most is None:
+        holds, fails = (
+            around.low >= criterion.at_least,
+            around.high < criterion.at_least,
+        )
+    else:
+        holds, fails = around.high <= criterion.at_most, around.low > criterion.at_most
+    return HOLDS if holds else FAILS if fails else UNDECIDED

@@ -92,7 +92,12 @@ def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     pytest.importorskip("matplotlib")
     (outcome,) = _all(halves, tmp_path / "work", formats=("svg",))
     text = (tmp_path / "work" / "conftest.md").read_text()
-    for part in (halves.sentence, "0.51 (0.493 to 0.527), ≥ 0.4", "**not**", "nothing"):
+    for part in (
+        halves.sentence,
+        "0.51 (0.493 to 0.527), ≥ 0.4: holds",
+        "**not**",
+        "nothing",
+    ):
         assert part in text
     assert halves.sentence in (tmp_path / "work" / "conftest.svg").read_text()
     readme = tmp_path / "README.md"
@@ -103,7 +108,7 @@ def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     telling.write_readme(readme, [outcome])
     told = readme.read_text()
     assert re.fullmatch(r"(?s)above\n<!--.*-->\n\n\| claim.*-->\nbelow\n", told)
-    assert "old" not in told and "**reproduced**" in told
+    assert "\nold\n" not in told and "**reproduced**" in told
     assert telling.with_table(readme, [outcome]) == told
     reproducing.store(outcome, tmp_path / "stored")
     again = telling.Outcome.read(halves, tmp_path / "stored")

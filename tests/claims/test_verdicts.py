@@ -29,20 +29,23 @@ def test_equal_numbers_leave_a_point():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "word"),
+    ("a", "b", "words", "word"),
     [
-        ((1.1, 1.2, 1.3), (0.3, 0.3, 0.3), "reproduced"),
-        ((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), "reproduced"),  # on the bound
-        ((0.9, 1.3, 1.7), (0.3, 0.3, 0.3), "partly"),  # the mean alone does not do
-        ((1.1, 1.2, 1.3), (0.4, 0.5, 0.7), "partly"),
-        ((0.9, 1.3, 1.7), (0.4, 0.5, 0.7), "not"),
-        ((math.nan, 2.0, 2.0), (0.6, 0.6, 0.6), "not"),
-        ((1.1, 1.2), (0.3, 0.3), "open"),
+        ((1.1, 1.2, 1.3), (0.3, 0.3, 0.3), "holds holds", "reproduced"),
+        ((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), "holds holds", "reproduced"),  # on the bound
+        # The mean alone does not do.
+        ((0.9, 1.3, 1.7), (0.3, 0.3, 0.3), "undecided holds", "partly"),
+        ((1.1, 1.2, 1.3), (0.4, 0.5, 0.7), "holds undecided", "partly"),
+        ((0.9, 1.3, 1.7), (0.4, 0.5, 0.7), "undecided undecided", "not"),
+        ((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), "fails fails", "not"),
+        ((math.nan, 2.0, 2.0), (0.6, 0.6, 0.6), "undecided fails", "not"),
+        ((1.1, 1.2), (0.3, 0.3), "undecided holds", "open"),
     ],
 )
-def test_a_criterion_holds_where_the_whole_interval_is_on_its_side(a, b, word):
+def test_a_criterion_holds_where_the_whole_interval_is_on_its_side(a, b, words, word):
     numbers = {7 + i: dict(a=x, b=y) for i, (x, y) in enumerate(zip(a, b, strict=True))}
     found = verdicts.judge([ABOVE, BELOW], numbers)
     assert found.word == word
+    assert [each.word for each in found.judged] == words.split()
     assert found.seeds == tuple(numbers)
     np.testing.assert_array_equal(found.judged[1].values, 2 * np.array(b))
