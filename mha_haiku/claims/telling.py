@@ -75,17 +75,7 @@ class Outcome:
         """Returns the figure, a file's bytes; see `report.claims`."""
         judged = self.verdicts
         panels = [
-            pictures.Panel(
-                name=criterion.name,
-                unit=criterion.unit,
-                values={arm: each.judged[i].values for arm, each in judged.items()},
-                intervals={
-                    arm: each.judged[i].interval[1:] for arm, each in judged.items()
-                },
-                bound=_bound(criterion),
-                above=criterion.at_most is None,
-                published=criterion.published,
-            )
+            _panel(criterion, {arm: each.judged[i] for arm, each in judged.items()})
             for i, criterion in enumerate(self.claim.criteria)
         ]
         return pictures.claim(
@@ -186,6 +176,22 @@ def gallery(outcomes: Sequence[Outcome]) -> str:
 
 def _bound(criterion: base.Criterion) -> float:
     return criterion.at_least if criterion.at_most is None else criterion.at_most
+
+
+def _panel(
+    criterion: base.Criterion, judged: Mapping[str, verdicts.Judged]
+) -> pictures.Panel:
+    """Returns what is drawn of a criterion that was judged in each arm."""
+    return pictures.Panel(
+        name=criterion.name,
+        unit=criterion.unit,
+        values={arm: each.values for arm, each in judged.items()},
+        intervals={arm: each.interval[1:] for arm, each in judged.items()},
+        words={arm: each.word for arm, each in judged.items()},
+        bound=_bound(criterion),
+        above=criterion.at_most is None,
+        published=criterion.published,
+    )
 
 
 def _told(verdict: verdicts.Verdict) -> str:

@@ -27,6 +27,7 @@ class Panel(NamedTuple):
       unit: Its unit, or "".
       values: By arm ("claim", "control"), those of the seeds `[n]`.
       intervals: By arm, the ends of the interval of the mean.
+      words: By arm, "holds", "fails" or "undecided".
       bound: Where the right side begins.
       above: Whether the right side is above the bound.
       published: The number in the paper; None: there is none.
@@ -36,6 +37,7 @@ class Panel(NamedTuple):
     unit: str
     values: Mapping[str, np.ndarray]
     intervals: Mapping[str, tuple[float, float]]
+    words: Mapping[str, str]
     bound: float
     above: bool
     published: float | None = None
@@ -99,13 +101,13 @@ def claim(
     for axes, lines in zip(cells, curves, strict=False):
         _curves(axes, lines)
     for axes, panel in zip(cells[len(curves) :], panels, strict=False):
-        _panel(axes, panel, verdicts)
+        _panel(axes, panel)
     for axes in cells[count:]:
         axes.set_axis_off()
     return sheet
 
 
-def _panel(axes: "Axes", panel: Panel, verdicts: Mapping[str, str]) -> None:
+def _panel(axes: "Axes", panel: Panel) -> None:
     arms = list(panel.values)
     finite = [panel.bound]
     for i, arm in enumerate(arms):
@@ -130,7 +132,7 @@ def _panel(axes: "Axes", panel: Panel, verdicts: Mapping[str, str]) -> None:
     wanted = f"wanted: {'at least' if panel.above else 'at most'} {panel.bound:g}"
     axes.axhspan(*ends, color="C2", alpha=0.13, lw=0, label=wanted)
     axes.set_xlim(-0.6, len(arms) - 0.4)
-    labels = [f"{arm}:\n{verdicts[arm]}" for arm in arms]
+    labels = [f"{arm}:\n{panel.words[arm]}" for arm in arms]
     axes.set_xticks(range(len(arms)), labels, fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     _titles(axes, panel.name, "", panel.unit)

@@ -138,8 +138,8 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
     labels = [x.get_text() for x in size.get_legend().get_texts()]
     assert labels == ["published", "wanted: at least 0.4"]
     assert [x.get_text() for x in lack.get_xticklabels()] == [
-        "claim:\nreproduced",
-        "control:\nnot",
+        "claim:\nholds",
+        "control:\nfails",
     ]
 
 
