@@ -30,7 +30,7 @@ class FreeHeads(base.Claim):
         arxiv="1905.10650",
     )
     control = "random order"
-    minutes = 1.6
+    minutes = 0.8
     tried = (
         "5 of 16 heads go for 0.2 points of accuracy, 6 for 1.2 in the mean and 2.3 in "
         "the worst seed, 8 for 6. More heads are free in larger models: in "

@@ -30,7 +30,7 @@ class InductionHeads(base.Claim):
         arxiv="2209.11895",
     )
     control = "one plain layer in all three places"
-    minutes = 3.9
+    minutes = 1.1
     criteria = (
         base.Criterion(
             "accuracy, two layers minus one",

@@ -35,7 +35,7 @@ class MarkovChains(base.Claim):
         arxiv="2402.11004",
     )
     control = "one layer"
-    minutes = 5
+    minutes = 3.3
     criteria = (
         base.Criterion(
             "nearest strategies in the order uniform, unigram, bigram (1: yes)",

@@ -32,7 +32,7 @@ class ModularFrequencies(base.Claim):
         arxiv="2301.05217",
     )
     control = "while it has learnt by heart alone"
-    minutes = 5.0
+    minutes = 2.6
     tried = (
         "The five frequencies are those of the largest power in the embedding, but "
         "after 1500 steps most of its power is still spread over all frequencies; the "

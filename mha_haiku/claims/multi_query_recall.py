@@ -31,7 +31,7 @@ class MultiQueryRecall(base.Claim):
         arxiv="2312.04927",
     )
     control = "values of another example"
-    minutes = 2.5
+    minutes = 2.9
     criteria = (
         base.Criterion(
             "accuracy of attention at its worst width",

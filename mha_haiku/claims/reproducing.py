@@ -59,9 +59,9 @@ def reproduce(
             ready.append(claim)
     outcomes = [telling.Outcome.read(claim, folder) for claim in ready]
     total = sum(len(outcome.missing(seeds)) for outcome in outcomes)
-    desk = Desk(folder, seeds=seeds)
     with progress.Bar(total, unit="measurement", name="claims", leave=True) as bar:
         for claim, outcome in zip(ready, outcomes, strict=True):
+            desk = Desk(folder, seeds=seeds)  # its programs are dropped with it
             try:
                 for arm, seed in outcome.missing(seeds):
                     bar.note(f"{claim.name}, {arm}, seed {seed}")

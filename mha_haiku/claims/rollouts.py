@@ -31,7 +31,7 @@ class Rollouts(base.Claim):
         arxiv="2005.00928",
     )
     control = "the model before training"
-    minutes = 6.2
+    minutes = 3.0
     tried = (
         "Both follow blank-out after training (roll-out 0.61, flow 0.56, raw 0.55) and "
         "hardly before (0.11, 0.10, 0.05), but raw attention does not fall behind in "

@@ -1,5 +1,7 @@
 """The desk measures what is missing, once, and tells it."""
 
+import dataclasses
+import json
 import re
 
 import jax
@@ -38,6 +40,7 @@ def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     halves.configs = lambda arm: {"one": config}
     _all(halves, tmp_path, formats=())
     config.seed = 8  # the desk sets seeds: this is the same config
+    config.training.seeds = 2
     assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == []
     config.training.steps += 1
     assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == ALL
@@ -207,7 +210,41 @@ def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
     again = claims.Desk(tmp_path, devices=devices).train(config, 7, **looked)
     assert desk.apply(again, _summed) == desk.apply(first, _summed)
     assert desk.apply(first, _summed) != desk.apply(trained, _summed)
+    assert (desk.examples(first, 2).inputs != desk.examples(trained, 2).inputs).any()
+    other = dataclasses.replace(trained, model=model._replace(config=2))
+    assert [desk.apply(each, _config) for each in (trained, other)] == [None, 2]
+    lines = [{"held_out_loss": 2.0}, {"held_out_loss": 1.0}, {"loss": 0.5}]
+    assert dataclasses.replace(trained, history=lines).held_out == {"loss": 1.0}
+    with pytest.raises(TypeError):  # without looks it is another training
+        desk.train(config, 7)
     assert capsys.readouterr().out == ""  # stdout is for results
+
+
+def test_the_desk_goes_on_with_an_interrupted_training(
+    make_config, make_model, tmp_path, monkeypatch
+):
+    model = make_model()
+    monkeypatch.setattr(folders, "make_model", lambda *_: model)
+    options = {"devices": jax.local_devices()[:1]}
+    config = make_config(training__steps=10)
+    looked = {"every": 5, "look": _looked}
+    claims.Desk(tmp_path, **options).train(config, 8, **looked)
+    for path in tmp_path.glob("runs/*/seed_*/summary.json"):
+        summary = json.loads(path.read_text())
+        path.write_text(json.dumps(summary | {"interrupted": True}))
+    train, asked = seeds.train_seeds, []
+    monkeypatch.setattr(
+        seeds,
+        "train_seeds",
+        lambda *x, **options: asked.append(x) or train(*x, **options),
+    )
+    again = claims.Desk(tmp_path, **options).train(config, 8, **looked)
+    assert (len(asked), again.config.seed) == (1, 8)  # a seed that is not the desk's
+    assert [line["step"] for line in again.looks] == [0, 5, 10]
+
+
+def _config(model, params):
+    return model.config
 
 
 def _summed(model, params):
