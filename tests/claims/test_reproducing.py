@@ -140,6 +140,11 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
     np.testing.assert_allclose(curve.lines[0].get_ydata(), [0.1, 0.51])
     labels = [x.get_text() for x in size.get_legend().get_texts()]
     assert labels == ["published", "wanted: at least 0.4"]
+    wanted = [
+        axes.patches[0].get_window_extent().transformed(axes.transData.inverted())
+        for axes in (size, lack)
+    ]
+    np.testing.assert_allclose([wanted[0].y0, wanted[1].y1], [0.4, 0.7])
     assert [x.get_text() for x in lack.get_xticklabels()] == [
         "claim:\nholds",
         "control:\nfails",
