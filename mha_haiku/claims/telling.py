@@ -1,5 +1,6 @@
 """What is said of a claim: a paragraph, a figure, and the rows of README's table."""
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -159,9 +160,16 @@ def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ConfigError(f"{readme} must have the lines\n{BEGIN} and {END}")
-    rows = [each.row() for each in outcomes if each.measured["claim"]]
-    table = "\n".join([_HEAD, *rows])
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    found = [
+        (verdicts.WORDS.index(each.verdicts["claim"].word), i, each.row())
+        for i, each in enumerate(outcomes)
+        if each.measured["claim"]
+    ]
+    counts = collections.Counter(place for place, *_ in found)
+    count = ", ".join(f"{counts[i]} {verdicts.WORDS[i]}" for i in sorted(counts))
+    table = "\n".join([_HEAD, *(row for *_, row in sorted(found))])
+    told = f"Claims by verdict: {count}."
+    return f"{before}{BEGIN}\n\n{told}\n\n{table}\n\n{END}{after}"
 
 
 def gallery(outcomes: Sequence[Outcome]) -> str:

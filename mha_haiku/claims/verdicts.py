@@ -11,7 +11,7 @@ from mha_haiku.claims import base
 
 CONFIDENCE = 0.9  # of intervals
 FEWEST_SEEDS = 3
-REPRODUCED, PARTLY, NOT, OPEN = "reproduced", "partly", "not", "open"
+REPRODUCED, PARTLY, NOT, OPEN = WORDS = "reproduced", "partly", "not", "open"
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
 
 

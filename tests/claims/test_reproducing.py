@@ -110,8 +110,9 @@ def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     readme.write_text(f"above\n{telling.BEGIN}\nold\n{telling.END}\nbelow\n")
     telling.write_readme(readme, [outcome])
     told = readme.read_text()
-    assert re.fullmatch(r"(?s)above\n<!--.*-->\n\n\| claim.*-->\nbelow\n", told)
+    assert re.fullmatch(r"(?s)above\n<!--.*-->\n\nCl.*\| claim.*-->\nbelow\n", told)
     assert "\nold\n" not in told and "**reproduced**" in told
+    assert "\nClaims by verdict: 1 reproduced.\n" in told
     assert telling.with_table(readme, [outcome]) == told
     reproducing.store(outcome, tmp_path / "stored")
     again = telling.Outcome.read(halves, tmp_path / "stored")
