@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 3
+_FEW_POINTS = 8  # of a curve, of which each has its tick
 _COLOURS = {"claim": "C0", "control": "0.5"}
 
 
@@ -131,13 +132,13 @@ def _panel(axes: "Axes", panel: Panel) -> None:
     ends = (panel.bound, high + room) if panel.above else (low - room, panel.bound)
     wanted = f"wanted: {'at least' if panel.above else 'at most'} {panel.bound:g}"
     axes.axhspan(*ends, color="C2", alpha=0.13, lw=0, label=wanted)
-    axes.set_xlim(-0.6, len(arms) - 0.4)
+    axes.set_xlim(-0.6, len(arms) + 0.9)  # room for the legend, which hides no dot so
     labels = [f"{arm}:\n{panel.words[arm]}" for arm in arms]
     axes.set_xticks(range(len(arms)), labels, fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     _titles(axes, panel.name, "", panel.unit)
     axes.grid(alpha=0.3, axis="y")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="center right")
 
 
 def _curves(axes: "Axes", lines: Lines) -> None:
@@ -152,6 +153,7 @@ def _curves(axes: "Axes", lines: Lines) -> None:
         axes.axhline(lines.level, color="0.4", ls=":", lw=1, label=lines.level_name)
     if lines.logarithmic:
         axes.set_xscale("log", base=2)
+    if lines.logarithmic or len(lines.points) <= _FEW_POINTS:
         axes.set_xticks(lines.points, [f"{each:g}" for each in lines.points])
         axes.minorticks_off()
     axes.tick_params(labelsize=7)
