@@ -89,20 +89,24 @@ class Outcome:
         )
 
     def paragraph(self) -> str:
-        """Returns a few lines of Markdown that say it all."""
-        claim, source = self.claim, self.claim.source
+        """Returns what is told of it in Markdown: a paragraph, and a table of numbers.
+
+        Something must have been measured.
+        """
+        claim, source, judged = self.claim, self.claim.source, self.verdicts
         paper = f"[{source.paper}]({source.url})" if source.url else source.paper
-        published = f"Published ({paper}, {source.place}): {source.published}."
-        lines = [f"**{claim.sentence}** {published}"]
-        for arm, verdict in self.verdicts.items():
+        told = [f"**{claim.sentence}.** {paper}, {source.place}: {source.published}."]
+        for arm, verdict in judged.items():
             what = "Here" if arm == "claim" else f"Control ({claim.control})"
-            seeds = f"{len(verdict.seeds)} seeds"
-            numbers = "; ".join(_number(each) for each in verdict.judged)
-            lines.append(f"{what}, {seeds}: {numbers}. Verdict: {_told(verdict)}.")
-        if claim.tried:
-            lines.append(claim.tried)
-        lines.append(f"It took {self.seconds / 60:.1f} minutes.")
-        return "\n".join(lines)
+            told.append(f"{what}, {len(verdict.seeds)} seeds: {_told(verdict)}.")
+        told += [claim.tried] if claim.tried else []
+        told.append(f"It took {self.seconds / 60:.1f} minutes.")
+        rows = [["measured", "wanted", *judged], ["---"] * (2 + len(judged))]
+        for i, criterion in enumerate(claim.criteria):
+            each = [verdict.judged[i] for verdict in judged.values()]
+            found = [f"{one.interval.text()}: {one.word}" for one in each]
+            rows.append([criterion.name, _wanted(criterion), *found])
+        return "\n".join([*told, "", *map(_row, rows)])
 
     def row(self) -> str:
         """Returns the row of README's table."""
@@ -116,7 +120,7 @@ class Outcome:
             f"{claim.control}: {control.word if control else 'not measured'}",
             _told(judged["claim"]),
         ]
-        return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
+        return _row(cells)
 
     def _lines(self, curve: base.Curve) -> pictures.Lines:
         values = {
@@ -209,9 +213,14 @@ def _told(verdict: verdicts.Verdict) -> str:
 
 
 def _number(judged: verdicts.Judged) -> str:
-    sign = "≥" if judged.criterion.at_most is None else "≤"
-    unit = judged.criterion.unit and f" {judged.criterion.unit}"
-    return (
-        f"{judged.criterion.name} {judged.interval.text()}{unit}, "
-        f"{sign} {_bound(judged.criterion):g}: {judged.word}"
-    )
+    wanted = _wanted(judged.criterion)
+    return f"{judged.criterion.name} {judged.interval.text()}, {wanted}: {judged.word}"
+
+
+def _wanted(criterion: base.Criterion) -> str:
+    sign = "≥" if criterion.at_most is None else "≤"
+    return f"{sign} {_bound(criterion):g}{criterion.unit and ' ' + criterion.unit}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"

@@ -97,7 +97,7 @@ def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     text = (tmp_path / "work" / "conftest.md").read_text()
     for part in (
         halves.sentence,
-        "0.51 (0.493 to 0.527), ≥ 0.4: holds",
+        "| ≥ 0.4 | 0.51 (0.493 to 0.527): holds |",
         "**not**",
         "nothing",
     ):
