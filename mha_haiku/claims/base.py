@@ -23,17 +23,19 @@ class Source(NamedTuple):
       published: What is written there, with its number if there is one. What nobody
         has looked up in the paper says so here: "from memory".
       arxiv: The paper's number there, "2209.11895"; "": it is in no such place.
+      link: Where it is instead; "": nowhere.
     """
 
     paper: str
     place: str
     published: str
     arxiv: str = ""
+    link: str = ""
 
     @property
     def url(self) -> str:
         """The paper's page; "" if it has none."""
-        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else ""
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else self.link
 
 
 class Criterion(NamedTuple):

@@ -28,10 +28,10 @@ class CircuitsOfHeads(base.Claim):
     sentence = "One-layer heads copy, and K-composition of two makes induction"
     source = base.Source(
         paper="Elhage et al. 2021",
-        place="sections on detecting copying behavior and on two-layer transformers, "
-        "https://transformer-circuits.pub/2021/framework/index.html",
+        place="sections on detecting copying behavior and on two-layer transformers",
         published="10 of 12 one-layer heads copy; induction heads have both scores "
         "near 1",
+        link="https://transformer-circuits.pub/2021/framework/index.html",
     )
     control = "random weights"
     minutes = 1.7
