@@ -17,6 +17,7 @@ from mha_haiku import checks, display, masks, positions, tiles
 from mha_haiku.attention import (
     fold,
     fold_gradient,
+    normalizers,
     observations,
     scores,
     statistics,
@@ -30,17 +31,17 @@ Array = jax.Array
 @tiles.pytree(
     data=(
         *("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
-        "gates",
+        *("normalizer", "gates"),
     ),
-    meta=("mesh", "rows_sum_to"),
+    meta=("mesh",),
 )
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
     A row sums to 1, or to 0 where every key is masked; with another normalizer than
-    softmax to what `row_sums()` returns. Weights are those before dropout. Maps pass
-    through jit, vmap, pmap and scan; stacking maps adds batch axes (where `first_query`
-    was an integer).
+    softmax to what `row_sums()` returns. Weights are those before dropout. `attend` of
+    what a map keeps gives its values once more. Maps pass through jit, vmap, pmap and
+    scan; stacking maps adds batch axes (where `first_query` was an integer).
 
     Attributes:
       query: `[B..., T, H, K]`.
@@ -53,9 +54,9 @@ class AttentionMap:
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
       origin: Where the first query and the first key stand.
-      rows_sum_to: What the weights of a row sum to, in words, as its normalizer says.
-      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what a module has multiplied the
-        averages of values by; None: nothing, or not kept (maps of decoded texts).
+      normalizer: What weights are over, aligned; None: softmax's sum.
+      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what the averages of values were
+        multiplied by; None: by nothing.
     """
 
     query: Array
@@ -67,7 +68,7 @@ class AttentionMap:
     value: Array | None = None
     mesh: jax.sharding.Mesh | None = None
     origin: tiles.Origin = tiles.Origin()
-    rows_sum_to: str = "1"
+    normalizer: normalizers.Normalizer | None = None
     gates: Array | None = None
 
     def __repr__(self) -> str:
@@ -99,6 +100,11 @@ class AttentionMap:
     def shape(self) -> tuple[int, ...]:
         """`(B..., H, T, S)`."""
         return (*self.logsumexp.shape, self.key.shape[-3])
+
+    @property
+    def rows_sum_to(self) -> str:
+        """What the weights of a row sum to, in words."""
+        return "1" if self.normalizer is None else self.normalizer.rows_sum_to
 
     @property
     def ndim(self) -> int:
@@ -161,7 +167,9 @@ class AttentionMap:
             own.score,
             value,
             origin=self.origin,
-            rows_sum_to=self.rows_sum_to,
+            normalizer=jax.tree.map(
+                lambda x: tiles.at_batch(x, (*example, head))[None], self.normalizer
+            ),
             gates=gates,
         )
 

@@ -31,7 +31,7 @@ Array = jax.Array
 
 
 @tiles.pytree(
-    data=("key", "value", "query", "logsumexp", "before"),
+    data=("key", "value", "query", "logsumexp", "gates", "before"),
     meta=("is_ring", "is_source"),
 )
 class Cache:
@@ -44,6 +44,7 @@ class Cache:
       value: `[B..., G, W, V]`, likewise.
       query: `[B..., H, W, K]` where queries are kept too, else None.
       logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
+      gates: `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
       before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
         it, of modules that mix keys; else None.
       is_ring: Whether slots are used in turns.
@@ -56,6 +57,7 @@ class Cache:
     value: Array
     query: Array | None = None
     logsumexp: Array | None = None
+    gates: Array | None = None
     before: Array | None = None
     is_ring: bool = False
     is_source: bool = False
@@ -80,6 +82,7 @@ class Cache:
         bias: positions.ScoreBias | Array | None = None,
         score: scores.Score | None = None,
         normalizer: normalizers.Normalizer | None = None,
+        gates: Array | None = None,
         first_query: int | Array,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, "Cache"]:
@@ -95,6 +98,7 @@ class Cache:
           bias: What is added to the scores.
           score: Scaled dot product when None.
           normalizer: Softmax when None.
+          gates: See `attention.attend`.
           first_query: The position of the query, at most one after the last that was
             written. Examples whose positions differ are for `jax.vmap`.
           implementation: Not asked: one row of scores is always held whole.
@@ -137,11 +141,12 @@ class Cache:
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = self._with(key, value, slot)
-        how = {}
         if normalizer is not None:
+            normalizer = normalizer.aligned(batch_ndim, query.shape[-2])
             attended, logsumexp = normalizer(attended, logsumexp)
-            how["rows_sum_to"] = normalizer.rows_sum_to
-        cache = cache._with_query(query, logsumexp, position)
+        if gates is not None:
+            attended = attended * gates
+        cache = cache._with_query(query, logsumexp, gates, position)
         first = self._first(position)
         keys, values = cache._positions_first()
         if self.is_ring:
@@ -155,7 +160,8 @@ class Cache:
             score,
             values,
             origin=tiles.Origin(position, first),
-            **how,
+            normalizer=normalizer,
+            gates=gates,
         )
         return attended, row, cache
 
@@ -165,7 +171,7 @@ class Cache:
         """Returns the map of all queries so far on all keys so far.
 
         Args:
-          row: A map of the same attention, for its mask, bias and score.
+          row: A map of the same attention, for its mask, bias, score and normalizer.
           lengths: `[B]`, how many tokens each example has.
 
         Returns:
@@ -193,6 +199,7 @@ class Cache:
             mask=row.mask & masks.padding(valid_keys, lengths),
             value=value,
             origin=tiles.Origin(),
+            gates=None if self.gates is None else jnp.moveaxis(self.gates, -3, -2),
         )
 
     def _first(self, position) -> int | Array:
@@ -220,13 +227,16 @@ class Cache:
             value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
         )
 
-    def _with_query(self, query, logsumexp, position) -> "Cache":
+    def _with_query(self, query, logsumexp, gates, position) -> "Cache":
         if self.query is None:
             return self
+        if gates is not None:
+            gates = _written(self.gates, jnp.moveaxis(gates, -3, -2), position, -2)
         return dataclasses.replace(
             self,
             query=_written(self.query, jnp.moveaxis(query, -3, -2), position, -2),
             logsumexp=_written(self.logsumexp, logsumexp, position, -1),
+            gates=gates,
         )
 
     def _positions_first(self) -> tuple[Array, Array]:
@@ -276,6 +286,7 @@ class Prompt:
         bias: positions.ScoreBias | Array | None = None,
         score: scores.Score | None = None,
         normalizer: normalizers.Normalizer | None = None,
+        gates: Array | None = None,
         first_query: int | Array = 0,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
@@ -289,6 +300,7 @@ class Prompt:
           bias: What is added to the scores.
           score: Scaled dot product when None.
           normalizer: Softmax when None.
+          gates: See `attention.attend`.
           first_query: 0.
           implementation: See `attention.attend`.
         """
@@ -300,6 +312,7 @@ class Prompt:
             bias=bias,
             score=score,
             normalizer=normalizer,
+            gates=gates,
             first_query=first_query,
             implementation=implementation,
         )
@@ -319,8 +332,12 @@ class Prompt:
         if self.keep_queries:
             rows = jnp.moveaxis(whole.logsumexp, -1, -2)[..., None]
             rows = self._in_slots(rows, slots, -jnp.inf)[..., 0]
-            queries = self._in_slots(query, slots)
-            cache = dataclasses.replace(cache, query=queries, logsumexp=rows)
+            cache = dataclasses.replace(
+                cache,
+                query=self._in_slots(query, slots),
+                logsumexp=rows,
+                gates=None if gates is None else self._in_slots(gates, slots),
+            )
         return values, whole, cache
 
     def _in_slots(self, x: Array, slots: int, empty: float = 0) -> Array:

@@ -61,6 +61,7 @@ def attend(
     bias: positions.ScoreBias | Array | None = None,
     score: scores.Score | None = None,
     normalizer: normalizers.Normalizer | None = None,
+    gates: Array | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     first_query: int | Array = 0,
@@ -84,6 +85,8 @@ def attend(
       score: `scores.dot_product()` when None, scaled by 1 / sqrt(K).
       normalizer: What weights are over, as `attention.sink(logits)`; softmax when None.
         It acts behind any implementation.
+      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what values are multiplied by in
+        the end; the map keeps them, and its weights are those without.
       dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
         one, and the weights that stay grow by 1 / (1 - dropout_rate).
       rng: The key of the dropout; required with it.
@@ -122,6 +125,7 @@ def attend(
         bias=bias,
         score=score,
         normalizer=normalizer,
+        gates=gates,
         dropout_rate=dropout_rate,
         rng=rng,
         first_query=first_query,
@@ -138,6 +142,7 @@ def attend_within(
     bias: positions.ScoreBias | Array | None = None,
     score: scores.Score | None = None,
     normalizer: normalizers.Normalizer | None = None,
+    gates: Array | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     first_query: int | Array = 0,
@@ -153,6 +158,14 @@ def attend_within(
     score = score.aligned(len(batch_shape))
     if normalizer is not None:
         normalizer.check(num_heads)
+        normalizer = normalizer.aligned(len(batch_shape), num_heads)
+    if gates is not None:
+        outputs = (*query.shape[:-1], value.shape[-1])
+        if gates.shape not in (outputs, (*outputs[:-1], 1)):
+            raise ValueError(
+                "gates must be [B..., T, H, 1] or [B..., T, H, V], of shape "
+                f"{(*outputs[:-1], 1)} or {outputs}, got {gates.shape}."
+            )
     bias = positions.as_bias(bias)
     if bias is not None:
         bias.check(batch_shape, num_heads, stop, key.shape[-3])
@@ -169,14 +182,24 @@ def attend_within(
     origin = tiles.Origin(first_query)
     inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
     values, logsumexp = implementation(inputs, dropout_rate)
-    how = {}
     if normalizer is not None:
         values, logsumexp = normalizer(values, logsumexp)
-        how["rows_sum_to"] = normalizer.rows_sum_to
+    if gates is not None:
+        values = values * gates
     query, key, value, *_ = inputs.zeroed()
     mesh = getattr(implementation, "mesh", None)  # the devices that share the map
     return values, attention_map.AttentionMap(
-        query, key, logsumexp, mask, bias, score, value, mesh, origin, **how
+        query,
+        key,
+        logsumexp,
+        mask,
+        bias,
+        score,
+        value,
+        mesh,
+        origin,
+        normalizer=normalizer,
+        gates=gates,
     )
 
 

@@ -55,6 +55,11 @@ class Normalizer(abc.ABC):
     def check(self, num_heads: int):
         """Raises ValueError where it does not fit attention of H heads."""
 
+    def aligned(self, batch_ndim: int, num_heads: int) -> "Normalizer":
+        """Returns the same with arrays `[B..., H]`, B... of size 1, as maps keep it."""
+        del batch_ndim, num_heads
+        return self
+
 
 def sink(logits: Array | float) -> Normalizer:
     """Returns softmax with one more score per head in the denominator, of no key.
@@ -91,18 +96,24 @@ def unnormalized() -> Normalizer:
 
 @tiles.pytree(data=("logits",))
 class Sink(Normalizer):
-    """Softmax with a sink; logits are `[H]` or `[]`."""
+    """Softmax with a sink; logits are `[]`, `[H]` or `[B..., H]`."""
 
     logits: Array
     rows_sum_to = "less than 1"
 
     def log_denominator(self, logsumexp):
-        logits = self.logits.astype(logsumexp.dtype).reshape(-1, 1)
-        logits = logits.reshape(*(1,) * (logsumexp.ndim - 2), *logits.shape)
+        own = self.aligned(logsumexp.ndim - 2, logsumexp.shape[-2])
+        logits = own.logits.astype(logsumexp.dtype)[..., None]
         return jnp.logaddexp(logsumexp, logits)
 
+    def aligned(self, batch_ndim, num_heads):
+        if self.logits.ndim == batch_ndim + 1:
+            return self
+        logits = jnp.broadcast_to(self.logits, num_heads)
+        return Sink(logits.reshape(*(1,) * batch_ndim, num_heads))
+
     def check(self, num_heads):
-        if self.logits.shape not in ((), (num_heads,)):
+        if self.logits.shape[-1:] not in ((), (num_heads,)):
             raise ValueError(
                 f"the sink's logits must be [H] = ({num_heads},) or one number, got "
                 f"shape {self.logits.shape}."

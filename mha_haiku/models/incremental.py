@@ -36,7 +36,7 @@ class DecodingCache:
       positions: `[B]`, where the next token of each example stands.
       source_lengths: `[B]`, valid positions of the source; None: all, or no source.
       rows: Where queries are kept, a map of each attention without its arrays: mask,
-        bias and score; else None.
+        bias, score and normalizer; else None.
       encoder_maps: Those of the source, likewise; () without one.
       size: S_max.
     """

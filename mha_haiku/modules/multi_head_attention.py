@@ -8,7 +8,6 @@ it when all heads are pruned (`NoAttention`).
 K query/key size and V value size per head, D model width.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -181,27 +180,14 @@ class MultiHeadAttention(hk.Module):
         if self.make_gates is not None:
             gates = self.make_gates(query, self.num_heads, self.value_size)
         query = self._heads(query, self.num_heads, self.key_size, "query")
-        key, value = (
-            self._heads(x, self.num_key_value_heads, size, name) if has_keys else None
-            for x, size, name in (
-                (key, self.key_size, "key"),
-                (value, self.value_size, "value"),
-            )
-        )
         if self.qk_norm:
             query = self.qk_norm(name="query_norm")(query)
-            key = self.qk_norm(name="key_norm")(key) if has_keys else None
-        if self.smear is not None:
-            if cache is None:
-                key = self.smear(key)
-            else:
-                key, cache = cache.mixed(key, self.smear)
         if self.rotary is not None:
-            first_key = 0 if cache is None else first_query
             query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
-            key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
-        if self.groups is not None and has_keys:
-            key, value = key[..., self.groups, :], value[..., self.groups, :]
+        if has_keys:
+            key, value, cache = self._keys_and_values(key, value, first_query, cache)
+        else:
+            key = value = None
         score = None
         if self.make_score is not None:
             score = self.make_score(self.num_heads, self.key_size)
@@ -223,16 +209,37 @@ class MultiHeadAttention(hk.Module):
             bias=bias,
             score=score,
             normalizer=normalizer,
+            gates=gates,
             first_query=first_query,
             implementation=self.implementation,
         )
-        if gates is not None:
-            values = values * gates
-            attention_map = dataclasses.replace(attention_map, gates=gates)
         values = intervention.gated_heads(values, interventions)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
         return output, attention_map, *rest
+
+    @hk.transparent
+    def _keys_and_values(self, key, value, first_query, cache) -> tuple:
+        """Returns keys and values as attention reads them, and the cache.
+
+        Those of a text without a cache stand from position 0 on.
+        """
+        num_heads = self.num_key_value_heads
+        key = self._heads(key, num_heads, self.key_size, "key")
+        value = self._heads(value, num_heads, self.value_size, "value")
+        if self.qk_norm:
+            key = self.qk_norm(name="key_norm")(key)
+        if self.smear is not None:
+            if cache is None:
+                key = self.smear(key)
+            else:
+                key, cache = cache.mixed(key, self.smear)
+        if self.rotary is not None:
+            first_key = 0 if cache is None else first_query
+            key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
+        if self.groups is not None:
+            key, value = key[..., self.groups, :], value[..., self.groups, :]
+        return key, value, cache
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:

@@ -19,6 +19,8 @@ QUERY = GENERATOR.standard_normal((B, S, H, K)).astype(np.float32)
 KEY = GENERATOR.standard_normal((B, S, G, K)).astype(np.float32)
 VALUE = GENERATOR.standard_normal((B, S, G, V)).astype(np.float32)
 
+SINKS = np.array([-1.0, 0.5, 2.0, 0.0], np.float32)
+GATES = GENERATOR.uniform(size=(B, S, H, V)).astype(np.float32)
 SLOPES = np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])
 DISTANCE = np.arange(S)[:, None] - np.arange(S)
 
@@ -29,34 +31,61 @@ def _prompt(*arrays):
     return [np.where(is_valid, x[:, :P], np.float32(np.nan)) for x in arrays]
 
 
-def _prefilled(mask, window=None, keep_queries=False, **options):
+def _prefilled(mask, window=None, keep_queries=False, gates=None, **options):
     prompt = attention.Prompt(LENGTHS, S, window, keep_queries)
-    return prompt.attend(*_prompt(QUERY, KEY, VALUE), mask, **options)
+    gates = None if gates is None else gates[:, :P]
+    return prompt.attend(*_prompt(QUERY, KEY, VALUE), mask, gates=gates, **options)
 
 
 @functools.partial(jax.jit, static_argnames="mask")
-@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, 0, None, None))
-def _step(cache, query, key, value, position, mask, options):
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, 0, None, None, 0))
+def _step(cache, query, key, value, position, mask, options, gates):
     at = lambda x: jax.lax.dynamic_slice_in_dim(x, position, 1)  # noqa: E731
+    gates = None if gates is None else at(gates)
     values, row, cache = cache.attend(
-        at(query), at(key), at(value), mask, first_query=position, **options
+        at(query),
+        at(key),
+        at(value),
+        mask,
+        first_query=position,
+        gates=gates,
+        **options,
     )
     return values, row.weights(), row.origin.key, cache
 
 
-@pytest.mark.parametrize("window", [None, 3, 6])
+DOT_PRODUCT = (
+    attention.dot_product(0.3, 2.0),
+    functools.partial(oracles.dot_product, scale=0.3, soft_cap=2.0),
+)
+SIGMOID = (
+    attention.sigmoid(0.3, -1.0),
+    functools.partial(oracles.log_sigmoid, scale=0.3, offset=-1.0),
+)
+# By the window: the score, the normalizer, and the oracle's words for the latter.
+KINDS = {
+    None: (DOT_PRODUCT, None, {}),
+    3: (DOT_PRODUCT, attention.sink(SINKS), {"sinks": SINKS}),
+    6: (SIGMOID, attention.unnormalized(), {"is_normalized": False}),
+}
+
+
+@pytest.mark.parametrize("window", KINDS)
 @pytest.mark.parametrize("keep_queries", [False, True])
 def test_each_new_query_attends_as_among_all(window, keep_queries):
     mask = masks.window(window, 0) if window else masks.causal()
-    options = {"bias": positions.alibi(H), "score": attention.dot_product(0.3, 2.0)}
+    (score, stated_score), normalizer, stated = KINDS[window]
+    options = {"bias": positions.alibi(H), "score": score, "normalizer": normalizer}
     bias = -SLOPES[:, None, None] * np.abs(DISTANCE)
     allowed = (DISTANCE >= 0) & (DISTANCE <= (window or S))
-    score = functools.partial(oracles.dot_product, scale=0.3, soft_cap=2.0)
     wanted = oracles.attention(
-        QUERY, KEY, VALUE, allowed=allowed, bias=bias, score=score
+        QUERY, KEY, VALUE, allowed=allowed, bias=bias, score=stated_score, **stated
     )
+    gates = GATES if window else None
+    if gates is not None:
+        wanted = wanted._replace(values=wanted.values * gates)
 
-    values, whole, cache = _prefilled(mask, window, keep_queries, **options)
+    values, whole, cache = _prefilled(mask, window, keep_queries, gates, **options)
     slots = S if keep_queries or not window else min(window + 1, S)
     assert cache.key.shape == (B, G, K, slots)
     for b, n in enumerate(LENGTHS):
@@ -64,20 +93,24 @@ def test_each_new_query_attends_as_among_all(window, keep_queries):
     for i in range(S - LENGTHS.max()):
         at = LENGTHS + i
         values, weights, first, cache = _step(
-            cache, QUERY, KEY, VALUE, at, mask, options
+            cache, QUERY, KEY, VALUE, at, mask, options, gates
         )
         for b, t in enumerate(at):
             np.testing.assert_allclose(values[b, 0], wanted.values[b, t], atol=1e-5)
             own = wanted.weights[b, :, t, first[b] : first[b] + slots]
             found = weights[b, :, 0, : own.shape[-1]]
             np.testing.assert_allclose(found, own, atol=1e-6)
-            np.testing.assert_allclose(weights[b].sum(-1), 1, rtol=1e-5)
+            total = wanted.weights[b, :, t].sum(-1)
+            np.testing.assert_allclose(weights[b, :, 0].sum(-1), total, rtol=1e-5)
     if not keep_queries:
         with pytest.raises(ValueError, match="keep_queries must be True"):
             cache.whole_map(whole, at + 1)
         return
-    weights = cache.whole_map(whole, at + 1).weights()
+    whole = cache.whole_map(whole, at + 1)
+    weights = whole.weights()
     for b, t in enumerate(at):
+        if gates is not None:
+            np.testing.assert_array_equal(whole.gates[b, : t + 1], gates[b, : t + 1])
         written = wanted.weights[b] * (np.arange(S) <= t)[:, None]
         np.testing.assert_allclose(weights[b], written, atol=1e-6)
 
@@ -93,7 +126,7 @@ def test_nan_that_a_window_has_left_behind_is_gone():
         one = jax.tree.map(lambda x: x[1:2], cache)
         for t in range(5, S):  # of example 1 alone, whose prompt has 5 tokens
             values, _, _, one = _step(
-                one, QUERY[1:2], KEY[1:2], bad[1:2], jnp.array([t]), mask, {}
+                one, QUERY[1:2], KEY[1:2], bad[1:2], jnp.array([t]), mask, {}, None
             )
             if t <= 7:
                 assert np.isnan(values).all()
@@ -131,7 +164,7 @@ def test_what_stands_in_unwritten_slots_changes_no_bit():
         value=jnp.where(is_free[:, None, :, None], 7.0, cache.value),
     )
     found, wanted = (
-        _step(each, QUERY, KEY, VALUE, LENGTHS, masks.causal(), {})[:2]
+        _step(each, QUERY, KEY, VALUE, LENGTHS, masks.causal(), {}, None)[:2]
         for each in (other, cache)
     )
     jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -142,6 +142,29 @@ def test_a_sink_by_hand():
     assert found.head(0).rows_sum_to == "less than 1"
 
 
+def test_what_a_map_keeps_gives_its_values_once_more():
+    query, key, value, gates = (jnp.asarray(x, jnp.float32) for x in _arrays()[:4])
+    how = {"normalizer": attention.sink(SINKS), "gates": gates}
+    values, found = attention.attend(query, key, value, mask=masks.causal(), **how)
+    ungated, _ = attention.attend(
+        query, key, value, mask=masks.causal(), normalizer=how["normalizer"]
+    )
+    np.testing.assert_array_equal(values, ungated * gates)
+    one = found.head(2, 1)
+    for each, wanted in ((found, values), (one, values[1, :, 2:3])):
+        again, _ = attention.attend(
+            each.query,
+            each.key,
+            each.value,
+            mask=each.mask,
+            normalizer=each.normalizer,
+            gates=each.gates,
+        )
+        np.testing.assert_allclose(again, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"gates must be \[B..., T, H, 1\] or"):
+        attention.attend(query, key, value, gates=gates[..., :2])
+
+
 def test_rows_that_are_nan_leave_the_gradient_of_a_sink_alone():
     query, key, value = (jnp.asarray(x[0], jnp.float32) for x in _arrays()[:3])
     query = query.at[1].set(jnp.nan)

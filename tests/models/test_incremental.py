@@ -100,7 +100,8 @@ def _parameters(init, inputs=TOKENS):
 @functools.partial(jax.jit, static_argnames="model")
 def _whole(model, params, given=None):
     output = model.apply(params, None, TOKENS, interventions=given, is_training=False)
-    return output.logits, [each.weights() for each in output.maps]
+    weights = [each.weights() for each in output.maps]
+    return output.logits, weights, [each.gates for each in output.maps]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "keep_queries"))
@@ -131,7 +132,7 @@ def _all_steps(model, params, given=None, keep_queries=False):
 def test_logits_and_maps_with_a_cache_are_those_without(name):
     model = _build(**MODELS[name])
     params = _parameters(model.init)
-    wanted, weights = _whole(model, params)
+    wanted, weights, _ = _whole(model, params)
     # A few last places of 8 bits of logits up to about 10.
     tolerance = 0.1 if name == "bfloat16" else 1e-5
     first, (logits, rows, origins), cache = _all_steps(model, params)
@@ -155,13 +156,15 @@ def test_logits_and_maps_with_a_cache_are_those_without(name):
 def test_the_map_of_a_text_is_that_of_the_whole(name):
     model = _build(**MODELS[name])
     params = _parameters(model.init)
-    _, weights = _whole(model, params)
+    _, weights, gates = _whole(model, params)
     _, _, cache = _all_steps(model, params, keep_queries=True)
     maps = incremental.maps(cache)
     assert len(maps) == L
-    for found, wanted in zip(maps, weights, strict=True):
+    for found, wanted, gate in zip(maps, weights, gates, strict=True):
         assert found.shape == wanted.shape
         for b, n in enumerate(LENGTHS + STEPS):
+            if gate is not None:
+                np.testing.assert_allclose(found.gates[b, :n], gate[b, :n], atol=1e-5)
             is_row = (np.arange(S) < n)[:, None]
             own = found.weights()[b]
             np.testing.assert_allclose(own, np.asarray(wanted[b]) * is_row, atol=1e-5)
@@ -274,7 +277,7 @@ def test_interventions_hold_in_steps():
     model = _build()
     params = _parameters(model.init)
     given = modules.Interventions(heads=np.float32([[1, 0, 0.5, 1], [0, 1, 1, 1]]))
-    wanted, _ = _whole(model, params, given)
+    wanted, *_ = _whole(model, params, given)
     first, (logits, *_), _ = _all_steps(model, params, given)
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=1e-5)
