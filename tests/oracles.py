@@ -300,8 +300,8 @@ def transformer(
       gates: `[H]` of each attention part, in the order of the model's maps; None: open.
       tap: What is computed goes through it, by its name and the index of its part or
         layer, so that it may be looked at or replaced: "query", "key" and "value"
-        `[B, T, H, K]`, "heads", what these pass on, "feed_forward" and "stream" (what
-        enters a layer, or the last norm) `[B, T, D]`.
+        `[B, T, H, K]`, "gates", "heads", what heads pass on, "feed_forward" and
+        "stream" (what enters a layer, or the last norm) `[B, T, D]`.
 
     Returns:
       `[B, T, C]`, or `[B, C]` where they are pooled.
@@ -404,7 +404,8 @@ def transformer(
         assert ("head_gate" in maps) == (own.gate != "none")
         if own.gate != "none":
             opened = 1 / (1 + np.exp(-x @ maps["head_gate"]["w"]))
-            values = values * opened.reshape(*values.shape[:3], -1)
+            opened = tap("gates", part, opened.reshape(*values.shape[:3], -1))
+            values = values * opened
         values = tap("heads", part, values * np.asarray(gate)[..., None])
         return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
 

@@ -36,12 +36,8 @@ from mha_haiku.heads.importance import (
     unit_gradient,
 )
 from mha_haiku.heads.matching import Matching, match
-from mha_haiku.heads.patching import (
-    Edges,
-    Patching,
-    activation_patching,
-    path_patching,
-)
+from mha_haiku.heads.patching import Patched, activation_patching
+from mha_haiku.heads.paths import Edges, path_patching
 from mha_haiku.heads.pruning import open_gates, prune, prune_units, scaled
 from mha_haiku.heads.ranking import (
     Step,
@@ -66,7 +62,7 @@ __all__ = [
     "Matching",
     "Measure",
     "Metric",
-    "Patching",
+    "Patched",
     "ROLES",
     "Roles",
     "SCORES",

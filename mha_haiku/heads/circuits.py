@@ -9,6 +9,7 @@ low rank say what it does. Everything is float64 NumPy, and works on small facto
 Source: Elhage et al. 2021, https://transformer-circuits.pub/2021/framework/index.html.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,7 @@ def compositions(
       nothing of the first can be read by the second before another head reads it.
     """
     places = models.heads_of_layers(head_weights.config_of(model))
+    kinds = [place.kind for place in places]
     widest = max(len(place.names) for place in places)
     result = np.full((len(places), widest) * 2, np.nan)
     own = {
@@ -187,33 +189,35 @@ def compositions(
     }
     for i, earlier in own.items():
         for j, later in own.items():
-            if kind in kinds_read(places[i], places[j]):
+            if kind in kinds_read(kinds, i, j):
                 found = composition(kind, earlier, later)
                 result[i, : found.shape[0], j, : found.shape[1]] = found
     return result
 
 
-def kinds_read(sender: models.LayerHeads, receiver: models.LayerHeads) -> str:
+def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     """Returns through which of q, k and v heads of one part read those of another.
 
     Without other heads in between: "" where they do not, as those of a layer below.
 
     Args:
-      sender: The part that writes.
-      receiver: The part that reads.
+      kinds: The kind of each attention part, "" where there is one kind.
+      sender: The index of the part that writes.
+      receiver: The index of the part that reads.
     """
-    if sender.kind in ("", "encoder"):
-        if receiver.kind == "cross":
-            return "kv" if sender.kind else ""
-        is_above = sender.kind == receiver.kind and receiver.layer > sender.layer
-        return "qkv" if is_above else ""
-    if receiver.kind in ("", "encoder"):
+    first, second = kinds[sender], kinds[receiver]
+    if first == "encoder" and second == "cross":
+        return "kv"
+    if "encoder" in (first, second) and first != second:
         return ""
     # Within a layer of a decoder, cross-attention comes second.
-    at, after = ((each.layer, each.kind == "cross") for each in (sender, receiver))
+    at, after = (
+        (sum(kind == kinds[i] for kind in kinds[:i]), kinds[i] == "cross")
+        for i in (sender, receiver)
+    )
     if after <= at:
         return ""
-    return "q" if receiver.kind == "cross" else "qkv"
+    return "q" if second == "cross" else "qkv"
 
 
 def _positivity(values: np.ndarray) -> np.ndarray:

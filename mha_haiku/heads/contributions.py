@@ -74,7 +74,6 @@ def logit_attribution(
             f"attention.residual = {config.attention.residual} and "
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
-    subject.refuse_gates(model)
     weights = _weights(model, params)
     found = _contributions(model)(params, weights, example, classes)
     return subject.fetched(found)

@@ -3,8 +3,8 @@
 `B...` batch axes, T query positions, S = T key positions, H heads, V value size per
 head, R chosen rows, L layers. The gradient of an answer with respect to the attention
 weight `a[t, s]` is the dot product of the gradient of the head's output at query t with
-the value at key s. So `[T, V]` and `[S, V]` are kept, and the `[T, S]` gradient is made
-tile by tile, as the weights are.
+the value at key s, times the gates of t where attention is gated. So `[T, V]` and `[S,
+V]` are kept, and the `[T, S]` gradient is made tile by tile, as the weights are.
 """
 
 import dataclasses
@@ -130,7 +130,9 @@ def _checked(gradient, attention_map):
             f"gradients must be [B..., T, H, V] of each layer, {wanted} here, got "
             f"shape {jnp.shape(gradient)}."
         )
-    return jnp.asarray(gradient, attention_map.dtype)
+    gradient = jnp.asarray(gradient, attention_map.dtype)
+    gates = attention_map.gates
+    return gradient if gates is None else gradient * gates.astype(gradient.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,30 +70,39 @@ def mixed(
     """
     if not attention_map.shape[-3]:
         return columns
-    totals = _row_totals(attention_map, sizes)
+
+    def gather(columns):
+        received = attention_map.apply_transposed(columns[..., None, :])
+        if sizes is not None:
+            received = received * sizes[..., None]
+        return received.sum(-2)
+
+    return normalized(_row_totals(attention_map, sizes), gather, residual, columns)
+
+
+def normalized(totals: Array, gather: Layer, residual: float, columns: Array) -> Array:
+    """Returns what `mixed` does, of any matrix whose rows are divided by their sums.
+
+    Args:
+      totals: `[B..., T]`, these sums.
+      gather: Multiplies columns by the transposed matrix.
+      residual: Share of the residual connection.
+      columns: `[B..., T, R]`.
+    """
     share = jnp.where(totals == 0, 0, 1 - residual)
     scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
-    received = attention_map.apply_transposed(scaled[..., None, :])
-    if sizes is not None:
-        received = received * sizes[..., None]
-    return columns * (1 - share)[..., None] + received.sum(-2)
+    return columns * (1 - share)[..., None] + gather(scaled)
 
 
 def values_of(attention_map: attention.AttentionMap) -> Array:
     """Returns the values that each head reads, `[B..., S, H, V]`.
 
     Raises:
-      ValueError: If the map has none, or attention is gated, so that what a value adds
-        is another for each query.
+      ValueError: If the map has none.
     """
     if attention_map.value is None:
         raise ValueError(
             "maps must have values, as those of attend do; got one with value=None."
-        )
-    if attention_map.gates is not None:
-        raise ValueError(
-            "maps must be of attention without gates (config.model.attention.gate): a "
-            "roll-out by values or gradients knows none."
         )
     num_heads = attention_map.shape[-3]
     value = attention_map.value

@@ -242,19 +242,6 @@ def head_outputs(attention_map: Any) -> Array:
     return outputs if attention_map.gates is None else outputs * attention_map.gates
 
 
-def refuse_gates(model: models.Model) -> None:
-    """Raises ValueError for a model whose heads pass on something else than that."""
-    if (
-        model.config is not None
-        and model.config.attention.get("gate", "none") != "none"
-    ):
-        raise ValueError(
-            "model must have attention.gate = 'none': gates are in no map, and with "
-            "them heads pass on something else, got "
-            f"{model.config.attention.gate!r}."
-        )
-
-
 def fetched(tree: Any) -> Any:
     """Returns arrays as host arrays, gathered where several processes share them."""
     if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):

@@ -11,7 +11,7 @@ from tests.heads import test_circuits, test_kinds
 from tests.heads.conftest import build, config, example, random_params
 from tests.interop import small_models
 
-NAMES = {"q": "query", "k": "key", "v": "value"}
+NAMES = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
 def _loss(logits, batch):
@@ -69,7 +69,7 @@ class Oracle:
             return loss - self.clean
 
         def read(name, i, x):
-            if (name, i) == (NAMES[kind], receiver[0]):
+            if name in NAMES[kind] and i == receiver[0]:
                 return held[name, i]
             if (name, i) == ("heads", receiver[0]):
                 own = x[:, :, receiver[1]]
@@ -95,8 +95,8 @@ class Oracle:
 
 
 def _check_edges(found, oracle, *, holds_units, atol=5e-6):
-    np.testing.assert_allclose(found.clean, oracle.clean, atol=atol)
-    np.testing.assert_allclose(found.corrupted, oracle.corrupted, atol=atol)
+    np.testing.assert_allclose(found.base, oracle.clean, atol=atol)
+    np.testing.assert_allclose(found.other, oracle.corrupted, atol=atol)
     ends = zip(
         found.senders.tolist(), found.receivers.tolist(), found.kinds, strict=True
     )
@@ -130,8 +130,17 @@ def _sharp(of):
 @pytest.mark.parametrize(
     ("fields", "through_units"),
     [
-        ({}, False),
+        ({"attention__gate": "channel", "attention__sinks": "learned"}, False),
         pytest.param({"norm__position": "post"}, True, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "attention__gate": "head",
+                "attention__score": "sigmoid",
+                "attention__normalizer": "none",
+            },
+            True,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_edges_are_paths_of_their_own(fields, through_units):

@@ -1,0 +1,107 @@
+"""Runs of a clean and a corrupted example, and what one changes in the other.
+
+B batch, P attention parts, H heads of a part, N pairs. The two examples of a pair
+differ in what the model should answer by. `patching` and `paths` share what is here.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku import display, models, tasks
+from mha_haiku.heads import means, subject
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Changes:
+    """What it changes to put something of one run into another; arrays of the host.
+
+    Attributes:
+      per_example: `[N, ...]`, the change of the metric by each thing that is put there;
+        NaN where there is none.
+      base: `[N]`, the metric of the run that is changed.
+      other: `[N]`, that of the run where it comes from.
+    """
+
+    per_example: np.ndarray
+    base: np.ndarray
+    other: np.ndarray
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """`[...]`, the mean over the examples."""
+        return means.mean(self.per_example)
+
+    @property
+    def standard_error(self) -> np.ndarray:
+        """`[...]`, of the mean, from the spread of the examples; NaN for one."""
+        return means.standard_error(self.per_example)
+
+    @property
+    def share(self) -> np.ndarray:
+        """`[...]`, the mean over that of changing all: 0 none of it, 1 all of it."""
+        return self.mean / (self.other - self.base).mean()
+
+    def numbers(self, place: tuple[int, ...]) -> dict[str, float]:
+        """Returns the numbers of one place of the arrays, by their names."""
+        names = ("mean", "standard_error", "share")
+        return {name: float(getattr(self, name)[place]) for name in names}
+
+
+def over_pairs(
+    of: subject.Subject, corrupted: Iterable[tasks.Example], program: Callable
+) -> tuple[np.ndarray, ...]:
+    """Returns the results of a program on all pairs, float64 `[N, ...]`.
+
+    Args:
+      of: What is measured; its batches are the clean examples.
+      corrupted: As many batches, of the shapes of these.
+      program: Of the parameters and a pair of batches, to arrays `[B, ...]`.
+
+    Raises:
+      TypeError: If batches can be gone through only once.
+      ValueError: If batches do not pair.
+    """
+    for batches in (of.batches, corrupted):
+        if iter(batches) is batches:
+            subject.refuse_generator(batches)
+    pairs = list(zip(of.batches, corrupted, strict=True))
+    for clean, other in pairs:
+        shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                "corrupted must have inputs of the shapes of the clean examples', "
+                f"{shapes[0]}, got {shapes[1]}."
+            )
+    results = subject.over(pairs, lambda pair: program(of.params, *pair))
+    return jax.tree.map(lambda *x: np.concatenate(x).astype(np.float64), *results)
+
+
+def both(
+    model: models.Model, params: Any, one: tasks.Example, other: tasks.Example
+) -> list[Any]:
+    """Returns the outputs of two batches; the model is compiled once for both."""
+    pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
+    outputs = jax.lax.map(functools.partial(subject.run, model, params), pair)
+    return [jax.tree.map(lambda x, i=i: x[i], outputs) for i in range(2)]
+
+
+def single(head: Array, counts: Sequence[int]) -> list[Array]:
+    """Returns 1 at one head and 0 elsewhere, P arrays `[H]`.
+
+    Args:
+      head: Its index, counted over all parts; may be traced. Any other: all are 0.
+      counts: H of each part.
+    """
+    ends = np.cumsum(counts)[:-1]
+    return jnp.split(jax.nn.one_hot(head, sum(counts)), ends)
