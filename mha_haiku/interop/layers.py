@@ -4,7 +4,10 @@ D model width, H heads, G key/value heads, K query/key and V value size per head
 hidden units. Parameters of ours are Haiku's, `{"attention/query": {"w": ..., "b":
 ...}}`; those of others are mappings of arrays under the names that their library gives
 them. Values are moved, never computed with: there and back is the same bit for bit.
-No other library is imported.
+What our module has beside these parameters (another score or temperature, a sink of a
+given number, weights without a denominator) no other library knows and no parameter
+says: who moves parameters of such a module has another one. No other library is
+imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +25,7 @@ Flat = dict[str, np.ndarray]  # by full name
 _NAME = "multi_head_attention"  # what Haiku calls a MultiHeadAttention without a name
 _LAYER_NAME = "encoder_layer"
 _PROJECTIONS = "query", "key", "value"
+_OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
 
 class _Entry(NamedTuple):
@@ -393,8 +397,15 @@ def _check_names(
     maps of a feed-forward part.
     """
     if unknown:
+        options = [name for name in unknown if name.endswith(_OF_OURS_ALONE)]
+        hint = ""
+        if options:
+            hint = (
+                " Sinks, gates, additive scores and smeared keys are of our module "
+                "alone; interop.save writes whole models with them."
+            )
         raise ValueError(
-            f"{argument} has what the module has not: {', '.join(unknown)}."
+            f"{argument} has what the module has not: {', '.join(unknown)}.{hint}"
         )
     missing = [ours for ours in table if ours not in own and not ours.endswith("/b")]
     for group in (("query/b", "key/b", "value/b"), ("hidden/b", "output/b")):

@@ -332,6 +332,14 @@ def test_flax_and_equinox_that_do_not_fit_are_refused_by_name():
         interop.from_equinox(module)
     with pytest.raises(ValueError, match=r"key_proj\.bias of shape \(12,\).*none"):
         interop.to_equinox(own, equinox_module(biases=False))
+    for option in ({"sinks": normal(H)}, {"head_gate": normal(E, H)}):
+        (name,) = option
+        extra = {"multi_head_attention": option}
+        if name == "head_gate":
+            extra = {"multi_head_attention/head_gate": {"w": option[name]}}
+        for write in (lambda x: interop.to_flax(x, H), interop.to_torch):
+            with pytest.raises(ValueError, match=f"attention/{name}.* interop.save"):
+                write(own | extra)
     normed = own | {"multi_head_attention/query_norm": {"scale": normal(K)}}
     with pytest.raises(ValueError, match="multi_head_attention/query_norm/scale"):
         interop.to_flax(normed, H)

@@ -130,6 +130,44 @@ def test_what_transformers_has_no_word_for_is_named(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        ("sinks = 'learned'", {"sinks": "learned"}),
+        ("sinks = 0.5", {"sinks": 0.5}),
+        ("gate = 'channel'", {"gate": "channel"}),
+        (
+            "normalizer = 'none', attention.score = 'sigmoid'",
+            {"score": "sigmoid", "normalizer": "none"},
+        ),
+        ("temperature = 2.0", {"temperature": 2.0}),
+    ],
+)
+def test_options_that_no_family_has_are_named_and_our_own_file_holds_them(
+    said, fields, tmp_path
+):
+    imported = interop.load(small_models.write(tmp_path, "llama"))
+    config = imported.config
+    config.attention.update(fields)
+    sizes = loading.sizes_of(config, imported.params)
+    model, generator = models.build(config, **sizes._asdict()), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: np.float32(generator.standard_normal(x.shape)),
+        loading.shapes(config, model, sizes),
+    )
+    own = tmp_path / "own"
+    with pytest.raises(checks.ConfigError) as error:
+        interop.save(own, config, params)
+    assert f"llama cannot say attention.{said}" in str(error.value)
+    assert "family='mha_haiku' writes it" in str(error.value)
+    with pytest.raises(checks.ConfigError, match="cannot say"):
+        interop.save(own, config, params, family="llama")
+    interop.save(own, config, params, family="mha_haiku")
+    again = interop.load(own)
+    assert again.config.to_dict() == config.to_dict()
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
 def test_parameters_of_another_model_are_refused(tmp_path):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
     params = dict(imported.params)
