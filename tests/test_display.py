@@ -96,6 +96,7 @@ def test_biases_and_scores_say_their_shapes(attention_map):
     assert repr(attention.additive(np.ones([H, K]))) == "Additive(weight=float64[4,3])"
 
 
+@pytest.mark.slow
 def test_statistics_say_what_they_have_and_what_is_missing(attention_map):
     text = repr(attention_map.statistics(pooled=(2, 3), per_query=True))
     for part in ("float32[2,4]", "per query float32[2,4,5]", "pooled float32[2,4,2,3]"):
@@ -124,6 +125,7 @@ def test_roles_are_counted():
     assert repr(roles) == "Roles(2 layers, heads: 2 mixed, 1 induction)"
 
 
+@pytest.mark.slow
 def test_a_model_and_its_output_say_what_they_are():
     config = models.default_config()
     model = models.build(config, num_tokens=5, feature_size=None, num_classes=3)

@@ -35,6 +35,7 @@ def test_public_things_are_documented():
         assert getattr(mh, name).__doc__.strip(), name
 
 
+@pytest.mark.slow
 def test_the_example_of_the_help_gives_what_it_says():
     with jax.numpy_rank_promotion("allow"):  # as outside of tests
         results = doctest.testmod(mh)
@@ -47,6 +48,7 @@ def test_types_are_offered_to_checkers_and_the_version_to_people():
     assert all(part.isdigit() for part in mh.__version__.split("."))
 
 
+@pytest.mark.slow
 def test_import_leaves_heavy_packages_and_rooms_alone():
     heavy = set("safetensors matplotlib sklearn tokenizers tqdm".split())
     heavy |= {"ml_collections"}

@@ -199,6 +199,7 @@ def notebook(tmp_path_factory):
     return namespace
 
 
+@pytest.mark.slow
 def test_snippets_run_and_give_what_their_comments_say(notebook):
     weights = np.asarray(notebook["weights"])
     assert weights.shape == (2, 8, 10, 10)

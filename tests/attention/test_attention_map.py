@@ -50,6 +50,7 @@ def test_map_says_its_shape_without_being_made(attention_map):
     assert max(sizes) < B * H * T * S
 
 
+@pytest.mark.slow
 def test_rows_sum_to_one(weights):
     assert weights.min() >= 0
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
@@ -214,6 +215,7 @@ def test_map_can_be_differentiated_through(inputs):
     assert np.abs(expected).max() > 0.1
 
 
+@pytest.mark.slow
 def test_an_empty_map_can_be_observed(arrays):
     mask = masks.causal() & masks.padding([0, 0])
     for num_queries, num_keys in ((0, 3), (2, 0)):
@@ -246,6 +248,7 @@ def test_stacked_maps_with_positions_of_their_own_are_refused(inputs):
     np.testing.assert_array_equal(weights[1], maps(2).weights())
 
 
+@pytest.mark.slow
 def test_one_head_is_a_map_of_its_own(attention_map, weights):
     own = attention_map.head(2, 1)
     assert own.shape == (1, T, S)

@@ -157,6 +157,7 @@ def test_half_precision_is_at_most_twice_as_wrong_as_the_naive_way(dtype, arrays
         assert ours <= 2 * theirs
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_whatever_the_tiles(arrays):
     inputs = arrays((B,), T, S, H, G, K, V)
     options = CASES["dropout"]

@@ -134,6 +134,7 @@ def test_nan_that_a_window_has_left_behind_is_gone():
                 np.testing.assert_allclose(values[0, 0], wanted.values[1, t], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mixed_keys_are_those_of_the_whole_text():
     mix = lambda key: key + 2 * jnp.roll(key, 1, -3).at[..., :1, :, :].set(0)  # noqa: E731
     wanted = mix(KEY)

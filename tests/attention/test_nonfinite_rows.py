@@ -48,6 +48,7 @@ def observed(query, key, counted):
     }
 
 
+@pytest.mark.slow
 def test_a_row_of_nan_that_counts_is_felt_by_its_head_alone(inputs):
     clean, felt = (observed(*each, ALL) for each in inputs)
     weights = np.asarray(felt["weights"], np.float64)

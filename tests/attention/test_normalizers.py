@@ -128,6 +128,7 @@ def test_values_weights_and_gradients_are_those_of_the_oracle(kind, implementati
     assert all(np.isfinite(g).all() for g in gradients)
 
 
+@pytest.mark.slow
 def test_a_sink_by_hand():
     # Scores 0 and log 3 beside a sink of log 4: shares 1/8, 3/8, and 4/8 for nobody.
     query, key = jnp.ones((1, 1, 1)), jnp.array([[[0.0]], [[np.log(3.0)]]])
@@ -186,6 +187,7 @@ def test_rows_that_are_nan_leave_the_gradient_of_a_sink_alone():
     np.testing.assert_allclose(slope(SINKS, query), others, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_statistics_are_of_the_weights_as_they_are():
     query, key, value = (jnp.asarray(x, jnp.float32) for x in _arrays()[:3])
     _, found = attention.attend(
@@ -256,6 +258,7 @@ def test_kernels_of_accelerators_take_sinks():
     )
 
 
+@pytest.mark.slow
 def test_large_scores_and_far_sinks_stay_finite():
     # At the ends of float32: a sink that nothing reaches, and one that takes it all.
     query, key = jnp.full((1, 1, 1), 100.0), jnp.array([[[1.0]], [[-1.0]]])

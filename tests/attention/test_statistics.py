@@ -175,6 +175,7 @@ def test_divergence_equals_that_of_the_whole_matrices(found, arrays):
     np.testing.assert_allclose(found.divergence(other), expected, 1e-4, 1e-6)
 
 
+@pytest.mark.slow
 def test_observations_go_through_vmap_and_any_batch_axes(arrays):
     query, key, value = arrays((3, 2), T, S, H, G, K, V)
     whole = jax.jit(attend)(query, key, value, mask=masks.causal())[1]
@@ -194,6 +195,7 @@ def test_observations_go_through_vmap_and_any_batch_axes(arrays):
         np.testing.assert_allclose(one, other, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 def test_statistics_by_hand():
     # Weights [[1/2, 1/2, 0], [1/4, 1/4, 1/2]] of two queries on three keys.
     logs = jnp.log(jnp.asarray([[2.0, 2.0, 1e-30], [1.0, 1.0, 2.0]]))
@@ -231,6 +233,7 @@ def attention_of_log_weights(logs):
     return attend(query, key, key[..., :1], score=dot_product(1.0))[1]
 
 
+@pytest.mark.slow
 def test_distances_near_the_edge_of_a_far_tile_are_exact(monkeypatch):
     """Attention to the previous token, also thousands of positions from the first."""
     use_tiles(monkeypatch, 64, 64, 1)
@@ -243,6 +246,7 @@ def test_distances_near_the_edge_of_a_far_tile_are_exact(monkeypatch):
     np.testing.assert_allclose(rows.distance[0, 1:], 1, 1e-6)
 
 
+@pytest.mark.slow
 def test_gini_of_equal_shares_is_zero_and_of_one_owner_near_one():
     np.testing.assert_allclose(gini(jnp.ones((2, 10))), 0, atol=1e-6)
     np.testing.assert_allclose(gini(jnp.eye(10)[:2]), 0.9, 1e-6)
@@ -340,6 +344,7 @@ class HeadWindows(masks.Mask):
         return keys[0], jnp.clip(most, keys[0], keys[1])
 
 
+@pytest.mark.slow
 def test_heads_side_by_side_skip_no_tile_that_another_head_sees(arrays, monkeypatch):
     use_tiles(monkeypatch, 16, 16, 1)
     query, key, value = arrays((B,), T, S, H, G, K, V)

@@ -52,6 +52,7 @@ def _frames(opened):
     return frames
 
 
+@pytest.mark.slow
 def test_two_views_in_one_document_do_not_disturb_each_other(open_page):
     first = samples.show(title="first")
     second = samples.show(samples.maps(samples.example(seed=9)), title="second")

@@ -48,6 +48,7 @@ def test_masked_cells_look_unlike_small_weights(drawn, cells, viridis):
     assert "masked" in _readout(opened)
 
 
+@pytest.mark.slow
 def test_hostile_texts_are_shown_and_run_nothing(drawn):
     opened = drawn(samples.hostile())
     own = opened.title()
@@ -147,6 +148,7 @@ def test_zoom_goes_down_to_whole_positions_where_they_are(drawn, cells):
     assert not zoomed.is_visible() or "512" not in zoomed.inner_text()
 
 
+@pytest.mark.slow
 def test_slider_and_play_go_over_the_steps(drawn, cells, viridis):
     shown = samples.steps()
     opened = drawn(shown, address="#range=own")

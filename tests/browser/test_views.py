@@ -160,6 +160,7 @@ def test_saved_numbers_and_pixels_are_those_on_the_screen(drawn):
     assert size == tuple(2 * int(root.get(name)) for name in ("width", "height"))
 
 
+@pytest.mark.slow
 def test_every_view_of_hostile_texts_is_saved_as_valid_svg(drawn):
     # Also of characters that XML does not allow, which a page made here never holds.
     raw = page.render(samples.show()).replace('"k0"', r'"\ud800\u0001 k0"')

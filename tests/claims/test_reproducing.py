@@ -91,6 +91,7 @@ def test_a_name_that_a_criterion_asks_for_must_be_measured(halves, tmp_path):
         _all(halves, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     pytest.importorskip("matplotlib")
     (outcome,) = _all(halves, tmp_path / "work", formats=("svg",))
@@ -226,6 +227,7 @@ def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
     assert capsys.readouterr().out == ""  # stdout is for results
 
 
+@pytest.mark.slow
 def test_the_desk_goes_on_with_an_interrupted_training(
     make_config, make_model, tmp_path, monkeypatch
 ):

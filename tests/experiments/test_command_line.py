@@ -445,6 +445,7 @@ def test_help_is_there_before_jax_is():
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_exit_status_reaches_the_shell():
     done = _process(_REVERSE, "--config.model.num_head=2")
     assert done.returncode == 2

@@ -63,6 +63,7 @@ def _kept(workdir):
     return files.read_lines(folders.Folder(workdir).generated)
 
 
+@pytest.mark.slow
 def test_a_text_is_printed_and_kept(workdir, capsys):
     run = workdir("causal")
     assert _run(run, "--prompt=the ", "--tokens=6", "--seed=4") == 0
@@ -78,6 +79,7 @@ def test_a_text_is_printed_and_kept(workdir, capsys):
     assert _kept(run)[-2:] == [kept, kept]
 
 
+@pytest.mark.slow
 def test_several_texts_are_printed_in_turn(workdir, capsys, tmp_path):
     run = workdir("causal")
     (tmp_path / "prompts").write_text("the\na mat\n")

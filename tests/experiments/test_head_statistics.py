@@ -74,6 +74,7 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
         np.testing.assert_allclose(float(line["own_position"]), 1 / 16, 1e-4)
 
 
+@pytest.mark.slow
 def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
     status = _run(
         f"--workdir={untrained}", "--examples=1", "--layers=1", "--out=here", "--step=3"

@@ -100,6 +100,7 @@ def test_model_becomes_a_run_of_its_task(imported, kind, task, family):
         assert (example.inputs[:, 0] == 2).all()
 
 
+@pytest.mark.slow
 def test_statistics_and_maps_of_own_text_up_to_all_positions(imported, capsys):
     workdir = f"--workdir={imported('sentences')}"
     assert _run(dump_attention, workdir, "--text=The cat sat on the mat.") == 0

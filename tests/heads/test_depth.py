@@ -86,6 +86,7 @@ def test_patterns_of_gates_in_many_layers_at_once(subject):
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
     own = subject._replace(batches=subject.batches[:1])
     measured = []
@@ -98,6 +99,7 @@ def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deep")
 def test_maps_of_several_kinds_are_looped_over_kind_by_kind():
     of = config(num_layers=5, attention__window=[1, None, 1, None, None])
@@ -171,6 +173,7 @@ def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypa
     assert few[0].head == heads.order(first)[0]
 
 
+@pytest.mark.slow
 def test_slopes_that_are_zero_by_construction_are_warned_about(subject, caplog):
     batch = subject.batches[0]
     run = jax.jit(

@@ -50,6 +50,7 @@ def test_drift_by_hand():
     np.testing.assert_allclose(found, [0, 1, 2, 0.5], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_drift_of_closed_heads_is_the_cosine_that_a_pruned_model_loses(sentences):
     config, model, params, example = sentences
     of = heads.drift_subject(model, params, [example])
@@ -70,6 +71,7 @@ def test_drift_of_closed_heads_is_the_cosine_that_a_pruned_model_loses(sentences
     np.testing.assert_allclose(metric, wanted, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_shares_of_the_drift_add_up_though_it_has_no_slope(sentences):
     _, model, params, example = sentences
     of = heads.drift_subject(model, params, [example])

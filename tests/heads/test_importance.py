@@ -246,6 +246,7 @@ def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_closing_one_head_is_the_model_without_it(subject):
     found = heads.ablation(subject).per_example
     of = config()
@@ -296,6 +297,7 @@ def test_every_closing_serves_a_layer_without_heads(subject, name):
     )
 
 
+@pytest.mark.slow
 def test_padding_is_not_felt(subject):
     """Means and resampled outputs of padded batches leave the padding out."""
     lengths = np.array([T, 2, 4], np.int32)

@@ -88,6 +88,7 @@ def _loss(of, gates):
     return np.where(counts, each, 0).sum(-1) / counts.sum(-1)
 
 
+@pytest.mark.slow
 def test_ablation_and_gradient_are_those_of_the_formula(of):
     closed, slopes = np.zeros((2, B, PARTS, H))
     before, step = _loss(of, np.ones((PARTS, H))), 1e-4
@@ -104,6 +105,7 @@ def test_ablation_and_gradient_are_those_of_the_formula(of):
     np.testing.assert_allclose(heads.gradient(of).per_example, slopes, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
     closing = heads.closing.mean(of.model, of.params, of.batches)
     (example,) = of.batches
@@ -118,6 +120,7 @@ def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_is_not_felt_by_any_measure(of):
     """Nor by its gradients; tokens without an embedding stand in it."""
     (example,) = of.batches
@@ -185,6 +188,7 @@ def _attending(encoder, decoder, cross):
     return models.Model(None, apply)
 
 
+@pytest.mark.slow
 def test_roles_of_cross_heads():
     down = 30 * np.eye(T, S)
     shuffled = 30 * np.eye(S)[[4, 0, 3, 1]]
@@ -227,6 +231,7 @@ def test_roles_of_cross_heads():
     assert padded.names[2].tolist() == names
 
 
+@pytest.mark.slow
 def test_heads_are_matched_within_their_kind():
     generator = np.random.default_rng(0)
     cells = ((S, S), (T, T), (T, S))

@@ -187,6 +187,7 @@ def test_edges_of_an_encoder_decoder():
     assert (sizes > 0).all() and sizes.max() > 1e-3
 
 
+@pytest.mark.slow
 def test_patched_heads_and_layers_are_those_of_the_other_run():
     of = config(num_layers=2, **SMALL)
     clean, corrupted = _pair()

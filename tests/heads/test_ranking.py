@@ -60,6 +60,7 @@ def test_order_goes_from_the_least_important_on():
     assert heads.order(values) == [(0, 1), (1, 1), (0, 0)]
 
 
+@pytest.mark.slow
 def test_pairs_are_what_closing_both_costs(subject):
     closing = heads.closing.resample
     found = heads.pairs(subject, closing=closing)
@@ -76,6 +77,7 @@ def test_pairs_are_what_closing_both_costs(subject):
     assert found[0, 2, 2, 1] == pytest.approx(after - before, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_with_fewer_heads_have_fewer_pairs_and_steps(subject):
     params, of = heads.prune(subject.params, config(), [[3], [], [1, 2]])
     subject = subject._replace(

@@ -38,6 +38,7 @@ def _one_layer(score_of, num_tokens=9):
     return heads.Subject(model, heads.metrics.loss, params, [example])
 
 
+@pytest.mark.slow
 def test_positions_tell_roles():
     length = 8
     sharp = 20 * np.eye(length)
@@ -65,6 +66,7 @@ def test_positions_tell_roles():
     assert "separator" not in found.scores
 
 
+@pytest.mark.slow
 def test_roles_are_told_by_their_thresholds():
     length = 12
     previous, other = (np.roll(np.eye(length), -k, axis=1) for k in (1, 5))
@@ -94,6 +96,7 @@ def test_roles_are_told_by_their_thresholds():
     assert 0.95 < found.scores["relative_entropy"][0, 5] < 0.999
 
 
+@pytest.mark.slow
 def test_roles_are_means_over_examples_and_queries_that_count():
     length = 8
     subject = _one_layer([20 * np.eye(length), np.zeros((length, length))])
@@ -136,6 +139,7 @@ def test_separators_are_those_that_are_given():
     assert found.scores["separator"][0] == pytest.approx([1, 1 / 6], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_induction_is_judged_where_a_token_occurs_again():
     known = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=2)
     ((layer, head),) = [x for x, role in known.heads.items() if role == "induction"]
@@ -144,6 +148,7 @@ def test_induction_is_judged_where_a_token_occurs_again():
     assert found.names[layer, head] == "induction"
 
 
+@pytest.mark.slow
 def test_places_without_a_head_have_no_role():
     of = config()
     params, pruned = heads.prune(random_params(of), of, [[0, 1], [], [2]])
@@ -152,6 +157,7 @@ def test_places_without_a_head_have_no_role():
     assert np.isnan(found.scores["first_token"][1]).all()
 
 
+@pytest.mark.slow
 def test_heads_of_a_shuffled_model_are_found_again():
     of = config()
     params = random_params(of)
@@ -174,6 +180,7 @@ def test_heads_of_a_shuffled_model_are_found_again():
     assert len({tuple(each) for each in found.second.tolist()}) == L * H
 
 
+@pytest.mark.slow
 def test_heads_match_that_diverge_least_on_average():
     of = config()
     model, pair = build(of), (random_params(of, 1), random_params(of, 2))

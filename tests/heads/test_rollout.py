@@ -240,6 +240,7 @@ def _value_oracle(maps, weights, output_weights, residual):
     return np.stack(_product(matrices))
 
 
+@pytest.mark.slow
 def test_weights_count_by_the_sizes_of_what_they_move():
     maps, weights = _layers("padding")
     rng = np.random.default_rng(1)
@@ -340,6 +341,7 @@ def _logits(params, inputs, lengths, num_groups, changes):
     return _linear(x, params["logits"])
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_an_explicit_model():
     num_layers, num_groups, lengths = 2, 2, np.array([5, 3, 4])
     of = conftest.config(num_layers=num_layers, num_key_value_heads=num_groups)

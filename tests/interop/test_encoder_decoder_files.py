@@ -45,6 +45,7 @@ def _given():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_what_was_saved_loads(model_and_params, tmp_path, is_tied):
     config, model, params = model_and_params(output__tied=is_tied)
@@ -57,6 +58,7 @@ def test_what_was_saved_loads(model_and_params, tmp_path, is_tied):
         interop.save(tmp_path / "other", config, params)
 
 
+@pytest.mark.slow
 def test_the_exported_program_takes_what_the_decoder_reads(model_and_params, tmp_path):
     pytest.importorskip("flatbuffers", reason="exported programs need [interop]")
     _, model, params = model_and_params()

@@ -40,6 +40,7 @@ def imported(tmp_path):
     return interop.load(small_models.write(tmp_path, "gpt2"))
 
 
+@pytest.mark.slow
 def test_the_program_runs_where_the_package_cannot_be_imported(imported, tmp_path):
     tokens = small_models.inputs("gpt2")
     lengths = small_models.LENGTHS.astype(np.int32)

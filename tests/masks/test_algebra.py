@@ -20,6 +20,7 @@ def whole(described):
     return np.broadcast_to(tile, described.expected.shape)
 
 
+@pytest.mark.slow
 @few
 @hypothesis.given(st.data())
 def test_composition_is_boolean_algebra(random_masks, data):
@@ -44,6 +45,7 @@ def test_array_has_a_head_axis_just_where_heads_may_differ(random_masks, data):
     np.testing.assert_array_equal(np.broadcast_to(array, expected.shape), expected)
 
 
+@pytest.mark.slow
 @few
 @hypothesis.given(st.data())
 def test_tile_is_a_rectangle_of_the_array(random_masks, data):
@@ -79,6 +81,7 @@ def test_key_range_holds_every_key_that_is_seen(random_masks, data):
     assert not seen[..., stop:].any()
 
 
+@pytest.mark.slow
 @few
 @hypothesis.given(st.data())
 def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):

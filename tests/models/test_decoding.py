@@ -96,6 +96,7 @@ def test_greedy_texts_of_100_prompts_are_those_of_full_passes():
     assert len({tuple(text) for text in tokens}) > 50
 
 
+@pytest.mark.slow
 def test_the_last_token_needs_no_position():
     found = _generate(decoding.Greedy(), max_length=N + 1, keep_queries=True)
     wanted = _generate(decoding.Greedy(), keep_queries=True)
@@ -105,6 +106,7 @@ def test_the_last_token_needs_no_position():
         np.testing.assert_allclose(own.weights(), each.weights(), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [decoding.Greedy(), decoding.Beam(3)])
 def test_an_encoder_decoder_writes_what_full_passes_do(strategy):
     model, size = _translator(), 6
@@ -230,6 +232,7 @@ def test_without_an_end_token_all_texts_are_full():
     assert (last == -1).any()
 
 
+@pytest.mark.slow
 def test_drawn_tokens_follow_the_probabilities():
     logits = np.tile(np.float32([1.0, 2.0, 0.0, -1.0, 1.5]), (4000, 1))
     keys = jax.random.split(jax.random.key(0), 4000)

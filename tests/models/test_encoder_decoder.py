@@ -235,6 +235,7 @@ def test_pruned_units_of_both_halves_are_closed_units():
     assert own["decoder/layer_1/feed_forward/hidden"]["w"].shape == (D, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_scanned_and_rematerialized_layers_are_looped_ones(precision):
     config, given = _config(precision=precision), _inputs()
@@ -261,6 +262,7 @@ def test_scanned_and_rematerialized_layers_are_looped_ones(precision):
     )
 
 
+@pytest.mark.slow
 def test_what_a_padded_source_holds_changes_no_bit():
     """Also where nothing of it is valid, so that cross-attention sees nothing."""
     config, given = _config(), _inputs()

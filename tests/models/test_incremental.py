@@ -285,6 +285,7 @@ def test_interventions_hold_in_steps():
     assert np.abs(wanted - _whole(model, params)[0]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_what_is_observed_stands_in_the_place_of_maps():
     model = _build()
     params = _parameters(model.init)
@@ -298,6 +299,7 @@ def test_what_is_observed_stands_in_the_place_of_maps():
     np.testing.assert_allclose(entropies[1], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_full_cache_takes_no_more():
     model = _build()
     params = _parameters(model.init)

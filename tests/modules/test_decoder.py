@@ -162,6 +162,7 @@ def test_a_closed_head_or_unit_is_one_whose_output_counts_for_nothing(
     assert np.abs(result[0] - run(looped)[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_parameters):
     x, encoded = inputs
     model = _decoder()
@@ -206,6 +207,7 @@ def test_dropout_reaches_every_part_in_training_alone(is_training):
     np.testing.assert_allclose(shares, wanted, atol=0.07)
 
 
+@pytest.mark.slow
 def test_sizes_make_the_decoder_that_functions_make(inputs, random_parameters):
     def sized(*inputs):
         decoder = modules.Decoder(L, num_heads=H, key_size=K, hidden_size=F)

@@ -137,6 +137,7 @@ def test_parameter_names(normal):
     assert params.keys() == wanted | {"encoder/norm"}
 
 
+@pytest.mark.slow
 def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     x = normal(B, T, D)
     model = _encoder()
@@ -161,6 +162,7 @@ def test_each_layer_has_gates_of_its_own(normal, random_parameters):
     assert_close(mixed, np.stack([plain[0][0], found[0][1]]))
 
 
+@pytest.mark.slow
 def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
     x = normal(B, T, D)
     own = [masks.causal(), masks.window(1, 0), masks.full()]

@@ -93,6 +93,7 @@ def test_dropout_of_hidden_units_keeps_the_mean(normal, random_parameters):
         model.apply(params, None, x, dropout_rate=0.75)
 
 
+@pytest.mark.slow
 def test_weights_come_from_the_initialiser(normal):
     model = _model(F, w_init=hk.initializers.Constant(2.0))
     params = model.init(jax.random.key(0), normal(T, D))

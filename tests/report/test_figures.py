@@ -28,6 +28,7 @@ def test_a_picture_per_layer_wider_with_more_heads(load):
     assert low == high > 200
 
 
+@pytest.mark.slow
 def test_the_same_maps_give_the_same_bytes(load):
     saved = load()
     assert list(figures.pictures(saved)) == list(figures.pictures(saved))

@@ -41,6 +41,7 @@ def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkey
     assert faults.reports(tmp_path / "a") == faults.reports(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatch):
     write = arrays.write
     is_handled = []
@@ -82,6 +83,7 @@ def test_run_without_a_good_checkpoint_does_not_start_afresh(make_config, copy):
     assert sorted(copy.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_run_whose_checkpoints_are_gone_says_that_it_starts_afresh(
     make_config, copy, caplog
 ):
@@ -90,6 +92,7 @@ def test_run_whose_checkpoints_are_gone_says_that_it_starts_afresh(
     assert "has reports up to step 30 and no checkpoint" in caplog.text
 
 
+@pytest.mark.slow
 def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
     make_config, tmp_path, monkeypatch
 ):
@@ -103,6 +106,7 @@ def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
     assert faults.train(make_config(), tmp_path).steps == 30
 
 
+@pytest.mark.slow
 def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
     make_config, whole, tmp_path, monkeypatch, caplog
 ):
@@ -122,6 +126,7 @@ def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
     jax.tree.map(np.testing.assert_array_equal, found, whole[1])
 
 
+@pytest.mark.slow
 def test_last_save_that_fails_ends_the_run_with_an_error(
     make_config, tmp_path, monkeypatch
 ):

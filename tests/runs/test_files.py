@@ -65,6 +65,7 @@ def test_log_is_readable_json_and_comes_back(tmp_path):
     assert files.read_lines(tmp_path / "none.jsonl") == []
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_log_is_warned_of(tmp_path, caplog):
     path = _log(tmp_path)
     content = path.read_bytes()

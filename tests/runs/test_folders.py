@@ -82,6 +82,7 @@ def test_run_comes_back_from_its_folder(tmp_path, make_config):
         folders.load_run(tmp_path, 5)
 
 
+@pytest.mark.slow
 def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_config):
     config = make_config(
         training__steps=4, training__checkpoint_every=4, optimizer__warmup_steps=1
@@ -142,6 +143,7 @@ def test_missing_run_is_refused(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_config):
     folder = folders.Folder(tmp_path)
     folders.write_config(folder, make_config(), jax.local_devices()[:1])

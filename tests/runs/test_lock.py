@@ -106,6 +106,7 @@ def test_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
     assert "cannot be locked (Operation not supported)" in record.getMessage()
 
 
+@pytest.mark.slow
 def test_run_in_a_locked_folder_is_refused(tmp_path, holder, make_config):
     with pytest.raises(ConfigError, match=f"process {holder.pid} on"):
         runs.train(make_config(), tmp_path)

@@ -83,6 +83,7 @@ def test_summary_that_a_kill_prevented_is_made_up_for(copy, make_config):
     assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
 
 
+@pytest.mark.slow
 def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch):
     number = signal.SIGTERM  # SIGINT does the same below
     before = signal.getsignal(number)
@@ -107,6 +108,7 @@ def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monke
     assert reports[-1]["held_out_loss"] == summary.metrics["held_out_loss"]
 
 
+@pytest.mark.slow
 def test_second_signal_ends_at_once(make_config, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
 
@@ -214,6 +216,7 @@ def test_killed_run_goes_on_bit_for_bit(
     assert reports == wanted
 
 
+@pytest.mark.slow
 def test_other_config_is_refused_with_the_difference(
     make_config, tmp_path, monkeypatch
 ):
@@ -248,6 +251,7 @@ def test_many_differences_are_still_two_lines(whole, make_config):
     assert len(str(refusal.value).splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
     make_config, tmp_path, monkeypatch
 ):
@@ -269,6 +273,7 @@ def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_threads_train_too(whole, make_config, tmp_path):
     thread = threading.Thread(target=faults.train, args=(make_config(), tmp_path))
     thread.start()
@@ -276,6 +281,7 @@ def test_threads_train_too(whole, make_config, tmp_path):
     _assert_equal(faults.state(tmp_path, make_config()), whole[1])
 
 
+@pytest.mark.slow
 def test_seed_decides_everything(whole, make_config, tmp_path):
     # The same seed was trained again by the tests above, in other dispatches.
     faults.train(make_config(seed=4), tmp_path)

@@ -14,6 +14,7 @@ SMALL = {"model__num_layers": 1, "model__dropout_rate": 0.0}  # quick to compile
 SKIP = {**SMALL, "training__non_finite": "skip", "training__max_skips": 2}
 
 
+@pytest.mark.slow
 def test_gradient_that_is_not_finite_ends_the_run(make_config, tmp_path, monkeypatch):
     faults.break_steps(monkeypatch, [13, 15], gradient=np.nan)
     message = "gradient is not finite at step 13; the last good .* of step 10"
@@ -24,6 +25,7 @@ def test_gradient_that_is_not_finite_ends_the_run(make_config, tmp_path, monkeyp
     assert (event["step"], event["what"]) == (13, "gradient")
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted_and_logged(
     make_config, tmp_path, monkeypatch, caplog
 ):

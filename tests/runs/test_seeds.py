@@ -40,6 +40,7 @@ def _assert_same_runs(found, wanted, config, seeds=SEEDS):
             )
 
 
+@pytest.mark.slow
 def test_each_model_is_that_of_its_run_alone(three, whole, make_config, tmp_path):
     _, root = three
     faults.train(make_config(seed=5), tmp_path)
@@ -91,6 +92,7 @@ def test_ended_runs_are_left_as_they_are(three, capsys):
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*.*")} == before
 
 
+@pytest.mark.slow
 def test_interrupted_runs_go_on_bit_for_bit(three, tmp_path, monkeypatch):
     config, root = three
     with monkeypatch.context() as patch:

@@ -59,6 +59,7 @@ def _unfinished(trained, tmp_path):
     return tmp_path / "copy"
 
 
+@pytest.mark.slow
 def test_text_of_ones_own_needs_no_other(trained, path):
     before = runs.load(trained[0])
     tokens, maps = before.task.encode("a quick dog"), before.maps("a quick dog")

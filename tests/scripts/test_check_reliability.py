@@ -28,6 +28,7 @@ def test_runs_survive(name):
     assert good == count
 
 
+@pytest.mark.slow
 def test_unknown_line_is_refused():
     done = _check("--only=kils")
     assert done.returncode == 2

@@ -30,11 +30,13 @@ def test_slopes_do_not_see_what_is_read_by_steps():
     assert _score(heads.ablation, "histogram") == 1
 
 
+@pytest.mark.slow
 def test_confidence_takes_heads_that_are_sure_of_nothing_for_real_ones():
     scores = [_score(heads.statistic, name) for name in ("induction", "histogram")]
     assert min(scores) < 0.9
 
 
+@pytest.mark.slow
 def test_roles_of_real_heads_are_known():
     known, subject = _made("induction")
     found = heads.roles(subject.model, subject.params, subject.batches)

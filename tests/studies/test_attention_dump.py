@@ -76,6 +76,7 @@ def test_whole_maps_of_held_out_examples(trained):
     assert arrays["masked"].shape == (N, T, T) and not arrays["masked"].any()
 
 
+@pytest.mark.slow
 def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
     def dump(folder):
         path = attention_dump.dump(Bench.load(trained), heads=[1], out=folder)
@@ -92,6 +93,7 @@ def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
                 np.testing.assert_array_equal(array, own[name])
 
 
+@pytest.mark.slow
 def test_mean_is_over_many_held_out_examples(trained, tmp_path):
     arrays = _load(attention_dump.dump(Bench.load(trained), out=tmp_path, examples=1))
     count = int(arrays["mean_examples"])
@@ -105,6 +107,7 @@ def test_mean_is_over_many_held_out_examples(trained, tmp_path):
         np.testing.assert_allclose(mean, layer.mean(0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
     whole = _load(
         attention_dump.dump(Bench.load(trained, 20), out=tmp_path / "a", examples=4)
@@ -134,6 +137,7 @@ def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
     assert some["tokens"].tolist() == whole["tokens"][[3, 0]].tolist()
 
 
+@pytest.mark.slow
 def test_queries_and_keys_are_written_where_they_are_asked_for(trained, tmp_path):
     bench = Bench.load(trained)
     path = attention_dump.dump(bench, heads=[1], channels=True, out=tmp_path)
@@ -147,6 +151,7 @@ def test_queries_and_keys_are_written_where_they_are_asked_for(trained, tmp_path
     assert example.channels[1].key.shape == (1, T, 4)
 
 
+@pytest.mark.slow
 def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     trained, make_config, tmp_path, monkeypatch
 ):
@@ -172,6 +177,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     np.testing.assert_allclose(parts[:, :, 0], whole["layer_01"], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_statistics_beside_the_maps_are_means_over_the_examples(trained, tmp_path):
     options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
     path = attention_dump.dump(Bench.load(trained), out=tmp_path, **options)
@@ -201,6 +207,7 @@ def _names(numbers):
     return names
 
 
+@pytest.mark.slow
 def test_pooling_changes_no_statistic(trained, make_config, tmp_path, monkeypatch):
     whole = attention_dump.dump(Bench.load(trained), out=tmp_path / "a")
     config = make_config(attention__full_length=5, attention__pooled_size=4)
@@ -228,6 +235,7 @@ def long_run(make_config, length):
     return folders.Run(config, task, model, params, 0)
 
 
+@pytest.mark.slow
 def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
     length = 1024
     loaded = long_run(make_config, length)
@@ -241,6 +249,7 @@ def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
     assert (numbers["entropy"] <= np.log(length) + 1e-4).all()
 
 
+@pytest.mark.slow
 def test_of_a_long_input_no_matrix_is_made(make_config):
     length = 8192
     loaded = long_run(make_config, length)
@@ -255,6 +264,7 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
     assert jaxprs.largest_array(observed(None)) == length**2
 
 
+@pytest.mark.slow
 def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
     loaded = long_run(make_config, 512)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded)
@@ -273,6 +283,7 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
     assert asked == ["statistics", "statistics"]
 
 
+@pytest.mark.slow
 def test_text_and_tokens_of_a_user(trained, tmp_path):
     text = _load(
         attention_dump.dump(Bench.load(trained), out=tmp_path / "a", text="4 0 1 1 2 3")
@@ -329,6 +340,7 @@ def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match="There is no run in"):
         Bench.load(tmp_path)
@@ -337,6 +349,7 @@ def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
         attention_dump.dump(Bench.load(trained), out=tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_own_text_has_a_folder_of_its_own(trained):
     path = attention_dump.dump(Bench.load(trained))
     before = path.read_bytes()
@@ -359,6 +372,7 @@ def test_own_text_may_be_longer_than_the_training_with_a_warning(
     assert _load(path)["layer_01"].shape == (1, 1, 15, 15)
 
 
+@pytest.mark.slow
 def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
     for layers, formats, names in (
         ([0, 1], ["png"], {"layer_00.png", "layer_01.png"}),
@@ -373,6 +387,7 @@ def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
         assert {each.name for each in tmp_path.iterdir()} == written | kept
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_a_folder_is_a_mistake(trained, tmp_path):
     path = attention_dump.dump(Bench.load(trained), out=tmp_path)
     (tmp_path / "layer_01.png").mkdir()

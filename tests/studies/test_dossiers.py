@@ -31,6 +31,7 @@ def trained(root, make_config):
     return root
 
 
+@pytest.mark.slow
 def test_roles_of_whole_maps_are_those_of_the_model(trained):
     run = folders.load_run(trained)
     # Heads that attend sharply, and to different things.
@@ -126,6 +127,7 @@ def test_numbers_go_by_the_names_of_layers_and_heads():
     assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_another(trained, tmp_path):
     run = folders.load_run(trained)
     # The same model with its layers' heads in another order.

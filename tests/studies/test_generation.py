@@ -80,6 +80,7 @@ def test_a_stream_never_shows_half_a_character(writer, monkeypatch):
     assert "".join(stream) == stream.text().text == "é\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.slow
 def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
     bench = writer()
     alone = generation.Stream(_job(bench, "aé b", tokens=9))
@@ -112,6 +113,7 @@ def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(
     assert first[0] != first[1] and first == texts(3) and texts(4) != first
 
 
+@pytest.mark.slow
 def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     bench = writer()
     assert _job(bench, "abc", tokens=3).bench is bench
@@ -139,6 +141,7 @@ def test_positions_of_a_table_are_the_end_of_a_text(writer):
         _job(bench, "a" * 10)
 
 
+@pytest.mark.slow
 def test_batches_of_answers_are_those_of_single_sources(answerer, monkeypatch):
     sources = ["1 2 3", "4 0", "2 2 2 2", "0 1", "3 4 0"]
     monkeypatch.setattr(generation, "_BATCH", 2)
@@ -155,6 +158,7 @@ def test_batches_of_answers_are_those_of_single_sources(answerer, monkeypatch):
     assert together == [answers([source])[0] for source in sources]
 
 
+@pytest.mark.slow
 def test_held_out_answers_are_scored_by_the_task(answerer, monkeypatch):
     task = answerer.run.task
     batch = answerer.run.examples(10)

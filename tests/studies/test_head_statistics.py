@@ -95,6 +95,7 @@ def _oracle(loaded, count):
     return found, example
 
 
+@pytest.mark.slow
 def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     table = head_statistics.measure(Bench.load(untrained), examples=N)
     path, picture = head_statistics.write(table, tmp_path / "new" / "folder")
@@ -121,6 +122,7 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
         assert each.unit and each.label, name
 
 
+@pytest.mark.slow
 def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
     wanted = head_statistics.measure(Bench.load(untrained), examples=N).numbers
     monkeypatch.setattr(subject, "FEW_LAYERS", 1)
@@ -165,6 +167,7 @@ def test_features_have_no_tokens_to_compare(of_task):
     assert np.isfinite(table.numbers["entropy"].mean).all()
 
 
+@pytest.mark.slow
 def test_one_example_has_no_standard_error(of_task, tmp_path):
     of_task(Features())
     table = head_statistics.measure(Bench.load("anywhere"), examples=1, layers=[1])
@@ -176,6 +179,7 @@ def test_one_example_has_no_standard_error(of_task, tmp_path):
     assert first["entropy_standard_error"] == ""
 
 
+@pytest.mark.slow
 def test_chosen_layers_are_those_of_the_whole(of_task):
     of_task(Padded())
     whole = head_statistics.measure(Bench.load("anywhere"), examples=N)
@@ -224,6 +228,7 @@ def test_what_is_not_there_is_refused(untrained, options, message):
         head_statistics.measure(Bench.load(untrained), **options)
 
 
+@pytest.mark.slow
 def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
     loaded = of_task(Features())
     params = jax.tree.map(lambda x: x * np.nan, loaded.params)

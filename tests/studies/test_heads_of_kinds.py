@@ -75,6 +75,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     found = head_statistics.measure(bench, examples=N)
     assert (found.kinds, found.layers) == (KINDS, LAYERS)
@@ -118,6 +119,7 @@ def test_statistics_of_some_kinds(bench):
     )
 
 
+@pytest.mark.slow
 def test_importance_is_by_kind_layer_and_head(bench, tmp_path):
     found = head_importance.measure(bench, examples=4, measures=["confidence"])
     (path, picture) = head_importance.write(found, tmp_path)
@@ -135,6 +137,7 @@ def test_importance_is_by_kind_layer_and_head(bench, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_exact_match_is_a_metric_where_answers_are_whole(bench):
     example = bench.run.examples(8)
     generator = np.random.default_rng(0)
@@ -210,6 +213,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     assert "| between encoder, decoder, cross" in gate_learning.text(lines)
 
 
+@pytest.mark.slow
 def test_rollout_of_two_stacks_is_refused_in_two_lines(bench):
     with pytest.raises(ConfigError, match="needs a model of one stack") as refused:
         rollouts.measure(bench, examples=2, flow_examples=1)

@@ -48,6 +48,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path)
     assert found.text().count("±") == 16
 
 
+@pytest.mark.slow
 def test_a_measure_is_one_function_that_everything_finds(
     trained, make_config, tmp_path, monkeypatch
 ):
@@ -98,6 +99,7 @@ def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
     np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_are_the_held_out_examples_in_turn(
     trained, make_config, task, monkeypatch
 ):
@@ -115,6 +117,7 @@ def test_batches_are_the_held_out_examples_in_turn(
         np.testing.assert_array_equal(each, getattr(wanted, name))
 
 
+@pytest.mark.slow
 def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
     folder = trained(make_config)
     bench = Bench.load(folder)

@@ -53,6 +53,7 @@ def saved(made):
     return report.maps.load(made / "attention" / "maps.npz")
 
 
+@pytest.mark.slow
 def test_maps_of_each_kind_are_those_of_the_model(made, saved):
     run = folders.load_run(made)
     example = run.examples(N)
@@ -84,6 +85,7 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
         assert (rows + columns).tolist() == [length - 1] * length
 
 
+@pytest.mark.slow
 def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
     shown = dossiers.of_folder(made)
     number = shown.sets[0].numbers["aligned"]
@@ -118,6 +120,7 @@ def test_rows_without_an_aligned_key_do_not_count():
     np.testing.assert_array_equal(scores, [[0.5], [np.nan]])
 
 
+@pytest.mark.slow
 def test_roles_of_each_kind_are_those_of_the_model(made, saved):
     run = folders.load_run(made)
     batches = [run.examples(N)]
@@ -132,6 +135,7 @@ def test_roles_of_each_kind_are_those_of_the_model(made, saved):
         )
 
 
+@pytest.mark.slow
 def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     options = {"out": tmp_path, "means": False, "devices": DEVICES}
     bench = Bench.load(made)
@@ -145,6 +149,7 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
         attention_dump.dump(bench, text="1 2 3", **options)
 
 
+@pytest.mark.slow
 def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp_path):
     run = folders.load_run(made)
     config = run.config.copy_and_resolve_references()
@@ -163,6 +168,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
     report.dossier.check(dossiers.of_maps(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_report_has_a_picture_for_each_layer_of_each_kind(made):
     pytest.importorskip("matplotlib")
     (made / "attention" / "layer_00.png").write_bytes(b"of before")
@@ -177,6 +183,7 @@ def test_a_report_has_a_picture_for_each_layer_of_each_kind(made):
     assert not (made / "attention" / "layer_00.png").exists()
 
 
+@pytest.mark.slow
 def test_a_run_in_memory_and_its_output_are_shown_with_their_kinds(made, saved):
     run = folders.load_run(made)
     view = mh.show(run)

@@ -72,6 +72,7 @@ def test_units_go_whose_gates_matter_least(trained, make_config):
     assert models.hidden_sizes(least.config.model) == (1, 1)
 
 
+@pytest.mark.slow
 def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
     trained, make_config, tmp_path
 ):
@@ -164,6 +165,7 @@ def _kept(request, folder):
     return [list(layer.names) for layer in layers]
 
 
+@pytest.mark.slow
 def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
     folder = trained(make_config)
     for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:

@@ -132,6 +132,7 @@ def test_other_tokens_stand_in_where_there_is_no_mask(of_task):
     assert (np.abs(np.asarray(found)[~valid]) < 1e-6).all()  # it cannot be felt
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_question_is_not_ranked_in_causal_models(of_task):
     loaded = of_task(Masked(), model__family="causal")
     example, row = _held_out(loaded), np.array([0, 4, 2, 3, 1, 0])
@@ -162,6 +163,7 @@ def test_stand_ins_are_all_other_tokens():
         assert set(np.unique(blanks[..., s])) == set(range(7)) - {int(token)}
 
 
+@pytest.mark.slow
 def test_measures_are_those_of_the_row_that_is_asked_for(of_task):
     loaded = of_task(Masked())
     example, found = _held_out(loaded), _looked(loaded)
@@ -190,6 +192,7 @@ def test_measures_are_those_of_the_row_that_is_asked_for(of_task):
         assert measure.shape == (N, L, T)
 
 
+@pytest.mark.slow
 def test_correlations_are_those_of_scipy_over_examples_that_ask(of_task, monkeypatch):
     loaded = of_task(Masked())
     found = _looked(loaded)

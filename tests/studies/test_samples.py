@@ -44,6 +44,7 @@ def _numbers(folder):
     return [{k: v for k, v in x.items() if k not in timed} for x in lines]
 
 
+@pytest.mark.slow
 def test_texts_of_a_step_are_told_and_kept_once(config_of, tmp_path, capsys):
     config = config_of("induction", "causal")
     task, folder = configuration.make_task(config), folders.Folder(tmp_path)

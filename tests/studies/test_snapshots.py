@@ -54,6 +54,7 @@ def _numbers(folder):
     return [{k: v for k, v in x.items() if k not in timed} for x in lines]
 
 
+@pytest.mark.slow
 def test_snapshots_change_no_metric(watched, make_config, tmp_path):
     _, folder = watched
     runs.train(make_config(), tmp_path, devices=DEVICES)
@@ -73,6 +74,7 @@ def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
             np.testing.assert_array_equal(snapshot[name], file[name])
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     config, whole = watched
     config = config.copy_and_resolve_references()

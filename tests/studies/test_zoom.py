@@ -44,6 +44,7 @@ def _pooled(weights, first_query, first_key, width, side):
     return result
 
 
+@pytest.mark.slow
 def test_patches_are_the_whole_map_pooled(attention_map, found):
     weights = np.asarray(attention_map, np.float64)
     _, (places, values) = found
@@ -57,6 +58,7 @@ def test_patches_are_the_whole_map_pooled(attention_map, found):
             )
 
 
+@pytest.mark.slow
 def test_patches_at_the_end_are_means_over_the_queries_that_there_are(attention_map):
     pooled = attention_map.pooled(4, 5)
     both = zoom.patches(attention_map, pooled, counts=(30, 1), side=4)

@@ -181,6 +181,7 @@ def test_expressions_go_by_their_outermost_operation():
     ]
 
 
+@pytest.mark.slow
 def test_without_a_path_it_is_pythons_library():
     task = tasks.make("classify", sequence_length=48)
     labels = tuple(task.class_label(c) for c in range(task.num_classes))

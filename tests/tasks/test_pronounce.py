@@ -27,6 +27,7 @@ def parts():
     ]
 
 
+@pytest.mark.slow
 def test_worked_example_is_in_the_dictionary():
     lines = [line.split() for line in pronounce.Pronounce.__doc__.splitlines()]
     said = {row[0]: row[1:] for row in lines if row and row[0] in ("inputs", "targets")}

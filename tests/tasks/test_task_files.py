@@ -170,6 +170,7 @@ class Same(tasks.Task):
         return tasks.Example(inputs, inputs, jnp.ones(6))
 
 
+@pytest.mark.slow
 def test_a_task_may_be_given_in_python(make_config):
     runs.train(
         make_config(training__steps=2, optimizer__warmup_steps=1),

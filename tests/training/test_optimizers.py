@@ -57,6 +57,7 @@ def _update(config, gradient, params):
     return transformation.update(gradient, state, params)
 
 
+@pytest.mark.slow
 def test_weights_decay_and_biases_and_scales_do_not():
     params = {"linear": {"w": jnp.full((2, 3), 5.0), "b": jnp.full(3, 5.0)}}
     params["norm"] = {"scale": jnp.full(3, 5.0)}
@@ -213,6 +214,7 @@ def test_a_step_of_sgd_is_that_of_optax(momentum):
     assert_close(update[linear]["b"], [-0.8, -0.8])
 
 
+@pytest.mark.slow
 def test_a_step_of_muon_is_that_of_optax_for_matrices_of_layers():
     params = jax.tree.map(jnp.float32, _PARAMS)
     config = _config(name="muon", momentum=0.95, warmup_steps=0, clip_norm=None)

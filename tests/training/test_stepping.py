@@ -44,6 +44,7 @@ def _compiled_gradients(model, task, params, count, batch_size):
     return at_step
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
     model = make_model()
     params = model.init(jax.random.key(0), None)
@@ -67,6 +68,7 @@ def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
     assert sums.weight == example.weights.sum()
 
 
+@pytest.mark.slow
 def test_gradients_of_four_devices_equal_those_of_one(make_config):
     config = make_config(model__dropout_rate=0.0, model__num_layers=1)
     task = configuration.make_task(config)
@@ -259,6 +261,7 @@ def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch)
     assert state.step == 8 and state.health.skipped_in_a_row == 4
 
 
+@pytest.mark.slow
 def test_skips_of_four_devices_are_those_of_one(task, make_model, monkeypatch):
     _break(monkeypatch, [1, 3])
     one, four = (

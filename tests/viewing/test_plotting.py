@@ -89,6 +89,7 @@ def test_scales_are_of_all_maps(attention_map):
     assert panels_of(root)[0].images[0].norm.gamma == 0.5
 
 
+@pytest.mark.slow
 def test_statistics_have_a_panel_each(attention_map):
     statistics = attention_map.statistics()
     figure = mh.plot(statistics)

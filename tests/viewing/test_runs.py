@@ -42,6 +42,7 @@ def run(folder):
     return mh.runs.load(folder)
 
 
+@pytest.mark.slow
 def test_a_run_says_task_step_model_and_size(run):
     count = sum(x.size for x in jax.tree.leaves(run.params))
     assert repr(run) == (
@@ -53,6 +54,7 @@ def test_a_run_says_task_step_model_and_size(run):
     assert len(text) < 20_000 and "<script" not in text
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_on_its_held_out_examples(run):
     page = page_of(mh.show(run))
     (maps,) = page["sets"]
@@ -79,6 +81,7 @@ def test_heads_of_a_pruned_run_go_by_their_names(run):
     assert [layer["heads"] for layer in layers] == [["0"], []]
 
 
+@pytest.mark.slow
 def test_a_folder_shows_what_lies_in_it(folder, run):
     unsaved = page_of(mh.show(folder))
     assert unsaved["sets"] == page_of(mh.show(run))["sets"]

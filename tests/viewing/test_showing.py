@@ -193,6 +193,7 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
     assert len(kept) < 3
 
 
+@pytest.mark.slow
 def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
@@ -215,6 +216,7 @@ def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     assert pooled.queries.edges.tolist() == [*range(0, queries, 2), queries]
 
 
+@pytest.mark.slow
 def test_long_maps_are_pooled_in_their_pass():
     size = collect.WHOLE + 10
     attention_map = make_map(
@@ -230,6 +232,7 @@ def test_long_maps_are_pooled_in_their_pass():
     assert any("Pooled" in note for note in page["notes"])
 
 
+@pytest.mark.slow
 def test_a_map_without_batch_axes_and_one_with_two():
     assert len(page_of(mh.show(make_map(batch=())))["sets"][0]["examples"]) == 1
     page = page_of(mh.show(make_map(batch=(2, 3))))

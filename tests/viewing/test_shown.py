@@ -88,6 +88,7 @@ def model():
     return built, built.init(jax.random.key(0), np.zeros((1, 3), int))
 
 
+@pytest.mark.slow
 def test_parameters_are_by_layer_and_head(model):
     _, params = model
     norms = parameters.head_norms(params, [range(4)] * 2)

@@ -105,6 +105,7 @@ class Recorder(kernels.Kernel):
         yield from ()
 
 
+@pytest.mark.slow
 def test_no_kernel_is_given_a_length_of_zero(arrays):
     kernel = Recorder()
     mask = masks.padding(LENGTHS, np.asarray([0, 3])) & masks.causal()

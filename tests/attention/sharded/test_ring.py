@@ -92,6 +92,7 @@ def test_examples_heads_and_positions_are_shared(shape):
     _assert_close(_found(shared, mask), _found("dense", mask))
 
 
+@pytest.mark.slow
 def test_other_keys_than_queries():
     shared = attention.Sharded(_mesh(sequence=2))
     mask = masks.causal().shifted(8)
@@ -124,6 +125,7 @@ def test_biases_and_their_gradients(kind, shape):
     _assert_close(found, _found("dense", mask, bias))
 
 
+@pytest.mark.slow
 def test_mask_of_each_head_as_an_array():
     array = np.random.default_rng(2).random((B, H, T, T)) < 0.4
     mask = masks.dense(array)
@@ -132,6 +134,7 @@ def test_mask_of_each_head_as_an_array():
         _assert_close(found, _found("dense", mask))
 
 
+@pytest.mark.slow
 def test_masked_nan_is_not_felt_by_any_device():
     query, key, value, _ = _inputs()
     mask = masks.padding(jnp.array([13, 13]))
@@ -174,6 +177,7 @@ def test_dropout_is_the_same_forward_and_backward():
     assert not np.allclose(values, of(value, 1)[0][1])
 
 
+@pytest.mark.slow
 def test_no_two_parts_drop_the_same():
     """Weights are even; a key has minus the value of its like in the other half."""
     half = jnp.asarray(np.random.default_rng(4).normal(size=(1, T // 2, 1, V)))

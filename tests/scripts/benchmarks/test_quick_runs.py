@@ -45,6 +45,7 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
     assert len(error.splitlines()) <= 2 and words in error
 
 
+@pytest.mark.slow
 def test_materialised_statistics_are_those_of_the_map():
     core = sizes.CoreSize(length=64, heads=3, head_width=5)
     arrays = [jax_programs.normal(seed, core.shape) for seed in (2, 3, 4)]
