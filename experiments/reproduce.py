@@ -28,7 +28,7 @@ FLAGS = command_line.flag_values(
         "all": (bool, False, "All claims; faults of one do not stop the others."),
         "list": (bool, False, "Print the claims, and end."),
         "table": (bool, False, "Write README.md's table from the stored results."),
-        "seeds": (int, 3, "Number of seeds, from 0; a verdict takes 3 at least."),
+        "seeds": (int, None, "Number of seeds, from 0; None: what each claim says."),
         "workdir": (str, "runs/claims", "Folder of results, figures and runs."),
         "store": (bool, False, "Keep results and figures in experiments/claims/ too."),
         **shared_flags.COMPILATION_CACHE,
@@ -51,11 +51,13 @@ def main() -> None:
     with checks.user_mistakes():
         names = FLAGS.claim.split(",") if FLAGS.claim else claims.names()
         wanted = [claims.load(name.strip()) for name in names]
-        checks.integer_in("--seeds", FLAGS.seeds, 1, 2**20)
+        if FLAGS.seeds is not None:
+            checks.integer_in("--seeds", FLAGS.seeds, 1, 2**20)
     if FLAGS.list:
         for claim in wanted:
             print(f"{claim.name} ({claim.minutes:g} min): {claim.sentence}")
-            print(f"    {claim.source.paper}; control: {claim.control}")
+            about = f"{claim.seeds} seeds; control: {claim.control}"
+            print(f"    {claim.source.paper}; {about}")
         return
     if FLAGS.table:
         outcomes = [telling.Outcome.read(claim, STORED) for claim in wanted]
@@ -67,7 +69,7 @@ def main() -> None:
     for outcome in claims.reproduce(
         wanted,
         FLAGS.workdir,
-        seeds=range(FLAGS.seeds),
+        seeds=None if FLAGS.seeds is None else range(FLAGS.seeds),
         formats=formats,
         goes_on=FLAGS.all,
     ):

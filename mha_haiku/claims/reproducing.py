@@ -21,7 +21,7 @@ def reproduce(
     claims: Sequence[base.Claim],
     workdir: str | os.PathLike,
     *,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     formats: Sequence[str] = ("png",),
     goes_on: bool = False,
 ) -> Iterator[telling.Outcome]:
@@ -35,7 +35,7 @@ def reproduce(
       claims: The claims.
       workdir: A folder: NAME.jsonl, a figure and NAME.md for each claim, and the runs
         that were trained.
-      seeds: The seeds of both arms.
+      seeds: The seeds of both arms; None: from 0, as many as each claim says.
       formats: Of the figures, which are left out where matplotlib is missing.
       goes_on: Whether to leave out claims whose packages are missing, and to go on with
         the next one after a fault.
@@ -47,9 +47,9 @@ def reproduce(
     folder = Path(workdir).expanduser()
     failed, ready = [], []
     for claim in claims:
-        if missing := _missing(claim):
+        if packages := _missing(claim):
             message = (
-                f"{claim.name} needs {', '.join(missing)}: pip install "
+                f"{claim.name} needs {', '.join(packages)}: pip install "
                 f"'mha_haiku[models]' or the package itself."
             )
             if not goes_on:
@@ -58,12 +58,14 @@ def reproduce(
         else:
             ready.append(claim)
     outcomes = [telling.Outcome.read(claim, folder) for claim in ready]
-    total = sum(len(outcome.missing(seeds)) for outcome in outcomes)
+    wanted = [range(claim.seeds) if seeds is None else seeds for claim in ready]
+    missing = [x.missing(own) for x, own in zip(outcomes, wanted, strict=True)]
+    total = sum(map(len, missing))
     with progress.Bar(total, unit="measurement", name="claims", leave=True) as bar:
-        for claim, outcome in zip(ready, outcomes, strict=True):
-            desk = Desk(folder, seeds=seeds)  # its programs are dropped with it
+        for claim, own, pairs in zip(ready, wanted, missing, strict=True):
+            desk = Desk(folder, seeds=own)  # its programs are dropped with it
             try:
-                for arm, seed in outcome.missing(seeds):
+                for arm, seed in pairs:
                     bar.note(f"{claim.name}, {arm}, seed {seed}")
                     record = measure(claim, desk, arm, seed)
                     records.append(records.path_of(folder, claim.name), record)
