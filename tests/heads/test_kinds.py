@@ -70,9 +70,21 @@ def clean(of):
     return jax.jit(functools.partial(subject.run, of.model))(of.params, example)
 
 
-def _loss(of, gates):
-    """Returns the mean loss of each example, `[B]` float64, by the oracle."""
+def _loss(of, gates, passed=None, seen=None):
+    """Returns the mean loss of each example, `[B]` float64, by the oracle.
+
+    Heads pass on `passed` of their part, as far as they are closed; None: nothing. What
+    heads pass on in the end is put into `seen`.
+    """
     (example,) = of.batches
+
+    def tap(name, part, x):
+        if name == "heads" and passed is not None:
+            x = x + (1 - gates[part])[:, None] * passed[part]
+        if name == "heads" and seen is not None:
+            seen[part] = x
+        return x
+
     logits = oracles.transformer(
         of.params,
         example.inputs,
@@ -81,6 +93,7 @@ def _loss(of, gates):
         decoder_tokens=example.decoder_inputs,
         decoder_lengths=example.decoder_lengths,
         gates=gates,
+        tap=tap,
     )
     each = np.log(np.exp(logits).sum(-1))
     each -= np.take_along_axis(logits, example.targets[..., None], -1)[..., 0]
@@ -89,20 +102,76 @@ def _loss(of, gates):
 
 
 @pytest.mark.slow
-def test_ablation_and_gradient_are_those_of_the_formula(of):
-    closed, slopes = np.zeros((2, B, PARTS, H))
-    before, step = _loss(of, np.ones((PARTS, H))), 1e-4
-    for part, h in np.ndindex(PARTS, H):
+def test_gradients_are_those_of_the_formula(of):
+    found, step, sizes = heads.gradient(of).per_example, 1e-4, []
+    for part, h in ((part, (part + 2) % H) for part in range(PARTS)):
         losses = []
-        for gate in (0, 1 - step, 1 + step):
+        for gate in (1 - step, 1 + step):
             gates = np.ones((PARTS, H))
             gates[part, h] = gate
             losses.append(_loss(of, gates))
-        closed[:, part, h] = losses[0] - before
-        slopes[:, part, h] = np.abs(losses[2] - losses[1]) / (2 * step)
-    assert np.abs(closed).max((0, 2)).min() > 1e-3  # heads of each kind matter
-    np.testing.assert_allclose(heads.ablation(of).per_example, closed, atol=2e-5)
-    np.testing.assert_allclose(heads.gradient(of).per_example, slopes, atol=3e-5)
+        wanted = np.abs(losses[1] - losses[0]) / (2 * step)
+        np.testing.assert_allclose(found[:, part, h], wanted, atol=3e-5)
+        sizes.append(wanted.max())
+    assert min(sizes) > 5e-4  # heads of each kind matter
+
+
+def _closed(of, name):
+    """Returns a closing, and what closed heads of each part pass on by the oracle."""
+    (example,) = of.batches
+    outputs = {}
+    _loss(of, np.ones((PARTS, H)), seen=outputs)
+    if name == "zero":
+        return heads.closing.zero, [np.zeros(())] * PARTS
+    if name == "resample":
+        passed = [np.roll(outputs[part], -1, axis=0) for part in range(PARTS)]
+        return heads.closing.resample, passed
+    lengths = [example.lengths, *[example.decoder_lengths] * (PARTS - LAYERS)]
+    passed = [
+        np.concatenate([x[:n] for x, n in zip(outputs[part], own, strict=True)]).mean(0)
+        for part, own in enumerate(lengths)
+    ]
+    return heads.closing.mean(of.model, of.params, of.batches), passed
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name", ["mean", *(pytest.param(x, marks=SLOW) for x in ("zero", "resample"))]
+)
+def test_heads_of_each_kind_pass_on_what_closing_says(of, name):
+    closing, passed = _closed(of, name)
+    found = heads.ablation(of, closing=closing).per_example
+    before = _loss(of, np.ones((PARTS, H)))
+    sizes = []
+    for part, h in ((part, part % H) for part in range(PARTS)):
+        gates = np.ones((PARTS, H))
+        gates[part, h] = 0
+        wanted = _loss(of, gates, passed) - before
+        np.testing.assert_allclose(found[:, part, h], wanted, atol=2e-5)
+        sizes.append(np.abs(wanted).max())
+    assert min(sizes) > 5e-4
+
+
+@SLOW
+@pytest.mark.parametrize("name", ["mean", "resample"])
+def test_attribution_of_each_kind_is_the_integral_of_slopes(of, name):
+    closing, passed = _closed(of, name)
+    points, step = 3, 1e-4
+    found = heads.attribution(of, closing=closing, points=points).per_example
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    for part in range(PARTS):
+        wanted, h = 0, (part + 1) % H
+        for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+            sides = []
+            for side in (-step, step):
+                gates = np.full((PARTS, H), node)
+                gates[part, h] += side
+                sides.append(_loss(of, gates, passed))
+            wanted = wanted - weight * (sides[1] - sides[0]) / (2 * step)
+        assert np.abs(wanted).max() > 1e-3
+        np.testing.assert_allclose(found[:, part, h], wanted, atol=3e-5)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Several seeds in one program: each model is the one that its run alone has."""
 
+import collections
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration, folders, metrics_log
+from mha_haiku.runs import checkpoints, configuration, folders, metrics_log
 from tests.runs import faults
 
 SEEDS = (3, 4, 5)
@@ -101,7 +102,19 @@ def test_interrupted_runs_go_on_bit_for_bit(three, tmp_path, monkeypatch):
     # As if it had been killed while it saved: one is behind, and catches up.
     for step in (10, 14):
         shutil.rmtree(tmp_path / "seed_4" / "checkpoints" / str(step))
+    saved, save = [], checkpoints.Checkpoints.save
+
+    def noted(self, step, state, **options):
+        saved.append((self, step))
+        save(self, step, state, **options)
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "save", noted)
     summary = faults.train(config, tmp_path)
+    # A model that is ahead is not saved while another catches up.
+    steps = collections.defaultdict(list)
+    for stored, step in saved:
+        steps[stored].append(step)
+    assert sorted(steps.values()) == [[10, 20, 30], [20, 30], [20, 30]]
     assert (summary.resumed_from, summary.steps) == (0, 30)
     _assert_same_runs(tmp_path, root, config)
     for seed, steps in ((3, [5, 10, 14, 15]), (4, [5, 10, 15]), (5, [5, 10, 14, 15])):
@@ -120,9 +133,28 @@ def test_nan_in_one_model_leaves_the_others_alone(three, tmp_path, monkeypatch, 
     assert "seed 4: The loss is not finite at step 17" in caplog.text
     events = metrics_log.read_events(tmp_path / "seed_4" / "metrics.jsonl")
     assert [event["step"] for event in events] == [17]
+    kept = [int(path.name) for path in (tmp_path / "seed_4/checkpoints").glob("[0-9]*")]
+    assert max(kept) == 10  # nothing of it was saved afterwards
     assert set(summary.each) == {"3", "5"}
     assert not (tmp_path / "seed_4" / "summary.json").exists()
     _assert_same_runs(tmp_path, root, config, seeds=(3, 5))
+
+
+def test_each_starts_from_another_run_as_alone(three, whole, make_config, tmp_path):
+    started = []
+    config = make_config(training__seeds=3, init_from=str(whole[0]))
+    observer = runs.Observer(30, lambda step, params: started.append((step, params)))
+    faults.train(config, tmp_path / "three", observers=[observer])
+    wanted = runs.load(whole[0]).params
+    assert [step for step, _ in started] == [0, 0, 0, 30, 30, 30]
+    for _, params in started[:3]:
+        jax.tree.map(np.testing.assert_array_equal, params, wanted)
+    alone = make_config(seed=5, init_from=str(whole[0]))
+    faults.train(alone, tmp_path / "alone")
+    reports = [faults.reports(tmp_path / path) for path in ("three/seed_5", "alone")]
+    for report, own in zip(*reports, strict=True):
+        assert report == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert reports[0] != faults.reports(tmp_path / "three/seed_4")
 
 
 def test_other_seeds_in_the_folder_are_refused(three, whole, make_config):
