@@ -44,7 +44,7 @@ def copying_eigenvalues(
     embedding: np.ndarray | None = None,
     unembedding: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns the V eigenvalues of the OV circuit that are not 0 by its rank, complex.
+    """Returns the V eigenvalues of the OV circuit, complex; its rank makes others 0.
 
     With both ends it is the circuit from tokens to logits, `embedding OV unembedding`
     `[N, C]`: a positive eigenvalue is a direction of tokens that makes the same tokens
@@ -98,7 +98,7 @@ def matching_score(
     *,
     earlier: HeadWeights | None = None,
 ) -> np.ndarray:
-    """Returns the same of the QK circuit: 1 where a head looks for equal tokens.
+    """Returns `copying_score` of the QK circuit: 1 where a head looks for equal tokens.
 
     With an earlier head its keys are what that one has written: 1 where the head looks
     for positions whose other token, that of the earlier head, equals its own, which is
@@ -178,6 +178,7 @@ def compositions(
       `[P, H, P, H]`, the earlier head first; NaN where there is no such head, or
       nothing of the first can be read by the second before another head reads it.
     """
+    checks.choice("kind", kind, KINDS)
     places = models.heads_of_layers(head_weights.config_of(model))
     kinds = [place.kind for place in places]
     widest = max(len(place.names) for place in places)

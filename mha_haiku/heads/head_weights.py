@@ -46,8 +46,9 @@ def weights(
 ) -> HeadWeights:
     """Returns the four matrices of one head, float64.
 
-    Grouped heads have the key and value of their group; what comes behind these maps
-    (rotary positions, norms of queries and keys, smeared keys) is in none of them.
+    Grouped heads have the key and value of their group. What comes behind these maps
+    (rotary positions, norms of queries and keys, smeared keys, the score's scale and
+    temperature, sinks and gates) is in none of them.
 
     Args:
       model: As `models.build` or `interop.load` makes it.

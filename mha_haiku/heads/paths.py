@@ -107,20 +107,18 @@ def path_patching(
         )
     example = next(iter(of.batches))
     counts = subject.num_heads(of.model, of.params, example)
-    kinds_of_parts = subject.kinds_of(of.model, of.params, example) or [""] * len(
-        counts
-    )
+    parts = subject.kinds_of(of.model, of.params, example) or [""] * len(counts)
     senders = _checked("senders", senders, counts)
     receivers = _checked("receivers", receivers, counts)
     edges = [
         (sender, receiver, kind)
         for sender in senders
         for receiver in receivers
-        for kind in circuits.kinds_read(kinds_of_parts, sender[0], receiver[0])
+        for kind in circuits.kinds_read(parts, sender[0], receiver[0])
         if kind in kinds
     ]
     if "logits" in kinds:  # which do not read an encoder
-        direct = [head for head in senders if kinds_of_parts[head[0]] != "encoder"]
+        direct = [head for head in senders if parts[head[0]] != "encoder"]
         edges += [(head, LOGITS, "logits") for head in direct]
     if not edges:
         raise ValueError(

@@ -156,6 +156,8 @@ def test_circuits_are_their_definitions():
     np.testing.assert_allclose(circuits.copying_score(takes_away), -1)
     with pytest.raises(ValueError, match="kind must be one of q, k, v"):
         circuits.composition("o", before, one)
+    with pytest.raises(ValueError, match="kind must be one of q, k, v"):
+        circuits.compositions(model, params, "o")
     with pytest.raises(ValueError, match="both, or neither"):
         circuits.copying_score(one, embedding)
 
