@@ -137,9 +137,8 @@ def _closed(of, name):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "name", ["mean", *(pytest.param(x, marks=SLOW) for x in ("zero", "resample"))]
-)
+@SLOW
+@pytest.mark.parametrize("name", ["mean", "zero", "resample"])
 def test_heads_of_each_kind_pass_on_what_closing_says(of, name):
     closing, passed = _closed(of, name)
     found = heads.ablation(of, closing=closing).per_example

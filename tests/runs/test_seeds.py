@@ -140,6 +140,7 @@ def test_nan_in_one_model_leaves_the_others_alone(three, tmp_path, monkeypatch, 
     _assert_same_runs(tmp_path, root, config, seeds=(3, 5))
 
 
+@pytest.mark.slow
 def test_each_starts_from_another_run_as_alone(three, whole, make_config, tmp_path):
     started = []
     config = make_config(training__seeds=3, init_from=str(whole[0]))
