@@ -54,13 +54,15 @@ def main() -> None:
     formats = shared_flags.formats(FLAGS)
     if FLAGS.compare is not None:
         dossiers.compared(FLAGS.compare)  # before the work
+    text, own = _text(), None
+    if text is not None or FLAGS.tokens is not None:
+        own = attention_dump.Own(text, FLAGS.tokens)
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,
         heads=FLAGS.heads,
         examples=FLAGS.examples,
-        text=_text(),
-        tokens=FLAGS.tokens,
+        own=own,
         out=FLAGS.out,
         weights=FLAGS.weights,
         channels=FLAGS.channels,

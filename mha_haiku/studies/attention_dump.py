@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +34,29 @@ _PICTURE = re.compile(
 )
 
 
+class Own(NamedTuple):
+    """Inputs to run on instead of held-out examples: one of the first three.
+
+    Attributes:
+      text: A text, as the task encodes it.
+      tokens: Token ids.
+      batch: N examples, on the host.
+      names: Those of the N examples.
+    """
+
+    text: str | None = None
+    tokens: Sequence[int] | None = None
+    batch: tasks.Example | None = None
+    names: Sequence[str] = ()
+
+
 def dump(
     bench: Bench,
     *,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
     examples: int | Sequence[int] | None = None,
-    text: str | None = None,
-    tokens: Sequence[int] | None = None,
-    own: tasks.Example | None = None,
-    own_names: Sequence[str] = (),
+    own: Own | None = None,
     out: str | os.PathLike | None = None,
     weights: bool = False,
     means: bool = True,
@@ -60,12 +74,9 @@ def dump(
       heads: Which heads of every layer; None means all.
       examples: How many held-out examples, or their indices; None means
         `config.attention.examples`.
-      text: A text to run on instead, as the task encodes it.
-      tokens: Token ids to run on instead.
-      own: A batch of N examples to run on instead, on the host.
-      own_names: Their N names.
+      own: Inputs to run on instead.
       out: The folder to write to; None means `attention` in the run's folder, and
-        `attention/own_text` there for a text, tokens or own examples.
+        `attention/own_text` there for own inputs.
       weights: Whether to write whole maps at any length.
       means: Whether to write means of whole maps over many examples.
       channels: Whether to write queries and keys too, where maps are whole.
@@ -104,18 +115,14 @@ def dump(
         layers=layers,
         heads=heads,
         examples=examples,
-        text=text,
-        tokens=tokens,
         own=own,
-        own_names=own_names,
         weights=weights,
         means=means,
         channels=channels,
         devices=devices,
     )
     folder = bench.folder.attention
-    is_own = not (text is None and tokens is None and own is None)
-    folder = folder / "own_text" if is_own else folder
+    folder = folder if own is None else folder / "own_text"
     folder = folder if out is None else Path(out).expanduser()
     report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
     if cluster.is_first():
@@ -130,10 +137,7 @@ def measured(
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
     examples: int | Sequence[int] | None = None,
-    text: str | None = None,
-    tokens: Sequence[int] | None = None,
-    own: tasks.Example | None = None,
-    own_names: Sequence[str] = (),
+    own: Own | None = None,
     weights: bool = False,
     means: bool = True,
     channels: bool = False,
@@ -142,9 +146,10 @@ def measured(
     """Returns the arrays of maps.npz and of statistics.npz; arguments as of `dump`."""
     run = bench.run
     if own is None:
-        own = _own_example(run, text, tokens)
-        own_names = ["own tokens" if text is None else "own text"]
-    indices = [] if own is not None else _indices(run, examples)
+        indices = _indices(run, examples)
+        names_of_examples = [f"held-out example {i}" for i in indices]
+    else:
+        own, names_of_examples = _own_batch(run, own)
     length = run.task.sequence_length if own is None else own.inputs.shape[1]
     longest = max(length, _target_length(run.task, own) or 0)
     is_whole = weights or longest <= run.config.attention.full_length
@@ -189,11 +194,9 @@ def measured(
         "layer_names": np.array([layer_heads[i].label for i in layers]),
     }
     alignments = alignment.of_batch(run.task.alignments, example)
-    if own is None:
-        own_names = [f"held-out example {i}" for i in indices]
     arrays = {
         **names,
-        "example_names": np.array(own_names),
+        "example_names": np.array(names_of_examples),
         "query_edges": edges,
         "key_edges": edges,
         **_texts(run.task, example, answers, is_own=own is not None),
@@ -438,12 +441,14 @@ def _indices(run, examples) -> list[int]:
     return indices
 
 
-def _own_example(run, text, tokens) -> tasks.Example | None:
-    """Returns a batch of the user's text or tokens, or None where there are none."""
-    if text is None and tokens is None:
-        return None
-    if text is not None and tokens is not None:
-        raise ConfigError("Give text or tokens, not both.")
+def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
+    """Returns a batch of a user's own inputs, and the names of its examples."""
+    text, tokens, batch, names = own
+    given = sum(x is not None for x in (text, tokens, batch))
+    if given != 1:
+        raise ConfigError(f"Give one of text, tokens and a batch, not {given} of them.")
+    if batch is not None:
+        return batch, names
     if run.task.num_tokens is None:
         raise ConfigError(
             f"The task {run.task.name!r} takes features, not text or tokens."
@@ -477,7 +482,8 @@ def _own_example(run, text, tokens) -> tasks.Example | None:
         )
     # A target per answer of the model, which is one for the whole text or one a token.
     targets = inputs if run.config.model.output.pool is None else inputs[:, 0]
-    return tasks.Example(inputs, targets, np.zeros(targets.shape, np.float32), None)
+    batch = tasks.Example(inputs, targets, np.zeros(targets.shape, np.float32), None)
+    return batch, ["own tokens" if text is None else "own text"]
 
 
 def _masked(layers, masked) -> dict[str, np.ndarray]:

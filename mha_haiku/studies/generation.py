@@ -397,8 +397,10 @@ def write_attention(
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
     attention_dump.dump(
         job.bench,
-        own=_example(job, texts),
-        own_names=[f"text {i}" for i in range(len(texts))],
+        own=attention_dump.Own(
+            batch=_example(job, texts),
+            names=[f"text {i}" for i in range(len(texts))],
+        ),
         out=folder,
     )
     return attention_dump.write_report(folder, formats)[-1]

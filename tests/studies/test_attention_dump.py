@@ -13,6 +13,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.heads import subject
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
+from mha_haiku.studies.attention_dump import Own
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
 from tests import everyday, jaxprs, oracles
@@ -286,11 +287,15 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
 @pytest.mark.slow
 def test_text_and_tokens_of_a_user(trained, tmp_path):
     text = _load(
-        attention_dump.dump(Bench.load(trained), out=tmp_path / "a", text="4 0 1 1 2 3")
+        attention_dump.dump(
+            Bench.load(trained), out=tmp_path / "a", own=Own(text="4 0 1 1 2 3")
+        )
     )
     tokens = [4, 0, 1, 1, 2, 3]
     ids = _load(
-        attention_dump.dump(Bench.load(trained), out=tmp_path / "b", tokens=tokens)
+        attention_dump.dump(
+            Bench.load(trained), out=tmp_path / "b", own=Own(tokens=tokens)
+        )
     )
     for arrays in (text, ids):
         assert arrays["tokens"].tolist() == [[str(token) for token in tokens]]
@@ -314,7 +319,7 @@ def test_a_page_is_made_of_what_a_user_gives(
     loaded = folders.load_run(trained)
     config = make_config(attention__full_length=full_length, attention__pooled_size=3)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    path = attention_dump.dump(Bench.load(trained), out=tmp_path, **own)
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path, own=Own(**own))
     written = {each.name for each in attention_dump.write_report(path.parent)}
     assert written == {"layer_00.png", "layer_01.png", "index.html"}
 
@@ -326,11 +331,14 @@ def test_a_page_is_made_of_what_a_user_gives(
         ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
         ({"examples": 0}, "examples must be an integer from 1 to 65536, got 0"),
         ({"examples": [-1]}, "examples must be .*got -1"),
-        ({"tokens": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
-        ({"tokens": []}, "tokens must not be empty"),
-        ({"tokens": [1] * 7}, "at most config.model.embedding.max_length 6 .*got 7"),
-        ({"text": "1 2 x 0 0 0"}, "got 'x'"),
-        ({"text": "1", "tokens": [1]}, "not both"),
+        ({"own": Own(tokens=[0, 5])}, "tokens must be an integer from 0 to 4, got 5"),
+        ({"own": Own(tokens=[])}, "tokens must not be empty"),
+        (
+            {"own": Own(tokens=[1] * 7)},
+            "at most config.model.embedding.max_length 6 .*got 7",
+        ),
+        ({"own": Own(text="1 2 x 0 0 0")}, "got 'x'"),
+        ({"own": Own(text="1", tokens=[1])}, "Give one of text.*not 2"),
     ],
 )
 def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
@@ -353,7 +361,7 @@ def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
 def test_own_text_has_a_folder_of_its_own(trained):
     path = attention_dump.dump(Bench.load(trained))
     before = path.read_bytes()
-    own = attention_dump.dump(Bench.load(trained), text="4 0 1")
+    own = attention_dump.dump(Bench.load(trained), own=Own(text="4 0 1"))
     assert own == trained / "attention" / "own_text" / "maps.npz"
     assert _load(own)["example_names"].tolist() == ["own text"]
     assert path.read_bytes() == before
@@ -365,9 +373,9 @@ def test_own_text_may_be_longer_than_the_training_with_a_warning(
 ):
     loaded = long_run(make_config, 12)
     bench = _bench(loaded)
-    path = attention_dump.dump(bench, tokens=[1] * 12, out=tmp_path)
+    path = attention_dump.dump(bench, own=Own(tokens=[1] * 12), out=tmp_path)
     assert not caplog.text
-    path = attention_dump.dump(bench, tokens=[1] * 15, out=tmp_path)
+    path = attention_dump.dump(bench, own=Own(tokens=[1] * 15), out=tmp_path)
     assert "15 tokens are more than the 12 of the model's training" in caplog.text
     assert _load(path)["layer_01"].shape == (1, 1, 15, 15)
 

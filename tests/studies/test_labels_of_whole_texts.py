@@ -98,7 +98,8 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     assert saved["targets"].tolist() == wanted
     assert attention_dump.write_report(tmp_path)[-1].name == "index.html"
 
-    path = attention_dump.dump(bench, tokens=[3, 1, 4], out=tmp_path / "own")
+    own = attention_dump.Own(tokens=[3, 1, 4])
+    path = attention_dump.dump(bench, own=own, out=tmp_path / "own")
     with np.load(path) as arrays:
         assert arrays["predictions"].shape == (1, 1) and arrays["targets"] == [[""]]
         np.testing.assert_allclose(arrays["probabilities"].sum(), 1, atol=1e-6)

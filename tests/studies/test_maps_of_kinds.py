@@ -146,7 +146,8 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
         attention_dump.dump(bench, layers=["cross.2"], **options)
     with pytest.raises(ConfigError, match="experiments.generate --source="):
-        attention_dump.dump(bench, text="1 2 3", **options)
+        own = attention_dump.Own(text="1 2 3")
+        attention_dump.dump(bench, own=own, **options)
 
 
 @pytest.mark.slow
