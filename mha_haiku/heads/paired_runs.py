@@ -75,7 +75,11 @@ def over_pairs(
     for batches in (of.batches, corrupted):
         if iter(batches) is batches:
             subject.refuse_generator(batches)
-    pairs = list(zip(of.batches, corrupted, strict=True))
+    # A metric reads the clean targets alone, which may be other than tokens: vectors.
+    pairs = [
+        (clean, other._replace(targets=clean.targets, weights=clean.weights))
+        for clean, other in zip(of.batches, corrupted, strict=True)
+    ]
     for clean, other in pairs:
         shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]
         if shapes[0] != shapes[1]:
