@@ -128,6 +128,19 @@ def test_two_processes_find_the_losses_of_one(name, tmp_path):
     )
 
 
+def test_two_processes_train_several_seeds_as_one_does(tmp_path):
+    _assert_done(_train("reverse", tmp_path / "two", "--config.training.seeds=2"))
+    config = config_files.load("configs/reverse.py")
+    fields = [(f"config.{path}", str(x)) for path, x in _SHORT["reverse"].items()]
+    config_files.override(config, [*fields, ("config.training.seeds", "2")])
+    loop.train(config, tmp_path / "one", devices=jax.devices()[:1])
+    for seed in range(config.seed, config.seed + 2):
+        two, one = (
+            _losses(tmp_path / folder / f"seed_{seed}") for folder in ("two", "one")
+        )
+        np.testing.assert_allclose(two, one, atol=1e-5, rtol=0)
+
+
 def test_a_mesh_over_two_processes_finds_them_too(tmp_path):
     """Also where a head's parameters are on another host, and in the analysis."""
     mesh = ("--config.devices.heads=2", "--config.devices.sequence=2")
