@@ -32,12 +32,13 @@ class ModularFrequencies(base.Claim):
         arxiv="2301.05217",
     )
     control = "while it has learnt by heart alone"
-    minutes = 2.6
+    seeds = 6
+    minutes = 8.0
     tried = (
         "The five frequencies are those of the largest power in the embedding, but "
         "after 1500 steps most of its power is still spread over all frequencies; the "
         "logits use the five all the same. Their share of the logits' variance is "
-        "0.75, with an interval around the bound."
+        "0.71, with an interval around the bound (three seeds: 0.75, the same)."
     )
     criteria = (
         base.Criterion(

@@ -19,7 +19,8 @@ _GALLERY = """# Claims of papers: what was measured
 Written by `python -m experiments.reproduce --table`, from the lines of JSON beside it.
 Intervals are of the mean over seeds, 90 %. A criterion holds where all of its interval
 is on the right side of the bound, fails where all is on the wrong one, and is undecided
-between. All hold: *reproduced*; some do: *partly*; none does: *not*.
+between; one that holds in the control too is void. All hold: *reproduced*; some do:
+*partly*; none does: *not*.
 """
 _HEAD = (
     "| claim | published | measured: mean (90 % interval), wanted | control | verdict |"
@@ -48,11 +49,13 @@ class Outcome:
     @property
     def verdicts(self) -> dict[str, verdicts.Verdict]:
         """The verdict on each arm that was measured."""
-        return {
-            arm: verdicts.judge(self.claim.criteria, records.numbers(by_seed))
-            for arm, by_seed in self.measured.items()
-            if by_seed
-        }
+        found = {}
+        for arm in reversed(base.ARMS):  # the control first
+            if by_seed := self.measured[arm]:
+                numbers = records.numbers(by_seed)
+                control = found.get("control")
+                found[arm] = verdicts.judge(self.claim.criteria, numbers, control)
+        return dict(reversed(found.items()))
 
     @property
     def seconds(self) -> float:
@@ -207,9 +210,13 @@ def _panel(
 
 
 def _told(verdict: verdicts.Verdict) -> str:
-    undecided = sum(each.word == verdicts.UNDECIDED for each in verdict.judged)
-    share = f" ({undecided} of {len(verdict.judged)} undecided)" if undecided else ""
-    return f"**{verdict.word}**{share}"
+    counts = collections.Counter(each.word for each in verdict.judged)
+    told = [
+        f"{counts[word]} of {len(verdict.judged)} {word}"
+        for word in (verdicts.UNDECIDED, verdicts.VOID)
+        if counts[word]
+    ]
+    return f"**{verdict.word}**" + (f" ({', '.join(told)})" if told else "")
 
 
 def _number(judged: verdicts.Judged) -> str:

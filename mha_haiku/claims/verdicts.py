@@ -12,7 +12,7 @@ from mha_haiku.claims import base
 CONFIDENCE = 0.9  # of intervals
 FEWEST_SEEDS = 3
 REPRODUCED, PARTLY, NOT, OPEN = WORDS = "reproduced", "partly", "not", "open"
-HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
+HOLDS, FAILS, UNDECIDED, VOID = "holds", "fails", "undecided", "void"
 
 
 class Interval(NamedTuple):
@@ -36,7 +36,8 @@ class Judged(NamedTuple):
       values: `[n]`, a number of each seed.
       interval: That of their mean.
       word: `HOLDS` if the whole interval is on the right side of the bound, `FAILS` if
-        it is on the wrong one; `UNDECIDED` if the bound is within.
+        it is on the wrong one; `UNDECIDED` if the bound is within; `VOID` if it would
+        hold, but does so in the control too.
     """
 
     criterion: base.Criterion
@@ -78,20 +79,27 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def judge(
-    criteria: Sequence[base.Criterion], numbers: Mapping[int, base.Numbers]
+    criteria: Sequence[base.Criterion],
+    numbers: Mapping[int, base.Numbers],
+    control: Verdict | None = None,
 ) -> Verdict:
     """Returns the verdict on one arm.
 
     Args:
       criteria: Those of the claim.
       numbers: By seed, what was measured; at least one seed.
+      control: The verdict on the other arm, if this one is the claim's: what holds
+        there too does not count.
     """
     seeds = tuple(sorted(numbers))
     judged = []
-    for criterion in criteria:
+    for i, criterion in enumerate(criteria):
         values = np.array([criterion.value(numbers[seed]) for seed in seeds])
         around = interval(values)
-        judged.append(Judged(criterion, values, around, _side(criterion, around)))
+        word = _side(criterion, around)
+        if control and word == control.judged[i].word == HOLDS:
+            word = VOID
+        judged.append(Judged(criterion, values, around, word))
     count = sum(each.word == HOLDS for each in judged)
     word = REPRODUCED if count == len(judged) else PARTLY if count else NOT
     if len(seeds) < FEWEST_SEEDS:

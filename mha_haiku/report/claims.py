@@ -28,7 +28,7 @@ class Panel(NamedTuple):
       unit: Its unit, or "".
       values: By arm ("claim", "control"), those of the seeds `[n]`.
       intervals: By arm, the ends of the interval of the mean.
-      words: By arm, "holds", "fails" or "undecided".
+      words: By arm, "holds", "fails", "undecided" or "void".
       bound: Where the right side begins.
       above: Whether the right side is above the bound.
       published: The number in the paper; None: there is none.

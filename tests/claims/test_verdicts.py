@@ -49,3 +49,13 @@ def test_a_criterion_holds_where_the_whole_interval_is_on_its_side(a, b, words, 
     assert [each.word for each in found.judged] == words.split()
     assert found.seeds == tuple(numbers)
     np.testing.assert_array_equal(found.judged[1].values, 2 * np.array(b))
+
+
+def test_what_holds_in_the_control_too_is_void():
+    same = {seed: {"a": 2.0, "b": 0.1} for seed in range(3)}
+    other = {seed: {"a": 2.0, "b": 0.9} for seed in range(3)}
+    control = verdicts.judge([ABOVE, BELOW], other)
+    found = verdicts.judge([ABOVE, BELOW], same, control)
+    assert [each.word for each in found.judged] == ["void", "holds"]
+    assert found.word == "partly"
+    assert verdicts.judge([ABOVE], same, control).word == "not"
