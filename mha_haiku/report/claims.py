@@ -159,7 +159,7 @@ def _curves(axes: "Axes", lines: Lines) -> None:
     axes.tick_params(labelsize=7)
     _titles(axes, lines.title, lines.across, lines.up)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, framealpha=0.6)
 
 
 def _titles(axes: "Axes", title: str, across: str, up: str) -> None:
