@@ -117,7 +117,7 @@ class Claim(abc.ABC):
     curves: ClassVar[tuple[Curve, ...]] = ()
     """What the figure shows beside the criteria."""
     seeds: ClassVar[int] = 3
-    """How many are measured; six where three left a criterion undecided."""
+    """How many are measured; six where three left a criterion undecided, once."""
     minutes: ClassVar[float]
     """Measured, of all seeds with the control, on two cores."""
     needs: ClassVar[tuple[str, ...]] = ()
