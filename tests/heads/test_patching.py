@@ -284,6 +284,7 @@ def test_the_edge_of_induction_is_found():
     assert {edge} == set(compiled.edges)
 
 
+@pytest.mark.slow
 def test_vectors_without_targets_are_patched():
     """With the whole stream of the other run, a model drifts as far as that one is."""
     of = config(num_layers=1, family="encoder", output__logits=False, **SMALL)
