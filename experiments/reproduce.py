@@ -13,7 +13,7 @@ and says reproduced, partly or not, with a 90 % interval over the seeds, in the 
 and in a control in which the effect must vanish. The same command goes on where it was
 stopped; what is stored is not measured again, unless the claim has changed since. With
 --store the results go to experiments/claims/ too; from there --table writes the table
-of README.md, and no model is run.
+of README.md and the paragraphs of experiments/claims/README.md, and no model is run.
 """
 
 import functools

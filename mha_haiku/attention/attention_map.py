@@ -54,7 +54,8 @@ class AttentionMap:
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
       origin: Where the first query and the first key stand.
-      normalizer: What weights are over, aligned; None: softmax's sum.
+      normalizer: Gives the denominator of the weights, its arrays `[B..., H]`; None:
+        softmax's sum.
       gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what the averages of values were
         multiplied by; None: by nothing.
     """

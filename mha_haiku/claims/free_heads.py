@@ -34,8 +34,8 @@ class FreeHeads(base.Claim):
     minutes = 3.3
     tried = (
         "4 of 16 heads go for 0.1 points of accuracy, 5 for 0.7, 6 for 1.5 in the mean "
-        "and 3.7 in the worst seed, 8 for 8; three seeds left the second criterion as "
-        "undecided. More heads are free in larger models: in "
+        "and 3.7 in the worst seed, 8 for 8; three seeds left the second criterion "
+        "undecided too. More heads are free in larger models: in "
         "configs/papers/pruned_heads.py 7 of 16 go without a loss (one seed)."
     )
     criteria = (

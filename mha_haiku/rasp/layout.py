@@ -63,7 +63,7 @@ class Layout:
 
     Attributes:
       program: The program.
-      heads: Its heads, what is needed first at first.
+      heads: Its heads, each behind those that it reads.
       slots: Where in the stream each stored sequence is.
       stream_size: D.
       num_layers: L.
@@ -165,7 +165,7 @@ class Layout:
         return Units(weights.T, biases, outputs)
 
     def bearable(self) -> np.ndarray:
-        """Returns `[D]`, how much each entry of the stream can be off, but a factor."""
+        """Returns `[D]`, the noise that each entry of the stream bears, up to a factor."""
         result = np.ones(self.stream_size)
         result[0] = 0
         for head in self.heads:
@@ -255,7 +255,7 @@ def _is_looked_up(part: Sequence) -> bool:
 
 
 def _parts(sequence: Sequence) -> Iterator[Sequence]:
-    """Yields all that a sequence is made of, and it, what is needed first at first."""
+    """Yields all that a sequence is made of, inputs first, and the sequence last."""
     for each in language.inputs_of(sequence).values():
         for part in each:
             yield from _parts(part)
