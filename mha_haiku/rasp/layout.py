@@ -165,7 +165,7 @@ class Layout:
         return Units(weights.T, biases, outputs)
 
     def bearable(self) -> np.ndarray:
-        """Returns `[D]`, the noise that each entry of the stream bears, up to a factor."""
+        """Returns `[D]`, the noise each entry of the stream bears, up to a factor."""
         result = np.ones(self.stream_size)
         result[0] = 0
         for head in self.heads:
