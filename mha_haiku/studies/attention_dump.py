@@ -448,6 +448,11 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     if given != 1:
         raise ConfigError(f"Give one of text, tokens and a batch, not {given} of them.")
     if batch is not None:
+        if len(names) != len(batch.inputs):
+            raise ValueError(
+                f"names must be of the {len(batch.inputs)} examples of the batch, got "
+                f"{len(names)}."
+            )
         return batch, names
     if run.task.num_tokens is None:
         raise ConfigError(

@@ -348,6 +348,13 @@ def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_each_example_of_a_batch_has_a_name(trained, tmp_path):
+    bench = Bench.load(trained)
+    own = Own(batch=bench.held_out(range(2)), names=["alone"])
+    with pytest.raises(ValueError, match="names must be of the 2 examples.*got 1"):
+        attention_dump.dump(bench, out=tmp_path / "out", own=own)
+
+
 @pytest.mark.slow
 def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match="There is no run in"):
