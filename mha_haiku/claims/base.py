@@ -119,7 +119,7 @@ class Claim(abc.ABC):
     seeds: ClassVar[int] = 3
     """How many are measured; six where three left a criterion undecided, once."""
     minutes: ClassVar[float]
-    """Measured, of all seeds with the control, on two cores."""
+    """About, of all seeds with the control, on two idle cores."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages to import that not everybody has, such as a pretrained model."""
     version: ClassVar[int] = 1

@@ -49,7 +49,10 @@ class Changes:
 
     @property
     def share(self) -> np.ndarray:
-        """`[...]`, the mean over that of changing all: 0 none of it, 1 all of it."""
+        """`[...]`, the mean over that of changing all: 0 none of it, 1 all of it.
+
+        Not finite where changing all changes nothing.
+        """
         return self.mean / (self.other - self.base).mean()
 
     def numbers(self, place: tuple[int, ...]) -> dict[str, float]:
@@ -75,6 +78,12 @@ def over_pairs(
     for batches in (of.batches, corrupted):
         if iter(batches) is batches:
             subject.refuse_generator(batches)
+    counts = len(list(of.batches)), len(list(corrupted))
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"corrupted must have as many batches as the clean examples, {counts[0]}, "
+            f"got {counts[1]}."
+        )
     # A metric reads the clean targets alone, which may be other than tokens: vectors.
     pairs = [
         (clean, other._replace(targets=clean.targets, weights=clean.weights))

@@ -6,6 +6,7 @@ examples, E edges.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -244,7 +245,7 @@ def _checked(name, heads, counts) -> list[tuple[int, int]]:
     every = [(part, head) for part, size in enumerate(counts) for head in range(size)]
     if heads is None:
         return every
-    heads = [tuple(map(int, head)) for head in heads]
+    heads = [tuple(map(operator.index, head)) for head in heads]
     for head in heads:
         if head not in every:
             raise ValueError(

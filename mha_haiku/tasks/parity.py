@@ -40,7 +40,7 @@ class Parity(base.Task):
     name: ClassVar[str] = "parity"
     num_classes: ClassVar[int] = 2
     sequence_length: int = fields.option(
-        16, "bits in an example", fields.integer(1, sampling.LARGEST)
+        16, "tokens of an example", fields.integer(1, sampling.LARGEST)
     )
     has_start: bool = fields.option(
         False, "whether a start token takes the first bit's place", fields.boolean
