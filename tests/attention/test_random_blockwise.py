@@ -247,7 +247,7 @@ def test_blockwise_equals_dense_and_the_oracle(seed, number, is_poisoned):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=250)
+@hypothesis.settings(max_examples=500)
 @hypothesis.given(seed=st.integers(0, NUM_STRUCTURES - 1), **CASES)
 def test_blockwise_equals_dense_and_the_oracle_in_hundreds_of_cases(
     seed, number, is_poisoned

@@ -120,7 +120,7 @@ def test_attention_equals_the_oracle(case, arrays, check):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=350)
+@hypothesis.settings(max_examples=700)
 @hypothesis.given(case=cases(SIZES, DTYPES))
 def test_attention_equals_the_oracle_in_hundreds_of_cases(case, arrays, check):
     compare(case, arrays, check)
