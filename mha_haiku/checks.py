@@ -90,6 +90,11 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
+def closest(word: str, words: Iterable[str], count: int = 5) -> list[str]:
+    """Returns the `count` words that are most like a word, the most alike first."""
+    return difflib.get_close_matches(word, tuple(words), n=count, cutoff=0.0)
+
+
 def _number(name, value, wanted, accepts) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not accepts(value):

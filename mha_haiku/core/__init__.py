@@ -1,0 +1,1 @@
+"""The core: what everything else of the package stands on."""

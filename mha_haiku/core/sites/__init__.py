@@ -1,0 +1,12 @@
+"""Sites: one way to look into a function of JAX, and one way to change it.
+
+A value worth looking at has a name where it is computed, `site("heads", x)`. `look`
+returns the values by name, and `edit` changes them, in any function that JAX can trace,
+under jit, vmap, grad and scan.
+"""
+
+from mha_haiku.core.sites.looking import Sites, edit, look, sites
+from mha_haiku.core.sites.program import Resume
+from mha_haiku.core.sites.site import Facet, faceted, site
+
+__all__ = ["Facet", "Resume", "Sites", "edit", "faceted", "look", "site", "sites"]

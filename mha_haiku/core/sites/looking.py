@@ -1,0 +1,259 @@
+"""Look at values inside of a function, and change them, by the names of their sites."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from haiku._src import base as haiku_base
+from haiku._src import stateful
+
+from mha_haiku import checks, display
+from mha_haiku.core.sites import program
+
+Array = jax.Array
+Change = Callable[..., Any]
+
+
+def look(
+    function: Callable, at: Iterable[str] | Mapping[str, Callable]
+) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Returns a function that also returns the values at some of its sites.
+
+    Args:
+      function: Any function of JAX, of which arrays are the arguments that may be
+        traced; it may be jitted.
+      at: Patterns of names, such as `"*/heads"` or `"layer_3/stream"`: a pattern may
+        begin at any part of a path, and `*` stands for anything. Or functions by
+        pattern, of the value, or of the value and the layer: what they return is
+        returned in its place, so that nothing large outlives its layer. Where several
+        patterns name a site the first counts.
+
+    Returns:
+      A function of the same arguments that gives `(output, found)`, with the values by
+      full name. Values under `jax.vmap` have its axis in front, under `shard_map` and
+      `jax.pmap` one of the devices; a scan's are one for each turn. A value in the
+      branch of a `cond` that was not taken is NaN, or 0.
+
+    Raises:
+      ValueError: From the returned function, if a pattern names no site, or one of
+        which the value cannot be returned.
+    """
+    if isinstance(at, str):
+        at = [at]
+    if not isinstance(at, Mapping):
+        at = {pattern: lambda value: value for pattern in at}
+    reads = {
+        pattern: program.with_layer(function) for pattern, function in at.items()
+    }
+    return _walked(function, reads, {})
+
+
+def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
+    """Returns a function with the values at some of its sites changed.
+
+    Args:
+      function: As for `look`.
+      edits: Changes by pattern, as for `look`: a change is a function of the value, or
+        of the value and the number of its layer, the first in its name (of scanned
+        layers it is traced), and returns a value of the same shape. All patterns that
+        name a site change it, in their order.
+
+    Returns:
+      A function of the same arguments that gives the changed output. Its gradient is
+      that of the changed function: `jax.grad(edit(f, ...))`; to change what
+      `jax.grad(f)` computes changes the values and leaves the derivatives.
+
+    Raises:
+      ValueError: From the returned function, if a pattern names no site, one that can
+        only be looked at, or a change returns another shape.
+    """
+    changes = {
+        pattern: program.with_layer(change) for pattern, change in edits.items()
+    }
+    walked = _walked(function, {}, changes)
+
+    @functools.wraps(function)
+    def edited(*args, **kwargs):
+        return walked(*args, **kwargs)[0]
+
+    return edited
+
+
+class Sites(dict):
+    """What can be looked at, by name; printed, it is a line for each."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(
+            f"{name:{width}}  {display.value(value)}" for name, value in self.items()
+        )
+
+
+def sites(function: Callable, *args, **kwargs) -> Sites:
+    """Returns the names of a function's sites, with shapes and dtypes; runs nothing.
+
+    Args:
+      function: As for `look`.
+      *args: Its arguments, or `jax.ShapeDtypeStruct`s for arrays.
+      **kwargs: Likewise.
+    """
+    found = Sites()
+
+    def note(function):
+        def run(*args, **kwargs):
+            survey, *_ = _surveyed(function, args, kwargs)
+            for stop in survey.top.all_stops():
+                views = stop.views()
+                for _, names in stop.turns():
+                    found.update(zip(names, views, strict=True))
+
+        return run
+
+    jax.eval_shape(functools.partial(note(function), **kwargs), *args)
+    return found
+
+
+def _walked(function, reads, edits) -> Callable:
+    """Returns a function that gives the output, changed, and what was seen."""
+
+    @functools.wraps(function)
+    def walked(*args, **kwargs):
+        if not haiku_base.inside_transform():
+            return _walk(function, reads, edits, args, kwargs)
+
+        # Haiku's parameters and keys are arguments and results of what is traced.
+        def threaded(inner):
+            def run(*args, **kwargs):
+                (output, state), found = _walk(inner, reads, edits, args, kwargs)
+                return (output, found), state
+
+            return run
+
+        wrapped = stateful.thread_hk_state_in_kwargs(threaded)
+        return wrapped(function)(*args, **kwargs)
+
+    return walked
+
+
+def _walk(function, reads, edits, args, kwargs):
+    survey, closed, leaves, outputs_of = _surveyed(function, args, kwargs)
+    _match(survey, list(reads.items()), edits)
+    outputs, seen = program.run(survey.top, closed.consts, leaves)
+    found = {}
+    patterns = list(reads)
+    for stop in survey.top.all_stops():
+        for _, names in stop.turns() if stop.reads else ():
+            for name in names:
+                number = _first(patterns, name)
+                if number is not None:
+                    found[name] = seen[name, number]
+    return outputs_of(outputs), found
+
+
+def _surveyed(function, args, kwargs):
+    """Traces a function; returns its survey, jaxpr, arrays, and what makes its output.
+
+    What is no array, such as a flag or the activation of an Equinox module, stays what
+    it is.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    output = None
+
+    def flat(*arrays):
+        nonlocal output
+        arrays = iter(arrays)
+        own = [
+            next(arrays) if is_given else x
+            for x, is_given in zip(leaves, is_array, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(tree, own)
+        results, structure = jax.tree.flatten(function(*args, **kwargs))
+        is_result = [hasattr(x, "shape") and hasattr(x, "dtype") for x in results]
+        output = structure, results, is_result
+        return [x for x, is_given in zip(results, is_result, strict=True) if is_given]
+
+    arrays = [x for x, is_given in zip(leaves, is_array, strict=True) if is_given]
+    closed = jax.make_jaxpr(flat)(*arrays)
+    structure, results, is_result = output
+
+    def outputs_of(arrays):
+        arrays = iter(arrays)
+        return jax.tree.unflatten(
+            structure,
+            [
+                next(arrays) if is_given else x
+                for x, is_given in zip(results, is_result, strict=True)
+            ],
+        )
+
+    return program.Survey(closed.jaxpr), closed, arrays, outputs_of
+
+
+def _match(survey, reads, edits) -> None:
+    """Enters in the stops what is to be done there.
+
+    Raises:
+      ValueError: If a pattern names nothing, or what it names cannot be done.
+    """
+    patterns = [pattern for pattern, _ in reads]
+    used, names_of_all, groups = set(), [], set()
+    stops = list(survey.top.all_stops())
+    for stop in stops:
+        turns = list(stop.turns())
+        names_of_all += [name for _, names in turns for name in names]
+        for i, facet in enumerate(stop.params["facets"]):
+            numbers = {_first(patterns, names[i]) for _, names in turns} - {None}
+            for number in sorted(numbers):
+                if stop.in_while:
+                    raise ValueError(
+                        f"{stop.names[i]!r} is inside of a while loop, whose values "
+                        "turn by turn cannot be returned: use jax.lax.scan, or look at "
+                        "the function that the loop calls."
+                    )
+                stop.reads.append((i, number, reads[number][1]))
+            for pattern, change in edits.items():
+                chosen = np.zeros(stop.lengths, bool)
+                for turn, names in turns:
+                    chosen[turn] = program.matches(pattern, names[i])
+                if not chosen.any():
+                    continue
+                if facet.write is None:
+                    raise ValueError(
+                        f"{stop.names[i]!r} can be looked at, not edited: "
+                        f"{facet.advice}."
+                    )
+                used.add(pattern)
+                stop.edits.append((i, change, chosen))
+        used |= {patterns[number] for _, number, _ in stop.reads}
+        if stop.is_active and stop.group is not None:
+            groups.add(stop.group)
+    for stop in stops:
+        stop.is_kept = stop.group in groups
+    for pattern in (*patterns, *edits):
+        if pattern not in used:
+            _refuse(pattern, names_of_all, survey.kernels)
+
+
+def _first(patterns, name) -> int | None:
+    return next(
+        (i for i, each in enumerate(patterns) if program.matches(each, name)), None
+    )
+
+
+def _refuse(pattern, names, kernels) -> None:
+    names = list(dict.fromkeys(names))
+    message = f"{pattern!r} names no site of the function, which has "
+    if names:
+        nearest = checks.closest(pattern, names)
+        message += f"{len(names)}, such as {', '.join(nearest)}; mh.sites lists them."
+    else:
+        message += "none."
+    if kernels:
+        message += (
+            f"\nIt calls {', '.join(sorted(kernels))}, which may hold attention that "
+            'cannot be seen: choose another implementation, such as "xla" or "dense".'
+        )
+    raise ValueError(message)

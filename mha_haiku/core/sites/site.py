@@ -1,0 +1,112 @@
+"""A site: a value worth looking at, with a name where it is computed.
+
+A site is an equation of the traced program that passes its values on. Compiled programs
+hold nothing of it: it is lowered to its own inputs, and what nothing reads is dropped
+leaf by leaf, as if the site were not there.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir, partial_eval
+
+
+class Facet(NamedTuple):
+    """One way to look at the value of a site, and to change it.
+
+    Attributes:
+      name: The last part of the name, such as "map" or "weights".
+      read: From the value of the site to what is seen.
+      write: From the value of the site and a changed view to the changed value; None
+        where it can only be looked at.
+      advice: What to edit instead, where it can only be looked at.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], Any] | None
+    advice: str = ""
+
+
+def site(name: str, value: Any) -> Any:
+    """Returns the value, which `look` and `edit` then find by its name.
+
+    Args:
+      name: What it is called. In front of it stands the path of the modules, or of the
+        `jax.named_scope`s, in which the site is: "heads" in the attention of layer 2
+        is "encoder/layer_2/attention/heads".
+      value: Arrays, in any pytree.
+    """
+    return faceted(value, (Facet(name, _itself, _replaced),))
+
+
+def faceted(value: Any, facets: tuple[Facet, ...]) -> Any:
+    """Returns the value of a site that can be looked at in several ways."""
+    leaves, tree = jax.tree.flatten(value)
+    if not leaves:
+        return value
+    leaves = site_p.bind(
+        *leaves,
+        facets=facets,
+        tree=tree,
+        kept=tuple(range(len(leaves))),
+        batched=(),
+    )
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _itself(value):
+    return value
+
+
+def _replaced(value, changed):
+    del value
+    return changed
+
+
+# Parameters: `facets`, the `tree` of the value, which of its leaves are `kept` (all,
+# unless a transformation dropped some), and where each vmap around has the axis of
+# each leaf, from the innermost vmap out.
+site_p = core.Primitive("site")
+site_p.multiple_results = True
+site_p.def_impl(lambda *leaves, **_: list(leaves))
+site_p.def_abstract_eval(lambda *leaves, **_: list(leaves))
+mlir.register_lowering(site_p, lambda context, *leaves, **_: list(leaves))
+
+
+def _jvp(primals, tangents, **params):
+    return site_p.bind(*primals, **params), list(tangents)
+
+
+def _transpose(cotangents, *_, **__):
+    return list(cotangents)
+
+
+def _batch(leaves, axes, *, batched, **params):
+    return site_p.bind(*leaves, batched=(*batched, tuple(axes)), **params), axes
+
+
+def _drop_unused(used, *rest):
+    """Keeps the leaves that something reads; JAX's own rule keeps all or none."""
+    eqn = rest[-1]
+    if not any(used):
+        return [False] * len(used), None
+
+    def kept(values):
+        return tuple(x for x, is_used in zip(values, used, strict=True) if is_used)
+
+    params = dict(
+        eqn.params,
+        kept=kept(eqn.params["kept"]),
+        batched=tuple(map(kept, eqn.params["batched"])),
+    )
+    invars, outvars = list(kept(eqn.invars)), list(kept(eqn.outvars))
+    return list(used), eqn.replace(invars=invars, outvars=outvars, params=params)
+
+
+ad.primitive_jvps[site_p] = _jvp
+ad.primitive_transposes[site_p] = _transpose
+batching.primitive_batchers[site_p] = _batch
+partial_eval.dce_rules[site_p] = _drop_unused
