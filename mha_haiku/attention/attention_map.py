@@ -298,6 +298,26 @@ class AttentionMap:
         x = observations.factor(self.shape, x, axis=-1)
         return observations.apply(self._factors(), x, **self._how())
 
+    def outputs(self) -> Array:
+        """Returns what each head passes on: its weights times its values, gated.
+
+        Returns:
+          `[B..., T, H, V]`, of the values' dtype.
+
+        Raises:
+          ValueError: If the values are not known.
+        """
+        value, (*batch, num_heads, length, _) = self.value, self.shape
+        if value is None:
+            raise ValueError(
+                "the map has no value, and a head's output is weights times values."
+            )
+        if not num_heads:
+            return jnp.zeros((*batch, length, 0, value.shape[-1]), value.dtype)
+        value = value.repeat(num_heads // value.shape[-2], axis=-2)
+        outputs = self.apply(value).astype(value.dtype)
+        return outputs if self.gates is None else outputs * self.gates
+
     def apply_transposed(self, y: Array) -> Array:
         """Returns the transposed map times `y`: for each key the sum over queries.
 

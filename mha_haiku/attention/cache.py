@@ -24,6 +24,7 @@ from mha_haiku.attention import (
     normalizers,
     products,
     scores,
+    sited,
     views,
 )
 
@@ -163,7 +164,7 @@ class Cache:
             normalizer=normalizer,
             gates=gates,
         )
-        return attended, row, cache
+        return *sited.sited(attended, row), cache
 
     def whole_map(
         self, row: attention_map.AttentionMap, lengths: Array

@@ -15,8 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import checks, masks, positions, tiles
-from mha_haiku.attention import attention_map, blockwise, dense, normalizers, scores
+from mha_haiku.attention import (
+    attention_map,
+    blockwise,
+    dense,
+    normalizers,
+    scores,
+    sited,
+)
 from mha_haiku.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core import sites
 
 Array = jax.Array
 
@@ -181,14 +189,15 @@ def attend_within(
     rng = rng if dropout_rate else None
     origin = tiles.Origin(first_query)
     inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
-    values, logsumexp = implementation(inputs, dropout_rate)
+    with jax.named_scope(sites.SEEN):
+        values, logsumexp = implementation(inputs, dropout_rate)
     if normalizer is not None:
         values, logsumexp = normalizer(values, logsumexp)
     if gates is not None:
         values = values * gates
     query, key, value, *_ = inputs.zeroed()
     mesh = getattr(implementation, "mesh", None)  # the devices that share the map
-    return values, attention_map.AttentionMap(
+    whole = attention_map.AttentionMap(
         query,
         key,
         logsumexp,
@@ -201,6 +210,7 @@ def attend_within(
         normalizer=normalizer,
         gates=gates,
     )
+    return sited.sited(values, whole)
 
 
 def named(implementation: str | Implementation) -> Implementation:

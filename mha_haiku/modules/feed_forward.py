@@ -1,6 +1,6 @@
 """The feed-forward part of a transformer layer.
 
-`...` leading axes, `B...` batch axes, T positions, D width, F hidden width.
+`...` leading axes, D width, F hidden width.
 """
 
 import math
@@ -10,7 +10,7 @@ import haiku as hk
 import jax
 
 from mha_haiku import checks
-from mha_haiku.modules import intervention
+from mha_haiku.core import sites
 
 Array = jax.Array
 
@@ -50,18 +50,13 @@ class FeedForward(hk.Module):
         self.with_bias = with_bias
         self.w_init = w_init or hk.initializers.VarianceScaling(1.0)
 
-    def __call__(
-        self,
-        x: Array,
-        *,
-        interventions: intervention.Interventions | None = None,
-        dropout_rate: float = 0.0,
-    ) -> Array:
+    def __call__(self, x: Array, *, dropout_rate: float = 0.0) -> Array:
         """Returns the output `[..., D]`, of the input's width.
 
+        Its sites are "hidden", `[..., F]`, and "output".
+
         Args:
-          x: `[..., D]`; `[B..., T, D]` with interventions.
-          interventions: Gates of the hidden units.
+          x: `[..., D]`.
           dropout_rate: Of the hidden units, in [0, 1); needs an rng.
         """
         hidden = self._linear(self.hidden_size, "hidden")(x)
@@ -69,10 +64,10 @@ class FeedForward(hk.Module):
             hidden = hidden * self.activation(self._linear(self.hidden_size, "gate")(x))
         else:
             hidden = self.activation(hidden)
-        hidden = intervention.gated_units(hidden, interventions)
+        hidden = sites.site("hidden", hidden)
         if dropout_rate:
             hidden = hk.dropout(hk.next_rng_key(), dropout_rate, hidden)
-        return self._linear(x.shape[-1], "output")(hidden)
+        return sites.site("output", self._linear(x.shape[-1], "output")(hidden))
 
     @hk.transparent
     def _linear(self, size: int, name: str) -> hk.Linear:

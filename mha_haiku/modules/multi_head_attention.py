@@ -19,7 +19,8 @@ import numpy as np
 
 from mha_haiku import attention, checks, masks, positions
 from mha_haiku.attention import implementations
-from mha_haiku.modules import intervention, norms
+from mha_haiku.core import sites
+from mha_haiku.modules import norms
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
@@ -132,12 +133,15 @@ class MultiHeadAttention(hk.Module):
         mask: masks.Mask | Array | None = None,
         *,
         bias: positions.ScoreBias | Array | None = None,
-        interventions: intervention.Interventions | None = None,
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
         cache: attention.Prompt | attention.Cache | None = None,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the attended output and the attention map.
+
+        Its sites are "query", "key" and "value" (projected, normalised and rotated, as
+        they are compared), "map", "weights", "heads" (`[B..., T, H, V]`, before the last
+        linear map) and "output".
 
         What no query may see (padding) is blanked before it is projected, so that NaN
         there reaches neither results nor gradients.
@@ -149,7 +153,6 @@ class MultiHeadAttention(hk.Module):
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
-          interventions: What is done to the heads' outputs before the last linear map.
           first_query: The position of the first query, for `rotary`, mask and bias;
             see `attend`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
@@ -184,6 +187,7 @@ class MultiHeadAttention(hk.Module):
             query = self.qk_norm(name="query_norm")(query)
         if self.rotary is not None:
             query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
+        query = sites.site("query", query)
         if has_keys:
             key, value, cache = self._keys_and_values(key, value, first_query, cache)
         else:
@@ -213,10 +217,9 @@ class MultiHeadAttention(hk.Module):
             first_query=first_query,
             implementation=self.implementation,
         )
-        values = intervention.gated_heads(values, interventions)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return output, attention_map, *rest
+        return sites.site("output", output), attention_map, *rest
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
@@ -237,6 +240,7 @@ class MultiHeadAttention(hk.Module):
         if self.rotary is not None:
             first_key = 0 if cache is None else first_query
             key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
+        key, value = sites.site("key", key), sites.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         return key, value, cache

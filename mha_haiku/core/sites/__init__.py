@@ -7,6 +7,16 @@ under jit, vmap, grad and scan.
 
 from mha_haiku.core.sites.looking import Sites, edit, look, sites
 from mha_haiku.core.sites.program import Resume
-from mha_haiku.core.sites.site import Facet, faceted, site
+from mha_haiku.core.sites.site import SEEN, Facet, faceted, site
 
-__all__ = ["Facet", "Resume", "Sites", "edit", "faceted", "look", "site", "sites"]
+__all__ = [
+    "SEEN",
+    "Facet",
+    "Resume",
+    "Sites",
+    "edit",
+    "faceted",
+    "look",
+    "site",
+    "sites",
+]

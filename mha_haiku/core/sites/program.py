@@ -8,6 +8,7 @@ it is, custom gradients and all; in the others the equations between two sites a
 
 import dataclasses
 import fnmatch
+import functools
 import inspect
 import itertools
 import re
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from mha_haiku import display
 from mha_haiku.core.sites import recognition
 from mha_haiku.core.sites.site import site_p
 
@@ -109,7 +111,7 @@ class Stop:
             value = jax.tree.unflatten(self.params["tree"], leaves)
             return [facet.read(value) for facet in self.params["facets"]]
 
-        mapped = _mapped(view, self.params["batched"], own_outputs=True)
+        mapped = _mapped(view, self.params["batched"], own_axes=False)
         shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.inputs]
         return jax.eval_shape(mapped, *shapes)
 
@@ -346,79 +348,116 @@ def _last_uses(jaxpr, stops) -> dict:
 
 def _passed(stop, leaves, turns, seen) -> list:
     """Returns the leaves of a site after its edits, and enters what is looked at."""
-    params = stop.params
+    original, params = leaves, stop.params
     layer = turns[0] if turns else _layer(stop.names[0])
-
     for i, change, chosen in stop.edits:
-        facet = params["facets"][i]
-
-        def change_leaves(*leaves, facet=facet, change=change, name=stop.names[i]):
-            value = jax.tree.unflatten(params["tree"], leaves)
-            view = facet.read(value)
-            changed = facet.write(value, _checked(name, view, change(view, layer)))
-            return jax.tree.leaves(changed)
-
-        mapped = _mapped(change_leaves, params["batched"], own_outputs=False)
-        if chosen.all():
-            leaves = mapped(*leaves)
-        else:  # at some turns of the scan alone
-            is_chosen = jnp.asarray(chosen)[turns]
-            leaves = jax.lax.cond(
-                is_chosen,
-                lambda *x, mapped=mapped: list(mapped(*x)),
-                lambda *x: list(x),
-                *leaves,
-            )
+        leaves, params = _edited(
+            leaves,
+            params,
+            params["facets"][i],
+            stop.names[i].replace(_TURN, "*"),
+            functools.partial(_chosen, change, chosen, turns, layer),
+        )
     for i, number, function in stop.reads:
-        facet = params["facets"][i]
+        facet, tree = params["facets"][i], params["tree"]
 
-        def read_leaves(*leaves, facet=facet, function=function):
-            view = facet.read(jax.tree.unflatten(params["tree"], leaves))
-            return function(view, layer)
+        def read(*leaves, facet=facet, tree=tree, function=function):
+            return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
 
-        mapped = _mapped(read_leaves, params["batched"], own_outputs=True)
+        mapped = _mapped(read, params["batched"], own_axes=False)
         seen[stop.names[i], number] = mapped(*leaves)
     with jax.named_scope(stop.scope or "/"):
-        return site_p.bind(*leaves, **params)
+        leaves = site_p.bind(*leaves, **params)
+    if params["tree"] == stop.params["tree"]:
+        return leaves
+
+    # The program goes on with a value of the form that it knows.
+    def fitted(original, *leaves):
+        value = jax.tree.unflatten(stop.params["tree"], original)
+        changed = jax.tree.unflatten(params["tree"], leaves)
+        return jax.tree.leaves(params["fit"](value, changed))
+
+    for old, new in zip(stop.params["batched"], params["batched"], strict=True):
+        fitted = jax.vmap(fitted, (list(old), *new), list(old))
+    return fitted(original, *leaves)
 
 
-def _mapped(function, batched, *, own_outputs):
-    """Returns a function of a site's leaves as under the vmaps around the site."""
+def _chosen(change, chosen, turns, layer, view):
+    """Returns a changed view, at the turns of the scans that are meant."""
+    if chosen.all():
+        return change(view, layer)
+    is_chosen = jnp.asarray(chosen)[turns]
+    changed = jax.eval_shape(lambda: change(view, layer))
+    if jax.tree.structure(changed) != jax.tree.structure(view):
+        return change(view, layer)  # is refused
+    return jax.lax.cond(
+        is_chosen,
+        lambda view: jax.tree.map(_like, view, change(view, layer)),
+        lambda view: view,
+        view,
+    )
+
+
+def _edited(leaves, params, facet, name, change) -> tuple[list, dict[str, Any]]:
+    """Returns the leaves of a site with one facet changed, and their parameters."""
+    trees = []
+
+    def changed(*leaves):
+        value = jax.tree.unflatten(params["tree"], leaves)
+        view = facet.read(value)
+        value = facet.write(value, _checked(name, view, change(view)))
+        leaves, tree = jax.tree.flatten(value)
+        trees.append(tree)
+        return leaves
+
+    batched = params["batched"]
+    if batched:
+        jax.eval_shape(_mapped(changed, batched, own_axes=False), *leaves)
+        if trees[-1] == params["tree"]:
+            return _mapped(changed, batched, own_axes=True)(*leaves), params
+    leaves = _mapped(changed, batched, own_axes=False)(*leaves)
+    count = len(leaves)
+    return leaves, params | {
+        "tree": trees[-1],
+        "kept": tuple(range(count)),
+        "batched": ((0,) * count,) * len(batched),
+    }
+
+
+def _mapped(function, batched, *, own_axes):
+    """Returns a function of a site's leaves as under the vmaps around the site.
+
+    Args:
+      function: Of leaves without the axes of these vmaps.
+      batched: Where each vmap has the axis of each leaf.
+      own_axes: Whether results have the axes where leaves do; else they come first.
+    """
     for axes in batched:
-        function = jax.vmap(function, axes, 0 if own_outputs else list(axes))
+        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
     return function
 
 
 def _checked(name, before, after):
-    """Returns an edited value with the dtypes of the value before.
+    """Returns an edited view, with the dtypes that it had.
 
     Raises:
       ValueError: If it has another structure or shape.
     """
-    old, new = jax.tree.structure(before), jax.tree.structure(after)
-    if old != new and jax.tree.leaves(before):
-        if getattr(before, "shape", None) != getattr(after, "shape", ()):
-            raise ValueError(
-                f"the edit of {name!r} must return what it was given, changed: "
-                f"{_described(before)}, got {_described(after)}."
-            )
+    is_alike = jax.tree.structure(before) == jax.tree.structure(after)
+    if not is_alike and getattr(before, "shape", 0) == getattr(after, "shape", 1):
         return after  # a map of another form
-
-    def alike(x, y):
-        if jnp.shape(x) != jnp.shape(y):
-            raise ValueError(
-                f"the edit of {name!r} must return an array of shape {jnp.shape(x)}, "
-                f"got {jnp.shape(y)}."
-            )
-        return jnp.asarray(y).astype(jnp.result_type(x))
-
-    return jax.tree.map(alike, before, after)
+    shapes = [list(map(jnp.shape, jax.tree.leaves(x))) for x in (before, after)]
+    if not is_alike or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"the edit of {name!r} must return what it is given, changed: "
+            f"{display.value(before)}, got {display.value(after)}."
+        )
+    return jax.tree.map(_like, before, after)
 
 
-def _described(value) -> str:
-    if hasattr(value, "shape"):
-        return f"{type(value).__name__} of shape {value.shape}"
-    return type(value).__name__
+def _like(before, after):
+    dtype = jnp.result_type(before)
+    return after if jnp.result_type(after) == dtype else jnp.asarray(after, dtype)
 
 
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:

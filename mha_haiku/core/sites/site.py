@@ -13,6 +13,10 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 
+SEEN = "mha_haiku_attention"
+"""The scope of what a site shows already: attention there is not recognised again."""
+
+
 class Facet(NamedTuple):
     """One way to look at the value of a site, and to change it.
 
@@ -42,14 +46,26 @@ def site(name: str, value: Any) -> Any:
     return faceted(value, (Facet(name, _itself, _replaced),))
 
 
-def faceted(value: Any, facets: tuple[Facet, ...]) -> Any:
-    """Returns the value of a site that can be looked at in several ways."""
+def faceted(
+    value: Any,
+    facets: tuple[Facet, ...],
+    fit: Callable[[Any, Any], Any] | None = None,
+) -> Any:
+    """Returns the value of a site that can be looked at in several ways.
+
+    Args:
+      value: Arrays, in any pytree.
+      facets: The ways.
+      fit: From the value and a changed one of another structure to one of its own, with
+        which the program goes on; None: facets keep the structure.
+    """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
         return value
     leaves = site_p.bind(
         *leaves,
         facets=facets,
+        fit=fit,
         tree=tree,
         kept=tuple(range(len(leaves))),
         batched=(),
@@ -66,7 +82,7 @@ def _replaced(value, changed):
     return changed
 
 
-# Parameters: `facets`, the `tree` of the value, which of its leaves are `kept` (all,
+# Parameters: `facets`, `fit`, the `tree` of the value, which of its leaves are `kept` (all,
 # unless a transformation dropped some), and where each vmap around has the axis of
 # each leaf, from the innermost vmap out.
 site_p = core.Primitive("site")
