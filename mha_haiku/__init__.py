@@ -17,8 +17,8 @@ Attention returns its values and a map, which costs nothing until it is asked:
 `FeedForward` are Haiku modules that return maps too. `models` builds whole models from
 a config's section, `tasks` has data to train them on, `runs` trains and opens what was
 trained, `heads` and `studies` ask which heads matter, and `rasp` makes models of
-which that is known. `observe` gives the maps of any
-Haiku model, `interop` knows other libraries. `show` makes a page of maps or a run, and
+which that is known. `look` and `edit` show and change what is inside of any function of
+JAX, `interop` knows other libraries. `show` makes a page of maps or a run, and
 `plot` a figure. `help(mh.masks)` and the like tell what each has.
 """
 
@@ -31,19 +31,18 @@ from mha_haiku.attention import (
     attend,
     fused,  # noqa: F401  (makes itself known to attend)
 )
+from mha_haiku.core.sites import edit, look, site, sites
 from mha_haiku.modules import (
     Decoder,
     DecoderLayer,
     Encoder,
     EncoderLayer,
     FeedForward,
-    Interventions,
     MultiHeadAttention,
 )
 
 if TYPE_CHECKING:
     from mha_haiku import devices, interop, rasp, runs, studies
-    from mha_haiku.interop import observe
     from mha_haiku.viewing import plot, show
 
 __version__ = "0.2.0"  # setup.cfg reads it here
@@ -55,29 +54,31 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FeedForward",
-    "Interventions",
     "MultiHeadAttention",
     "attend",
     "attention",
     "devices",
+    "edit",
     "heads",
     "interop",
+    "look",
     "masks",
     "models",
     "modules",
-    "observe",
     "plot",
     "positions",
     "rasp",
     "runs",
     "show",
+    "site",
+    "sites",
     "studies",
     "tasks",
 ]
 
 # Imported when first asked for: whoever only attends does not wait for them.
 _LATER = ("devices", "interop", "rasp", "runs", "studies")
-_FUNCTIONS = {"observe": "interop", "plot": "viewing", "show": "viewing"}
+_FUNCTIONS = {"plot": "viewing", "show": "viewing"}
 
 
 def __getattr__(name: str) -> Any:

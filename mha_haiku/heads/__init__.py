@@ -8,6 +8,7 @@ from mha_haiku.heads import (
     circuits,
     closing,
     drift,
+    edits,
     hard_concrete,
     means,
     metrics,
@@ -49,7 +50,7 @@ from mha_haiku.heads.ranking import (
 )
 from mha_haiku.heads.roles import MIXED, ROLES, SCORES, Roles, role_of, roles
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
-from mha_haiku.heads.subject import Metric, Subject, head_outputs
+from mha_haiku.heads.subject import Metric, Subject
 
 __all__ = [
     "Closing",
@@ -78,12 +79,12 @@ __all__ = [
     "confidence",
     "drift",
     "drift_subject",
+    "edits",
     "flow",
     "gradient",
     "gradient_rollout",
     "greedy_order",
     "hard_concrete",
-    "head_outputs",
     "logit_attribution",
     "logit_lens",
     "match",

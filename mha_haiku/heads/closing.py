@@ -1,10 +1,10 @@
-"""What a closed head passes on: zero, its mean, or that of another example.
+"""Ablation values, which ablated heads pass on: zero, the mean, another example's.
 
-B batch, T positions, L layers, H heads of a layer, V value size per head.
+B batch, T positions, P attention parts, H heads of a part, V value size per head.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,27 +15,25 @@ from mha_haiku.heads import subject
 
 Array = jax.Array
 
-# A function of the `Output` with all heads open: what closed heads pass on instead of
-# their outputs, per layer `[H, V]` or `[B, T, H, V]`, or None for zeros.
-Closing = Callable[[models.Output], list[Array] | None]
+# From the heads' outputs with no head ablated, P arrays `[B, T, H, V]`, to the ablation
+# values of each part, `[H, V]` or `[B, T, H, V]`, or None for zeros.
+Closing = Callable[[Sequence[Array]], list[Array] | None]
 
 
-def zero(clean: models.Output) -> None:
-    """Closed heads pass on nothing.
+def zero(heads: Sequence[Array]) -> None:
+    """Ablated heads pass on zeros.
 
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
-    del clean
+    del heads
 
 
-def resample(clean: models.Output) -> list[Array]:
-    """Closed heads pass on their output for the next example of the batch.
+def resample(heads: Sequence[Array]) -> list[Array]:
+    """Ablated heads pass on their output for the next example of the batch.
 
     Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
     """
-    return subject.of_maps(
-        clean.maps, lambda each: jnp.roll(subject.head_outputs(each), -1, axis=0)
-    )
+    return [jnp.roll(each, -1, axis=0) for each in heads]
 
 
 def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
@@ -51,22 +49,22 @@ def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> 
 
     @jax.jit
     def sums(params, example):
-        output = subject.run(*subject.compact(model, params), example)
+        model_and_params = subject.compact(model, params)
+        _, found = subject.look(*model_and_params, example, ["*/heads"])
 
-        def total(attention_map, kind):
-            batch_size, *_, length, _ = attention_map.shape
+        def total(name, values):
+            batch_size, length, *_ = values.shape
             counted = jnp.ones((batch_size, length), jnp.float32)
-            _, lengths = subject.queries(example, kind)
+            _, lengths = subject.queries(example, subject.kind_of(name))
             if lengths is not None:
                 counted = (jnp.arange(length)[None] < lengths[:, None]) * 1.0
-            outputs = subject.head_outputs(attention_map)
-            return jnp.einsum("bt,bthv->hv", counted, outputs), counted.sum()
+            return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
 
-        return subject.of_kinds(output.maps, total)
+        return [total(name, values) for name, values in found.items()]
 
     batch_sums = subject.over(batches, lambda example: sums(params, example))
     layers = functools.reduce(
         lambda total, each: jax.tree.map(jnp.add, total, each), batch_sums
     )
     means = [total / count for total, count in layers]
-    return lambda clean: means
+    return lambda heads: means

@@ -100,7 +100,7 @@ def logit_lens(
       leaves the last one, which are the model's own logits.
 
     Raises:
-      ValueError: If the model cannot start from a layer's input, or has no logits.
+      ValueError: If the model has several stacks of layers, or no logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
     """
@@ -115,19 +115,17 @@ def logit_lens(
 
 @functools.lru_cache(maxsize=8)
 def _lens(model, of) -> Callable:
-    num_layers = model.config.num_layers
-
     @jax.jit
     def program(params, example):
         own, params = subject.compact(model, params)
-        clean = subject.run(own, params, example)
-        hidden = jnp.stack([*clean.hidden, clean.last])
+        _, streams = subject.look(own, params, example, ["stream"])
+        last = next(reversed(streams))
 
-        def read(hidden):
-            output = subject.run(own, params, example, start=(num_layers, hidden))
+        def read(stream):
+            output = subject.run_edited(own, params, example, {last: lambda _: stream})
             return output.logits if of is None else of(output.logits, example)
 
-        return jax.lax.map(read, hidden)
+        return jax.lax.map(read, jnp.stack(list(streams.values())))
 
     return program
 
@@ -175,8 +173,13 @@ def _contributions(model) -> Callable:
 
     @jax.jit
     def program(params, weights, example, classes):
-        clean = subject.run(*subject.compact(model, params), example)
-        end, read = _ends(config, weights, clean.last, example)
+        stack = "decoder" if config.family == "encoder_decoder" else "encoder"
+        own_and_params = subject.compact(model, params)
+        at = ["*/heads", f"{stack}/stream"]
+        _, found = subject.look(*own_and_params, example, at)
+        last = found.pop(f"{stack}/stream")
+        outputs = list(found.values())
+        end, read = _ends(config, weights, last, example)
         if config.family == "set_classifier":  # one logit, of each element
             classes = jnp.zeros(example.inputs.shape[:2], int)
         heads, rest = [], end
@@ -184,7 +187,7 @@ def _contributions(model) -> Callable:
             if place.kind == "encoder" or not place.names:
                 z = jnp.zeros((*end.shape[:-1], len(place.names), end.shape[-1]))
             else:
-                z = read(_written(config, weights, part, clean.maps[part]))
+                z = read(_written(config, weights, part, outputs[part]))
             rest = rest - z.sum(-2)
             heads.append(_logits(weights, z, classes))
         rest = _logits(weights, rest[..., None, :], classes)
@@ -227,9 +230,9 @@ def _ends(config, weights, last, example):
     return x, read
 
 
-def _written(config, weights, part, attention_map) -> Array:
+def _written(config, weights, part, heads) -> Array:
     """Returns what the heads of a part add to the stream, `[B, T, H, D]`."""
-    z = subject.head_outputs(attention_map).astype(jnp.float32)
+    z = heads.astype(jnp.float32)
     z = jnp.einsum("bthv,hvd->bthd", z, weights.outputs[part])
     if weights.after[part] is None:
         return z

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import attention, models, modules, tasks
+from mha_haiku import attention, models, tasks
 from mha_haiku.attention import fold
-from mha_haiku.heads import layer_chain, subject
+from mha_haiku.heads import edits, layer_chain, subject
 
 Array = jax.Array
 
@@ -31,11 +31,10 @@ def output_gradients(
 ) -> tuple[models.Output, tuple[Array, ...]]:
     """Returns the model's output and the answer's gradients of the heads' outputs.
 
-    For each layer l the layers from l on run once more, L (L + 1) / 2 in all; all of
-    them where the output has no `hidden`. Meant to be called under jit.
+    One backward pass, for all layers. Meant to be called under jit.
 
     Args:
-      model: The model; its layers must not be scanned.
+      model: The model.
       params: Its parameters.
       example: The batch.
       answer: What is differentiated; the number of an example may depend on the
@@ -43,38 +42,18 @@ def output_gradients(
 
     Returns:
       The output on the batch, and for each layer `[B, T, H, V]`, for
-      `gradient_rollout`; `[B, T, 0, 0]` for one without heads.
-
-    Raises:
-      ValueError: If layers are scanned, or maps have no values.
+      `gradient_rollout`; `[B, T, 0, V]` for one without heads.
     """
-    output = subject.run(model, params, example)
-    num_layers = len(output.maps)
+    output, heads = subject.look(model, params, example, ["*/heads"])
 
-    def output_gradient(i):
-        def score(outputs):
-            # All heads of the layer are closed, with their own outputs as the
-            # replacement: the same numbers, but now an argument to differentiate by.
-            gates = jnp.zeros(outputs.shape[-2], outputs.dtype)
-            interventions = modules.Interventions(
-                heads=_at(i, gates, num_layers),
-                replacement=_at(i, outputs, num_layers),
-            )
-            closed = subject.run(
-                model,
-                params,
-                example,
-                start=(i, output.hidden[i]) if output.hidden else None,
-                interventions=interventions,
-            )
-            return answer(closed.logits, example).sum()
+    def score(added):
+        # Adds 0 to each head, so as to differentiate by it.
+        moved = edits.on_parts(list(heads), added, jnp.add)
+        edited = subject.run_edited(model, params, example, moved)
+        return answer(edited.logits, example).sum()
 
-        *batch_shape, num_heads, length, _ = output.maps[i].shape
-        if not num_heads:
-            return jnp.zeros((*batch_shape, length, 0, 0))
-        return jax.grad(score)(subject.head_outputs(output.maps[i]))
-
-    return output, tuple(map(output_gradient, range(num_layers)))
+    zeros = [jnp.zeros_like(each) for each in heads.values()]
+    return output, tuple(jax.grad(score)(zeros))
 
 
 def gradient_rollout(
@@ -114,11 +93,6 @@ def gradient_rollout(
         for layer, gradient in zip(maps, gradients, strict=True)
     ]
     return layer_chain.chained(layers, start, per_layer=per_layer)
-
-
-def _at(i, x, num_layers):
-    """Returns a list of L entries: `x` at index i, None elsewhere."""
-    return [x if j == i else None for j in range(num_layers)]
 
 
 def _checked(gradient, attention_map):

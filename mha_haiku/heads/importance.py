@@ -10,7 +10,7 @@ statistic shows). `unit_gradient` does the same for hidden units.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -144,12 +144,11 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     return found
 
 
-def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Importance:
+def unit_gradient(of: subject.Subject) -> Importance:
     """Returns the absolute derivative of the metric by each hidden unit's gate.
 
     Args:
       of: What is measured; the metric must be differentiable, a loss.
-      hidden_sizes: F of each layer; `models.hidden_sizes(config)` gives it.
 
     Returns:
       `[N, L, F]`; a gate multiplies a unit at all positions of an example.
@@ -161,8 +160,7 @@ def unit_gradient(of: subject.Subject, *, hidden_sizes: Sequence[int]) -> Import
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
     _check_slope(of)
-    program = programs.unit_slopes(of.model, of.metric, tuple(hidden_sizes))
-    return _over_batches(of, program)
+    return _over_batches(of, programs.unit_slopes(of.model, of.metric))
 
 
 @_offered("nats", "share of what closing all heads costs")
@@ -268,18 +266,9 @@ def _check_slope(of: subject.Subject) -> None:
 
 
 def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
-    """Returns the importance from a program of a batch to L arrays `[B, H]`."""
-    seen = []
-
-    def of_batch(example):
-        seen[:] = [example]
-        return measure(of.params, example)
-
-    batches = subject.over(of.batches, of_batch)
+    """Returns the importance from a program of a batch to P arrays `[B, H]`."""
+    batches = subject.over(of.batches, lambda example: measure(of.params, example))
     per_example = np.concatenate([subject.padded(layers) for layers in batches])
-    return Importance(per_example, _kinds(of, seen[0], per_example.shape[1]))
-
-
-def _kinds(of, example, num_layers) -> tuple[str, ...]:
-    kinds = subject.kinds_of(of.model, of.params, example)
-    return tuple(kinds) if len(kinds) == num_layers else ()  # not those of units
+    kinds = tuple(subject.kinds_of(of.model))
+    is_of_heads = len(kinds) == per_example.shape[1]  # not of units
+    return Importance(per_example, kinds if is_of_heads else ())

@@ -58,10 +58,12 @@ def match(
 
     @jax.jit
     def diverge(one, other, example):
-        maps = subject.run(first[0], one, example).maps
-        others = subject.run(second[0], other, example).maps
         rows, columns = (
-            list(zip(subject.kinds(each), each, strict=True)) for each in (maps, others)
+            [
+                (subject.kind_of(name), each)
+                for name, each in subject.look(*own, example, ["*/map"])[1].items()
+            ]
+            for own in ((first[0], one), (second[0], other))
         )
 
         def compared(kind, a, other_kind, b):

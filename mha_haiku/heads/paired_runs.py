@@ -5,7 +5,6 @@ differ in what the model should answer by. `patching` and `paths` share what is 
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -101,12 +100,21 @@ def over_pairs(
 
 
 def both(
-    model: models.Model, params: Any, one: tasks.Example, other: tasks.Example
-) -> list[Any]:
-    """Returns the outputs of two batches; the model is compiled once for both."""
+    model: models.Model,
+    params: Any,
+    one: tasks.Example,
+    other: tasks.Example,
+    at: Sequence[str],
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Returns the outputs of two batches and what is at sites, see `subject.look`.
+
+    The model is compiled once for both.
+    """
     pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
-    outputs = jax.lax.map(functools.partial(subject.run, model, params), pair)
-    return [jax.tree.map(lambda x, i=i: x[i], outputs) for i in range(2)]
+    found = jax.lax.map(
+        lambda example: subject.look(model, params, example, at, strict=False), pair
+    )
+    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(2)]
 
 
 def single(head: Array, counts: Sequence[int]) -> list[Array]:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, modules, tasks
-from mha_haiku.heads import paired_runs, programs, subject
+from mha_haiku import checks, tasks
+from mha_haiku.core import sites
+from mha_haiku.heads import edits, paired_runs, programs, subject
 
 Array = jax.Array
 
@@ -56,14 +57,14 @@ def activation_patching(
       corrupted: As many batches of the same shapes: example i is the other one of a
         pair.
       what: "heads": what a head passes on; "layers": the residual stream in front of a
-        layer, of a model that can `start` from there.
+        layer, of a model with one stack of layers.
       per_position: Whether each position is patched alone; else all at once.
       into: Which run is patched, "clean" or "corrupted", with activations of the other:
         what breaks the answer, or what mends it.
 
     Raises:
       TypeError: If batches can be gone through only once.
-      ValueError: If batches do not pair, or the model has no layers to start from.
+      ValueError: If batches do not pair, or the model has no such streams.
 
     Source: Meng et al. 2022, section 2.1, https://arxiv.org/abs/2202.05262; Vig et al.
     2020, https://arxiv.org/abs/2004.12265, for heads.
@@ -76,8 +77,7 @@ def activation_patching(
     axes, kinds = ("layer", "position"), ()
     if what == "heads":
         axes = ("layer", "head", "position")
-        example = next(iter(of.batches))
-        kinds = tuple(subject.kinds_of(of.model, of.params, example))
+        kinds = tuple(subject.kinds_of(of.model))
     if not per_position:
         axes, changes = axes[:-1], changes[..., 0]
     return Patched(changes, base, other, axes, kinds)
@@ -91,24 +91,25 @@ def _heads(model, metric, per_position, into_clean) -> Callable:
     def program(params, clean, corrupted):
         own, params = subject.compact(model, params)
         patched, giving = (clean, corrupted) if into_clean else (corrupted, clean)
-        base, other = paired_runs.both(own, params, patched, giving)
+        (base, heads), (other, theirs) = paired_runs.both(
+            own, params, patched, giving, ["*/heads"]
+        )
         before, after = (metric(x.logits, clean) for x in (base, other))
-        replacement = [subject.head_outputs(each) for each in other.maps]
-        counts = [each.shape[-3] for each in base.maps]
-        lengths = [each.shape[-2] for each in base.maps]
+        counts = [each.shape[-2] for each in heads.values()]
+        lengths = [each.shape[-3] for each in heads.values()]
         positions = max(lengths) if per_position else 1
 
         def change(row):
             head, position = row
-            gates = []
-            for here, length in zip(
-                paired_runs.single(head, counts), lengths, strict=True
-            ):
-                at = _chosen(position, length, per_position)
-                gate = 1 - at[:, None] * here[None]
-                gates.append(jnp.broadcast_to(gate, (len(before), *gate.shape)))
-            given = modules.Interventions(gates, replacement)
-            output = subject.run(own, params, patched, interventions=given)
+            chosen = paired_runs.single(head, counts)
+            given = [
+                (1 - _chosen(position, length, per_position)[:, None] * here, values)
+                for here, length, values in zip(
+                    chosen, lengths, theirs.values(), strict=True
+                )
+            ]
+            patch = edits.on_parts(list(heads), given, _patched)
+            output = subject.run_edited(own, params, patched, patch)
             return metric(output.logits, clean) - before
 
         rows = jnp.repeat(jnp.arange(sum(counts)), positions)
@@ -128,35 +129,48 @@ def _layers(model, metric, per_position, into_clean) -> Callable:
     def program(params, clean, corrupted):
         own, params = subject.compact(model, params)
         patched, giving = (clean, corrupted) if into_clean else (corrupted, clean)
-        base, other = paired_runs.both(own, params, patched, giving)
-        if not base.hidden:
+        (base, ours), (other, theirs) = paired_runs.both(
+            own, params, patched, giving, ["layer_*/stream"]
+        )
+        if not ours or subject.kinds_of(model):
             raise ValueError(
-                "what must be 'heads' for a model that cannot start from the input of "
-                "a layer, got 'layers'."
+                "what must be 'heads' for a model that has no streams of one stack of "
+                "layers, got 'layers'."
             )
         before, after = (metric(x.logits, clean) for x in (base, other))
-        length = base.hidden[0].shape[1]
+        streams = [*zip(theirs.values(), ours.values(), strict=True)]
+        length = streams[0][0].shape[1]
+        pattern, _ = sites.numbered_by_layer(next(iter(ours)))
 
         def at_layer(layer):
-            i, theirs, ours = layer
+            i, (theirs, ours) = layer
 
             def change(position):
                 at = _chosen(position, length, per_position)
-                hidden = jnp.where(at[None, :, None] > 0, theirs, ours)
-                output = subject.run(own, params, patched, start=(i, hidden))
+                stream = jnp.where(at[None, :, None] > 0, theirs, ours)
+                resumed = {pattern: sites.Resume(i, stream)}
+                output = subject.run_edited(own, params, patched, resumed)
                 return metric(output.logits, clean) - before
 
             positions = jnp.arange(length if per_position else 1)
             return programs.over(change, positions, clean).T
 
-        layers = range(len(base.hidden)), other.hidden, base.hidden
-        if own is model and not (model.config and model.config.scan_layers):
-            changes = jnp.stack([at_layer(x) for x in zip(*layers, strict=True)])
-        else:  # one layer is compiled, and which one runs first is an array
-            changes = jax.lax.map(at_layer, tuple(jnp.stack([*x]) for x in layers))
+        if subject.is_scanned(own, model):
+            # One layer is compiled, and which one runs first is an array.
+            layers = jax.tree.map(lambda *x: jnp.stack(x), *streams)
+            changes = jax.lax.map(at_layer, (jnp.arange(len(streams)), layers))
+        else:
+            changes = jnp.stack([at_layer(each) for each in enumerate(streams)])
         return changes.swapaxes(0, 1), before, after
 
     return program
+
+
+def _patched(values, given) -> Array:
+    """Returns heads' outputs with others where gates `[T, H]` are closed."""
+    gates, others = given
+    gates = jnp.broadcast_to(gates, values.shape[:-1])
+    return edits.gated(values, gates, others)
 
 
 def _chosen(position, length, per_position) -> Array:

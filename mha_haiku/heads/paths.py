@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, models, modules, tasks
-from mha_haiku.heads import circuits, paired_runs, programs, subject
+from mha_haiku import attention, checks, tasks
+from mha_haiku.core import sites
+from mha_haiku.heads import circuits, edits, paired_runs, programs, subject
 
 Array = jax.Array
 Heads = Sequence[tuple[int, int]]
@@ -70,9 +71,9 @@ def path_patching(
     For the logits the metric is that of the held run. Where attention is gated, gates
     are made of what queries are made of, and are read with them.
 
-    Each edge takes two runs of the model, the first of both examples of a pair where
-    feed-forward parts are held. Some edges run at once, in memory that does not grow
-    with their number.
+    Each edge takes two runs of the model, in the first of which no attention and no
+    feed-forward part that is held is computed. Some edges run at once, in memory that
+    does not grow with their number.
 
     Args:
       of: What is measured; its batches are the clean examples, by whose targets the
@@ -94,21 +95,16 @@ def path_patching(
     Raises:
       TypeError: If batches can be gone through only once.
       ValueError: If batches do not pair, there is no such head, kind or edge, or
-        feed-forward parts of a model that `models.build` did not make should be held.
+        feed-forward parts should be held that are no sites of the model.
 
     Source: Wang et al. 2022, section 3.1, https://arxiv.org/abs/2211.00593; Goldowsky-
     Dill et al. 2023, section 2, https://arxiv.org/abs/2304.05969.
     """
     for kind in kinds:
         checks.choice("kinds", kind, KINDS)
-    if of.model.config is None and not through_units:
-        raise ValueError(
-            "through_units must be True for a model that models.build did not make, "
-            "whose feed-forward parts cannot be held."
-        )
     example = next(iter(of.batches))
     counts = subject.num_heads(of.model, of.params, example)
-    parts = subject.kinds_of(of.model, of.params, example) or [""] * len(counts)
+    parts = subject.kinds_of(of.model) or [""] * len(counts)
     senders = _checked("senders", senders, counts)
     receivers = _checked("receivers", receivers, counts)
     edges = [
@@ -135,77 +131,113 @@ def path_patching(
 @functools.lru_cache(maxsize=8)
 def _program(model, metric, through_units) -> Callable:
     """Returns a program of edges, as `_numbered`, and a pair to changes `[B, E]`."""
+    at = ["*/heads", "*/map"]
+    if not through_units:
+        at.append("feed_forward/output")
 
     @jax.jit
     def program(edges, params, clean, corrupted):
         own, params = subject.compact(model, params)
-        base, other = paired_runs.both(own, params, clean, corrupted)
+        pair = paired_runs.both(own, params, clean, corrupted, at)
+        (base, ours), (other, theirs) = pair
         before, after = (metric(x.logits, clean) for x in (base, other))
-        ours, theirs = (
-            [subject.head_outputs(each) for each in x.maps] for x in (base, other)
+        heads, maps, units = (
+            [name for name in ours if name.endswith(end)]
+            for end in ("/heads", "/map", "feed_forward/output")
         )
-        counts = [each.shape[-3] for each in base.maps]
-        size, example, units_of = len(before), clean, None
-        if not through_units:
-            # The clean batch in front of the changed one, from which the hidden units
-            # of both are taken.
-            example = jax.tree.map(lambda x: jnp.concatenate([x, x]), clean)
-            own_units = jnp.tile(jnp.arange(size), 2)
-            units_of = [own_units] * models.num_all_layers(model.config)
+        if not units and not through_units:
+            raise ValueError(
+                "through_units must be True for a model of which no feed-forward part "
+                "is a site, so that it could be held."
+            )
+        counts = [ours[name].shape[-2] for name in heads]
+        clean_maps = [ours[name] for name in maps]
+        units_held = edits.on_parts(
+            units, [ours[name] for name in units], lambda _, output: output
+        )
 
         def held(sender):
+            """Returns logits and maps where only the sender passes on a change."""
             passed = [
-                jnp.where(here[None, None, :, None] > 0, x, y)
-                for here, x, y in zip(
-                    paired_runs.single(sender, counts), theirs, ours, strict=True
+                jnp.where(here[None, None, :, None] > 0, theirs[name], ours[name])
+                for here, name in zip(
+                    paired_runs.single(sender, counts), heads, strict=True
                 )
             ]
-            if not through_units:
-                passed = [jnp.concatenate(x) for x in zip(ours, passed, strict=True)]
-            closed = [jnp.zeros(count) for count in counts]
-            given = modules.Interventions(closed, passed, units_of=units_of)
-            output = subject.run(own, params, example, interventions=given)
-            return output.logits[-size:], output.maps
+            changed = edits.on_parts(heads, passed, lambda _, output: output)
+            run = functools.partial(subject.run, own, params)
+            looked = sites.look(sites.edit(run, changed | units_held), maps)
+            output, found = looked(clean)
+            return output.logits, [found[name] for name in maps]
 
         def change(edge):
             sender, receiver, kind = edge
-            logits, maps = held(sender)
-            passed = [
-                _read_anew(kind, size, *pair)
-                for pair in zip(base.maps, maps, strict=True)
-            ]
+            logits, changed = held(sender)
+            passed = _read_anew(kind, receiver, counts, clean_maps, changed)
             gates = [1 - here for here in paired_runs.single(receiver, counts)]
-            given = modules.Interventions(gates, passed)
-            output = subject.run(own, params, clean, interventions=given)
+            patched = edits.on_parts(
+                heads,
+                list(zip(gates, passed, strict=True)),
+                lambda values, own: edits.gated(values, *own),
+            )
+            output = subject.run_edited(own, params, clean, patched)
             is_direct = kind == KINDS.index("logits")
             return metric(jnp.where(is_direct, logits, output.logits), clean) - before
 
-        return programs.over(change, edges, example).T, before, after
+        return programs.over(change, edges, clean).T, before, after
 
     return program
 
 
-def _read_anew(kind, size, clean, changed) -> Array:
-    """Returns what the heads of a part pass on that read q, k or v of a changed stream.
+def _read_anew(kind, receiver, counts, clean, changed) -> list[Array]:
+    """Returns what heads pass on that read q, k or v of a changed stream.
 
     Args:
       kind: Which of the three, by its place; another number for none.
-      size: B.
-      clean: Their map.
-      changed: Their map in the changed stream, the last B of whose examples count.
+      receiver: The head, counted over all parts. Of parts that are alike only its own
+        is computed, and stands for all.
+      counts: H of each part.
+      clean: The parts' maps.
+      changed: Their maps in the changed stream.
 
     Returns:
-      `[B, T, H, V]`.
+      P arrays `[B, T, H, V]`.
     """
+    part = jnp.searchsorted(np.cumsum(counts), receiver, side="right")
+    passed: list = [None] * len(counts)
+    for group in _alike(clean):
+        place = jnp.argmax(jnp.array(group) == part)
+        own, other = (
+            jax.tree.map(lambda *x, i=place: jnp.stack(x)[i], *[maps[i] for i in group])
+            for maps in (clean, changed)
+        )
+        anew = _read_of(kind, own, other)
+        for i in group:
+            passed[i] = anew
+    return passed
+
+
+def _alike(maps) -> list[list[int]]:
+    """Returns the indices of maps in groups of the same structure and shapes."""
+    groups: dict = {}
+    for i, each in enumerate(maps):
+        leaves, structure = jax.tree.flatten(each)
+        shapes = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        groups.setdefault((structure, shapes), []).append(i)
+    return list(groups.values())
+
+
+def _read_of(kind, clean, changed) -> Array:
+    """Returns what the heads of one part pass on, `[B, T, H, V]`; see `_read_anew`."""
     if not clean.shape[-3]:
-        return subject.head_outputs(clean)
+        return clean.outputs()
 
     def read(name, through):
         own = getattr(clean, name)
         if own is None:
             return None
         is_changed = kind == KINDS.index(through)
-        return jnp.where(is_changed, getattr(changed, name)[-size:], own)
+        return jnp.where(is_changed, getattr(changed, name), own)
 
     passed, _ = attention.attend(
         read("query", "q"),

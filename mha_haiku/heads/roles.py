@@ -125,10 +125,7 @@ def roles(
     """
     observe = _observer(model, tuple(separators))
 
-    seen = []
-
     def of_batch(example):
-        seen[:] = [example]
         aligned = None
         if align is not None and example.decoder_inputs is not None:
             shape = *example.decoder_inputs.shape, example.inputs.shape[1]
@@ -150,8 +147,7 @@ def roles(
         }
         for layer in scores
     ]
-    kinds = subject.kinds_of(model, params, seen[0])
-    return _named(means, offsets)._replace(kinds=tuple(kinds))
+    return _named(means, offsets)._replace(kinds=tuple(subject.kinds_of(model)))
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
@@ -178,12 +174,12 @@ def _observer(model, separators):
 
     @jax.jit
     def observe(params, example, aligned):
-        maps = subject.run(model, params, example).maps
         chosen = jnp.array(separators, jnp.int32)
-        return [
-            _observed(each, kind, example, chosen, aligned)
-            for each, kind in zip(maps, subject.kinds(maps), strict=True)
-        ]
+        observed = functools.partial(
+            _observed, example=example, separators=chosen, aligned=aligned
+        )
+        at = subject.by_kind(observed, model)
+        return list(subject.look(model, params, example, at)[1].values())
 
     return observe
 

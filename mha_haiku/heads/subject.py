@@ -4,9 +4,8 @@ B batch, T positions, L layers, H heads of a layer, V value size per head, N exa
 Of an encoder-decoder L counts the attention parts of all kinds.
 """
 
+import collections
 import functools
-import itertools
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import models, tasks
+from mha_haiku.core import sites
 
 Array = jax.Array
 
@@ -71,18 +71,64 @@ def refuse_generator(batches: Any) -> None:
     )
 
 
-def run(model: models.Model, params: Any, example: tasks.Example, **options) -> Any:
+def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
     """Returns the model's `Output` on a batch, without dropout.
 
     Args:
       model: The model.
       params: Its parameters.
       example: The batch.
-      **options: `interventions`, `start`; see `models.Model`.
     """
     given = example.model_inputs()
     inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
-    return model.apply(params, None, inputs, **given, is_training=False, **options)
+    return model.apply(params, None, inputs, **given, is_training=False)
+
+
+def look(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    at: Any,
+    *,
+    strict: bool = True,
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the model's `Output` on a batch, and what is at sites, by name.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      example: The batch.
+      at: See `sites.look`.
+      strict: Likewise.
+
+    Returns:
+      Sites of an encoder come first, then those of a decoder's own attention and all
+      else, then those of cross-attention: in this order attention parts are counted.
+    """
+    looked = sites.look(functools.partial(run, model), at, strict=strict)
+    output, found = looked(params, example)
+    names = sorted(found, key=lambda name: _ORDER.index(kind_of(name)))
+    return output, collections.OrderedDict((name, found[name]) for name in names)
+
+
+def run_edited(
+    model: models.Model, params: Any, example: tasks.Example, edits: Any
+) -> Any:
+    """Returns the model's `Output` on a batch with edits, see `sites.edit`."""
+    return sites.edit(functools.partial(run, model), edits)(params, example)
+
+
+_ORDER = ("encoder", "", "decoder", "cross")
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of attention that a site belongs to; "" where there is one.
+
+    One stack of layers alone is called encoder too, which the order does not mind.
+    """
+    if name.startswith("decoder/"):
+        return "cross" if "/cross_attention" in name else "decoder"
+    return "encoder" if name.startswith("encoder/") else ""
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
@@ -101,72 +147,16 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
     return (model.scanned, models.stacked(params)) if is_deep else (model, params)
 
 
-def of_maps(maps: Sequence[Any], function: Callable) -> list[Any]:
-    """Returns a function of each attention map, a tree of arrays.
-
-    Maps of many layers that are alike are stacked and looped over, so that the function
-    is compiled once for them.
-
-    Args:
-      maps: One per layer.
-      function: Of a map.
-    """
-    kinds: dict[Any, list[int]] = {}
-    for i, each in enumerate(maps):
-        leaves, structure = jax.tree.flatten(each)
-        shapes = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
-        kinds.setdefault((structure, shapes), []).append(i)
-    results = [None] * len(maps)
-    for layers in kinds.values():
-        own = [maps[i] for i in layers]
-        if len(own) > FEW_LAYERS:
-            looped = jax.lax.map(function, jax.tree.map(lambda *x: jnp.stack(x), *own))
-            found = [jax.tree.map(lambda x, j=j: x[j], looped) for j in range(len(own))]
-        else:
-            found = map(function, own)
-        for i, result in zip(layers, found, strict=True):
-            results[i] = result
-    return results
+def is_scanned(own: models.Model, model: models.Model) -> bool:
+    """Returns whether layers are scanned in a model that `compact` made of another."""
+    return own is not model or bool(model.config and model.config.scan_layers)
 
 
-def of_kinds(maps: Sequence[Any], function: Callable) -> list[Any]:
-    """Returns a function of each attention map and its kind, a tree of arrays.
-
-    Args:
-      maps: `Output.maps`.
-      function: Of a map, and by keyword `kind`: one of `models.KINDS`, or "" in models
-        of one kind. What stands at queries and keys depends on it.
-    """
-    results = []
-    for kind, group in itertools.groupby(
-        zip(kinds(maps), maps, strict=True), operator.itemgetter(0)
-    ):
-        own = [each for _, each in group]
-        results += of_maps(own, functools.partial(function, kind=kind))
-    return results
-
-
-def kinds(maps: Sequence[Any]) -> list[str]:
-    """Returns the kind of each attention map of an `Output`; "" where there is one."""
-    if not isinstance(maps, models.Maps):
-        return [""] * len(maps)
-    counts = zip(models.KINDS, maps.kinds, strict=True)
-    return [kind for kind, count in counts for _ in range(count)]
-
-
-def kinds_of(model: models.Model, params: Any, example: tasks.Example) -> list[str]:
-    """Returns the kind of each layer of a model; [] where there is one kind."""
-    if example.decoder_inputs is None:
+def kinds_of(model: models.Model) -> list[str]:
+    """Returns the kind of each attention part; [] where there is one kind."""
+    if model.config is None or model.config.family != "encoder_decoder":
         return []
-    known = _known_kinds(model)
-    if not known:  # tracing takes a while, so once for a model
-        known += kinds(_abstract(model, params, example).maps)
-    return known
-
-
-@functools.lru_cache(maxsize=8)
-def _known_kinds(model) -> list[str]:
-    return []
+    return [part.kind for part in models.heads_of_layers(model.config)]
 
 
 def label(kinds: Sequence[str], layer: int) -> str:
@@ -186,7 +176,7 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
 
     Args:
       example: The batch.
-      kind: As in `of_kinds`.
+      kind: As `kind_of` gives it.
 
     Returns:
       Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
@@ -201,7 +191,7 @@ def tokens(example: tasks.Example, kind: str) -> Array | None:
 
     Args:
       example: The batch.
-      kind: As in `of_kinds`.
+      kind: As `kind_of` gives it.
 
     Returns:
       None where there are features, or where queries and keys are of different texts.
@@ -212,34 +202,32 @@ def tokens(example: tasks.Example, kind: str) -> Array | None:
 
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
-    """Returns the number of heads of each layer."""
-    return [each.shape[-3] for each in _abstract(model, params, example).maps]
+    """Returns the number of heads of each attention part."""
+    if model.config is not None:
+        return [len(part.names) for part in models.heads_of_layers(model.config)]
+    _, found = jax.eval_shape(
+        lambda params, x: look(model, params, x, ["*/heads"]), params, example
+    )
+    return [x.shape[-2] for x in found.values()]
 
 
-def _abstract(model, params, example):
-    return jax.eval_shape(lambda params, x: run(model, params, x), params, example)
-
-
-def head_outputs(attention_map: Any) -> Array:
-    """Returns what each head passes on, `[B, T, H, V]`: its weights times its values.
-
-    Where attention is gated, times its gates too.
+def by_kind(
+    function: Callable[[Any, str], Any], model: models.Model
+) -> dict[str, Callable]:
+    """Returns what `look` takes to call a function of each map and its kind.
 
     Args:
-      attention_map: A map with `value`.
+      function: Of a map, and by keyword `kind`: one of `models.KINDS`, or "" in models
+        of one kind. What stands at queries and keys depends on it.
+      model: The model.
     """
-    value = attention_map.value
-    if value is None:
-        raise ValueError(
-            "the map has no value, and a head's output is weights times values."
-        )
-    *batch_shape, heads, length, _ = attention_map.shape
-    if not heads:
-        shape = (*batch_shape, length, 0, value.shape[-1])
-        return jnp.zeros(shape, value.dtype)
-    value = value.repeat(heads // value.shape[-2], axis=-2)
-    outputs = attention_map.apply(value).astype(value.dtype)
-    return outputs if attention_map.gates is None else outputs * attention_map.gates
+    if not kinds_of(model):
+        return {"*/map": functools.partial(function, kind="")}
+    return {
+        "decoder/*/cross_attention/map": functools.partial(function, kind="cross"),
+        "decoder/*/map": functools.partial(function, kind="decoder"),
+        "*/map": functools.partial(function, kind="encoder"),
+    }
 
 
 def fetched(tree: Any) -> Any:

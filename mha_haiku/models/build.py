@@ -34,18 +34,13 @@ class Output(NamedTuple):
         classifier `[B, T]`, one per element; None where the config wants none.
       maps: One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder
         `Maps`, those of all its attention parts.
-      hidden: The input of each layer, `[B, T, D]`; () if the model cannot `start`.
       output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
         encoder-decoder that of the decoder.
-      last: What enters the last norm, `[B, T, D]` likewise: the `hidden` with which a
-        `start` behind the last layer gives these logits.
     """
 
     logits: Array | None
     maps: tuple[attention.AttentionMap, ...]
-    hidden: tuple[Array, ...] = ()
     output: Array | None = None
-    last: Array | None = None
 
     def __repr__(self) -> str:
         return display.record(self)
@@ -58,25 +53,16 @@ class Model(NamedTuple):
       init: `init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None)
         -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
-        decoder_inputs=None, decoder_lengths=None, interventions=None, start=None,
-        observe=None, is_training) -> Output`. Inputs
+        decoder_inputs=None, decoder_lengths=None, is_training) -> Output`. Inputs
         are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
         valid positions; an encoder-decoder takes `[B, S]` of these, and what the
         decoder reads: tokens `[B, T]`, from the start token on, and their lengths
         `[B]`; segments `[B, T]` integers, of models that have such (None:
-        all 0). `rng` is for dropout, and may be None without it. `interventions`, a
-        `modules.Interventions` of L layers (of an encoder-decoder: of its P attention
-        parts, and units of all layers) close heads and hidden units. Tokens and
+        all 0). `rng` is for dropout, and may be None without it. Tokens and
         segments that the model has no row for raise ValueError, but for padding; while
-        they or the lengths are traced, as in a jitted function of them, nobody can
-        look, and they count as the nearest that there is. `start` is
-        `(l, hidden [B, T, D])`: only layers l, ..., L - 1 run, with `hidden` as the
-        input of layer l. With l = L none runs, and the last norm and the logits read
-        `hidden`: the logit lens (https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru).
-        Scanned layers take only 0 and L, or a traced l, and return neither maps nor
-        hidden then, and an encoder-decoder takes none. `observe` is a function of an
-        attention map: what it returns stands in `Output.maps` instead, so that no map
-        outlives its layer.
+        they or the lengths are traced, as in a jitted function of them, values cannot
+        be validated, and are clipped to the valid range. `core.sites` looks into it and
+        changes it: `mh.sites(model.apply, ...)` lists what there is.
       scanned: The same model with scanned layers, whose parameters `modules.stacked`
         makes, for programs that compile one layer instead of L; None where layers
         differ, or are scanned already. Replace it along with `apply`.
@@ -148,83 +134,63 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
 
     stack = _stack(config, is_scanned)
 
-    def forward(inputs, lengths=None, segments=None, start=None, **options):
+    def forward(inputs, lengths=None, segments=None, **options):
         valid = ends.valid(inputs, lengths)
         embedding = ends.make_embedding(config, num_tokens)
-        if start is None:
-            inputs, first_layer = ends.zeroed(inputs, valid), 0
-            x = ends.embedded(config, embedding, inputs, segments)
-        else:
-            first_layer, x = start
-        is_traced = _is_traced(first_layer)
-        encoder = layers.make_encoder(
-            config,
-            implementation,
-            modules.scanned_from(first_layer) if is_traced else stack,
-        )
-        x, maps, hidden, _, last = encoder.encode(
-            x,
+        inputs = ends.zeroed(inputs, valid)
+        x, maps = layers.make_encoder(config, implementation, stack)(
+            ends.embedded(config, embedding, inputs, segments),
             layers.encoder_masks(config, lengths),
             bias=layers.bias(config),
-            first_layer=0 if is_traced else first_layer,
             **options,
         )
-        if is_traced:
-            maps, hidden = (), ()
         logits = None
         if config.output.logits:
             logits = ends.logits(config, embedding, x, valid, num_classes, policy)
-        return Output(logits, maps, hidden, policy.cast_to_output(x), last)
+        return Output(logits, maps, policy.cast_to_output(x))
 
     def forward_both(
         inputs,
         lengths=None,
         segments=None,
-        start=None,
         *,
         decoder_inputs,
         decoder_lengths=None,
-        interventions=None,
         **options,
     ):
-        del start  # refused before
         valid, decoder_valid = (
             ends.valid(x, own)
             for x, own in ((inputs, lengths), (decoder_inputs, decoder_lengths))
         )
-        for_encoder, for_decoder = layers.split(config, interventions)
         x = ends.embedded(
             config,
             ends.make_embedding(config, num_tokens),
             ends.zeroed(inputs, valid),
             segments,
         )
-        encoded = layers.make_encoder(config, implementation, stack).encode(
+        encoded, encoder_maps = layers.make_encoder(config, implementation, stack)(
             x,
             layers.encoder_masks(config, lengths),
             bias=layers.bias(config, "encoder"),
-            interventions=for_encoder,
             **options,
         )
         embedding = ends.make_embedding(config, num_classes, decoder=True)
         y = ends.embedded(
             config, embedding, ends.zeroed(decoder_inputs, decoder_valid), decoder=True
         )
-        decoded = layers.make_decoder(config, implementation, stack).decode(
+        y, decoder_maps = layers.make_decoder(config, implementation, stack)(
             y,
-            encoded.output,
+            encoded,
             layers.decoder_masks(config, decoder_lengths),
             layers.cross_mask(inputs.shape[1], lengths, decoder_lengths),
             bias=layers.bias(config, "decoder"),
-            interventions=for_decoder,
             **options,
         )
-        own, cross = zip(*decoded.maps, strict=True)
-        kinds = len(encoded.maps), len(own), len(cross)
-        y = decoded.output
+        own, cross = zip(*decoder_maps, strict=True)
+        kinds = len(encoder_maps), len(own), len(cross)
         logits = ends.logits(config, embedding, y, decoder_valid, num_classes, policy)
-        maps = Maps((*encoded.maps, *own, *cross), kinds)
-        return Output(logits, maps, (), policy.cast_to_output(y), decoded.last)
+        maps = Maps((*encoder_maps, *own, *cross), kinds)
+        return Output(logits, maps, policy.cast_to_output(y))
 
     has_decoder = config.family == "encoder_decoder"
     transformed = hk.transform(forward_both if has_decoder else forward)
@@ -244,15 +210,10 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         segments=None,
         decoder_inputs=None,
         decoder_lengths=None,
-        interventions=None,
-        start=None,
-        observe=None,
         is_training,
     ):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
-        if start is not None:
-            _check_start(config, start, is_scanned)
-        elif num_tokens is not None:
+        if num_tokens is not None:
             _check_rows("inputs", inputs, num_tokens, lengths)
         if segments is not None:
             _check_segments(config, inputs, segments)
@@ -266,10 +227,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             inputs,
             lengths,
             segments,
-            start,
             **_decoder(has_decoder, decoder_inputs, decoder_lengths),
-            interventions=interventions,
-            observe=observe,
             is_training=is_training,
         )
 
@@ -290,10 +248,6 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     )
 
 
-def _is_traced(first_layer) -> bool:
-    return isinstance(first_layer, jax.Array)
-
-
 def _decoder(has_decoder, inputs, lengths) -> dict[str, Any]:
     return {"decoder_inputs": inputs, "decoder_lengths": lengths} if has_decoder else {}
 
@@ -312,19 +266,6 @@ def _check_decoder_inputs(has_decoder, inputs, lengths):
     elif inputs is not None or lengths is not None:
         raise ValueError(
             "decoder_inputs and decoder_lengths must be None: the model has no decoder."
-        )
-
-
-def _check_start(config, start, is_scanned):
-    if config.family == "encoder_decoder":
-        raise ValueError("start must be None for an encoder_decoder.")
-    if _is_traced(start[0]) and is_scanned:
-        return
-    checks.integer_in("start[0]", start[0], 0, config.num_layers)
-    if is_scanned and start[0] not in (0, config.num_layers):
-        raise ValueError(
-            "start in the middle needs layers that are looped over; models.unstacked "
-            "converts the parameters of scanned layers."
         )
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jmp
 
 from mha_haiku import modules, positions
+from mha_haiku.core import sites
 from mha_haiku.models import architecture
 
 Array = jax.Array
@@ -47,6 +48,8 @@ def embedded(
 ) -> Array:
     """Returns `[B, T, D]`: embedded inputs, plus positions and segments, normalized.
 
+    It is the site "embedding", of a decoder "decoder_embedding".
+
     Args:
       config: `config.model`.
       embedding: As `make_embedding` makes it.
@@ -74,7 +77,8 @@ def embedded(
             w_init=hk.initializers.RandomNormal(0.02),
         )
         x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
-    return _normed(config, own.norm, prefix + "embedding_norm", x)
+    x = _normed(config, own.norm, prefix + "embedding_norm", x)
+    return sites.site(prefix + "embedding", x)
 
 
 def _prefix(decoder: bool) -> str:
@@ -105,6 +109,8 @@ def logits(
 ) -> Array:
     """Returns the logits: `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`.
 
+    They are the site "logits".
+
     Args:
       config: `config.model`.
       embedding: As `make_embedding` makes it.
@@ -127,7 +133,8 @@ def logits(
     x = policy.cast_to_output(x[..., 0] if is_set else x)
     if own.soft_cap is not None:
         x = own.soft_cap * jnp.tanh(x / own.soft_cap)
-    return jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
+    x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
+    return sites.site("logits", x)
 
 
 def _normed(config, is_normed: bool, name: str, x: Array) -> Array:

@@ -83,21 +83,19 @@ class Decoding(NamedTuple):
 
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
-        source_lengths=None, keep_queries=False, interventions=None) -> (logits,
-        cache)`. Prompts are tokens `[B, P]`, lengths `[B]` of at least 1 say where each
-        ends; the logits `[B, C]` are those of its last token. A text may grow to
-        `max_length` positions, S_max. With `keep_queries` the cache has the maps of
-        the whole text, see `maps`. An encoder-decoder needs a source: tokens `[B, S]`
-        or features `[B, S, ...]`, and lengths of at most S (None: all S are valid).
-        Its prompts are what the decoder reads, so that they begin with the start token.
-      step: `step(params, tokens, cache, *, observe=None, interventions=None) ->
-        (logits, maps, cache)`. The tokens `[B]` are put at the cache's positions. The
-        maps, one per layer (of an encoder-decoder `Maps`, without the encoder's), are
-        of shape `(B, H, 1, S_max)`, or as many keys as a
-        window lets anybody see. Examples stand at positions of their own, so that a
-        map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`. `observe`
-        is a function of the map `(H, 1, S_max)` of one example, whose results stand in
-        the place of maps. Interventions have no batch axes.
+        source_lengths=None, keep_queries=False) -> (logits, cache)`. Prompts are tokens
+        `[B, P]`, lengths `[B]` of at least 1 say where each ends; the logits `[B, C]`
+        are those of its last token. A text may grow to `max_length` positions, S_max.
+        With `keep_queries` the cache has the maps of the whole text, see `maps`. An
+        encoder-decoder needs a source: tokens `[B, S]` or features `[B, S, ...]`, and
+        lengths of at most S (None: all S are valid). Its prompts are what the decoder
+        reads, so that they begin with the start token.
+      step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
+        put at the cache's positions. The maps, one per layer (of an encoder-decoder
+        `Maps`, without the encoder's), are of shape `(B, H, 1, S_max)`, or as many keys
+        as a window lets anybody see. Examples stand at positions of their own, so that
+        a map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`, and to
+        `look` and `edit` a value is that of one example.
       prepare: From the model's parameters to what both of the above take in their
         place, and read faster where they are called often.
       num_tokens: The vocabulary.
@@ -167,7 +165,6 @@ def decoding(
         source=None,
         source_lengths=None,
         keep_queries=False,
-        interventions=None,
     ):
         checks.integer_in("max_length", max_length, 1, longest)
         prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths)
@@ -199,7 +196,6 @@ def decoding(
             0,
             last=lengths - 1,
             source_lengths=source_lengths,
-            interventions=interventions,
             **given,
         )
         rows = None
@@ -214,7 +210,7 @@ def decoding(
             max_length,
         )
 
-    def step(params, tokens, cache, *, observe=None, interventions=None):
+    def step(params, tokens, cache):
         known = tiles.known(cache.positions)
         if known is not None and (known >= cache.size).any():
             raise ValueError(
@@ -231,8 +227,6 @@ def decoding(
                 caches,
                 position,
                 source_lengths=source_lengths,
-                observe=observe,
-                interventions=interventions,
             )
             return logits, maps, caches
 
@@ -267,7 +261,6 @@ def _forward(
     policy,
     last=None,
     source_lengths=None,
-    **options,
 ):
     """Returns logits `[B..., C]`, maps and caches after tokens `[B..., T]`, and ().
 
@@ -282,24 +275,21 @@ def _forward(
       policy: See `decoding`.
       last: `[B]`, the index of the token whose logits are wanted; None: the only one.
       source_lengths: None.
-      **options: Of `Encoder.encode`.
     """
     del source_lengths
     embedding = ends.make_embedding(config, num_tokens)
     x = ends.embedded(config, embedding, tokens, first=first)
     encoder = layers.make_encoder(config, implementation, modules.looped)
-    encoded = encoder.encode(
+    x, maps, caches = encoder(
         x,
         layers.encoder_masks(config, None),
         bias=layers.bias(config),
         caches=caches,
         first_query=first,
         is_training=False,
-        **options,
     )
-    x = _at(encoded.output, last)
-    logits = ends.logits(config, embedding, x, None, num_classes, policy)
-    return logits[..., 0, :], encoded.maps, encoded.caches, ()
+    logits = ends.logits(config, embedding, _at(x, last), None, num_classes, policy)
+    return logits[..., 0, :], maps, caches, ()
 
 
 def _forward_both(
@@ -315,8 +305,6 @@ def _forward_both(
     last=None,
     source=None,
     source_lengths=None,
-    interventions=None,
-    **options,
 ):
     """Returns what `_forward` does of an encoder-decoder, and the encoder's maps.
 
@@ -332,11 +320,7 @@ def _forward_both(
       last: See `_forward`.
       source: `[B, S]` or `[B, S, ...]`; None: caches have its keys and values.
       source_lengths: `[B...]`; None: all S positions are valid.
-      interventions: On all heads and units, see `Model.apply`.
-      **options: Of `Decoder.decode`.
     """
-    for_encoder, for_decoder = layers.split(config, interventions)
-    options |= {"is_training": False}
     encoded, encoder_maps = None, ()
     if source is not None:
         x = ends.embedded(
@@ -344,33 +328,30 @@ def _forward_both(
             ends.make_embedding(config, num_tokens),
             ends.zeroed(source, ends.valid(source, source_lengths)),
         )
-        encoded, encoder_maps, *_ = layers.make_encoder(
-            config, implementation, modules.looped
-        ).encode(
+        encoder = layers.make_encoder(config, implementation, modules.looped)
+        encoded, encoder_maps = encoder(
             x,
             layers.encoder_masks(config, source_lengths),
             bias=layers.bias(config, "encoder"),
-            interventions=for_encoder,
             is_training=False,
         )
     embedding = ends.make_embedding(config, num_classes, decoder=True)
     y = ends.embedded(config, embedding, tokens, decoder=True, first=first)
-    decoded = layers.make_decoder(config, implementation, modules.looped).decode(
+    decoder = layers.make_decoder(config, implementation, modules.looped)
+    y, decoded, caches = decoder(
         y,
         encoded,
         layers.decoder_masks(config, None),
         None if source_lengths is None else masks.padding(source_lengths),
         bias=layers.bias(config, "decoder"),
-        interventions=for_decoder,
         caches=caches,
         first_query=first,
-        **options,
+        is_training=False,
     )
-    y = _at(decoded.output, last)
-    logits = ends.logits(config, embedding, y, None, num_classes, policy)
-    own, cross = zip(*decoded.maps, strict=True)
+    logits = ends.logits(config, embedding, _at(y, last), None, num_classes, policy)
+    own, cross = zip(*decoded, strict=True)
     maps = Maps((*own, *cross), (0, len(own), len(cross)))
-    return logits[..., 0, :], maps, decoded.caches, encoder_maps
+    return logits[..., 0, :], maps, caches, encoder_maps
 
 
 def _at(x, last):

@@ -3,9 +3,7 @@
 B batch, S positions of a source, T of the positions of a decoder, L layers.
 """
 
-import dataclasses
 import functools
-import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +11,10 @@ from typing import Any
 import haiku as hk
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mha_haiku import attention, masks, modules, positions
 from mha_haiku.models import architecture, parts
-from mha_haiku.modules import intervention, layer_stacks
+from mha_haiku.modules import layer_stacks
 
 Array = jax.Array
 Mask = masks.Mask
@@ -116,46 +113,6 @@ def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
         for heads in parts.heads_of_layers(config)
         if heads.kind == kind
     ]
-
-
-def split(
-    config: Any, given: modules.Interventions | None
-) -> tuple[modules.Interventions, modules.DecoderInterventions]:
-    """Returns interventions on all heads and units as those of encoder and decoder.
-
-    Args:
-      config: `config.model`, of an encoder-decoder.
-      given: Heads and replacements of P attention parts, units of all layers.
-
-    Raises:
-      ValueError: If they are not of so many.
-    """
-    given = intervention.checked(given)
-    num_encoder = config.num_layers
-    num_decoder = parts.num_decoder_layers(config)
-
-    def divided(field, sizes):
-        x = getattr(given, field)
-        if x is None:
-            return (None,) * len(sizes)
-        count = len(x) if isinstance(x, list | tuple) else (jnp.shape(x) or (None,))[0]
-        if count != sum(sizes):
-            raise ValueError(
-                f"interventions.{field} must have an entry for each of the "
-                f"{sum(sizes)}: {' + '.join(map(str, sizes))} of the encoder, the "
-                f"decoder{' and cross-attention' * (len(sizes) > 2)}, got {count}."
-            )
-        ends = np.cumsum((0, *sizes))
-        return [x[i:j] for i, j in itertools.pairwise(ends.tolist())]
-
-    kinds = (num_encoder, num_decoder, num_decoder)
-    heads, replacements = divided("heads", kinds), divided("replacement", kinds)
-    units, units_of = (divided(name, kinds[:2]) for name in ("units", "units_of"))
-    encoder, own, cross = map(modules.Interventions, heads, replacements)
-    return (
-        dataclasses.replace(encoder, units=units[0], units_of=units_of[0]),
-        modules.DecoderInterventions(own, cross, units[1], units_of[1]),
-    )
 
 
 def _masks(windows, lengths, *, is_causal) -> Mask | list[Mask]:

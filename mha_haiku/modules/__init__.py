@@ -7,16 +7,10 @@ from mha_haiku.modules.embeddings import (
     RelativePositions,
     TokenEmbedding,
 )
-from mha_haiku.modules.encoder import Encoded, Encoder, EncoderLayer
+from mha_haiku.modules.encoder import Encoder, EncoderLayer
 from mha_haiku.modules.feed_forward import FeedForward, gelu
-from mha_haiku.modules.intervention import DecoderInterventions, Interventions
 from mha_haiku.modules.layer_parameters import stacked, unstacked
-from mha_haiku.modules.layer_stacks import (
-    looped,
-    rematerialized,
-    scanned,
-    scanned_from,
-)
+from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
 from mha_haiku.modules.multi_head_attention import (
     Bias,
     MultiHeadAttention,
@@ -32,13 +26,10 @@ from mha_haiku.modules.norms import LayerNorm, RMSNorm, no_norm
 __all__ = [
     "Bias",
     "Decoder",
-    "DecoderInterventions",
     "DecoderLayer",
-    "Encoded",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
-    "Interventions",
     "LayerNorm",
     "LearnedPositions",
     "MultiHeadAttention",
@@ -56,7 +47,6 @@ __all__ = [
     "no_norm",
     "rematerialized",
     "scanned",
-    "scanned_from",
     "smeared_keys",
     "stacked",
     "unstacked",

@@ -3,14 +3,14 @@
 `B...` batch axes, T positions of the decoder, S of the encoder, D width, L layers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import haiku as hk
 import jax
 
 from mha_haiku import attention, masks, positions
-from mha_haiku.modules import encoder, intervention
+from mha_haiku.core import sites
+from mha_haiku.modules import encoder
 
 Array = jax.Array
 
@@ -60,7 +60,6 @@ class DecoderLayer(encoder.Layer):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-        interventions: intervention.DecoderInterventions | None = None,
         cache: tuple[encoder.LayerCache, encoder.LayerCache] | None = None,
         first_query: int | Array = 0,
     ) -> tuple[Array, DecoderMaps]:
@@ -74,39 +73,37 @@ class DecoderLayer(encoder.Layer):
           cross_mask: Which of them may attend to which position of the encoder.
           is_training: Whether there is dropout.
           bias: What is added to the scores of the decoder's own positions.
-          interventions: What is done to heads and hidden units.
           cache: Those of self-attention and cross-attention, see `MultiHeadAttention`;
             with them the changed caches are returned too.
           first_query: The position of the first of x.
         """
         rate = self.dropout_rate if is_training else 0.0
-        given = intervention.checked(interventions, intervention.DecoderInterventions)
         cached, cross_cached = (
             {} if own is None else {"cache": own, "first_query": first_query}
             for own in cache or (None, None)
         )
         x, own, *kept = self._attended(
-            x,
+            sites.site("stream", x),
             None,
             masks.causal() & masks.as_mask(mask),
             make=self.make_attention,
             names=("attention", "norm_1"),
             rate=rate,
             bias=bias,
-            interventions=given.own,
             **cached,
         )
         x, cross, *cross_kept = self._attended(
-            x,
+            sites.site("stream_after_attention", x),
             encoded,
             cross_mask,
             make=self.make_cross_attention,
             names=("cross_attention", "norm_2"),
             rate=rate,
-            interventions=given.cross,
             **cross_cached,
         )
-        x = self._fed_forward(x, given.for_feed_forward(), norm="norm_3", rate=rate)
+        x = sites.site("stream_after_cross_attention", x)
+        x = self._fed_forward(x, norm="norm_3", rate=rate)
+        x = sites.site("stream_after_feed_forward", x)
         rest = () if cache is None else ((*kept, *cross_kept),)
         return x, DecoderMaps(own, cross), *rest
 
@@ -122,61 +119,39 @@ class Decoder(encoder.Stack):
     def __call__(
         self,
         x: Array,
-        encoded: Array,
-        mask: masks.Mask | Array | Sequence | None = None,
-        cross_mask: masks.Mask | Array | None = None,
-        **options,
-    ) -> tuple[Array, tuple[DecoderMaps, ...]]:
-        """Returns the output `[B..., T, D]` and the maps of each layer.
-
-        Arguments are those of `decode`.
-        """
-        decoded = self.decode(x, encoded, mask, cross_mask, **options)
-        return decoded.output, decoded.maps
-
-    @hk.name_like("__call__")
-    def decode(
-        self,
-        x: Array,
         encoded: Array | None,
         mask: masks.Mask | Array | Sequence | None = None,
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-        interventions: intervention.DecoderInterventions | None = None,
-        observe: Callable[[attention.AttentionMap], Any] | None = None,
         caches: Sequence[tuple[encoder.LayerCache, encoder.LayerCache]] | None = None,
         first_query: int | Array = 0,
-    ) -> encoder.Encoded:
-        """Returns the output, the maps of each layer, and what enters each layer.
+    ) -> tuple[Array, tuple[DecoderMaps, ...]]:
+        """Returns the output `[B..., T, D]` and the maps of each layer.
 
         Args:
           x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, the encoder's output.
+          encoded: `[B..., S, D]`, the encoder's output; None where caches have its
+            keys and values.
           mask: As in `DecoderLayer`, in all layers; or a sequence of L masks, which
             must be alike where layers are scanned.
           cross_mask: As in `DecoderLayer`, in all layers.
           is_training: Whether there is dropout.
           bias: As in `DecoderLayer`, in all layers; or a sequence of L of them.
-          interventions: What is done to heads and hidden units of each layer.
-          observe: A function of a map whose result is returned in its place; None: the
-            map itself.
-          caches: As in `DecoderLayer`, of each of the L layers.
+          caches: As in `DecoderLayer`, of each of the L layers; with them the changed
+            caches are returned too.
           first_query: The position of the first of x, where there are caches.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        given = intervention.checked(interventions, intervention.DecoderInterventions)
-        per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
-        own, shared = self._divided(mask=mask, bias=bias)
-        per_layer |= own
+        per_layer, shared = self._divided(mask=mask, bias=bias)
         if caches is not None:
             per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
-            output, maps, *cache = layer(
+            return layer(
                 x,
                 encoded,
                 cross_mask=cross_mask,
@@ -184,7 +159,5 @@ class Decoder(encoder.Stack):
                 **shared,
                 **own,
             )
-            maps = DecoderMaps(*map(observe, maps)) if observe else maps
-            return output, maps, *cache
 
-        return self._run(x, per_layer, 0, call)
+        return self._run(x, per_layer, call)

@@ -7,15 +7,15 @@ that any module of the same call fits, and layers may differ.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import haiku as hk
 import jax
 
 from mha_haiku import attention, checks, masks, positions
+from mha_haiku.core import sites
 from mha_haiku.modules import (
     feed_forward,
-    intervention,
     layer_stacks,
     multi_head_attention,
     norms,
@@ -82,7 +82,12 @@ _NORM_POSITIONS = {
 
 
 class Layer(hk.Module):
-    """What encoder and decoder layers share: their parts, residuals, norms, dropout."""
+    """What encoder and decoder layers share: their parts, residuals, norms, dropout.
+
+    The residual stream `[B..., T, D]` is the site "stream" where it enters a layer, and
+    "stream_after_attention", "stream_after_cross_attention" and
+    "stream_after_feed_forward" where it leaves a part.
+    """
 
     def __init__(
         self,
@@ -181,7 +186,6 @@ class Layer(hk.Module):
     def _fed_forward(
         self,
         x: Array,
-        given: intervention.Interventions,
         *,
         norm: str,
         rate: float,
@@ -197,8 +201,7 @@ class Layer(hk.Module):
             )
 
         def feed(x):
-            output = make()(x, interventions=given, dropout_rate=rate)
-            return (dropout(output, rate),)
+            return (dropout(make()(x, dropout_rate=rate), rate),)
 
         residual = self._feed_forward_residual if residual is None else residual
         (x,) = self._add(x, feed, *self._norms(norm), residual=residual)
@@ -268,7 +271,6 @@ class EncoderLayer(Layer):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-        interventions: intervention.Interventions | None = None,
         cache: LayerCache | None = None,
         first_query: int | Array = 0,
     ) -> tuple[Array, attention.AttentionMap]:
@@ -279,19 +281,18 @@ class EncoderLayer(Layer):
           mask: Which position may attend to which; see `MultiHeadAttention`.
           is_training: Whether there is dropout.
           bias: What is added to the scores.
-          interventions: What is done to heads and hidden units.
           cache: Keeps keys and values, see `MultiHeadAttention`; with it the changed
             cache is returned too.
           first_query: The position of the first of x.
         """
         rate = self.dropout_rate if is_training else 0.0
-        given = intervention.checked(interventions)
         cached = {} if cache is None else {"cache": cache, "first_query": first_query}
         # Where a part is missing, the other alone is the sequence of both.
         has_attention = self.make_attention or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         own = {"residual": False} if is_parallel else {}
+        x = sites.site("stream", x)
         attended, *rest = self._attended(
             x,
             None,
@@ -300,41 +301,23 @@ class EncoderLayer(Layer):
             names=("attention", "norm_1"),
             rate=rate,
             bias=bias,
-            interventions=given.for_attention(),
             **own,
             **cached,
         )
-        fed_forward = self._fed_forward(
-            x if is_parallel else attended,
-            given.for_feed_forward(),
-            norm="norm_2",
-            rate=rate,
-            **own,
-        )
-        output = x + attended + fed_forward if is_parallel else fed_forward
-        return output, *rest
-
-
-class Encoded(NamedTuple):
-    """What an encoder returns.
-
-    Attributes:
-      output: `[B..., T, D]`.
-      maps: One attention map of each layer.
-      hidden: What enters each layer, `[B..., T, D]`.
-      caches: The cache of each layer, of layers that were given one.
-      last: What enters the norm behind the last layer; the output where there is none.
-    """
-
-    output: Array
-    maps: tuple[attention.AttentionMap, ...]
-    hidden: tuple[Array, ...]
-    caches: tuple = ()
-    last: Array | None = None
+        if is_parallel:
+            fed_forward = self._fed_forward(x, norm="norm_2", rate=rate, **own)
+            x = x + attended + fed_forward
+        else:
+            x = sites.site("stream_after_attention", attended)
+            x = self._fed_forward(x, norm="norm_2", rate=rate)
+        return sites.site("stream_after_feed_forward", x), *rest
 
 
 class Stack(hk.Module):
-    """What encoders and decoders share: a number of layers, then a norm."""
+    """What encoders and decoders share: a number of layers, then a norm.
+
+    What enters the norm is the site "stream".
+    """
 
     make_sized_layer: type[Layer]  # of a layer from sizes
 
@@ -386,36 +369,27 @@ class Stack(hk.Module):
         return self.make_sized_layer(**arguments, name=f"layer_{i}")
 
     @hk.transparent
-    def _run(
-        self, x: Array, per_layer: dict[str, list], first_layer: int, call: Callable
-    ) -> Encoded:
-        """Returns the output of the layers from `first_layer` on, and their maps.
+    def _run(self, x: Array, per_layer: dict[str, list], call: Callable) -> tuple:
+        """Returns the output of the layers, their maps, and caches if they have any.
 
         Args:
           x: `[B..., T, D]`.
           per_layer: Lists of L entries; each layer's call gets its own by their names.
-          first_layer: In 0..L; L: there is the norm alone.
           call: From a layer, x and what it is given by name to the output, the map, and
             the cache if it was given one.
         """
-        checks.integer_in("first_layer", first_layer, 0, self.num_layers)
-        layers = range(first_layer, self.num_layers)
 
         def call_layer(i, x, own):
-            output, *rest = call(self.make_layer(first_layer + i), x, **own)
-            attention_map, *cache = rest
-            return output, (attention_map, x, *cache)
+            output, *rest = call(self.make_layer(i), x, **own)
+            return output, tuple(rest)
 
-        maps, hidden, caches = (), (), ()
-        if layers:
-            own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
-            x, results = self.stack(call_layer, len(layers), x, own)
-            maps, hidden, *kept = zip(*results, strict=True)
-            caches = kept[0] if kept else ()
-        last = x
+        layers = range(self.num_layers)
+        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
+        x, results = self.stack(call_layer, self.num_layers, x, own)
+        x = sites.site("stream", x)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
-        return Encoded(x, maps, hidden, caches, last)
+        return x, *zip(*results, strict=True)
 
     def _divided(self, **given: Any) -> tuple[dict[str, list], dict[str, Any]]:
         """Returns what has an entry for each layer, and what all layers share.
@@ -446,30 +420,16 @@ class Encoder(Stack):
     make_sized_layer = EncoderLayer
 
     def __call__(
-        self, x: Array, mask: masks.Mask | Array | Sequence | None = None, **options
-    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
-        """Returns the output `[B..., T, D]` and one attention map per layer.
-
-        Arguments are those of `encode`.
-        """
-        encoded = self.encode(x, mask, **options)
-        return encoded.output, encoded.maps
-
-    @hk.name_like("__call__")
-    def encode(
         self,
         x: Array,
         mask: masks.Mask | Array | Sequence | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-        interventions: intervention.Interventions | None = None,
-        first_layer: int = 0,
-        observe: Callable[[attention.AttentionMap], Any] | None = None,
         caches: Sequence[LayerCache] | None = None,
         first_query: int | Array = 0,
-    ) -> Encoded:
-        """Returns the output, the attention maps, and what enters each layer.
+    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
+        """Returns the output `[B..., T, D]` and one attention map per layer.
 
         Args:
           x: `[B..., T, D]`.
@@ -477,33 +437,21 @@ class Encoder(Stack):
             masks, which must be alike where layers are scanned.
           is_training: Whether there is dropout.
           bias: What is added to the scores of all layers; or a sequence of L of them.
-          interventions: What is done to heads and hidden units of each layer.
-          first_layer: The layer that `x` enters; those below are left out, and their
-            maps and what enters them are not returned. With L no layer runs. Only 0
-            and L where layers are scanned.
-          observe: A function of a layer's map whose result is returned in its place;
-            None: the map itself.
-          caches: What keeps the keys and values of each of the L layers; see
-            `MultiHeadAttention`.
+          caches: What keeps the keys and values of each of the L layers, see
+            `MultiHeadAttention`; with them the changed caches are returned too.
           first_query: The position of the first of x, where there are caches.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        given = intervention.checked(interventions)
-        per_layer = {"interventions": intervention.per_layer(given, self.num_layers)}
-        own, shared = self._divided(mask=mask, bias=bias)
-        per_layer |= own
+        per_layer, shared = self._divided(mask=mask, bias=bias)
         if caches is not None:
             per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
-            output, attention_map, *cache = layer(
-                x, is_training=is_training, **shared, **own
-            )
-            return output, observe(attention_map) if observe else attention_map, *cache
+            return layer(x, is_training=is_training, **shared, **own)
 
-        return self._run(x, per_layer, first_layer, call)
+        return self._run(x, per_layer, call)
 
 
 def dropout(x: Array, rate: float) -> Array:

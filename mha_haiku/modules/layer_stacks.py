@@ -81,31 +81,6 @@ def scanned(
     return x, tuple(_at(maps, i) for i in range(num_layers))
 
 
-def scanned_from(first_layer: int | Array) -> LayerStack:
-    """Returns the stack of scanned layers in which those below one are left out.
-
-    Which one is an array, so that one compiled program serves all. The stack is of all
-    L layers: it takes the parameters and what is given of all, and returns None for
-    their maps.
-
-    Args:
-      first_layer: The first layer that runs; it gets the stack's input.
-    """
-
-    def stack(call_layer, num_layers, x, given):
-        def call_or_skip(i, x, given):
-            index, given = given
-            call = lambda x: call_layer(i, x, given)[0]  # noqa: E731
-            # A loop of L steps, of which those below are skipped: unlike a loop from
-            # `first_layer` on it has the parameters of each step as a scan has them.
-            return hk.cond(index >= first_layer, call, lambda x: x, x), (None, None)
-
-        given = [(jnp.int32(i), each) for i, each in enumerate(given)]
-        return scanned(call_or_skip, num_layers, x, given)
-
-    return stack
-
-
 def rematerialized(stack: LayerStack) -> LayerStack:
     """Returns the stack whose layers are computed again when gradients need them.
 

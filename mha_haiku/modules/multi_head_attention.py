@@ -140,8 +140,8 @@ class MultiHeadAttention(hk.Module):
         """Returns the attended output and the attention map.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
-        they are compared), "map", "weights", "heads" (`[B..., T, H, V]`, before the last
-        linear map) and "output".
+        they are compared), "map", "weights", "heads" (`[B..., T, H, V]`, before the
+        last linear map) and "output".
 
         What no query may see (padding) is blanked before it is projected, so that NaN
         there reaches neither results nor gradients.

@@ -6,7 +6,7 @@ under jit, vmap, grad and scan.
 """
 
 from mha_haiku.core.sites.looking import Sites, edit, look, sites
-from mha_haiku.core.sites.program import Resume
+from mha_haiku.core.sites.program import Resume, numbered_by_layer
 from mha_haiku.core.sites.site import SEEN, Facet, faceted, site
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "edit",
     "faceted",
     "look",
+    "numbered_by_layer",
     "site",
     "sites",
 ]

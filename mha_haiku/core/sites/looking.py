@@ -1,5 +1,6 @@
 """Look at values inside of a function, and change them, by the names of their sites."""
 
+import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,7 +18,10 @@ Change = Callable[..., Any]
 
 
 def look(
-    function: Callable, at: Iterable[str] | Mapping[str, Callable]
+    function: Callable,
+    at: Iterable[str] | Mapping[str, Callable],
+    *,
+    strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
     """Returns a function that also returns the values at some of its sites.
 
@@ -29,6 +33,7 @@ def look(
         pattern, of the value, or of the value and the layer: what they return is
         returned in its place, so that nothing large outlives its layer. Where several
         patterns name a site the first counts.
+      strict: Whether a pattern that names no site is an error.
 
     Returns:
       A function of the same arguments that gives `(output, found)`, with the values by
@@ -44,10 +49,8 @@ def look(
         at = [at]
     if not isinstance(at, Mapping):
         at = {pattern: lambda value: value for pattern in at}
-    reads = {
-        pattern: program.with_layer(function) for pattern, function in at.items()
-    }
-    return _walked(function, reads, {})
+    reads = {pattern: program.with_layer(function) for pattern, function in at.items()}
+    return _walked(function, reads, {}, strict)
 
 
 def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
@@ -69,10 +72,8 @@ def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
       ValueError: From the returned function, if a pattern names no site, one that can
         only be looked at, or a change returns another shape.
     """
-    changes = {
-        pattern: program.with_layer(change) for pattern, change in edits.items()
-    }
-    walked = _walked(function, {}, changes)
+    changes = {pattern: program.with_layer(change) for pattern, change in edits.items()}
+    walked = _walked(function, {}, changes, True)
 
     @functools.wraps(function)
     def edited(*args, **kwargs):
@@ -104,10 +105,8 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     def note(function):
         def run(*args, **kwargs):
             survey, *_ = _surveyed(function, args, kwargs)
-            for stop in survey.top.all_stops():
-                views = stop.views()
-                for _, names in stop.turns():
-                    found.update(zip(names, views, strict=True))
+            for stop, names in survey.names():
+                found.update(zip(names, stop.views(), strict=True))
 
         return run
 
@@ -115,18 +114,20 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     return found
 
 
-def _walked(function, reads, edits) -> Callable:
+def _walked(function, reads, edits, strict) -> Callable:
     """Returns a function that gives the output, changed, and what was seen."""
 
     @functools.wraps(function)
     def walked(*args, **kwargs):
         if not haiku_base.inside_transform():
-            return _walk(function, reads, edits, args, kwargs)
+            return _walk(function, reads, edits, strict, args, kwargs)
 
         # Haiku's parameters and keys are arguments and results of what is traced.
         def threaded(inner):
             def run(*args, **kwargs):
-                (output, state), found = _walk(inner, reads, edits, args, kwargs)
+                (output, state), found = _walk(
+                    inner, reads, edits, strict, args, kwargs
+                )
                 return (output, found), state
 
             return run
@@ -137,18 +138,18 @@ def _walked(function, reads, edits) -> Callable:
     return walked
 
 
-def _walk(function, reads, edits, args, kwargs):
+def _walk(function, reads, edits, strict, args, kwargs):
     survey, closed, leaves, outputs_of = _surveyed(function, args, kwargs)
-    _match(survey, list(reads.items()), edits)
+    _match(survey, list(reads.items()), edits, strict)
     outputs, seen = program.run(survey.top, closed.consts, leaves)
-    found = {}
+    # Of all dicts, JAX keeps the order of this one alone.
+    found = collections.OrderedDict()
     patterns = list(reads)
-    for stop in survey.top.all_stops():
-        for _, names in stop.turns() if stop.reads else ():
-            for name in names:
-                number = _first(patterns, name)
-                if number is not None:
-                    found[name] = seen[name, number]
+    for _, names in survey.names():
+        for name in names:
+            number = _first(patterns, name)
+            if number is not None:
+                found[name] = seen[name, number]
     return outputs_of(outputs), found
 
 
@@ -192,7 +193,7 @@ def _surveyed(function, args, kwargs):
     return program.Survey(closed.jaxpr), closed, arrays, outputs_of
 
 
-def _match(survey, reads, edits) -> None:
+def _match(survey, reads, edits, strict) -> None:
     """Enters in the stops what is to be done there.
 
     Raises:
@@ -233,7 +234,7 @@ def _match(survey, reads, edits) -> None:
     for stop in stops:
         stop.is_kept = stop.group in groups
     for pattern in (*patterns, *edits):
-        if pattern not in used:
+        if pattern not in used and strict:
             _refuse(pattern, names_of_all, survey.kernels)
 
 

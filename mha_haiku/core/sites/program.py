@@ -31,6 +31,9 @@ _TURN = "\0"
 # Ends a path behind which the number of the next part is the turn.
 _NUMBERED = "\1"
 
+# The number of a layer: a part of a name, or what ends one.
+_LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{_TURN})(?=$|[/_.#])")
+
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _REMAT = ("checkpoint", "remat", "remat2")
@@ -86,6 +89,7 @@ class Stop:
     names: tuple[str, ...]
     lengths: tuple[int, ...]
     in_while: bool
+    place: tuple  # in the program, with None for the turns of the scans around
     group: int | None = None  # the attention that was recognised, of which it is one
 
     @property
@@ -115,6 +119,11 @@ class Stop:
         shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.inputs]
         return jax.eval_shape(mapped, *shapes)
 
+    def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
+        """Returns the order of the site among all, at a turn of the scans around."""
+        turns = iter(turn)
+        return tuple(next(turns) if x is None else x for x in self.place)
+
     def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
         """Yields the turns of the scans around, and the facets' names there."""
         for turn in itertools.product(*map(range, self.lengths)):
@@ -139,7 +148,7 @@ class Level:
         """Yields the sites of the level and of those inside, in order."""
         own = [(stop.index, [stop]) for stop in self.stops]
         own += [
-            (index, itertools.chain.from_iterable(level.all_stops() for level in levels))
+            (index, itertools.chain.from_iterable(each.all_stops() for each in levels))
             for index, levels in self.inner.items()
         ]
         for _, stops in sorted(own, key=lambda pair: pair[0]):
@@ -167,9 +176,27 @@ class Survey:
         self._counts: dict[str, int] = {}
         self._groups = itertools.count()
         self._pathless = itertools.count()
-        self.top = self._level(jaxpr, "", (), False)
+        self.top = self._level(jaxpr, "", (), False, ())
+        several = {name for name, count in self._counts.items() if count > 1}
+        for stop in self.top.all_stops():
+            stop.names = tuple(
+                _call(name, 0) if name in several else name for name in stop.names
+            )
 
-    def _level(self, jaxpr, prefix, lengths, in_while) -> Level:
+    def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
+        """Returns each site and its facets' names, in the order in which it is passed.
+
+        A site of scanned layers is there once for each turn.
+        """
+        found = [
+            (stop.place_at(turn), stop, names)
+            for stop in self.top.all_stops()
+            for turn, names in stop.turns()
+        ]
+        found.sort(key=lambda each: each[0])
+        return [(stop, names) for _, stop, names in found]
+
+    def _level(self, jaxpr, prefix, lengths, in_while, place) -> Level:
         attentions = recognition.attentions(jaxpr)
         found: dict[int, list] = {}
         for attention in attentions:
@@ -186,9 +213,7 @@ class Survey:
                     paths[id(attention)] = next(self._groups), local
                 group, local = paths[id(attention)]
                 level.stops.append(
-                    self._stop(
-                        each, local, prefix, lengths, in_while, index=index, group=group
-                    )
+                    self._stop(each, local, prefix, lengths, in_while, place, group)
                 )
             local = _path(eqn)
             if eqn.primitive is site_p:
@@ -197,7 +222,7 @@ class Survey:
                         index, list(eqn.invars), list(eqn.outvars), eqn.params
                     )
                     level.stops.append(
-                        self._stop(own, local, prefix, lengths, in_while, index=index)
+                        self._stop(own, local, prefix, lengths, in_while, place)
                     )
                 continue
             if _KERNEL.search(eqn.primitive.name):
@@ -211,26 +236,24 @@ class Survey:
                     _behind_scan(path, each) if is_loop else path,
                     (*lengths, eqn.params["length"]) if is_loop else lengths,
                     in_while or eqn.primitive.name == "while",
+                    (*place, index, None) if is_loop else (*place, index, i),
                 )
-                for each in _jaxprs(eqn)
+                for i, each in enumerate(_jaxprs(eqn))
             ]
             if any(True for each in inner for _ in each.all_stops()):
                 level.inner[index] = inner
         return level
 
-    def _stop(self, own, local, prefix, lengths, in_while, *, index, group=None) -> Stop:
+    def _stop(self, own, local, prefix, lengths, in_while, place, group=None) -> Stop:
         path = _joined(prefix, local)
         names = []
         for facet in own.params["facets"]:
             name = "/".join(filter(None, (path.partition(_NUMBERED)[0], facet.name)))
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
-            if count:
-                parent, _, last = name.rpartition("/")
-                name = f"{parent}#{count}/{last}"
-            names.append(name)
+            names.append(_call(name, count) if count else name)
         return Stop(
-            index,
+            own.index,
             own.inputs,
             own.outputs,
             own.params,
@@ -238,6 +261,7 @@ class Survey:
             tuple(names),
             lengths,
             in_while,
+            (*place, own.index),
             group,
         )
 
@@ -349,15 +373,11 @@ def _last_uses(jaxpr, stops) -> dict:
 def _passed(stop, leaves, turns, seen) -> list:
     """Returns the leaves of a site after its edits, and enters what is looked at."""
     original, params = leaves, stop.params
-    layer = turns[0] if turns else _layer(stop.names[0])
+    layer = _layer(stop.names[0], turns)
     for i, change, chosen in stop.edits:
-        leaves, params = _edited(
-            leaves,
-            params,
-            params["facets"][i],
-            stop.names[i].replace(_TURN, "*"),
-            functools.partial(_chosen, change, chosen, turns, layer),
-        )
+        name = stop.names[i].replace(_TURN, "*")
+        changed = functools.partial(_chosen, change, chosen, turns, layer, name)
+        leaves, params = _edited(leaves, params, params["facets"][i], changed)
     for i, number, function in stop.reads:
         facet, tree = params["facets"][i], params["tree"]
 
@@ -382,30 +402,28 @@ def _passed(stop, leaves, turns, seen) -> list:
     return fitted(original, *leaves)
 
 
-def _chosen(change, chosen, turns, layer, view):
+def _chosen(change, chosen, turns, layer, name, view):
     """Returns a changed view, at the turns of the scans that are meant."""
     if chosen.all():
-        return change(view, layer)
-    is_chosen = jnp.asarray(chosen)[turns]
-    changed = jax.eval_shape(lambda: change(view, layer))
-    if jax.tree.structure(changed) != jax.tree.structure(view):
-        return change(view, layer)  # is refused
+        changed = change(view, layer)
+        _check(name, view, changed)
+        return _like(view, changed)
+    _check(name, view, jax.eval_shape(lambda: change(view, layer)))
     return jax.lax.cond(
-        is_chosen,
-        lambda view: jax.tree.map(_like, view, change(view, layer)),
+        jnp.asarray(chosen)[turns],
+        lambda view: _like(view, change(view, layer)),
         lambda view: view,
         view,
     )
 
 
-def _edited(leaves, params, facet, name, change) -> tuple[list, dict[str, Any]]:
+def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
     """Returns the leaves of a site with one facet changed, and their parameters."""
     trees = []
 
     def changed(*leaves):
         value = jax.tree.unflatten(params["tree"], leaves)
-        view = facet.read(value)
-        value = facet.write(value, _checked(name, view, change(view)))
+        value = facet.write(value, change(facet.read(value)))
         leaves, tree = jax.tree.flatten(value)
         trees.append(tree)
         return leaves
@@ -437,27 +455,41 @@ def _mapped(function, batched, *, own_axes):
     return function
 
 
-def _checked(name, before, after):
-    """Returns an edited view, with the dtypes that it had.
-
-    Raises:
-      ValueError: If it has another structure or shape.
-    """
-    is_alike = jax.tree.structure(before) == jax.tree.structure(after)
-    if not is_alike and getattr(before, "shape", 0) == getattr(after, "shape", 1):
-        return after  # a map of another form
-    shapes = [list(map(jnp.shape, jax.tree.leaves(x))) for x in (before, after)]
-    if not is_alike or shapes[0] != shapes[1]:
+def _check(name, before, after) -> None:
+    """Raises ValueError unless an edited view has the form that it had."""
+    if _is_other_map(before, after):
+        return
+    forms = [
+        (jax.tree.structure(x), [*map(jnp.shape, jax.tree.leaves(x))])
+        for x in (before, after)
+    ]
+    if forms[0] != forms[1]:
         raise ValueError(
             f"the edit of {name!r} must return what it is given, changed: "
             f"{display.value(before)}, got {display.value(after)}."
         )
-    return jax.tree.map(_like, before, after)
+
+
+def _is_other_map(before, after) -> bool:
+    """Returns whether an edit gives a map of the same shape, of another form."""
+    is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(before))
+    return (
+        not is_array
+        and type(before) is type(after)
+        and getattr(before, "shape", None) == getattr(after, "shape", ())
+    )
 
 
 def _like(before, after):
-    dtype = jnp.result_type(before)
-    return after if jnp.result_type(after) == dtype else jnp.asarray(after, dtype)
+    """Returns an edited view with the dtypes that it had."""
+
+    def cast(x, y):
+        dtype = jnp.result_type(x)
+        return y if jnp.result_type(y) == dtype else jnp.asarray(y, dtype)
+
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return after
+    return jax.tree.map(cast, before, after)
 
 
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
@@ -594,9 +626,9 @@ def _repeated(eqn, levels, inputs, turns):
     for_body = for_test + params["body_nconsts"]
     return jax.lax.while_loop(
         lambda x: run(levels[0], test.consts, [*inputs[:for_test], *x], turns)[0][0],
-        lambda x: run(
-            levels[1], body.consts, [*inputs[for_test:for_body], *x], turns
-        )[0],
+        lambda x: run(levels[1], body.consts, [*inputs[for_test:for_body], *x], turns)[
+            0
+        ],
         inputs[for_body:],
     )
 
@@ -707,10 +739,31 @@ def _numbered(name: str, turn: Sequence[int]) -> str:
     return name
 
 
-def _layer(name: str) -> int | None:
-    """Returns the first number in a name: that of the layer."""
-    found = re.search(r"(?:^|[/_.])(\d+)(?=$|[/_#.])", name)
-    return int(found[1]) if found else None
+def _call(name: str, count: int) -> str:
+    """Returns the name of the site where its path is passed for the n-th time."""
+    parent, _, last = name.rpartition("/")
+    return f"{parent}#{count}/{last}"
+
+
+def numbered_by_layer(name: str) -> tuple[str, int | None]:
+    """Returns a name with `*` for the number of its layer, and the number.
+
+    Args:
+      name: `encoder/layer_3/attention/heads`, say: the first number counts.
+    """
+    found = _LAYER.search(name)
+    if not found:
+        return name, None
+    number = None if found[1] == _TURN else int(found[1])
+    return f"{name[: found.start(1)]}*{name[found.end(1) :]}", number
+
+
+def _layer(name: str, turns: Sequence) -> int | Array | None:
+    """Returns the layer of a site: a number of its name, or the turn of a scan."""
+    found = _LAYER.search(name)
+    if not found:
+        return None
+    return turns[0] if found[1] == _TURN else int(found[1])
 
 
 def with_layer(change: Callable) -> Callable:

@@ -12,7 +12,6 @@ import jax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-
 SEEN = "mha_haiku_attention"
 """The scope of what a site shows already: attention there is not recognised again."""
 
@@ -82,9 +81,9 @@ def _replaced(value, changed):
     return changed
 
 
-# Parameters: `facets`, `fit`, the `tree` of the value, which of its leaves are `kept` (all,
-# unless a transformation dropped some), and where each vmap around has the axis of
-# each leaf, from the innermost vmap out.
+# Parameters: `facets`, `fit`, the `tree` of the value, which of its leaves are `kept`
+# (all, unless a transformation dropped some), and where each vmap around has the axis
+# of each leaf, from the innermost vmap out.
 site_p = core.Primitive("site")
 site_p.multiple_results = True
 site_p.def_impl(lambda *leaves, **_: list(leaves))
