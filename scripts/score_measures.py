@@ -24,7 +24,8 @@ import numpy as np
 import tqdm
 
 from configs import reverse
-from mha_haiku import devices, heads, models, modules, rasp
+from mha_haiku import devices, heads, models, rasp
+from mha_haiku.core import sites
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import optimizers, stepping
@@ -218,11 +219,7 @@ def _with_dead_heads() -> tuple[heads.Subject, np.ndarray]:
     model = folders.make_model(config, task)
     alive = np.tile([True, False], 4)
     gates = np.tile(alive.astype(np.float32), (2, 1))
-    interventions = modules.Interventions(heads=gates)
-
-    def apply(*arguments, **options):
-        return model.apply(*arguments, interventions=interventions, **options)
-
+    apply = sites.edit(model.apply, heads.edits.gate(gates))
     placement = devices.Replicas(jax.local_devices()[:1])
     adam = optimizers.make(config.optimizer, steps=_DEAD_STEPS)
     closed = models.Model(model.init, apply)

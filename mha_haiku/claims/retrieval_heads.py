@@ -173,18 +173,21 @@ class _Laboratory:
         return np.concatenate(copied).astype(np.float64)
 
     def _copied(self, params, example, is_needle):
-        output = self.bench.output(params, example)
+        def largest(attention_map):
+            return attention_map.top(1).positions[:, :, -_WORDS:, 0]  # [B, H, words]
+
+        model = self.bench.run.model
+        output, found = heads.subject.look(model, params, example, {"*/map": largest})
         wanted = example.targets[:, -_WORDS:]
         is_right = output.logits[:, -_WORDS:].argmax(-1) == wanted
 
-        def share(attention_map):
-            places = attention_map.top(1).positions[:, :, -_WORDS:, 0]  # [B, H, words]
+        def share(places):
             batch = jnp.arange(len(places))[:, None, None]
             same = example.inputs[batch, places] == wanted[:, None]
             same &= is_needle[batch, places] & is_right[:, None]
             return same.mean((0, 2))
 
-        return heads.subject.of_maps(output.maps, share)
+        return [share(places) for places in found.values()]
 
     def found(self, example, closed) -> np.ndarray:
         """Returns which needles are found without some heads, booleans `[B]`."""

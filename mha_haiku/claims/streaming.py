@@ -94,9 +94,7 @@ def _program(run):
 
         model = models.build(run.config.model, **sizes._asdict(), implementation=within)
         model = model.scanned or model  # the bench's parameters are stacked
-        output = model.apply(
-            params, None, example.inputs, observe=lambda _: 0.0, is_training=False
-        )
+        output = model.apply(params, None, example.inputs, is_training=False)
         nats = losses.cross_entropy(output.logits, example.targets)
         return nats[:, _FROM:].mean()
 

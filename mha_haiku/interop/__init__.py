@@ -2,8 +2,7 @@
 
 `load` reads a model that others stored, `save` writes one that `transformers` opens,
 and `export` writes its forward pass as a program that runs without this package.
-`observe` gives the maps of any Haiku model. `from_torch`, `to_torch` and their like
-move the parameters of single modules.
+`from_torch`, `to_torch` and similar functions move the parameters of single modules.
 """
 
 from mha_haiku.interop.exporting import export, run_exported
@@ -18,13 +17,10 @@ from mha_haiku.interop.layers import (
     to_torch,
 )
 from mha_haiku.interop.loading import Imported, Sizes, load, read_config, sizes_of
-from mha_haiku.interop.observed_model import observed_model
-from mha_haiku.interop.observing import Observed, observe
 from mha_haiku.interop.saving import save
 
 __all__ = [
     "Imported",
-    "Observed",
     "Sizes",
     "export",
     "from_equinox",
@@ -32,8 +28,6 @@ __all__ = [
     "from_haiku",
     "from_torch",
     "load",
-    "observe",
-    "observed_model",
     "patches",
     "read_config",
     "run_exported",

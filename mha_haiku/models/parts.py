@@ -46,6 +46,13 @@ class LayerHeads(NamedTuple):
         """How a user names it in a flag: "3", or "cross.3" where there are kinds."""
         return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
+    @property
+    def path(self) -> str:
+        """The path of its sites: "encoder/layer_3/attention"."""
+        stack = "decoder" if self.kind in ("decoder", "cross") else "encoder"
+        name = "cross_attention" if self.kind == "cross" else "attention"
+        return f"{stack}/layer_{self.layer}/{name}"
+
 
 def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
     """Returns the heads of each of the P attention parts that a config describes.

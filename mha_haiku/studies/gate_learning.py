@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mha_haiku import checks, devices, heads, models, modules
+from mha_haiku import checks, devices, heads, models
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import hard_concrete
+from mha_haiku.core import sites
+from mha_haiku.heads import edits, hard_concrete
 from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import imported_runs, pruned_runs
@@ -103,6 +104,9 @@ def learn_gates(
         model, task = heads.mean_pooled(model), _Counted(task)
         measure = functools.partial(_drift_sums, model)
 
+    parts = models.heads_of_layers(run.config.model)
+    names = [f"{part.path}/heads" for part in parts]
+
     def apply(params, rng, inputs, *, is_training, **given):
         keys = jax.random.split(rng, len(params["log_alpha"]))
         gates = [
@@ -110,14 +114,8 @@ def learn_gates(
             for logits, key in zip(params["log_alpha"], keys, strict=True)
         ]
         del is_training  # no dropout: the gates are the only randomness
-        return model.apply(
-            params["model"],
-            None,
-            inputs,
-            **given,
-            interventions=modules.Interventions(heads=gates),
-            is_training=False,
-        )
+        gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
+        return gated(params["model"], None, inputs, **given, is_training=False)
 
     def total_penalty(log_alpha):
         return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
@@ -154,8 +152,7 @@ def learn_gates(
         max_steps=_STEPS_PER_DISPATCH,
         measure=measure,
     )
-    counts = [len(layer.names) for layer in models.heads_of_layers(run.config.model)]
-    log_alpha = [jnp.full(count, initial) for count in counts]
+    log_alpha = [jnp.full(len(part.names), initial) for part in parts]
     params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
     if has_drift:
         params["whole"] = jax.tree.map(jnp.array, run.params)

@@ -182,7 +182,7 @@ def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
         )
     sizes = models.hidden_sizes(run.config.model)
     of = bench.subject(examples, name="hidden units")
-    importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    importance = heads.unit_gradient(of).mean
     keep = [
         np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
         for row, size in zip(importance, sizes, strict=True)

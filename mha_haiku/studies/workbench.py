@@ -146,9 +146,9 @@ class Bench:
         placement = self.run.placement
         return tree if placement is None else placement.gathered(tree)
 
-    def output(self, params: Any, example: tasks.Example, **options) -> models.Output:
+    def output(self, params: Any, example: tasks.Example) -> models.Output:
         """Returns the model's output on a batch, without dropout; inside a program."""
-        return heads.subject.run(self.run.model, params, example, **options)
+        return heads.subject.run(self.run.model, params, example)
 
     def observed(
         self,
@@ -159,8 +159,8 @@ class Bench:
     ) -> tuple[models.Output, list[Any]]:
         """Returns the output on a batch, and a function of the maps of some layers.
 
-        Inside a program. Layers that are scanned are observed as they run, so that no
-        map outlives its layer.
+        Inside a program. The function runs where the map is made, so that no map
+        outlives its layer.
 
         Args:
           params: The parameters.
@@ -168,19 +168,17 @@ class Bench:
           function: From an attention map and the kind of its layer to a tree of arrays.
           layers: Which layers, of all kinds.
         """
-        model = self.run.config.model
-        kinds = [each.kind for each in models.heads_of_layers(model)]
-        if model.scan_layers and len(layers) == len(kinds) and not any(kinds):
-            output = self.output(params, example, observe=lambda x: function(x, ""))
-            return output, [output.maps[i] for i in layers]
-        output = self.output(params, example)
-        results = {}
-        for kind in dict.fromkeys(kinds):
-            own = [i for i in layers if kinds[i] == kind]
-            of_kind = functools.partial(function, kind=kind)
-            found = heads.subject.of_maps([output.maps[i] for i in own], of_kind)
-            results |= dict(zip(own, found, strict=True))
-        return output, [results[i] for i in layers]
+        run = self.run
+        parts = models.heads_of_layers(run.config.model)
+        if len(layers) == len(parts):
+            at = heads.subject.by_kind(function, run.model)
+        else:
+            at = {
+                f"{parts[i].path}/map": functools.partial(function, kind=parts[i].kind)
+                for i in layers
+            }
+        output, found = heads.subject.look(run.model, params, example, at)
+        return output, [found[f"{parts[i].path}/map"] for i in layers]
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
         """Returns the held-out examples of these indices, split over devices."""

@@ -76,7 +76,7 @@ def show(
 
     Args:
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
-        (as of `observe`), or a model's output with its maps; a run, or the path of its
+        (as of `look`), or a model's output with its maps; a run, or the path of its
         folder; statistics, importance, roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. Of an

@@ -21,6 +21,7 @@ import numpy as np
 
 from experiments import command_line
 from mha_haiku import checks, heads, models, modules, tasks
+from mha_haiku.core import sites
 
 B, T, D, H, L, F, C = 16, 64, 256, 8, 6, 1024, 64
 
@@ -54,12 +55,8 @@ def main() -> int:
 def _sweep(of, example, rounds):
     whole = jax.jit(
         lambda params, gates: of.metric(
-            of.model.apply(
-                params,
-                None,
-                example.inputs,
-                interventions=modules.Interventions(heads=gates),
-                is_training=False,
+            sites.edit(of.model.apply, heads.edits.gate(gates))(
+                params, None, example.inputs, is_training=False
             ).logits,
             example,
         )
@@ -98,10 +95,9 @@ def _pruned(model, params, config, example, rounds):
     small, small_config = heads.prune(params, config, keep)
     small_model = _build(small_config)
     gates = jnp.stack(heads.open_gates(config, keep))
-    closed = {"interventions": modules.Interventions(heads=gates)}
+    gated = model._replace(apply=sites.edit(model.apply, heads.edits.gate(gates)))
     whole, pruned, masked = (
-        _forward(each, example, **options)
-        for each, options in ((model, {}), (small_model, {}), (model, closed))
+        _forward(each, example) for each in (model, small_model, gated)
     )
     operations = [
         each.lower(p).compile().cost_analysis()["flops"]
@@ -158,8 +154,8 @@ def _attention_alone(params, config) -> Callable:
     return lambda: jax.block_until_ready(compiled(*arguments))
 
 
-def _forward(model, example, **options):
-    run = functools.partial(model.apply, is_training=False, **options)
+def _forward(model, example):
+    run = functools.partial(model.apply, is_training=False)
     return jax.jit(lambda params: run(params, None, example.inputs).logits)
 
 
