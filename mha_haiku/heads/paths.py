@@ -95,13 +95,18 @@ def path_patching(
     Raises:
       TypeError: If batches can be gone through only once.
       ValueError: If batches do not pair, there is no such head, kind or edge, or
-        feed-forward parts should be held that are no sites of the model.
+        feed-forward parts of a model that `models.build` did not make should be held.
 
     Source: Wang et al. 2022, section 3.1, https://arxiv.org/abs/2211.00593; Goldowsky-
     Dill et al. 2023, section 2, https://arxiv.org/abs/2304.05969.
     """
     for kind in kinds:
         checks.choice("kinds", kind, KINDS)
+    if of.model.config is None and not through_units:
+        raise ValueError(
+            "through_units must be True for a model that models.build did not make, "
+            "whose feed-forward parts cannot be held."
+        )
     example = next(iter(of.batches))
     counts = subject.num_heads(of.model, of.params, example)
     parts = subject.kinds_of(of.model) or [""] * len(counts)
@@ -145,11 +150,6 @@ def _program(model, metric, through_units) -> Callable:
             [name for name in ours if name.endswith(end)]
             for end in ("/heads", "/map", "feed_forward/output")
         )
-        if not units and not through_units:
-            raise ValueError(
-                "through_units must be True for a model of which no feed-forward part "
-                "is a site, so that it could be held."
-            )
         counts = [ours[name].shape[-2] for name in heads]
         clean_maps = [ours[name] for name in maps]
         units_held = edits.on_parts(

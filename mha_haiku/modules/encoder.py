@@ -171,7 +171,9 @@ class Layer(hk.Module):
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
             rest = () if options.get("cache") is None else (options["cache"],)
-            return x, multi_head_attention.map_of_no_heads(x, keys, mask), *rest
+            with jax.named_scope(names[0]):
+                no_map = multi_head_attention.map_of_no_heads(x, keys, mask)
+            return x, no_map, *rest
         make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
 
         def attend(x):

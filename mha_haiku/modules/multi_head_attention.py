@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, checks, masks, positions
-from mha_haiku.attention import implementations
+from mha_haiku.attention import implementations, sited
 from mha_haiku.core import sites
 from mha_haiku.modules import norms
 
@@ -333,10 +333,13 @@ class Bias(hk.Module):
 def map_of_no_heads(
     query: Array, key: Array, mask: masks.Mask | Array | None
 ) -> attention.AttentionMap:
-    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`."""
+    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
+
+    Its sites, and those of its heads `[B..., T, 0, 1]`, are there as in any attention.
+    """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
-    return attention.AttentionMap(
+    no_map = attention.AttentionMap(
         query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
         key=keys,
         logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
@@ -345,6 +348,7 @@ def map_of_no_heads(
         score=attention.dot_product(),
         value=keys,
     )
+    return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
 
 
 def additive_score(
