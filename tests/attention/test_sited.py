@@ -1,0 +1,138 @@
+"""What look and edit find of an attention, against the same by hand."""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import attention
+from mha_haiku.attention import sited
+
+B, T, S, H, G, K, V, D = 2, 3, 5, 4, 2, 6, 7, 8
+
+_KEYS = jax.random.split(jax.random.key(0), 5)
+QUERY = jax.random.normal(_KEYS[0], (B, T, H, K))
+KEY = jax.random.normal(_KEYS[1], (B, S, G, K))
+VALUE = jax.random.normal(_KEYS[2], (B, S, G, V))
+GATES = jax.nn.sigmoid(jax.random.normal(_KEYS[3], (B, T, H, 1)))
+MASK = mh.masks.causal()
+OPTIONS = {"mask": MASK, "gates": GATES}
+
+
+def attend(query, implementation="dense", **options):
+    options = OPTIONS | options
+    return attention.attend(query, KEY, VALUE, implementation=implementation, **options)
+
+
+def mixed(weights):
+    """Returns what heads pass on that have these weights, `[B, T, H, V]`."""
+    values = np.repeat(np.asarray(VALUE), H // G, axis=-2)
+    return np.einsum("bhts,bshv->bthv", weights, values) * np.asarray(GATES)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])
+def test_the_map_weights_and_heads_are_those_that_attend_returns(implementation):
+    (values, whole), found = mh.look(attend, ["map", "weights", "heads"])(
+        QUERY, implementation
+    )
+    assert set(found) == {"map", "weights", "heads"}
+    np.testing.assert_array_equal(found["heads"], values)
+    np.testing.assert_array_equal(found["weights"], whole.weights())
+    np.testing.assert_allclose(found["heads"], mixed(found["weights"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_edited_weights_change_the_heads_and_what_is_seen(implementation, around):
+    weights = jax.nn.softmax(jax.random.normal(_KEYS[4], (B, H, T, S)))
+    weights = weights.at[0, 1, 2].set(0)  # a query that sees nothing
+
+    def run(query, weights):
+        edited = mh.edit(
+            lambda query: attend(query, implementation), {"weights": lambda _: weights}
+        )
+        return mh.look(edited, ["map", "weights"])(query)
+
+    query, given = QUERY, weights
+    if around is jax.vmap:
+        query, given = query[None], weights[None]
+    (values, whole), found = jax.tree.map(
+        lambda x: x[0] if around is jax.vmap else x, around(run)(query, given)
+    )
+    np.testing.assert_allclose(values, mixed(weights), atol=1e-5)
+    np.testing.assert_allclose(found["weights"], weights, atol=1e-6)
+    np.testing.assert_allclose(
+        found["map"].statistics().entropy,
+        -jax.scipy.special.xlogy(weights, weights).sum(-1).sum(-1)
+        / (weights.sum(-1) > 0).sum(-1),
+        atol=1e-5,
+    )
+    assert np.isnan(whole.weights()).any()  # which cannot be told by queries and keys
+
+
+def test_weights_are_edited_under_a_vmap_that_they_are_part_of():
+    def one(query):
+        return attention.attend(query, KEY[0], VALUE[0], mask=MASK)[0]
+
+    def halved(weights):
+        assert weights.shape == (H, T, S)
+        return weights / 2
+
+    run = mh.edit(jax.vmap(one), {"weights": halved})
+    np.testing.assert_allclose(run(QUERY), jax.vmap(one)(QUERY) / 2, atol=1e-6)
+
+
+def test_an_edited_map_is_that_of_its_queries():
+    _, other = attend(QUERY[::-1])
+    values, whole = mh.edit(attend, {"map": lambda _: other})(QUERY)
+    expected, _ = attend(QUERY[::-1])
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+    np.testing.assert_array_equal(whole.query, other.query)
+
+
+def test_gradients_reach_edited_weights():
+    def loss(weights):
+        run = mh.edit(attend, {"weights": lambda _: weights})
+        return (run(QUERY)[0] @ jnp.arange(float(V))).sum()
+
+    weights = jax.nn.softmax(jax.random.normal(_KEYS[4], (B, H, T, S)))
+    slopes = jax.grad(loss)(weights)
+    values = np.repeat(np.asarray(VALUE), H // G, axis=-2) @ np.arange(V)
+    expected = np.einsum("bsh,bth->bhts", values, np.asarray(GATES)[..., 0])
+    np.testing.assert_allclose(slopes, expected, atol=1e-4)
+
+
+def test_weights_alone_are_a_map():
+    weights = jax.nn.softmax(jax.random.normal(_KEYS[4], (B, H, T, S)))
+    whole = sited.map_of_weights(weights, value=VALUE)
+    np.testing.assert_allclose(whole.weights(), weights, atol=1e-6)
+    np.testing.assert_allclose(
+        whole.top(2).weights, -np.sort(-np.asarray(weights))[..., :2], atol=1e-6
+    )
+    np.testing.assert_allclose(whole.outputs() * GATES, mixed(weights), atol=1e-5)
+    assert whole.rows_sum_to == "1"
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "heads", "output"])
+def test_a_module_has_its_parts_as_sites(name):
+    sizes = {"query": (T, H, K), "key": (T, G, K), "value": (T, G, V)}
+    sizes |= {"heads": (T, H, V), "output": (T, D)}
+
+    def forward(x):
+        module = mh.MultiHeadAttention(
+            H, K, value_size=V, model_size=D, num_key_value_heads=G, name="mha"
+        )
+        return module(x, x, x, MASK)[0]
+
+    model = hk.without_apply_rng(hk.transform(forward))
+    x = jax.random.normal(_KEYS[0], (B, T, D))
+    params = model.init(_KEYS[1], x)
+    _, found = mh.look(model.apply, [f"mha/{name}"])(params, x)
+    assert found[f"mha/{name}"].shape == (B, *sizes[name])
+    silent = mh.edit(model.apply, {f"mha/{name}": jnp.zeros_like})(params, x)
+    if name in ("value", "heads", "output"):
+        np.testing.assert_array_equal(silent, 0)  # biases start at 0
+    else:
+        assert not np.allclose(silent, model.apply(params, x))
