@@ -22,7 +22,7 @@ from jax.extend import core
 
 from mha_haiku import display
 from mha_haiku.core.sites import recognition
-from mha_haiku.core.sites.site import site_p
+from mha_haiku.core.sites.site import SEEN, site_p
 
 Array = jax.Array
 
@@ -170,14 +170,16 @@ class Survey:
         self.top = self._level(jaxpr, "", (), False)
 
     def _level(self, jaxpr, prefix, lengths, in_while) -> Level:
-        attentions = recognition.attentions(jaxpr)
+        is_seen = SEEN in prefix.split("/")
+        attentions = [] if is_seen else recognition.attentions(jaxpr)
         found: dict[int, list] = {}
         for attention in attentions:
             for each in attention.sites:
                 found.setdefault(each.index, []).append((attention, each))
         paths: dict[int, tuple[int, str]] = {}
         level = Level(jaxpr, [], {})
-        for index, eqn in enumerate(jaxpr.eqns):
+        # A site may stand behind the last equation.
+        for index, eqn in enumerate((*jaxpr.eqns, None)):
             for attention, each in found.get(index, ()):
                 if id(attention) not in paths:
                     local = _path(attention.eqn)
@@ -190,6 +192,8 @@ class Survey:
                         each, local, prefix, lengths, in_while, index=index, group=group
                     )
                 )
+            if eqn is None:
+                break
             local = _path(eqn)
             if eqn.primitive is site_p:
                 if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
