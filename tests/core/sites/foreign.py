@@ -31,7 +31,7 @@ class Case:
       params: The parameters.
       gated: From the parameters and gates `[H]` to those of gated heads.
       unasked: From the parameters to those in which all queries are 0.
-      expected: From parameters, x and y to the map, in float64; None: not known.
+      expected: From parameters, x and y to the map, in float64 or by the library.
       name: What the sites' names begin with.
       num_heads: H.
       tolerance: Of the map.
@@ -42,7 +42,7 @@ class Case:
     params: Any
     gated: Callable
     unasked: Callable
-    expected: Callable | None = None
+    expected: Callable
     name: str = "attention_0"
     num_heads: int = H
     num_key_heads: int = H
@@ -393,8 +393,7 @@ def summed_heads():
     def function(params, x, y):
         def head(query, key, value, output):
             query, key, value = (
-                each @ matrix
-                for each, matrix in ((x, query), (y, key), (y, value))
+                each @ matrix for each, matrix in ((x, query), (y, key), (y, value))
             )
             scores = query @ jnp.swapaxes(key, 1, 2) / np.sqrt(K)
             return jax.nn.softmax(scores) @ value @ output
@@ -423,9 +422,7 @@ def softmax_and_products_in_calls():
 
 @_case
 def all_in_a_call():
-    return _by_hand(
-        jax.jit(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v))
-    )
+    return _by_hand(jax.jit(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v)))
 
 
 @_case
@@ -512,6 +509,18 @@ def linen():
     )
 
 
+def _from_kernels(kernels):
+    """Returns the map that kernels `[D, H, K]` of queries and keys give."""
+
+    def expected(params, x, y):
+        query, key = (np.asarray(each, np.float64) for each in kernels(params))
+        query = np.einsum("btd,dhk->bthk", x, query)
+        key = np.einsum("bsd,dhk->bshk", y, key)
+        return _softmax(query, key, key)
+
+    return expected
+
+
 def _nnx(wrap=lambda function: function):
     module = flax.nnx.MultiHeadAttention(H, D, decode=False, rngs=flax.nnx.Rngs(0))
     graph, params = flax.nnx.split(module)
@@ -521,16 +530,21 @@ def _nnx(wrap=lambda function: function):
         return wrap(lambda module, x, y: module(x, y))(module, x, y)
 
     def changed(params, name, factor):
-        module = flax.nnx.merge(graph, params)
-        kernel = getattr(module, name).kernel
-        kernel.set_value(kernel.get_value() * factor)
-        return flax.nnx.split(module)[1]
+        return jax.tree.map_with_path(
+            lambda path, leaf: (
+                leaf * factor if {name, "kernel"} <= {x.key for x in path[:2]} else leaf
+            ),
+            params,
+        )
 
     return Case(
         function,
         params,
         lambda params, gates: changed(params, "out", gates[:, None, None]),
         lambda params: changed(params, "query", 0),
+        _from_kernels(
+            lambda params: (params["query"]["kernel"], params["key"]["kernel"])
+        ),
     )
 
 
@@ -552,22 +566,27 @@ def equinox_under_vmap():
     def function(params, x, y):
         return jax.vmap(equinox.combine(params, static))(x, y, y)
 
-    def gated(params, gates):
-        gates = jnp.repeat(gates, D // H)
+    def changed(params, name, factor):
         return equinox.tree_at(
-            lambda x: x.output_proj.weight, params, params.output_proj.weight * gates
+            lambda x: getattr(x, name).weight, params, replace_fn=lambda x: x * factor
         )
 
-    def unasked(params):
-        return equinox.tree_at(
-            lambda x: x.query_proj.weight, params, params.query_proj.weight * 0
-        )
+    return Case(
+        function,
+        params,
+        lambda params, x: changed(params, "output_proj", jnp.repeat(x, D // H)[None]),
+        lambda params: changed(params, "query_proj", 0),
+        _from_kernels(
+            lambda params: (
+                each.weight.T.reshape(D, H, -1)
+                for each in (params.query_proj, params.key_proj)
+            )
+        ),
+        name="eqx.nn.MultiheadAttention",
+    )
 
-    name = "eqx.nn.MultiheadAttention"
-    return Case(function, params, gated, unasked, name=name)
 
-
-def _haiku(wrap=lambda function: function, **known):
+def _haiku(wrap=lambda function: function):
     def attend(x, y):
         module = hk.MultiHeadAttention(
             H, K, value_size=V, model_size=D, w_init=hk.initializers.VarianceScaling()
@@ -586,6 +605,12 @@ def _haiku(wrap=lambda function: function, **known):
         params,
         lambda params, x: changed(params, "linear", jnp.repeat(x, V)[:, None]),
         lambda params: changed(params, "query", 0),
+        _from_kernels(
+            lambda params: (
+                params[f"multi_head_attention/{name}"]["w"].reshape(D, H, K)
+                for name in ("query", "key")
+            )
+        ),
         name="multi_head_attention",
     )
 
