@@ -166,7 +166,10 @@ class Survey:
         self.kernels: set[str] = set()
         self._counts: dict[str, int] = {}
         self._groups = itertools.count()
-        self._pathless = itertools.count()
+        # An edit inside has made sites of some of these; the others keep their numbers.
+        taken = set(_paths_of_sites(jaxpr))
+        numbered = (f"attention_{i}" for i in itertools.count())
+        self._pathless = (name for name in numbered if name not in taken)
         self.top = self._level(jaxpr, "", (), False)
 
     def _level(self, jaxpr, prefix, lengths, in_while) -> Level:
@@ -184,7 +187,7 @@ class Survey:
                 if id(attention) not in paths:
                     local = _path(attention.eqn)
                     if not _joined(prefix, local).strip(f"{_TURN}{_NUMBERED}/"):
-                        local = f"attention_{next(self._pathless)}"
+                        local = next(self._pathless)
                     paths[id(attention)] = next(self._groups), local
                 group, local = paths[id(attention)]
                 level.stops.append(
@@ -653,6 +656,14 @@ def _jaxprs(eqn) -> list:
         for each in (value if isinstance(value, tuple | list) else (value,))
         if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
     ]
+
+
+def _paths_of_sites(jaxpr) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is site_p:
+            yield _path(eqn)
+        for inner in _jaxprs(eqn):
+            yield from _paths_of_sites(inner)
 
 
 def _path(eqn) -> str:
