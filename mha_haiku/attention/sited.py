@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from mha_haiku import masks, positions
 from mha_haiku.attention import attention_map, normalizers, scores
 from mha_haiku.core import sites
+from mha_haiku.core.sites import recognition
 
 Array = jax.Array
 AttentionMap = attention_map.AttentionMap
@@ -95,3 +96,5 @@ _FACETS = (
     sites.Facet("map", lambda value: value[0], _with_map),
     sites.Facet("weights", lambda value: value[0].weights(), _with_weights),
 )
+
+recognition.register(map_of_weights)

@@ -22,7 +22,7 @@ from jax.extend import core
 
 from mha_haiku import display
 from mha_haiku.core.sites import recognition
-from mha_haiku.core.sites.site import site_p
+from mha_haiku.core.sites.site import SEEN, site_p
 
 Array = jax.Array
 
@@ -175,7 +175,10 @@ class Survey:
         self.kernels: set[str] = set()
         self._counts: dict[str, int] = {}
         self._groups = itertools.count()
-        self._pathless = itertools.count()
+        # An edit inside has made sites of some of these; the others keep their numbers.
+        taken = set(_paths_of_sites(jaxpr))
+        numbered = (f"attention_{i}" for i in itertools.count())
+        self._pathless = (name for name in numbered if name not in taken)
         self.top = self._level(jaxpr, "", (), False, ())
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
@@ -197,24 +200,28 @@ class Survey:
         return [(stop, names) for _, stop, names in found]
 
     def _level(self, jaxpr, prefix, lengths, in_while, place) -> Level:
-        attentions = recognition.attentions(jaxpr)
+        is_seen = SEEN in prefix.split("/")
+        attentions = [] if is_seen else recognition.attentions(jaxpr)
         found: dict[int, list] = {}
         for attention in attentions:
             for each in attention.sites:
                 found.setdefault(each.index, []).append((attention, each))
         paths: dict[int, tuple[int, str]] = {}
         level = Level(jaxpr, [], {})
-        for index, eqn in enumerate(jaxpr.eqns):
+        # A site may stand behind the last equation.
+        for index, eqn in enumerate((*jaxpr.eqns, None)):
             for attention, each in found.get(index, ()):
                 if id(attention) not in paths:
                     local = _path(attention.eqn)
                     if not _joined(prefix, local).strip(f"{_TURN}{_NUMBERED}/"):
-                        local = f"attention_{next(self._pathless)}"
+                        local = next(self._pathless)
                     paths[id(attention)] = next(self._groups), local
                 group, local = paths[id(attention)]
                 level.stops.append(
                     self._stop(each, local, prefix, lengths, in_while, place, group)
                 )
+            if eqn is None:
+                break
             local = _path(eqn)
             if eqn.primitive is site_p:
                 if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
@@ -681,6 +688,14 @@ def _jaxprs(eqn) -> list:
         for each in (value if isinstance(value, tuple | list) else (value,))
         if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
     ]
+
+
+def _paths_of_sites(jaxpr) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is site_p:
+            yield _path(eqn)
+        for inner in _jaxprs(eqn):
+            yield from _paths_of_sites(inner)
 
 
 def _path(eqn) -> str:
