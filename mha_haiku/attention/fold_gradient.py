@@ -300,9 +300,6 @@ def _add_tile(
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
-    log_weights = jax.tree.map(
-        lambda x: jnp.where(x < HIDDEN / 2, _LOW, x), log_weights
-    )
     own = walk.given_of(block, columns)
     is_wanted = tuple(x is not None for x in _leaves(given_grad))
 
@@ -310,6 +307,11 @@ def _add_tile(
         pairs = zip(jax.tree.leaves(own), _leaves(wanted), strict=True)
         given = [x if new is None else new for x, new in pairs]
         given = jax.tree.unflatten(jax.tree.structure(own), given)
+        # Part of what is differentiated, as `where` has no gradient for masked pairs:
+        # numbers of 1e38 given for a masked key would make it 0 x inf.
+        log_weights = jax.tree.map(
+            lambda x: jnp.where(x < HIDDEN / 2, _LOW, x), log_weights
+        )
         tile = walk.tile_of(log_weights, block, columns, given)
         nothing = observation.nothing(block.rows.size, columns.size, given, dtype)
         pairs = zip(

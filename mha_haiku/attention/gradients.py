@@ -78,6 +78,8 @@ def tile_gradients(
     if kept is not None:
         used, weights_grad = weights * kept, weights_grad * kept
     scores_grad = weights * (weights_grad - rows.shift[..., None])
+    # A masked value of 1e38 makes `weights_grad` infinite, and 0 x inf is NaN.
+    scores_grad = jnp.where(weights == 0, 0, scores_grad)
     query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
     value_grad = products.gather(used, rows.values, value.shape[-2])
     return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
@@ -136,7 +138,9 @@ def _backward(backward, options, residuals, cotangents):
         jnp.moveaxis(has_gradient, -2, -1)[..., None], values_grad, 0
     )
     dtype = logsumexp.dtype
-    shift = (values_grad.astype(dtype) * values.astype(dtype)).sum(-1)
+    shift = values_grad.astype(dtype) * values.astype(dtype)
+    # Values of a row that the loss ignores may be infinite, and 0 x inf is NaN.
+    shift = jnp.where(values_grad == 0, 0, shift).sum(-1)
     shift = jnp.moveaxis(shift, -1, -2) - logsumexp_grad
     rows = RowGradients(
         values_grad,

@@ -22,9 +22,11 @@ Three numbers say "not this one", and each has its place:
   `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
   mask allows: it reaches just the queries that may attend to such a vector, as their
   values and their logsumexp. All that follows goes by the logsumexp: where it is NaN,
-  weights are NaN, and there is no gradient (inf in its place makes all weights 0). NaN
-  of another origin, a bias or a product that overflows, is not taken out of the scores,
-  and may spread to gradients.
+  weights are NaN, and there is no gradient (inf in its place makes all weights 0). A
+  masked number that is finite but overflows in a product stays in the arrays: gradients
+  of scores are set to 0 where weights are 0, as 0 x inf is NaN too. NaN of another
+  origin, a bias or a product that overflows, is not taken out of scores that the mask
+  allows, and may spread to gradients.
 
 Without a mask (`masks.Full`) none of this is done: NaN spreads by itself.
 """

@@ -1,12 +1,11 @@
 """Refuses forward mode in plain words, where a function has a gradient of its own.
 
-JAX cannot push tangents through a `custom_vjp`, and says so by a `TypeError` without a
-way out, under jit as late as lowering. Here inputs are passed on by an identity whose
-tangent goes through a primitive that can be transposed, but neither run nor compiled.
-Reverse mode transposes it, to nothing; whatever is left of it is forward mode.
+JAX cannot push tangents through a `custom_vjp`. It raises a `TypeError` that names no
+alternative, under jit as late as lowering. Here inputs pass through an identity whose
+tangent passes through a primitive that can be transposed, but not run, batched or
+compiled. Reverse mode transposes it, to nothing; forward mode meets it, and is refused.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -32,29 +31,30 @@ def reverse_only(tree: Any, message: str) -> Any:
         can_be_differentiated = isinstance(x, jax.core.Tracer) and jnp.issubdtype(
             x.dtype, jnp.floating
         )
-        return _guarded(message, x) if can_be_differentiated else x
+        return _guarded.bind(x, message=message) if can_be_differentiated else x
 
     return jax.tree.map(guarded, tree)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _guarded(message: str, x: Array) -> Array:
-    del message
-    return x
-
-
-@_guarded.defjvp
-def _guarded_jvp(message, primals, tangents):
-    return primals[0], _tangent.bind(tangents[0], message=message)
 
 
 def _refuse(*_, message):
     raise ValueError(message)
 
 
-_tangent = Primitive("reverse_only")
+# The identity is a primitive and no `jax.custom_jvp`, whose rule would be batched as a
+# whole: then the gradient of a vmap could not be told from `jax.jacfwd`, a vmap of jvp.
+_guarded = Primitive("reverse_only")
+_guarded.def_impl(lambda x, *, message: x)
+_guarded.def_abstract_eval(lambda x, *, message: x)
+mlir.register_lowering(_guarded, lambda _, x, *, message: [x])
+batching.defvectorized(_guarded)
+ad.primitive_jvps[_guarded] = lambda primals, tangents, *, message: (
+    primals[0],
+    _tangent.bind(tangents[0], message=message),
+)
+
+_tangent = Primitive("reverse_only_tangent")
 _tangent.def_impl(_refuse)
 _tangent.def_abstract_eval(lambda x, *, message: x)
 mlir.register_lowering(_tangent, _refuse)
-batching.primitive_batchers[_tangent] = _refuse  # as in vmap of jvp, which is jacfwd
+batching.primitive_batchers[_tangent] = _refuse
 ad.deflinear2(_tangent, lambda cotangent, x, *, message: [cotangent])

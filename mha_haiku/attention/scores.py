@@ -137,7 +137,7 @@ class DotProduct(Score):
         scale = self.scale_of(query.shape[-1])
         if self.soft_cap is not None:
             capped = self(query, key) / self.soft_cap
-            cotangent = cotangent * (1 - capped**2)
+            cotangent = _chained(cotangent, 1 - capped**2)
         query_grad = products.mix(cotangent, key) * scale
         key_grad = products.gather(cotangent, query, key.shape[-2]) * scale
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
@@ -190,7 +190,7 @@ class Sigmoid(Score):
         return jax.nn.log_sigmoid(self._inside(query, key))
 
     def gradients(self, query, key, cotangent):
-        cotangent = cotangent * jax.nn.sigmoid(-self._inside(query, key))
+        cotangent = _chained(cotangent, jax.nn.sigmoid(-self._inside(query, key)))
         return *DotProduct(self.scale, None).gradients(query, key, cotangent)[:2], self
 
     def _inside(self, query, key):
@@ -231,6 +231,11 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
     if num_key_heads == num_heads:
         return key
     return jnp.repeat(key, num_heads // num_key_heads, axis=-2)
+
+
+def _chained(cotangent: Array, slope: Array) -> Array:
+    """Returns their product, 0 for masked pairs even where their scores are NaN."""
+    return jnp.where(cotangent == 0, 0, cotangent * slope)
 
 
 def _is_exact(dtype) -> bool:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import masks, positions
-from mha_haiku.attention import Blockwise, additive, attend
+from mha_haiku import devices, masks, positions
+from mha_haiku.attention import Blockwise, Sharded, additive, attend, sigmoid
 from mha_haiku.attention import dot_product as dot_product_score
 from tests import everyday
 
@@ -154,15 +154,69 @@ def test_gradient_reaches_just_the_keys_that_a_query_may_attend_to(arrays):
     np.testing.assert_array_equal(reaches, expected)
 
 
-@pytest.mark.parametrize("filling", [0.0, -1e30, 3e38, np.nan, np.inf])
-def test_content_of_padding_is_not_felt_bit_for_bit(filling, arrays):
+def _ring():
+    mesh = devices.make_mesh(jax.local_devices()[:2], data=1, heads=1, sequence=2)
+    return Sharded(mesh, Blockwise(rows=2))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "score"),
+    [
+        (lambda: "formula", None),
+        (lambda: "dense", dot_product_score(soft_cap=1.5)),
+        (lambda: "dense", sigmoid()),
+        (lambda: Blockwise(rows=2, columns=4), None),
+        pytest.param(_ring, None, marks=pytest.mark.slow),
+    ],
+    ids=["formula", "dense, soft cap", "dense, sigmoid", "blockwise", "ring"],
+)
+def test_content_of_padding_is_not_felt_bit_for_bit(implementation, score, arrays):
+    T, S = 4, 6  # which two devices can share
     query, key, value = arrays((B,), T, S, H, G, K, V)
+    query *= 10  # so that products with 3e38 overflow to both sides
+    chosen = np.random.default_rng(1).normal(size=[B, T, H, V]).astype(np.float32)
     beyond = (np.arange(S) >= LENGTHS[:, None])[..., None, None]
-    mask = masks.padding(LENGTHS)
-    expected = attended(query, key, value, mask)
-    filled = [np.where(beyond, np.float32(filling), x) for x in (key, value)]
-    for found, wanted in zip(attended(query, *filled, mask), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    implementation = implementation()
+
+    @jax.jit
+    def results(key, value):
+        def loss(query, key, value):
+            values, found = attend(
+                *(query, key, value),
+                mask=masks.padding(LENGTHS),
+                score=score,
+                implementation=implementation,
+            )
+            mixed = found.apply(jnp.repeat(found.value, H // G, axis=-2))
+            total = ((values + jnp.sin(mixed)) * chosen).sum()
+            return total, (values, found.logsumexp, mixed)
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(query, key, value)
+
+    expected = results(*(np.where(beyond, 0, x) for x in (key, value)))
+    for filling in (-1e30, 3e38, np.nan, np.inf):
+        found = results(
+            *(np.where(beyond, np.float32(filling), x) for x in (key, value))
+        )
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_padding_that_other_padding_sees_is_not_felt(arrays):
+    """Padded values overflow in padded rows, which the loss ignores."""
+    inputs = arrays((B,), S, S, H, G, K, V)
+    cut = 3
+
+    @functools.partial(jax.jit, static_argnums=0)
+    @functools.partial(jax.grad, argnums=(1, 2, 3))
+    def gradients(implementation, *inputs):
+        values, _ = attend(*inputs, mask=masks.causal(), implementation=implementation)
+        return (values[:, :cut] ** 2).sum()
+
+    for implementation in ("dense", Blockwise(rows=2, columns=2)):
+        query, key, value = inputs
+        expected = gradients(implementation, query, key, value)
+        found = gradients(implementation, query, key, value.at[:, cut:].set(3e38))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("more", [1, 11])

@@ -30,6 +30,8 @@ FORWARD = {
     "jvp of jit": lambda f, x: jax.jvp(jax.jit(f), (x,), (x,)),
     "jit of jvp": lambda f, x: jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x),
     "jacfwd": lambda f, x: jax.jacfwd(f)(x),
+    "jacfwd of jit": lambda f, x: jax.jacfwd(jax.jit(f))(x),
+    "jvp of vmap": lambda f, x: jax.jvp(jax.vmap(lambda y: f(y[None])), (x,), (x,)),
     "linearize": lambda f, x: jax.linearize(f, x)[1](x),
 }
 

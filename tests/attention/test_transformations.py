@@ -1,0 +1,73 @@
+"""Every order of two of JAX's transformations, on values and on statistics.
+
+N and M examples, T positions, H heads, K size per head.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import masks
+from mha_haiku.attention import attend
+
+N, M, T, H, K = 2, 3, 4, 1, 2
+
+
+def values(x):
+    """Returns a number made of the values of self-attention among `[T, H, K]`."""
+    return (attend(x, x, x, mask=masks.causal())[0] ** 2).sum()
+
+
+def statistics(x):
+    """Returns a number made of the statistics of self-attention among `[T, H, K]`."""
+    return attend(x, x, x, mask=masks.causal())[1].statistics().entropy.sum()
+
+
+def grad(function):
+    return jax.grad(lambda x: function(x).sum())
+
+
+def scan(function):
+    return lambda x: jax.lax.scan(lambda _, row: (None, function(row)), None, x)[1]
+
+
+OVER_EXAMPLES = {"vmap": jax.vmap, "scan": scan, "pmap": jax.pmap}
+TRANSFORMATIONS = {"grad": grad, "jit": jax.jit, "checkpoint": jax.checkpoint}
+TRANSFORMATIONS |= OVER_EXAMPLES
+PAIRS = set(itertools.product(TRANSFORMATIONS, repeat=2))
+PAIRS -= {("pmap", "pmap")}  # JAX itself refuses it
+CASES = [
+    pytest.param(
+        *(names, function),
+        id=f"{' of '.join(names)} of {function.__name__}",
+        marks=() if "grad" in names or function is values else pytest.mark.slow,
+    )
+    for names in sorted(PAIRS)
+    for function in (values, statistics)
+]
+
+
+@pytest.mark.parametrize(("names", "function"), CASES)
+def test_transformations_compose_in_every_order(names, function):
+    leading = [
+        size for name, size in zip(names, (N, M), strict=True) if name in OVER_EXAMPLES
+    ]
+    x = np.random.default_rng(0).normal(size=(*leading, T, H, K))
+    x = jnp.asarray(x, jnp.float32)
+    outer, inner = (TRANSFORMATIONS[name] for name in names)
+    composed = outer(inner(function))
+    if names == ("grad", "grad") and function is statistics:
+        with pytest.raises(ValueError, match="first derivatives alone"):
+            composed(x)
+        return
+    alone = function
+    for _ in range(names.count("grad")):
+        alone = grad(alone)
+    expected = [alone(example) for example in x.reshape(-1, T, H, K)]
+    found = composed(x)
+    np.testing.assert_allclose(
+        found, jnp.stack(expected).reshape(found.shape), rtol=1e-5, atol=1e-6
+    )
