@@ -43,6 +43,18 @@ def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
+def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
+    """Returns `value`, which must be a `kind`, as what one of `makers` returns."""
+    if not isinstance(value, kind):
+        names = [maker.__name__ for maker in makers]
+        suggestion = nearest(value, names) if isinstance(value, str) else ""
+        raise TypeError(
+            f"{name} must be None or a {kind.__name__}, as {', '.join(names)} return; "
+            f"got {value!r}.{suggestion}"
+        )
+    return value
+
+
 def positive_integer(name: str, value: Any) -> int:
     """Returns `value`, which must be an integer of at least 1."""
     return integer_in(name, value, 1, None)
