@@ -326,6 +326,7 @@ def essence(config: ml_collections.ConfigDict) -> list[str]:
     with config.unlocked():
         config.training.seeds = 1
     default = configuration.default_config(config.task.name)
+    default.model = models.default_config()  # whatever suits the task
     lines = configuration.difference(
         configuration.to_json(default), configuration.to_json(config)
     )
