@@ -325,11 +325,10 @@ def essence(config: ml_collections.ConfigDict) -> list[str]:
     config = _with_seed(config, 0)
     with config.unlocked():
         config.training.seeds = 1
-    default = configuration.default_config(config.task.name)
-    default.model = models.default_config()  # whatever suits the task
-    lines = configuration.difference(
-        configuration.to_json(default), configuration.to_json(config)
-    )
+    default = configuration.to_json(configuration.default_config(config.task.name))
+    # Those of any task: what suits a task may change, and the config is the same.
+    default["model"] |= configuration.to_json(models.default_config())
+    lines = configuration.difference(default, configuration.to_json(config))
     return [config.task.name, *sorted(lines)]
 
 

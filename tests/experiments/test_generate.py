@@ -29,6 +29,7 @@ def workdir(tmp_path_factory):
         task_name, family = KINDS[kind]
         config = runs.default_config(task_name)
         config.model.family, config.model.model_size = family, 8
+        config.model.embedding.max_length = 17 if kind == "seq2seq" else 16
         if kind == "causal":
             config.task.sequence_length, config.data.path = 8, str(root / "text")
         if kind == "seq2seq":
