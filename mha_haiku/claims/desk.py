@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import devices, models, tasks
+from mha_haiku import checks, devices, models, tasks
 from mha_haiku.runs import (
     configuration,
     files,
@@ -100,7 +100,7 @@ class Desk:
           progress: See the class.
           devices: Those that divide a training; None: all.
         """
-        self.workdir = Path(workdir).expanduser()
+        self.workdir = checks.as_path(workdir)
         self.seeds = tuple(seeds)
         self.progress = progress
         self._devices = list(devices or jax.devices())

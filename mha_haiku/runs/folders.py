@@ -196,7 +196,7 @@ def open_folder(workdir: str | os.PathLike) -> Folder:
     Raises:
       ConfigError: If it is a file, or cannot be written to.
     """
-    root = Path(workdir).expanduser()
+    root = checks.as_path(workdir)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -224,7 +224,7 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
       ConfigError: If there is no run, or no checkpoint of that step, or there are runs
         of several seeds, each in a folder of its own.
     """
-    folder = Folder(Path(workdir).expanduser())
+    folder = Folder(checks.as_path(workdir))
     saved = cluster.first_does(lambda: read_config(folder))
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
@@ -323,7 +323,7 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
     if saved is None or saved["text"] is None:
         return None
     try:
-        tokenizer = folder.tokenizer.read_bytes()
+        tokenizer = checks.regular_file(folder.tokenizer).read_bytes()
     except OSError as error:
         raise ConfigError(
             f"{folder.tokenizer} cannot be read: {error.strerror}."
@@ -391,7 +391,7 @@ def write_config(
 
 def check_free(workdir: str | os.PathLike) -> None:
     """Raises ConfigError if a folder, which may be missing, holds a run."""
-    folder = Folder(Path(workdir).expanduser())
+    folder = Folder(checks.as_path(workdir))
     if read_config(folder) is not None:
         raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
 

@@ -251,9 +251,9 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
     Raises:
       ConfigError: If it cannot be read, or is none.
     """
+    lines = checks.text_of(path, path).splitlines()
     try:
-        with Path(path).expanduser().open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(lines))
         names = list(rows[0])
         kinds = names[1 : names.index("units")]
         own = names[names.index("units") + 1 : names.index("parameters")]
@@ -273,8 +273,6 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
             beside_name=f"order: {beside[0]}" if beside else "",
             kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
         )
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except (IndexError, KeyError, StopIteration, TypeError, ValueError):
         raise ConfigError(f"{path} is no curve of pruning.") from None
 
