@@ -122,12 +122,24 @@ def prune(bench: Bench, request: Request) -> Pruned:
     return result._replace(beside=tuple(beside), beside_name=request.beside)
 
 
+def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
+    """Raises ConfigError if a folder holds a run that `save` cannot resume.
+
+    Args:
+      workdir: The folder, which may be missing.
+      steps: The training steps that `save` is to take.
+    """
+    saved = folders.read_config(folders.Folder(checks.as_path(workdir)))
+    if saved is None or saved["training"]["steps"] != steps:
+        folders.check_free(workdir)
+
+
 def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes the pruned run, and trains it on if asked to.
 
     Args:
       result: What `prune` returned.
-      workdir: The folder of the new run, which must not hold one.
+      workdir: The folder of the new run; see `check_free`.
       steps: Training steps; 0 for none.
 
     Returns:
@@ -135,7 +147,7 @@ def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     """
     with checks.user_mistakes():
         checks.non_negative_integer("steps", steps)
-    folder = pruned_runs.save(result.run, workdir, steps=max(steps, 1))
+    folder = pruned_runs.save(result.run, workdir, steps=steps)
     if steps:
         config = folders.load_run(folder).config
         loop.train(config, folder)
