@@ -14,7 +14,6 @@ def get_config() -> config_dict.ConfigDict:
     """Returns the config of the run."""
     config = runs.default_config("digits_anomaly")
 
-    config.model.family = "set_classifier"
     config.model.num_layers = 2
     config.model.model_size = 64
     config.model.dropout_rate = 0.1

@@ -14,7 +14,6 @@ def get_config() -> config_dict.ConfigDict:
     """Returns the config of the run."""
     config = runs.default_config("induction")
 
-    config.model.family = "causal"
     config.model.num_layers = 2
     config.model.model_size = 64
     config.model.embedding.max_length = 32

@@ -25,7 +25,6 @@ def get_config() -> config_dict.ConfigDict:
     config.task.tokenizer = "bpe"
     config.task.vocabulary_size = 300
 
-    config.model.family = "encoder_decoder"
     config.model.num_layers = 2
     config.model.model_size = 64
     config.model.embedding.max_length = 16

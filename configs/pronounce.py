@@ -23,7 +23,6 @@ def get_config() -> config_dict.ConfigDict:
 
     config.task.longest = 16
 
-    config.model.family = "encoder_decoder"
     config.model.num_layers = 3
     config.model.decoder.num_layers = 2
     config.model.model_size = 128

@@ -15,7 +15,6 @@ def get_config() -> config_dict.ConfigDict:
     """Returns the config of the run."""
     config = runs.default_config("reverse_seq2seq")
 
-    config.model.family = "encoder_decoder"
     config.model.num_layers = 1
     config.model.model_size = 32
     config.model.embedding.max_length = 17

@@ -14,7 +14,6 @@ def get_config() -> config_dict.ConfigDict:
     """Returns the config of the run."""
     config = runs.default_config("language_model")
 
-    config.model.family = "causal"
     config.model.num_layers = 3
     config.model.model_size = 128
     config.model.embedding.positions = "rotary"

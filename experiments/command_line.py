@@ -212,6 +212,10 @@ def _parse(values, arguments) -> None:
             f"There is no flag --{error.flagname}.{nearest}\n"
             f"The flags are {', '.join(names)}."
         ) from error
+    except RecursionError as error:  # of absl, which compares long names with flags
+        raise checks.ConfigError(
+            f"There is no flag with so long a name.\nThe flags are {', '.join(names)}."
+        ) from error
     except (flags.Error, ValueError) as error:
         raise checks.ConfigError(str(error)) from error
     if rest:

@@ -10,6 +10,7 @@ it sets a field from text, by the type of the field's default.
 
 import ast
 import keyword
+import os
 import pathlib
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -82,9 +83,10 @@ def of_run(workdir: str) -> config_dict.ConfigDict | None:
     Raises:
       ConfigError: If its config.json cannot be used.
     """
+    from mha_haiku import checks
     from mha_haiku.runs import configuration, folders
 
-    folder = folders.Folder(pathlib.Path(workdir).expanduser())
+    folder = folders.Folder(checks.as_path(workdir))
     values = folders.read_config(folder)
     return None if values is None else configuration.of_json(values)
 
@@ -155,7 +157,7 @@ def _set(section, key, name, text) -> None:
 
 def _source(path: str) -> str:
     for folder in (pathlib.Path(), _REPOSITORY):
-        if (folder / path).is_file():
+        if os.path.isfile(folder / path):
             try:
                 with tokenize.open(folder / path) as file:
                     return file.read()

@@ -8,7 +8,7 @@ the same examples are in statistics.npz. Maps of your own --text, --text_file or
 """
 
 import functools
-import pathlib
+import os
 import sys
 
 from experiments import command_line, shared_flags
@@ -75,33 +75,21 @@ def main() -> None:
 
 def _text() -> str | None:
     """Returns the text of --text or --text_file."""
-    from mha_haiku.checks import ConfigError
+    from mha_haiku import checks
 
     if FLAGS.text_file is None:
         if FLAGS.text is not None and _is_file(FLAGS.text):
-            raise ConfigError(
+            raise checks.ConfigError(
                 f"--text={FLAGS.text} is a file. Did you mean --text_file={FLAGS.text}?"
             )
         return FLAGS.text
     if FLAGS.text is not None:
-        raise ConfigError("Give --text or --text_file, not both.")
-    try:
-        return pathlib.Path(FLAGS.text_file).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--text_file={FLAGS.text_file} cannot be read: {error.strerror}."
-        ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"--text_file={FLAGS.text_file} is not UTF-8 text: {error}."
-        ) from None
+        raise checks.ConfigError("Give --text or --text_file, not both.")
+    return checks.text_of(FLAGS.text_file, f"--text_file={FLAGS.text_file}")
 
 
 def _is_file(text: str) -> bool:
-    try:
-        return pathlib.Path(text).expanduser().is_file()
-    except (OSError, ValueError, RuntimeError):  # too long for a path, a NUL, no home
-        return False
+    return os.path.isfile(os.path.expanduser(text))
 
 
 # Takes argv; returns the exit status.

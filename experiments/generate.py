@@ -8,7 +8,6 @@ printed as it comes. All texts are kept in generated.jsonl in the run's folder, 
 """
 
 import functools
-import pathlib
 import sys
 import time
 
@@ -119,20 +118,17 @@ def _given() -> tuple[str, list[str]]:
 
 def _lines(flag: str, path: str) -> list[str]:
     """Returns the lines of a file."""
-    from mha_haiku.checks import ConfigError
+    from mha_haiku import checks
 
-    try:
-        text = pathlib.Path(path).expanduser().read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--{flag}={path} cannot be read: {reason}.") from None
-    lines = text.split("\n")
+    lines = checks.text_of(path, f"--{flag}={path}").split("\n")
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise ConfigError(f"--{flag}={path} is empty: it must have a line each.")
+        raise checks.ConfigError(f"--{flag}={path} is empty: it must have a line each.")
     if "" in lines:
-        raise ConfigError(f"--{flag}={path} has an empty line, {lines.index('') + 1}.")
+        raise checks.ConfigError(
+            f"--{flag}={path} has an empty line, {lines.index('') + 1}."
+        )
     return lines
 
 

@@ -41,10 +41,8 @@ def main() -> None:
         "source", FLAGS.source, "It is a folder, a .gguf file, package:NAME or a name."
     )
     command_line.require("workdir", FLAGS.workdir, "It is the folder of the new run.")
-    from mha_haiku.runs import progress
     from mha_haiku.studies import imported_runs
 
-    progress.say(f"{FLAGS.source}: reading")
     made = imported_runs.write(
         FLAGS.source,
         FLAGS.workdir,

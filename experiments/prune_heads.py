@@ -42,7 +42,6 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
-    from mha_haiku.runs import folders
     from mha_haiku.studies import pruning
     from mha_haiku.studies.workbench import Bench
 
@@ -50,7 +49,7 @@ def main() -> None:
     asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_pruned")
     if not FLAGS.sweep:
-        folders.check_free(out)  # before the work
+        pruning.check_free(out, steps=FLAGS.steps)  # before the work
     pruning.check(asked)
     result = pruning.prune(Bench.load(FLAGS.workdir, FLAGS.step), asked)
     print(pruning.text(result))

@@ -25,7 +25,16 @@ JAX, `interop` knows other libraries. `show` makes a page of maps or a run, and
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mha_haiku import attention, heads, masks, models, modules, positions, tasks
+from mha_haiku import (
+    attention,
+    heads,
+    masks,
+    models,
+    modules,
+    positions,
+    tasks,
+    viewing,  # noqa: F401  (makes itself known to display)
+)
 from mha_haiku.attention import (
     AttentionMap,
     attend,

@@ -8,14 +8,87 @@ then, and two lines in place of a traceback.
 
 import contextlib
 import difflib
+import errno
 import math
 import numbers
+import os
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+_LONGEST = 80  # characters of a value that a message repeats
+_LONGEST_PATH = 1000
+# A word, or what stands in quotes.
+_LONG = re.compile(
+    rf"\S{{{_LONGEST + 1},}}|(?<!\w)(['\"])(?=\S)(?:(?!\1).){{{_LONGEST - 1},}}\1(?!\w)"
+)
 
 
 class ConfigError(ValueError):
     """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
+
+    def __init__(self, message: str):
+        """Takes the message, of which long words and quotations are shortened."""
+        super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
+
+
+def shown(value: Any) -> str:
+    """Returns a value as a message repeats it, in at most 80 characters."""
+    return _short(repr(value))
+
+
+def _short(text: str) -> str:
+    half = _LONGEST // 2 - 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}...{text[-half:]}"
+
+
+def as_path(value: str | os.PathLike) -> Path:
+    """Returns a path, in which `~` stands for the user's home.
+
+    Raises:
+      ConfigError: If no file can be there: `~name` is the home of nobody, say.
+    """
+    if "\0" in str(value) or len(str(value)) > _LONGEST_PATH:
+        raise ConfigError(
+            f"{str(value)!r} must be a path of at most {_LONGEST_PATH} characters "
+            "without a NUL."
+        )
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{str(value)!r}: no user of that name has a home.") from None
+
+
+def text_of(path: str | os.PathLike, name: str) -> str:
+    """Returns the text of a file without its byte order mark.
+
+    Args:
+      path: The file; `~` is the user's home.
+      name: What to call it in messages.
+
+    Raises:
+      ConfigError: If it cannot be read, or is not UTF-8.
+    """
+    try:
+        return regular_file(as_path(path)).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{name} is not UTF-8 text: {error}.") from None
+
+
+def regular_file(path: str | os.PathLike) -> Path:
+    """Returns the path of a file to open, which may be missing.
+
+    Raises:
+      OSError: If it is a pipe, which would wait for ever, or a device.
+    """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return Path(path)
 
 
 @contextlib.contextmanager
@@ -30,7 +103,7 @@ def user_mistakes() -> Iterator[None]:
     except ValueError as error:
         if type(error) is not ValueError:
             raise
-        raise ConfigError(*error.args) from error
+        raise ConfigError(str(error)) from error
 
 
 def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
@@ -39,7 +112,21 @@ def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in choices:
         listed = ", ".join(map(str, choices))
         suggestion = nearest(str(value), map(str, choices))
-        raise ValueError(f"{name} must be one of {listed}; got {value!r}.{suggestion}")
+        raise ValueError(
+            f"{name} must be one of {listed}; got {shown(value)}.{suggestion}"
+        )
+    return value
+
+
+def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
+    """Returns `value`, which must be a `kind`, as what one of `makers` returns."""
+    if not isinstance(value, kind):
+        names = [maker.__name__ for maker in makers]
+        suggestion = nearest(value, names) if isinstance(value, str) else ""
+        raise TypeError(
+            f"{name} must be None or a {kind.__name__}, as {', '.join(names)} return; "
+            f"got {shown(value)}.{suggestion}"
+        )
     return value
 
 
@@ -60,7 +147,7 @@ def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
         wanted = f"an integer from {low} to {high}"
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
-        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
     return value
 
 
@@ -98,5 +185,5 @@ def closest(word: str, words: Iterable[str], count: int = 5) -> list[str]:
 def _number(name, value, wanted, accepts) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not accepts(value):
-        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
     return value

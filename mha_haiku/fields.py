@@ -77,21 +77,23 @@ class OneOf:
 def boolean(name: str, value: Any) -> bool:
     """Checks that a value is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
+        raise ValueError(f"{name} must be True or False, got {checks.shown(value)}.")
     return value
 
 
 def text(name: str, value: Any) -> str:
     """Checks that a value is text."""
     if not isinstance(value, str):
-        raise ValueError(f"{name} must be text, got {value!r}.")
+        raise ValueError(f"{name} must be text, got {checks.shown(value)}.")
     return value
 
 
 def portion(name: str, value: Any) -> float:
     """Checks that a value is a number in [0, 1]."""
     if checks.non_negative_number(name, value) > 1:
-        raise ValueError(f"{name} must be a number in [0, 1], got {value!r}.")
+        raise ValueError(
+            f"{name} must be a number in [0, 1], got {checks.shown(value)}."
+        )
     return value
 
 
@@ -132,7 +134,9 @@ def from_dataclass(field: dataclasses.Field) -> Field:
         accepted = (int, float) if kind is float else kind
         is_bool = isinstance(value, bool) and kind in (int, float)
         if value is not None and (not isinstance(value, accepted) or is_bool):
-            raise ValueError(f"{name} must be {wanted[kind]}, got {value!r}.")
+            raise ValueError(
+                f"{name} must be {wanted[kind]}, got {checks.shown(value)}."
+            )
         return value
 
     return Field(default, "must be given" if is_needed else "", check, kind)
@@ -203,7 +207,9 @@ def _check_names(path, values, section, former) -> None:
     if not isinstance(values, Mapping):
         if path in former:
             raise _former(path, former)
-        raise checks.ConfigError(f"{path} must be a section of fields, got {values!r}.")
+        raise checks.ConfigError(
+            f"{path} must be a section of fields, got {checks.shown(values)}."
+        )
     missing = [name for name in section if name not in values]
     unknown = [name for name in values if name not in section]
     for name in unknown:

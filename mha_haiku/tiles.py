@@ -212,6 +212,8 @@ def with_heads(array: Array, batch_ndim: int) -> Array:
 def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
     """Returns `array` at an index of its leading axes; size 1 stands for any."""
     array = jnp.asarray(array)
+    if 0 in array.shape[: len(index)]:  # traced for an empty batch, but never run
+        return jnp.zeros(array.shape[len(index) :], array.dtype)
     for i in index:
         array = array[0] if array.shape[0] == 1 else array[i]
     return array

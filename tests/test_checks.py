@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import checks
+from mha_haiku.report import maps
+from mha_haiku.runs import files, folders
+from mha_haiku.studies import pruning
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,46 @@ def test_choice_lists_the_choices_and_the_nearest():
     with pytest.raises(ValueError) as error:
         checks.choice("x", "revrese", ("reverse", "copy"))
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "shortened"),
+    [
+        (f"got {'x' * 80}.", f"got {'x' * 38}...{'x' * 37}."),
+        (f"got '{'a b ' * 30}'.", f"got '{'a b ' * 9}a...{' a b' * 9} '."),
+        ("the model's parts, of which there are many, are not the other model's " * 3,)
+        * 2,
+        ("'one' is far from what is called 'two'; " * 9,) * 2,
+    ],
+)
+def test_a_message_repeats_no_value_beyond_80_characters(message, shortened):
+    assert str(checks.ConfigError(message)) == shortened
+
+
+def test_checks_shorten_what_they_repeat():
+    for check in (checks.positive_integer, checks.fraction):
+        with pytest.raises(ValueError) as error:
+            check("x", list(range(999)))
+        assert len(str(error.value)) < 150
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: checks.text_of(path, "x"),
+        lambda path: files.read_json(path),
+        lambda path: files.read_lines(path),
+        lambda path: files.LineWriter(path),
+        lambda path: maps.load(path),
+        lambda path: pruning.read_curve(path),
+        lambda path: folders.load_run(path.parent),
+    ],
+)
+def test_only_regular_files_are_read(read, tmp_path):
+    path = tmp_path / "config.json"
+    path.symlink_to("/dev/null")  # a pipe would hang a test that fails
+    with pytest.raises(checks.ConfigError, match="Not a regular file"):
+        read(path)
 
 
 def test_nearest_says_nothing_where_nothing_is_near():

@@ -1,5 +1,8 @@
 """What objects say of themselves: a line or two, also while they are traced."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +36,16 @@ def attention_map():
     value = rng.normal(size=(B, S, G, V)).astype(np.float32)
     mask = masks.causal() & masks.padding(jnp.asarray([3, 7]))
     return attention.attend(query, key, value, mask=mask, first_query=2)[1]
+
+
+def test_pages_are_there_at_once_and_imported_when_asked_for():
+    code = (
+        "import sys, mha_haiku as mh;"
+        "pages = 'mha_haiku.viewing.shown';"
+        "assert pages not in sys.modules;"
+        "assert '<' in mh.masks.causal()._repr_html_() and pages in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)

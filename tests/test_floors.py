@@ -92,3 +92,10 @@ def test_a_stray_import_is_named_under_its_contract(report, contract, file):
     sections = re.split(r"\n(.+)\n-{5,}\n", report)
     text = dict(zip(sections[1::2], sections[2::2], strict=True))[contract]
     assert re.search(rf"\b{file.removesuffix('.py').replace('/', '.')}\b", text), text
+
+
+def test_imports_by_name_reach_only_parts_of_the_same_package():
+    # Import-linter does not see them.
+    for file in (_REPOSITORY / "mha_haiku").rglob("*.py"):
+        for name in re.findall(r"import_module\(\s*(.*)", file.read_text("utf-8")):
+            assert name.startswith('f"{__name__}.'), file

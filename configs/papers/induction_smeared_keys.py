@@ -17,7 +17,6 @@ def get_config() -> config_dict.ConfigDict:
     """Returns the config of the run."""
     config = runs.default_config("induction")
 
-    config.model.family = "causal"
     config.model.model_size = 64
     config.model.embedding.max_length = 32
     config.model.attention.num_heads = 4

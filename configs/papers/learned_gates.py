@@ -28,7 +28,6 @@ def get_config() -> config_dict.ConfigDict:
 
     config.task.sequence_length = 32
 
-    config.model.family = "causal"
     config.model.num_layers = 4
     config.model.model_size = 64
     config.model.embedding.positions = "rotary"

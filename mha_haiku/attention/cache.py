@@ -117,7 +117,8 @@ class Cache:
         batch_ndim, position = query.ndim - 3, first_query
         bias = positions.as_bias(bias)
         bias = None if bias is None else bias.aligned(batch_ndim)
-        score = (scores.dot_product() if score is None else score).aligned(batch_ndim)
+        score = scores.as_score(score).aligned(batch_ndim)
+        normalizer = normalizers.as_normalizer(normalizer)
         columns = self._columns(position)
         keys, values = self._positions_first()
         rows = tiles.Span(position, 1)

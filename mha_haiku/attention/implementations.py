@@ -117,6 +117,7 @@ def attend(
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
         lengths exceed S, dropout has no key, or the implementation cannot do this.
+      TypeError: If the score or the normalizer is none.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
@@ -161,7 +162,7 @@ def attend_within(
     batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
     first_query = checked_position(first_query)
     stop = first_query + num_queries if isinstance(first_query, int) else None
-    score = scores.dot_product() if score is None else score
+    score, normalizer = scores.as_score(score), normalizers.as_normalizer(normalizer)
     score.check(num_heads, key_size)
     score = score.aligned(len(batch_shape))
     if normalizer is not None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from mha_haiku import tiles
+from mha_haiku import checks, tiles
 
 Array = jax.Array
 
@@ -59,6 +59,17 @@ class Normalizer(abc.ABC):
         """Returns the same with arrays `[B..., H]`, B... of size 1, as maps keep it."""
         del batch_ndim, num_heads
         return self
+
+
+def as_normalizer(value: Normalizer | None) -> Normalizer | None:
+    """Returns a normalizer, or None, which stands for softmax.
+
+    Raises:
+      TypeError: If it is neither.
+    """
+    if value is None:
+        return None
+    return checks.made_by("normalizer", value, Normalizer, (sink, unnormalized))
 
 
 def sink(logits: Array | float) -> Normalizer:

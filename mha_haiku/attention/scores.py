@@ -56,6 +56,18 @@ class Score(abc.ABC):
         """Raises ValueError where the score does not fit attention of these sizes."""
 
 
+def as_score(value: Score | None) -> Score:
+    """Returns a score from one, or from None.
+
+    Raises:
+      TypeError: If it is neither.
+    """
+    if value is None:
+        return dot_product()
+    makers = dot_product, additive, sigmoid, linear
+    return checks.made_by("score", value, Score, makers)
+
+
 def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Score:
     """Returns the score `scale * query . key`, capped smoothly at +-`soft_cap`.
 

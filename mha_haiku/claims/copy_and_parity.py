@@ -81,6 +81,7 @@ class CopyAndParity(base.Claim):
             config.model.num_layers = 2
             config.model.model_size = 64
             config.model.embedding.positions = "alibi"
+            config.model.embedding.max_length = 16
             config.model.attention.num_heads = 4
             config.model.feed_forward.hidden_size = 128
             config.optimizer.learning_rate = 2e-3

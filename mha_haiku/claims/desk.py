@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import devices, models, tasks
+from mha_haiku import checks, devices, models, tasks
 from mha_haiku.runs import (
     configuration,
     files,
@@ -100,7 +100,7 @@ class Desk:
           progress: See the class.
           devices: Those that divide a training; None: all.
         """
-        self.workdir = Path(workdir).expanduser()
+        self.workdir = checks.as_path(workdir)
         self.seeds = tuple(seeds)
         self.progress = progress
         self._devices = list(devices or jax.devices())
@@ -325,10 +325,10 @@ def essence(config: ml_collections.ConfigDict) -> list[str]:
     config = _with_seed(config, 0)
     with config.unlocked():
         config.training.seeds = 1
-    default = configuration.default_config(config.task.name)
-    lines = configuration.difference(
-        configuration.to_json(default), configuration.to_json(config)
-    )
+    default = configuration.to_json(configuration.default_config(config.task.name))
+    # Those of any task: what suits a task may change, and the config is the same.
+    default["model"] |= configuration.to_json(models.default_config())
+    lines = configuration.difference(default, configuration.to_json(config))
     return [config.task.name, *sorted(lines)]
 
 

@@ -61,7 +61,7 @@ class FreeHeads(base.Claim):
         config = runs.default_config("induction")
         config.task.sequence_length = 16
         config.task.num_tokens = 16
-        config.model.family = "causal"
+        config.model.embedding.max_length = 16
         config.model.num_layers = 2
         config.model.model_size = 32
         config.model.attention.num_heads = _HEADS // 2

@@ -93,7 +93,6 @@ def backcopy():
     config.task.num_triggers = 16
     config.task.num_symbols = 64
     config.task.sequence_length = 32
-    config.model.family = "causal"
     config.model.model_size = 64
     config.model.embedding.max_length = 32
     config.model.attention.key_size = 16

@@ -79,7 +79,7 @@ class InductionHeads(base.Claim):
             config = runs.default_config("induction")
             config.task.sequence_length = 16
             config.task.num_tokens = 16
-            config.model.family = "causal"
+            config.model.embedding.max_length = 16
             config.model.num_layers = 1 if arm == "control" else layers
             config.model.model_size = 32
             config.model.attention.num_heads = 2

@@ -73,7 +73,6 @@ class LengthExtrapolation(base.Claim):
         for kind, name in _KINDS.items():
             config = runs.default_config("induction")
             config.task.sequence_length = _TRAINED
-            config.model.family = "causal"
             config.model.num_layers = 2
             config.model.model_size = 64
             config.model.embedding.positions = kind

@@ -70,7 +70,7 @@ class MarkovChains(base.Claim):
 
     def configs(self, arm):
         config = runs.default_config("markov_chains")
-        config.model.family = "causal"
+        config.model.embedding.max_length = 16
         config.model.num_layers = 2 if arm == "claim" else 1
         config.model.embedding.positions = "rotary"
         config.optimizer.learning_rate = 3e-3

@@ -81,6 +81,7 @@ class MaxRetrieval(base.Claim):
         config = runs.default_config("max_retrieval")
         config.task.max_items = _TRAINED
         config.model.embedding.positions = "none"
+        config.model.embedding.max_length = 16
         config.model.feed_forward.hidden_size = 128
         config.model.output.pool = "first"
         config.optimizer.learning_rate = 3e-3

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mha_haiku import checks
 from mha_haiku.checks import ConfigError
 from mha_haiku.claims import base, records, telling
 from mha_haiku.claims.desk import Desk
@@ -44,7 +45,7 @@ def reproduce(
       ConfigError: If a package is missing.
       RuntimeError: At the end, with `goes_on`, if claims were left out by a fault.
     """
-    folder = Path(workdir).expanduser()
+    folder = checks.as_path(workdir)
     failed, ready = [], []
     for claim in claims:
         if packages := _missing(claim):

@@ -74,6 +74,7 @@ class Rollouts(base.Claim):
         config.model.num_layers = _LAYERS
         config.model.model_size = 48
         config.model.embedding.positions = "rotary"
+        config.model.embedding.max_length = 16
         config.model.attention.num_heads = 4
         config.model.feed_forward.hidden_size = 96
         config.optimizer.learning_rate = 3e-3

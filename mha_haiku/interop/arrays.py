@@ -5,8 +5,10 @@ runs code of its author when it is opened, and is refused.
 """
 
 import functools
+import itertools
 import json
 import math
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -65,16 +67,13 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         )
     try:
         pairs = json.loads(content[8:start].tobytes(), object_pairs_hook=list)
-        entries = [(name, dict(entry)) for name, entry in pairs if name != _METADATA]
-        arrays = [
-            (name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
-            for name, entry in entries
-        ]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        arrays = [_entry(name, **dict(x)) for name, x in pairs if name != _METADATA]
+    except (ValueError, TypeError, RecursionError):
         raise checks.ConfigError(
-            f"{path} has a header that is not that of a safetensors file."
+            f"{path} is damaged: its header is not that of a safetensors file."
         ) from None
     check_names_once(path, [name for name, *_ in arrays])
+    _check_apart(path, [(first, last, name) for name, *_, first, last in arrays])
     end = start + max((last for *_, last in arrays), default=0)
     if end != len(content):
         what = "is cut off" if end > len(content) else "is too long"
@@ -95,12 +94,15 @@ def read_shards(index: Path) -> dict[str, Stored]:
       ConfigError: If a file is missing, or holds other arrays than the index says.
     """
     file_of = read_json(index).get("weight_map")
-    if not isinstance(file_of, dict) or not file_of:
-        raise checks.ConfigError(f'{index} must have a "weight_map".')
+    is_map = isinstance(file_of, dict) and file_of
+    if not is_map or not all(isinstance(file, str) for file in file_of.values()):
+        raise checks.ConfigError(
+            f'{index} is damaged: it must have a "weight_map" of names to files.'
+        )
     arrays: dict[str, Stored] = {}
     for file in sorted(set(file_of.values())):
-        path = index.parent / Path(str(file)).name
-        if not path.exists():
+        path = index.parent / Path(file).name
+        if not os.path.exists(path):
             raise checks.ConfigError(f"{index} names {file!r}, which is not there.")
         shard = read_safetensors(path)
         check_names_once(index, [*arrays, *shard])
@@ -134,7 +136,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     content = _mapped(path)
     try:
         fields, entries, start = _Header(content).read()
-        arrays = {}
+        arrays, spans = {}, []
         check_names_once(path, [name for name, *_ in entries])
         for name, shape, kind, offset in entries:
             kind = gguf.GGMLQuantizationType(kind)
@@ -145,6 +147,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
             last = first + math.prod(shape[:-1]) * row
             if shape[-1] % numbers or last > len(content):
                 raise ValueError(f"{name} ends at byte {last} of {len(content)}")
+            spans.append((first, last, name))
             data = content[first:last].reshape(*shape[:-1], row)
             arrays[name] = Stored(
                 shape,
@@ -153,10 +156,17 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
             )
     except checks.ConfigError:
         raise
-    except (ValueError, IndexError, KeyError, struct.error, MemoryError) as error:
+    except (
+        LookupError,
+        MemoryError,
+        RecursionError,
+        ValueError,
+        struct.error,
+    ) as error:
         raise checks.ConfigError(
-            f"{path} is cut off or no GGUF file that can be read: {error}."
+            f"{path} is damaged, cut off or no GGUF file that can be read: {error}."
         ) from None
+    _check_apart(path, spans)
     return fields, arrays
 
 
@@ -196,6 +206,7 @@ class _Header:
             # GGUF counts axes from the last.
             entries.append((name, tuple(reversed(shape)), *self._numbers("IQ")))
         alignment = fields.get("general.alignment", 32)
+        checks.positive_integer("general.alignment", alignment)
         return fields, entries, -(-self._at // alignment) * alignment
 
     def _value(self, kind: int) -> Any:
@@ -259,13 +270,11 @@ def read_json(path: Path) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except OSError as error:
-        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+        content = json.loads(checks.text_of(path, path), object_pairs_hook=once)
     except checks.ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        raise checks.ConfigError(f"{path} is not JSON: {error}.") from None
+        raise checks.ConfigError(f"{path} is damaged, and no JSON: {error}.") from None
     if not isinstance(content, dict):
         raise checks.ConfigError(f"{path} must hold a JSON object.")
     return content
@@ -292,11 +301,31 @@ def listed(names: list[str]) -> str:
 def _mapped(path: Path) -> np.ndarray:
     """Returns the bytes of a file, of which only those that are used are read."""
     try:
-        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+        return np.memmap(checks.regular_file(path), np.uint8, "r").view(np.ndarray)
     except ValueError:  # of size 0, which cannot be mapped
         raise checks.ConfigError(f"{path} is empty or cut off.") from None
     except OSError as error:
         raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _entry(name, dtype, shape, data_offsets) -> tuple:
+    """Returns name, dtype, shape, first and last byte of an array in a header."""
+    first, last = data_offsets
+    for number in (*shape, first, last):
+        checks.non_negative_integer(name, number)
+    if not isinstance(dtype, str):
+        raise TypeError
+    return name, dtype, tuple(shape), first, last
+
+
+def _check_apart(path, spans) -> None:
+    """Raises ConfigError where two arrays (first byte, last, name) share bytes."""
+    spans = sorted(span for span in spans if span[0] < span[1])
+    for (_, last, name), (first, _, other) in itertools.pairwise(spans):
+        if first < last:
+            raise checks.ConfigError(
+                f"{path} is damaged: {name} and {other} lie in the same bytes."
+            )
 
 
 def _view(path, content, name, kind, shape, first, last) -> Stored:

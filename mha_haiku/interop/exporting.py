@@ -85,7 +85,7 @@ def export(
         )
     ]
     exported = jax.export.export(jax.jit(forward), platforms=platforms)(*shapes)
-    path = Path(file).expanduser()
+    path = checks.as_path(file)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]
     """
     _check_flatbuffers()
     try:
-        content = Path(file).expanduser().read_bytes()
+        content = checks.regular_file(checks.as_path(file)).read_bytes()
         return jax.jit(jax.export.deserialize(bytearray(content)).call)
     except OSError as error:
         raise checks.ConfigError(f"{file} cannot be read: {error.strerror}.") from None

@@ -89,7 +89,8 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     for each in rows:
         place = changes.Place(config, theirs, each.layer)
         _check_shapes(found, each, place, expected, stored)
-        results = each.change.to_ours([stored[n].read() for n in each.theirs], place)
+        whole = [_numbers(found, n, stored[n]) for n in each.theirs]
+        results = each.change.to_ours(whole, place)
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
             params.setdefault(module, {})[parameter] = _as_parameter(x, dtype)
@@ -154,7 +155,8 @@ def _load_own(found, dtype) -> Imported:
         if stored.shape != wanted[name]:
             raise _wrong_shape(found, name, stored.shape, wanted[name])
         module, _, parameter = name.rpartition("/")
-        params.setdefault(module, {})[parameter] = _as_parameter(stored.read(), dtype)
+        x = _numbers(found, name, stored)
+        params.setdefault(module, {})[parameter] = _as_parameter(x, dtype)
     return _imported(found, config, sizes, params)
 
 
@@ -197,6 +199,11 @@ def head_of(
     given = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
     if given:
+        if not isinstance(given, list):
+            raise checks.ConfigError(
+                "config.json's architectures must be a list of names, got "
+                f"{checks.shown(given)}."
+            )
         with checks.user_mistakes():
             checks.choice("config.json's architectures", given[0], heads)
         return heads[given[0]]
@@ -255,6 +262,11 @@ def read_fields(
             f"config.json has a field of a wrong type: {error}."
         ) from None
     sizes = {name: fields.pop(name) for name in Sizes._fields}
+    with checks.user_mistakes():
+        for name, size in sizes.items():
+            if size is not None:
+                label = "vocab_size" if name == "num_tokens" else name
+                checks.integer_in(f"config.json's {label}", size, 1, 2**31 - 1)
     if sizes["num_classes"] is None:
         sizes["num_classes"] = sizes["num_tokens"] or 1
     return _config(fields), Sizes(**sizes)
@@ -343,6 +355,18 @@ def _leaves(params) -> Iterator[tuple[str, str, Any]]:
     for module, parameters in params.items():
         for name, x in parameters.items():
             yield module, name, x
+
+
+def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
+    """Returns an array of weights; raises ConfigError where it can be none."""
+    x = stored.read()
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise checks.ConfigError(
+            f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
+        )
+    if x.size and np.isnan(x).all():
+        raise checks.ConfigError(f"{found.name} is damaged: {name} is NaN throughout.")
+    return x
 
 
 def _as_parameter(x: np.ndarray, dtype: Any) -> jax.Array:

@@ -64,7 +64,7 @@ def save(
     else:
         looped = models.unstacked(params) if config.scan_layers else params
         contents, stored = _of_a_family(config, looped, sizes, family)
-    folder = Path(folder).expanduser()
+    folder = checks.as_path(folder)
     text = json.dumps(contents, indent=2) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)

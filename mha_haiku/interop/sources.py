@@ -48,17 +48,13 @@ def find(source: str | os.PathLike) -> Source:
     text = os.fspath(source)
     if text.startswith(_PACKAGE):
         return _open(_in_package(text.removeprefix(_PACKAGE)))
-    path = Path(text).expanduser()
-    try:
-        exists = path.exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        exists = False
-    if exists:
+    path = checks.as_path(text)
+    if os.path.exists(path):  # which takes any text, unlike path.exists()
         return _open(path)
     is_name = not text.startswith((".", "/", "~")) and 0 < text.count("/") < 2
     if not is_name or path.suffix:
         folder = path.parent
-        siblings = os.listdir(folder) if folder.is_dir() else []
+        siblings = os.listdir(folder) if os.path.isdir(folder) else []
         raise checks.ConfigError(
             f"source {text!r} does not exist.{checks.nearest(path.name, siblings)}\n"
             "It must be a folder with config.json and model.safetensors, a .gguf file, "
@@ -71,13 +67,13 @@ def _open(path: Path) -> Source:
     if path.suffix == ".gguf":
         return _open_gguf(path)
     _refuse_pickled([path])
-    if path.is_file():
-        if path.suffix != ".safetensors":
-            raise checks.ConfigError(
-                f"source must be a folder, a .safetensors or a .gguf file, got {path}."
-            )
-        return _open_folder(path.parent, path)
-    return _open_folder(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix != ".safetensors":
+        raise checks.ConfigError(
+            f"source must be a folder, a .safetensors or a .gguf file, got {path}."
+        )
+    return _open_folder(path.parent, path)
 
 
 def _open_folder(folder: Path, weights: Path | None = None) -> Source:

@@ -9,7 +9,6 @@ and a layer is of one of the `KINDS`, which have different axes.
 import dataclasses
 import functools
 import os
-import pathlib
 import re
 import zipfile
 import zlib
@@ -232,9 +231,9 @@ def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     Raises:
       ConfigError: If the file is missing, damaged, or not of plain arrays.
     """
-    path = pathlib.Path(path)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        path = checks.regular_file(path)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise checks.ConfigError(f"{path} does not exist.") from None

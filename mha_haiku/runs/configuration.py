@@ -120,7 +120,22 @@ def declared(task_name: str) -> fields.Section:
         "task": {"name": name, **options["task"]},
         **({"data": options["data"]} if options["data"] else {}),
         **_SECTIONS,
+        "model": _with_defaults(_SECTIONS["model"], tasks.model_defaults(task_name)),
     }
+
+
+def _with_defaults(section, values) -> fields.Section:
+    """Returns a section with other defaults, by the dotted names of fields."""
+    section = dict(section)
+    for name, value in values.items():
+        first, _, rest = name.partition(".")
+        own = section[first]
+        section[first] = (
+            _with_defaults(own, {rest: value})
+            if rest
+            else dataclasses.replace(own, default=value)
+        )
+    return section
 
 
 def default_config(task: str = "reverse") -> ml_collections.ConfigDict:
@@ -274,15 +289,18 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
 
 def _check_family(model, task, example) -> None:
     """Checks that the model reads what the task gives, and answers what it asks."""
-    wanted = ("encoder", "causal")
-    if example.decoder_inputs is not None:
+    wanted, why = ("encoder", "causal"), ""
+    if task.continues:
+        wanted = ("causal",)
+        why = "\nIts targets are the next inputs, which another family sees."
+    elif example.decoder_inputs is not None:
         wanted = ("encoder_decoder",)
     elif example.targets.ndim == 0 and not task.labels_whole:
         wanted = ("set_classifier",)
     if model.family not in wanted:
         raise ConfigError(
             f"config.model.family must be {' or '.join(map(repr, wanted))} for the "
-            f"task {task.name!r}, got {model.family!r}."
+            f"task {task.name!r}, got {model.family!r}.{why}"
         )
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from mha_haiku import checks
 from mha_haiku.checks import ConfigError
 
 _logger = logging.getLogger("mha_haiku")
@@ -45,9 +46,7 @@ def write(path: str | os.PathLike, content: Content) -> Path:
     Raises:
       ConfigError: If it cannot be written.
     """
-    path = Path(path).expanduser()
-    if "\0" in str(path):
-        raise ConfigError(f"{str(path)!r} cannot be written: no path has a NUL.")
+    path = checks.as_path(path)
     # With the process's id, so that two processes writing the same file do not mix.
     partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
     try:
@@ -84,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
       ConfigError: If the file is not readable JSON.
     """
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(checks.regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except NotADirectoryError:
@@ -143,7 +142,7 @@ class LineWriter:
         self._pending = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = checks.regular_file(path).open("ab", buffering=0)
             content = _read_bytes(path)
             end = _end_of_kept(content, last_step)
             if end < len(content):
@@ -184,7 +183,7 @@ class LineWriter:
 
 def _read_bytes(path) -> bytes:
     try:
-        return path.read_bytes()
+        return checks.regular_file(path).read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -18,7 +18,7 @@ import numpy as np
 from mha_haiku import attention, checks, devices, display, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.runs import checkpoints, configuration, files
+from mha_haiku.runs import checkpoints, configuration, files, lock
 from mha_haiku.training import evaluation, optimizers, stepping
 
 if TYPE_CHECKING:
@@ -190,13 +190,18 @@ def of_runs(
     return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
 
 
-def open_folder(workdir: str | os.PathLike) -> Folder:
+def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Returns the folder to train in; creates it if it is missing.
+
+    Args:
+      workdir: The folder.
+      is_new: Whether a run is to begin at step 0, so that a checkpoint of that step
+        without a config.json, as a kill leaves it, may be there.
 
     Raises:
       ConfigError: If it is a file, or cannot be written to.
     """
-    root = Path(workdir).expanduser()
+    root = checks.as_path(workdir)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -207,6 +212,9 @@ def open_folder(workdir: str | os.PathLike) -> Folder:
         raise ConfigError(f"workdir {root} must be writable.")
     folder = Folder(root)
     if folder.checkpoints.exists() and not folder.config.exists():
+        with checkpoints.Checkpoints(folder.checkpoints) as stored:
+            if is_new and set(stored.steps()) <= {0}:
+                return folder
         raise ConfigError(
             f"workdir {root} has checkpoints but no config.json to resume from."
         )
@@ -224,7 +232,7 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
       ConfigError: If there is no run, or no checkpoint of that step, or there are runs
         of several seeds, each in a folder of its own.
     """
-    folder = Folder(Path(workdir).expanduser())
+    folder = Folder(checks.as_path(workdir))
     saved = cluster.first_does(lambda: read_config(folder))
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
@@ -323,7 +331,7 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
     if saved is None or saved["text"] is None:
         return None
     try:
-        tokenizer = folder.tokenizer.read_bytes()
+        tokenizer = checks.regular_file(folder.tokenizer).read_bytes()
     except OSError as error:
         raise ConfigError(
             f"{folder.tokenizer} cannot be read: {error.strerror}."
@@ -391,7 +399,7 @@ def write_config(
 
 def check_free(workdir: str | os.PathLike) -> None:
     """Raises ConfigError if a folder, which may be missing, holds a run."""
-    folder = Folder(Path(workdir).expanduser())
+    folder = Folder(checks.as_path(workdir))
     if read_config(folder) is not None:
         raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
 
@@ -404,7 +412,8 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training.
 
-    Where that fails or is interrupted, nothing of it is left.
+    Where that fails or is interrupted, nothing of it is left. What a killed process
+    has left is replaced: config.json is written last.
 
     Args:
       workdir: The folder of the new run, which must not hold one.
@@ -420,20 +429,23 @@ def write_run(
       SaveError: If the parameters cannot be written.
     """
     check_free(workdir)
-    folder = open_folder(workdir)
+    folder = open_folder(workdir, is_new=True)
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
     had_tokenizer = folder.tokenizer.exists()
-    try:
-        with checkpoints.Checkpoints(folder.checkpoints) as stored:
-            stored.save(0, state)
-        write_config(folder, config, jax.local_devices(), task)
-    except BaseException:  # Ctrl-C too: no run, and so no checkpoints that block one
+    with lock.Lock(folder.lock):
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        if not had_tokenizer:
-            folder.tokenizer.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # where it holds something else
-            folder.root.rmdir()
-        raise
+        try:
+            with checkpoints.Checkpoints(folder.checkpoints) as stored:
+                stored.save(0, state)
+            write_config(folder, config, jax.local_devices(), task)
+        except BaseException:  # Ctrl-C too
+            shutil.rmtree(folder.checkpoints, ignore_errors=True)
+            if not had_tokenizer:
+                folder.tokenizer.unlink(missing_ok=True)
+            folder.lock.unlink()
+            with contextlib.suppress(OSError):  # where it holds something else
+                folder.root.rmdir()
+            raise
     return folder.root
 
 

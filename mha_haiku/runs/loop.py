@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -125,7 +124,7 @@ def train(
         opened = opening.open_runs(
             stack, config, workdir, override_config=override_config
         )
-        root = folders.Folder(Path(workdir).expanduser())
+        root = folders.Folder(checks.as_path(workdir))
         if all(each.finished for each in opened):
             summary = opening.whole({x.config.seed: x.finished for x in opened}, {})
             if cluster.is_first():

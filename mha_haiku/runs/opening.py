@@ -5,11 +5,11 @@ import json
 import os
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import ml_collections
 
+from mha_haiku import checks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files, folders, lock
@@ -106,7 +106,7 @@ def open_runs(
         _check_seeds(folder, config)
 
     cluster.first_does(open_here)
-    root = folders.Folder(Path(workdir).expanduser())
+    root = folders.Folder(checks.as_path(workdir))
     opened = []
     for own, folder in folders.of_runs(root, config):
         run = open_run(stack, own, folder.root, override_config=override_config)
@@ -153,7 +153,7 @@ def open_run(
     shared = cluster.first_does(open_here)
     stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
     finished = shared["finished"] and Summary(**shared["finished"])
-    folder = folders.Folder(Path(workdir).expanduser())
+    folder = folders.Folder(checks.as_path(workdir))
     return Opened(config, folder, stored, finished)
 
 

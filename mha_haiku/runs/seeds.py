@@ -4,7 +4,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -75,7 +74,7 @@ def train_seeds(
         )
         if summary.interrupted:
             raise KeyboardInterrupt
-        root = folders.Folder(Path(workdir).expanduser())
+        root = folders.Folder(checks.as_path(workdir))
         failed = {} if seeds == 1 else summary.failed
         if failed:
             raise trainers.NonFiniteLossError(

@@ -5,13 +5,12 @@ and is new elsewhere. The other run is read once, before the first step.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
 
-from mha_haiku import models, tasks
+from mha_haiku import checks, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.models import ends
 from mha_haiku.runs import configuration, folders
@@ -64,7 +63,7 @@ def load(config: ml_collections.ConfigDict) -> Source:
     """
     path = config.init_from
     run = folders.load_run(path).looped()
-    kept = folders.shared_kept(folders.Folder(Path(path).expanduser()))
+    kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
     own, its = (
         each.data.get("tokenizer") if "data" in each else None
         for each in (config, run.config)

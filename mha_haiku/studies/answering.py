@@ -106,6 +106,7 @@ def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
         middle = (value + z**2 / (2 * count)) / (1 + z**2 / count)
         spread = value * (1 - value) / count + z**2 / (4 * count**2)
         half = z * np.sqrt(spread) / (1 + z**2 / count)
-        return middle - half, middle + half
+        return max(middle - half, 0.0), min(middle + half, 1.0)
     half = z * alone.std(ddof=1) / np.sqrt(count) if count > 1 else float("nan")
-    return value - half, value + half
+    low, high = np.clip([value - half, value + half], 0, max(1, alone.max()))
+    return float(low), float(high)

@@ -123,7 +123,7 @@ def dump(
     )
     folder = bench.folder.attention
     folder = folder if own is None else folder / "own_text"
-    folder = folder if out is None else Path(out).expanduser()
+    folder = folder if out is None else checks.as_path(out)
     report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
     if cluster.is_first():
         files.write_arrays(folder / "statistics.npz", statistics)
@@ -279,7 +279,7 @@ def write_report(
       ConfigError: If `maps.npz` is missing or is not what a run writes, or a file
         cannot be written.
     """
-    folder = Path(folder).expanduser()
+    folder = checks.as_path(folder)
     saved = report.maps.load(folder / "maps.npz")
     shown = dossiers.of_maps(folder, compare=compare)
     _, page = report.fitting.fitted(shown, _PAGE_BYTES, _rendered)

@@ -43,7 +43,7 @@ def of_folder(
       ConfigError: If maps or the snapshot are missing, or a file is not what a run
         writes.
     """
-    root = Path(workdir).expanduser()
+    root = checks.as_path(workdir)
     folder = folders.Folder(root).attention
     if step is not None:
         own = check_step(folders.Folder(root), step)
@@ -68,7 +68,7 @@ def of_maps(
     Raises:
       ConfigError: As `of_folder`.
     """
-    folder = Path(folder).expanduser()
+    folder = checks.as_path(folder)
     saved = report.maps.load(folder / "maps.npz")
     notes = ["The exact numbers are in maps.npz beside this page."]
     root = _run_of(folder)
@@ -84,7 +84,7 @@ def of_maps(
         return dossier.Dossier(
             saved.title, (own._replace(step=None),), notes=tuple(notes)
         )
-    other_root, other_path = Path(compare).expanduser(), compared(compare)
+    other_root, other_path = checks.as_path(compare), compared(compare)
     other_saved = report.maps.load(other_path)
     other = _set(other_path.parent, other_saved, other_root)
     matches = None
@@ -140,7 +140,7 @@ def compared(workdir: str | os.PathLike) -> Path:
     Raises:
       ConfigError: If it has none.
     """
-    root = Path(workdir).expanduser()
+    root = checks.as_path(workdir)
     path = folders.Folder(root).attention / "maps.npz"
     if not path.exists():
         raise ConfigError(

@@ -136,7 +136,9 @@ def _config(imported, name, sequence_length, path) -> ml_collections.ConfigDict:
     config = configuration.default_config(name)
     config.model = imported.config
     most = _most_positions(imported.config)
-    length = sequence_length or min(_LENGTHS[name], most)
+    length = sequence_length
+    if length is None:
+        length = min(_LENGTHS[name], most)
     with checks.user_mistakes():
         checks.integer_in("sequence_length", length, 4, most)
     sizes = interop.sizes_of(imported.config, imported.params)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mha_haiku import report
+from mha_haiku import checks, report
 from mha_haiku.runs import files, folders, metrics_log
 
 
@@ -19,7 +19,7 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
       The path of the first picture; None where nothing is reported, or without
       matplotlib.
     """
-    folder = folders.Folder(Path(workdir).expanduser())
+    folder = folders.Folder(checks.as_path(workdir))
     reports = metrics_log.read(folder.metrics)
     if not reports or not report.drawing.is_possible():
         return None

@@ -16,7 +16,7 @@ import numpy as np
 from mha_haiku import checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.tables import Column
-from mha_haiku.runs import folders
+from mha_haiku.runs import configuration, folders
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
@@ -262,8 +262,9 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 
     Args:
       run: The run.
-      workdir: The folder of the new run, which must not hold one.
-      steps: Training steps that the new run is to take, at least 1.
+      workdir: The folder of the new run. Where `steps` are given it may hold this run
+        already, which is left as it is: a killed process has trained it.
+      steps: Training steps that the new run is to take; 0: it is only pruned.
 
     Returns:
       The folder.
@@ -272,8 +273,12 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
       ConfigError: If there is a run in the folder, or it cannot be written to.
     """
     config = run.config.copy_and_resolve_references()
-    config.training.steps = steps
-    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps)
+    config.training.steps = max(steps, 1)
+    warmup_steps = min(config.optimizer.warmup_steps, config.training.steps)
+    config.optimizer.warmup_steps = warmup_steps
+    folder = folders.Folder(checks.as_path(workdir))
+    if steps and folders.read_config(folder) == configuration.to_json(config):
+        return folder.root
     return folders.write_run(workdir, config, jax.device_get(run.params), run.task)
 
 

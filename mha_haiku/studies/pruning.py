@@ -122,12 +122,24 @@ def prune(bench: Bench, request: Request) -> Pruned:
     return result._replace(beside=tuple(beside), beside_name=request.beside)
 
 
+def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
+    """Raises ConfigError if a folder holds a run that `save` cannot resume.
+
+    Args:
+      workdir: The folder, which may be missing.
+      steps: The training steps that `save` is to take.
+    """
+    saved = folders.read_config(folders.Folder(checks.as_path(workdir)))
+    if saved is None or saved["training"]["steps"] != steps:
+        folders.check_free(workdir)
+
+
 def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes the pruned run, and trains it on if asked to.
 
     Args:
       result: What `prune` returned.
-      workdir: The folder of the new run, which must not hold one.
+      workdir: The folder of the new run; see `check_free`.
       steps: Training steps; 0 for none.
 
     Returns:
@@ -135,7 +147,7 @@ def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
     """
     with checks.user_mistakes():
         checks.non_negative_integer("steps", steps)
-    folder = pruned_runs.save(result.run, workdir, steps=max(steps, 1))
+    folder = pruned_runs.save(result.run, workdir, steps=steps)
     if steps:
         config = folders.load_run(folder).config
         loop.train(config, folder)
@@ -251,9 +263,9 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
     Raises:
       ConfigError: If it cannot be read, or is none.
     """
+    lines = checks.text_of(path, path).splitlines()
     try:
-        with Path(path).expanduser().open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(lines))
         names = list(rows[0])
         kinds = names[1 : names.index("units")]
         own = names[names.index("units") + 1 : names.index("parameters")]
@@ -273,8 +285,6 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
             beside_name=f"order: {beside[0]}" if beside else "",
             kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
         )
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except (IndexError, KeyError, StopIteration, TypeError, ValueError):
         raise ConfigError(f"{path} is no curve of pruning.") from None
 

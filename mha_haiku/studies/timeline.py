@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mha_haiku import heads, models, report, tasks
+from mha_haiku import checks, heads, models, report, tasks
 from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files, folders, loop
 from mha_haiku.training import evaluation
@@ -128,7 +128,7 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
     Returns:
       The path of the first picture; None without a timeline or without matplotlib.
     """
-    folder = folders.Folder(Path(workdir).expanduser())
+    folder = folders.Folder(checks.as_path(workdir))
     lines = read(folder.timeline)
     if not lines or not report.drawing.is_possible():
         return None

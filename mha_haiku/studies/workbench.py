@@ -8,7 +8,6 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -54,7 +53,7 @@ class Bench:
           ConfigError: If there is no such run or step.
         """
         run = folders.load_run(workdir, step)
-        return cls(run, folders.Folder(Path(workdir).expanduser()))
+        return cls(run, folders.Folder(checks.as_path(workdir)))
 
     @property
     def title(self) -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "digest",
     "make",
     "metrics",
+    "model_defaults",
     "names",
     "options",
     "register",
@@ -105,6 +106,14 @@ def metrics(name: str) -> tuple[str, ...]:
 def continues(name: str) -> bool:
     """Returns whether a task's targets are its next inputs; see `options`."""
     return _task(name).continues
+
+
+def model_defaults(name: str) -> dict[str, Any]:
+    """Returns what suits a task of `config.model`, by dotted names; see `options`."""
+    task = _task(name)
+    implied = {"family": "causal"} if task.continues else {}
+    implied |= {"output.pool": "mean"} if task.labels_whole else {}
+    return implied | task.model_defaults
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:

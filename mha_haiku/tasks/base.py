@@ -6,7 +6,7 @@ sequence is turned into another one, the source has `S` positions and the target
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -112,7 +112,11 @@ class Task(abc.ABC):
     baseline_name: str = "chance"
     """What `baseline` is the level of: "chance", "unigram" or "bag of words"."""
     continues: ClassVar[bool] = False
-    """Whether a target is the next input, so that a causal model of it can write on."""
+    """Whether a target is the next input: only a causal model does not see it, and can
+    continue a prompt."""
+    model_defaults: ClassVar[Mapping[str, Any]] = {}
+    """What suits this task of `config.model`, where its own defaults do not: values by
+    dotted names."""
 
     def __init_subclass__(cls, **options: Any):
         """Gives a class without a name its own."""

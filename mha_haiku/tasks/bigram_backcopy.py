@@ -37,6 +37,8 @@ class BigramBackcopy(base.Task):
     """
 
     name: ClassVar[str] = "bigram_backcopy"
+    continues: ClassVar[bool] = True
+    model_defaults = {"embedding.max_length": 32}
     sequence_length: int = fields.option(
         32, "tokens in an example", fields.integer(3, sampling.LARGEST)
     )

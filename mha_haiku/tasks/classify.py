@@ -75,6 +75,7 @@ class Classify(text.TextTask):
 
     name: ClassVar[str] = "classify"
     labels_whole: ClassVar[bool] = True
+    model_defaults = {"embedding.max_length": 64}
     baseline_name = "bag of words"
     path: str = fields.option(
         "",

@@ -54,6 +54,7 @@ class DigitsAnomaly(base.Task):
     num_tokens: ClassVar[None] = None
     feature_size: ClassVar[int] = _NUM_PIXELS
     num_classes: ClassVar[int] = 1
+    model_defaults = {"family": "set_classifier"}
     sequence_length: int = fields.option(
         10, "images in a set", fields.integer(3, _LARGEST_SET)
     )

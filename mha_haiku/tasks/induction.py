@@ -42,6 +42,7 @@ class Induction(base.Task):
 
     name: ClassVar[str] = "induction"
     continues: ClassVar[bool] = True
+    model_defaults = {"embedding.max_length": 32}
     sequence_length: int = fields.option(
         32, "tokens in an example, an even number", fields.integer(4, sampling.LARGEST)
     )

@@ -42,6 +42,7 @@ class MarkovChains(base.Task):
 
     name: ClassVar[str] = "markov_chains"
     continues: ClassVar[bool] = True
+    model_defaults = {"embedding.max_length": 64}
     sequence_length: int = fields.option(
         64, "tokens in an example", fields.integer(1, sampling.LARGEST)
     )

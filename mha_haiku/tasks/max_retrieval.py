@@ -37,6 +37,7 @@ class MaxRetrieval(base.Task):
     name: ClassVar[str] = "max_retrieval"
     num_tokens: ClassVar[None] = None
     labels_whole: ClassVar[bool] = True
+    model_defaults = {"embedding.max_length": 17}
     min_items: int = fields.option(
         8, "fewest items of an example", fields.integer(1, sampling.LARGEST)
     )

@@ -50,6 +50,7 @@ class SequenceToSequence(base.Task):
     """
 
     counts_exact: ClassVar[bool] = True
+    model_defaults = {"family": "encoder_decoder", "embedding.max_length": 64}
     target_length: int
     """T: the longest target and its end token."""
 

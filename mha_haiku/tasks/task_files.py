@@ -84,7 +84,7 @@ def digest(name: str) -> str | None:
 def _read(name) -> bytes:
     file = name.rpartition(":")[0]
     try:
-        return pathlib.Path(file).read_bytes()
+        return checks.regular_file(file).read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # a null byte in the name
         why = getattr(error, "strerror", None) or error
         raise checks.ConfigError(

@@ -59,6 +59,7 @@ class TextTask(base.Task):
     """
 
     baseline_name = "unigram"
+    model_defaults = {"embedding.max_length": 64}
     sequence_length: int = fields.option(
         64, "tokens in an example", fields.integer(1, sampling.LARGEST)
     )

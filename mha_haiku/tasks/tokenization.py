@@ -1,9 +1,11 @@
 """Text to integers and back: characters, byte pairs, or what a file describes."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
+import os
 import pathlib
 import re
 from collections import Counter
@@ -237,8 +239,17 @@ class Pretrained:
     least_tokens: int = 0
 
     def __post_init__(self):
-        """Reads the contents, so that errors show now."""
-        _ = self._tokenizer
+        """Reads the contents and tries them, so that errors show now."""
+        try:
+            with _rust():
+                _ = self._tokenizer, self._ids, self._around
+        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+            raise
+        # A bare Exception of tokenizers, or a panic of Rust, which is none.
+        except BaseException as error:
+            raise checks.ConfigError(
+                f"tokenizer.json is damaged, or not that of a tokenizer: {error}."
+            ) from None
 
     def to_json(self) -> str:
         """Returns the contents and the vocabulary, in an object."""
@@ -322,14 +333,7 @@ class Pretrained:
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        try:
-            tokenizer = _tokenizers().Tokenizer.from_str(self.content)
-        except checks.ConfigError:
-            raise
-        except Exception as error:  # that of tokenizers is a bare Exception
-            raise checks.ConfigError(
-                f"tokenizer.json is not that of a tokenizer: {error}."
-            ) from None
+        tokenizer = _tokenizers().Tokenizer.from_str(self.content)
         tokenizer.no_truncation()  # windows are cut here, not there
         tokenizer.no_padding()
         return tokenizer
@@ -384,15 +388,7 @@ def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
     Raises:
       ConfigError: If it cannot be read, or describes no tokenizer.
     """
-    path = pathlib.Path(path).expanduser()
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise checks.ConfigError(
-            f"tokenizer {str(path)!r} cannot be read: {reason}."
-        ) from None
-    return Pretrained(content, least_tokens)
+    return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
 
 
 def from_json(text: str) -> Tokenizer:
@@ -407,6 +403,19 @@ def from_json(text: str) -> Tokenizer:
     if "pretrained" in contents:
         return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
     return BytePairs(_tokenizers().Tokenizer.from_str(text))
+
+
+@contextlib.contextmanager
+def _rust():
+    """Keeps the traces off stderr that Rust writes when it panics."""
+    with open(os.devnull, "wb") as nowhere:
+        stderr = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def _tokenizers():

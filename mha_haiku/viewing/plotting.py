@@ -266,7 +266,7 @@ def _numbers(kinds: Sequence[str]) -> list[int]:
 @_figure.register(str)
 @_figure.register(os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
-    path = Path(what).expanduser()
+    path = checks.as_path(what)
     checks.choice("what", path.name, [*_FILES, "maps.npz"])
     return _FILES[path.name](path, title)
 

@@ -94,7 +94,7 @@ def view(
 
 def _has_saved_maps(value) -> bool:
     is_path = isinstance(value, str | os.PathLike)
-    return is_path and (Path(value).expanduser() / "attention" / "maps.npz").exists()
+    return is_path and (checks.as_path(value) / "attention" / "maps.npz").exists()
 
 
 def _run(name, value) -> folders.Run:

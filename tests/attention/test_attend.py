@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import additive, attend
+from mha_haiku.attention import additive, attend, sink
 from mha_haiku.attention import dot_product as dot_product_score
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
@@ -104,6 +104,9 @@ def test_axes_may_be_empty(sizes, arrays, check):
     loss = lambda *inputs: attend(*inputs, mask=mask)[0].sum()  # noqa: E731
     gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(*inputs)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
+    statistics = attend(*inputs, mask=mask)[1].statistics()
+    assert statistics.entropy.shape == (*inputs[0].shape[:-3], inputs[0].shape[-2])
+    assert not statistics.entropy.any()
 
 
 @pytest.mark.parametrize("mask", [None, np.ones([B, T, S], bool)])
@@ -165,6 +168,9 @@ FITTING = {"query": QUERY, "key": KEY, "value": VALUE}
             {"implementation": "dens"},
             "one of auto, dense.*got 'dens'. Did you mean 'dense'",
         ),
+        ({"score": "dot"}, "score must be None or a Score, as dot_product, .*'dot'"),
+        ({"normalizer": "softmax"}, "as sink, unnormalized return; got 'soft"),
+        ({"normalizer": sink}, "as sink, unnormalized return; got <func"),
         ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), got 1.0"),
         ({"dropout_rate": -0.1}, r"dropout_rate must be a number in \[0, 1\)"),
         ({"dropout_rate": 0.1}, r"dropout_rate is 0.1, which needs a key in rng="),
@@ -173,7 +179,7 @@ FITTING = {"query": QUERY, "key": KEY, "value": VALUE}
 def test_what_does_not_fit_is_refused_by_name(changes, message):
     arguments = FITTING | changes
     inputs = [arguments.pop(name) for name in ("query", "key", "value")]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         attend(*inputs, **arguments)
 
 

@@ -148,12 +148,19 @@ def test_mixed_keys_are_those_of_the_whole_text():
         np.testing.assert_array_equal(mixed, np.take_along_axis(wanted, at, 1))
 
 
-def test_a_cache_takes_one_query_at_a_time():
+@pytest.mark.parametrize(
+    ("count", "given", "message"),
+    [
+        (2, {}, "one query at a time, got 2"),
+        (1, {"score": "dot"}, "score must be None or a Score"),
+        (1, {"normalizer": "softmax"}, "normalizer must be None or a Norm"),
+    ],
+)
+def test_what_a_cache_does_not_take_is_refused(count, given, message):
     *_, cache = _prefilled(masks.causal())
-    with pytest.raises(ValueError, match="one query at a time, got 2"):
-        cache.attend(
-            QUERY[:, :2], KEY[:, :2], VALUE[:, :2], masks.causal(), first_query=5
-        )
+    parts = (x[:, :count] for x in (QUERY, KEY, VALUE))
+    with pytest.raises((TypeError, ValueError), match=message):
+        cache.attend(*parts, masks.causal(), first_query=5, **given)
 
 
 def test_what_stands_in_unwritten_slots_changes_no_bit():

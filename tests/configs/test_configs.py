@@ -1,6 +1,7 @@
 """Every config is valid, says what to expect, and trains."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import config_files
-from mha_haiku import runs
+from mha_haiku import runs, tasks
 from mha_haiku.runs import configuration, folders, loop
 from mha_haiku.training import stepping
 from tests import everyday
@@ -25,11 +26,36 @@ _PAPERS = [
 every_config = pytest.mark.parametrize("path", [*_CONFIGS, *_PAPERS])
 
 
-@every_config
-def test_config_is_valid_and_suits_its_task(path):
-    config = config_files.load(path)
+@pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *tasks.names()])
+def test_config_or_default_suits_its_task_and_hides_its_targets(of):
+    config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)
     configuration.validate(config)
-    configuration.validate_for_task(config, configuration.make_task(config))
+    task = configuration.make_task(config)
+    if of != "sentences":  # on which nothing trains
+        configuration.validate_for_task(config, task)
+    batch = tasks.batch(task, jax.random.key(0), task.train_data, np.zeros(2, int))
+    example = jax.tree.map(np.array, batch)
+    example = example._replace(lengths=None, decoder_lengths=None)
+    read = example.inputs if example.decoder_inputs is None else example.decoder_inputs
+    if example.targets.shape != read.shape:  # one target of the whole example
+        return
+    counts = example.weights[:, :-1] > 0
+    is_next = counts.any() and (read[:, 1:] == example.targets[:, :-1])[counts].all()
+    assert is_next == (task.continues or example.decoder_inputs is not None)
+    if not is_next:
+        return
+    read[1, -1] = (read[1, -1] + 1) % task.num_classes
+    config.model.num_layers = 1  # they are alike, and take long to compile
+    model = folders.make_model(config, task)
+    generator = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: generator.standard_normal(x.shape).astype(x.dtype),
+        folders.abstract_state(config, task, model).params,
+    )
+    apply = jax.jit(functools.partial(model.apply, is_training=False))
+    first, second = apply(params, None, **example.model_inputs()).logits
+    np.testing.assert_array_equal(first[:-1], second[:-1])
+    assert np.any(first[-1] != second[-1])
 
 
 @every_config

@@ -1,5 +1,6 @@
 """A user's mistake costs exit status 2 and two lines; --help shows every field."""
 
+import importlib
 import logging
 import pathlib
 import re
@@ -12,6 +13,7 @@ from ml_collections import config_dict
 
 from experiments import config_files, dump_attention, train
 from mha_haiku import checks
+from tests.experiments.test_help import SCRIPTS
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _REVERSE = "--config=configs/reverse.py"
@@ -160,6 +162,22 @@ def test_a_file_that_is_no_config_says_where_it_fails(capsys, source, parts):
         assert part in told
 
 
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "reproduce"])
+@pytest.mark.parametrize(
+    "value", ["~nosuchuser/x", "/dev/null/x", "y" * 5000, "/" + "z/" * 2000, "\udce9\0"]
+)
+def test_a_path_that_is_none_is_a_mistake_in_every_script(name, value, capsys):
+    script = importlib.import_module(f"experiments.{name}")
+    for flag in {"workdir", "source", "config", "path"} & set(script.FLAGS):
+        needed = {"config": "configs/reverse.py", "source": "none", "workdir": "w"}
+        if name == "generate":
+            needed["held_out"] = 1
+        given = {x: y for x, y in needed.items() if x in script.FLAGS} | {flag: value}
+        arguments = [f"--{x}={y}" for x, y in given.items()]
+        told = _mistake(capsys, script.run([name, *arguments]))
+        assert max(map(len, told.split())) <= 90
+
+
 def test_a_file_that_is_not_text_is_no_config(capsys):
     pathlib.Path("picture.py").write_bytes(b"\x89PNG\xff\xfe")
     told = _mistake(capsys, _train("--config=picture.py"))
@@ -222,7 +240,7 @@ def test_a_workdir_that_cannot_be_made_is_refused(capsys):
         (["--workdir=absent", f"--layers={10**20}"], ["at most 2147483647"]),
         ([f"--workdir={'x' * 300}"], ["too long"]),
         (["--workdir=[0]"], ["There is no run in [0]"]),
-        (["--workdir=a\0b"], ["null"]),
+        (["--workdir=a\0b"], ["NUL"]),
         (
             ["--workdir=absent", "--config.model.attention.num_heads=2"],
             ["There is no flag"],

@@ -1,6 +1,7 @@
 """GGUF files: the same model as a folder of the hub, in another order."""
 
 import json
+import struct
 
 import jax
 import numpy as np
@@ -90,6 +91,31 @@ def test_halves_are_read_and_damage_is_refused(folder, tmp_path):
         file.write_bytes(whole[:size])
         with pytest.raises(checks.ConfigError, match="cut off or no GGUF"):
             interop.load(file)
+
+
+_UINT32, _TEXT, _LIST, _INT32, _FLOAT32 = 4, 8, 9, 5, 6  # types of fields
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        struct.pack("<II", _UINT32, 0),
+        struct.pack("<Ii", _INT32, -8),
+        struct.pack("<If", _FLOAT32, 1.5),
+        struct.pack("<IQ3s", _TEXT, 3, b"abc"),
+        struct.pack("<I", _LIST)
+        + struct.pack("<IQ", _LIST, 1) * 3000
+        + struct.pack("<IQ", _UINT32, 0),
+        struct.pack("<I", 99),
+    ],
+    ids=["0", "-8", "1.5", "text", "nested", "unknown type"],
+)
+def test_an_alignment_that_is_none_is_damage(value, tmp_path):
+    name = b"general.alignment"
+    header = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(name)) + name + value
+    (tmp_path / "model.gguf").write_bytes(header)
+    with pytest.raises(checks.ConfigError, match="is damaged"):
+        interop.load(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,14 @@ def test_arrays_that_do_not_fit_are_named(folder, change, message):
         ({"activation_function": "mish"}, "activation_function must be one of gelu"),
         ({"n_head": "four"}, "attention.num_heads"),
         ({"n_layer": None}, "num_layers"),
+        *(
+            ({"vocab_size": value}, "vocab_size must be an integer from 1")
+            for value in ("31", 31.5, [31], -1, True, 10**30)
+        ),
+        *(
+            ({"architectures": value}, "architectures must be")
+            for value in (5, "GPT2LMHeadModel", {"a": 1}, [5], [["a"]], [None])
+        ),
         ({"n_head": 5}, "must divide model_size"),
     ],
 )
@@ -269,8 +277,85 @@ def test_damaged_files_are_told_apart(folder, tmp_path):
     _refused(folder, "not that of a safetensors file")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            ("data_offsets", x)
+            for x in (5, "ab", [1], [1, 2, 3], ["a", "b"], [None, 3], [1.5, 2.5])
+        ),
+        *(("data_offsets", x) for x in ({"a": 1, "b": 2}, [False, True], [-4, 0])),
+        *(("shape", x) for x in (5, None, "ab", [[14]], [1.5], [-1, -1], [10**30])),
+        *(("dtype", x) for x in (5, None, ["F32"], {})),
+        ("more", 1),
+    ],
+)
+def test_fields_of_other_types_in_a_header_are_damage(folder, field, value):
+    def change(header):
+        header["transformer.wpe.weight"][field] = value
+
+    _change_header(folder, change)
+    _refused(folder, "is damaged")
+
+
+def _change_header(folder, change):
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:start])
+    change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + whole[start:])
+
+
+def test_arrays_in_the_same_bytes_and_integers_are_damage(folder):
+    names = [f"transformer.h.{i}.ln_1.bias" for i in range(2)]
+
+    def share(header):
+        header[names[0]]["data_offsets"] = header[names[1]]["data_offsets"]
+
+    whole = (folder / "model.safetensors").read_bytes()
+    _change_header(folder, share)
+    _refused(folder, f"damaged: {names[0]} and {names[1]} lie in the same bytes")
+    (folder / "model.safetensors").write_bytes(whole)
+    _change_header(folder, lambda header: header[names[0]].update(dtype="I32"))
+    _refused(folder, f"damaged: {names[0]} must be of floats, got int32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_without_a_number_are_damage(folder, dtype):
+    name = "transformer.h.1.ln_1.bias"
+
+    def change(found):
+        found[name] = np.full(24, np.nan, jax.numpy.dtype(dtype))
+
+    _rewrite(folder, change)
+    _refused(folder, f"damaged: {name} is NaN throughout")
+
+
+@pytest.mark.parametrize("files", [5, {}, {"a": ["b"]}, {"a": 5}, {"a": None}])
+def test_an_index_without_names_of_files_is_damaged(folder, files):
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    _refused(folder, "is damaged")
+    index.write_text("[" * 100_000)
+    _refused(folder, "is damaged")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "model.gguf"]
+)
+def test_what_is_no_regular_file_is_refused(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/dev/null")  # a pipe would hang a test that fails
+    source = folder / name if name == "model.gguf" else folder
+    _refused(source, "cannot be read: Not a regular file")
+
+
 def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):
     _refused(tmp_path / "gtp", "does not exist. Did you mean 'gpt'")
+    _refused("/dev/null", "source must be a folder, a .safetensors or a .gguf file")
     _refused("package:jax", "package 'jax' has no model")
     _refused("package:numpy", "package 'numpy' has no model")  # but pickled data
     _refused("package:jaxx", "no installed package 'jaxx'. Did you mean 'jax'")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mha_haiku import tasks
+from mha_haiku import runs, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import configuration
 
@@ -163,6 +163,15 @@ def test_family_must_answer_what_the_task_asks(make_config, task):
     configuration.validate_for_task(config, OneOfSet())
     with pytest.raises(ConfigError, match="family must be 'set_classifier'"):
         configuration.validate_for_task(make_config(), OneOfSet())
+
+
+def test_a_model_that_would_see_its_targets_is_refused(make_config):
+    for name in tasks.names():
+        if tasks.continues(name):
+            config = runs.default_config(name)
+            config.model.family = "encoder"
+            with pytest.raises(ConfigError, match="family must be 'causal' for the"):
+                configuration.validate_for_task(config, configuration.make_task(config))
 
 
 def test_models_that_give_no_logits_by_position_train_on_no_task(make_config):

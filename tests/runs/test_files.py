@@ -53,7 +53,7 @@ def test_arrays_come_back(tmp_path):
 def test_path_that_cannot_be_written_is_a_mistake(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written: "):
+    with pytest.raises(ConfigError, match="cannot be written: |without a NUL"):
         files.write(tmp_path / name, "text")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "folder"]
 

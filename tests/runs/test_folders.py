@@ -137,6 +137,26 @@ def test_runs_that_are_written_leave_nothing_when_interrupted(
         folders.write_run(root, make_config(), params, task)
 
 
+def test_a_run_whose_writing_was_killed_is_written_again(
+    tmp_path, make_config, task, make_model
+):
+    params = make_model().init(jax.random.key(0), None)
+    first, second = (jax.tree.map(lambda x, n=n: 0 * x + n, params) for n in (1, 2))
+    folder = folders.Folder(tmp_path / "run")
+    for given in (first, second):
+        folders.write_run(folder.root, make_config(), given, task)
+        with checkpoints.Checkpoints(folder.checkpoints) as stored:
+            found = stored.restore(stepping.Parameters(np.int32(0), params))
+        jax.tree.map(np.testing.assert_array_equal, found.params, given)
+        folder.config.unlink()  # which comes last
+        folder.lock.write_text("")
+    # What was trained is not taken for that.
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(4, stepping.Parameters(np.int32(4), first))
+    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
+        folders.write_run(folder.root, make_config(), first, task)
+
+
 def test_missing_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="There is no run in .*nowhere"):
         folders.load_run(tmp_path / "nowhere")

@@ -56,6 +56,23 @@ def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
         pruning.save(found, out, steps=0)
 
 
+def test_a_pruned_run_that_was_killed_in_training_is_resumed(
+    trained, make_config, tmp_path
+):
+    run = Bench.load(trained(make_config)).run
+    keep, other = [[0], [0, 1]], [[0, 1], [1]]
+    pruned = pruned_runs.prune(run, keep)
+    out = pruned_runs.save(pruned, tmp_path / "out", steps=7)
+    pruning.check_free(out, steps=7)
+    assert pruned_runs.save(pruned, out, steps=7) == out
+    for again, steps in ((pruned, 8), (pruned, 0), (pruned_runs.prune(run, other), 7)):
+        with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+            pruned_runs.save(again, out, steps=steps)
+    for steps in (0, 8):
+        with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+            pruning.check_free(out, steps=steps)
+
+
 def test_units_go_whose_gates_matter_least(trained, make_config):
     bench = Bench.load(trained(make_config))
     run, of = bench.run, bench.subject(4)

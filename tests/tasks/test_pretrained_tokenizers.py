@@ -8,6 +8,7 @@ import pytest
 
 from mha_haiku import checks, tasks
 from mha_haiku.tasks import language_model, masked_language_model, tokenization
+from tests import pretrained
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -227,6 +228,26 @@ def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
     (tmp_path / "other.json").write_text('{"model": 3}')
     with pytest.raises(checks.ConfigError, match="not that of a tokenizer"):
         tokenization.read_file(tmp_path / "other.json")
+    (tmp_path / "device.json").symlink_to("/dev/null")
+    with pytest.raises(checks.ConfigError, match="Not a regular file"):
+        tokenization.read_file(tmp_path / "device.json")
     task = make(masked_language_model.MaskedLanguageModel, "word", sequence_length=2)
     with pytest.raises(checks.ConfigError, match="sequence_length must be above 2"):
         _batch(task)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}},
+        {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}},
+    ],
+    ids=lambda parts: next(iter(parts)),
+)
+def test_what_panics_in_rust_is_damaged_and_prints_nothing(parts, capfd):
+    content = json.loads(pretrained.words().to_str()) | parts
+    with pytest.raises(checks.ConfigError, match="is damaged"):
+        tokenization.Pretrained(json.dumps(content))
+    assert capfd.readouterr().err == ""
