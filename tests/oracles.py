@@ -296,7 +296,7 @@ def transformer(
         `tokens` are `[B, S]`.
       decoder_lengths: `[B]`, numbers of valid positions of these; None: all are.
       tap: Each value goes through it, by the name of its site in the model (and
-        `attention/gates`, which is none), to be looked at or replaced.
+        `attention/gates`, which is none), to be looked at or replaced; see `recorded`.
 
     Returns:
       `[B, T, C]`, `[B, C]` where they are pooled, or `[B, T]` of a set classifier.
@@ -502,6 +502,26 @@ def transformer(
     if config.family == "set_classifier":
         x = np.where(valid, x[..., 0], -np.inf)
     return tap("logits", x)
+
+
+def recorded(*args, changes=None, **given):
+    """Returns what `transformer` returns, and each value by the name of its site.
+
+    Args:
+      *args: Of `transformer`.
+      changes: Functions of values by name, which change them.
+      **given: Of `transformer`.
+    """
+    values, changes = {}, changes or {}
+
+    def tap(name, x):
+        values[name] = changes[name](x) if name in changes else x
+        return values[name]
+
+    logits = transformer(*args, tap=tap, **given)
+    unknown = set(changes) - set(values)
+    assert not unknown, f"no values {sorted(unknown)}"
+    return logits, values
 
 
 def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):

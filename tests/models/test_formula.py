@@ -178,16 +178,12 @@ def _of(name):
 
 def _wanted(of, given, params, changes=()):
     """Logits, and all values by the names of their sites, some of them changed."""
-    values = {}
-
-    def tap(name, x):
-        if name in changes:
-            x = _changed(name, x, np)
-        values[name] = x
-        return x
-
-    logits = oracles.transformer(
-        params, config=of, num_classes=C, tap=tap, **oracle_inputs(given)
+    logits, values = oracles.recorded(
+        params,
+        config=of,
+        num_classes=C,
+        changes={each: functools.partial(_changed, each, xnp=np) for each in changes},
+        **oracle_inputs(given),
     )
     return logits, {x: y for x, y in values.items() if not x.endswith("gates")}
 
@@ -264,7 +260,7 @@ def test_a_changed_value_changes_what_follows_as_in_the_formula(name, is_scanned
     for i, each in [(-1, ""), *enumerate(names)]:
         output, found = run(i)
         assert list(found) == names
-        wanted_logits, wanted = _wanted(of, given, params, [each])
+        wanted_logits, wanted = _wanted(of, given, params, [each] if each else [])
         _assert_close(found, wanted, names[max(i, 0) :], given)
         np.testing.assert_allclose(output.logits[valid], wanted_logits[valid], **CLOSE)
         assert i < 0 or np.abs((wanted_logits - logits)[valid]).max() > 2e-4, each
