@@ -281,30 +281,25 @@ def transformer(
     num_classes=None,
     decoder_tokens=None,
     decoder_lengths=None,
-    gates=None,
-    tap=lambda name, i, x: x,
+    tap=lambda name, x: x,
 ):
     """Returns the logits of a model of `models.build`, layer by layer.
 
     Args:
       parameters: Of looped layers, by the names of their modules.
-      tokens: `[B, T]`.
-      config: `config.model`, of the family encoder, causal or encoder_decoder, with
-        positions learned, rotary or none.
+      tokens: `[B, T]`, or features `[B, T, D]`.
+      config: `config.model`, with positions learned, rotary or none.
       segments: `[B, T]`; None: all 0.
       lengths: `[B]`, numbers of valid positions; None: all are.
       num_classes: C, where it is less than the vocabulary and logits are tied.
       decoder_tokens: `[B, T]`, what the decoder of an encoder_decoder reads, and then
         `tokens` are `[B, S]`.
       decoder_lengths: `[B]`, numbers of valid positions of these; None: all are.
-      gates: `[H]` of each attention part, in the order of the model's maps; None: open.
-      tap: What is computed goes through it, by its name and the index of its part or
-        layer, so that it may be looked at or replaced: "query", "key" and "value"
-        `[B, T, H, K]`, "gates", "heads", what heads pass on, "feed_forward" and
-        "stream" (what enters a layer, or the last norm) `[B, T, D]`.
+      tap: Each value goes through it, by the name of its site in the model (and
+        `attention/gates`, which is none), to be looked at or replaced; see `recorded`.
 
     Returns:
-      `[B, T, C]`, or `[B, C]` where they are pooled.
+      `[B, T, C]`, `[B, C]` where they are pooled, or `[B, T]` of a set classifier.
     """
     parameters = float64(parameters)
     own, embedding, end = config.attention, config.embedding, config.output
@@ -312,7 +307,6 @@ def transformer(
     num_decoder = (config.decoder.num_layers or num_layers) * (
         decoder_tokens is not None
     )
-    gates = [np.ones(())] * (num_layers + 2 * num_decoder) if gates is None else gates
 
     def valid_of(tokens, lengths):
         lengths = np.full(len(tokens), tokens.shape[1]) if lengths is None else lengths
@@ -330,13 +324,19 @@ def transformer(
         return seen & valid[:, None, :, None] & valid[:, None, None, :]
 
     def embedded(prefix, tokens):
-        x = embedding.scale * parameters[prefix + "embedding"]["embeddings"][tokens]
+        own_embedding = parameters[prefix + "embedding"]
+        if "embeddings" in own_embedding:
+            x = own_embedding["embeddings"][tokens]
+        else:
+            x = linear(own_embedding, np.float64(tokens))
+        x = embedding.scale * x
         if prefix + "positions" in parameters:
             x = x + parameters[prefix + "positions"]["positions"][: x.shape[1]]
         if embedding.segments and not prefix:
             own_segments = np.zeros_like(tokens) if segments is None else segments
             x = x + parameters["segments"]["embeddings"][own_segments]
-        return normed(prefix + "embedding_norm", x) if embedding.norm else x
+        x = normed(prefix + "embedding_norm", x) if embedding.norm else x
+        return tap(prefix + "embedding", x)
 
     def normed(name, x):
         kinds = {"layer_norm": layer_norm, "rms_norm": rms_norm}
@@ -345,7 +345,7 @@ def transformer(
             return x
         return kinds[config.norm.kind](x, parameters[name], config.norm.epsilon)
 
-    def attended(name, x, *, part, place=None, keys=None, seen, gate):
+    def attended(name, x, *, place=None, keys=None, seen):
         maps = nested(parameters, name)
         is_cross = keys is not None
         keys = keys if is_cross else x
@@ -371,10 +371,8 @@ def transformer(
                 turns = np.asarray(embedding.frequencies)
                 turns = turns[place] if turns.ndim == 2 else turns
             query, key = turned(query, turns), turned(key, turns)
-        query, key, value = (
-            tap(kind, part, y)
-            for kind, y in (("query", query), ("key", key), ("value", value))
-        )
+        query = tap(f"{name}/query", query)
+        key, value = tap(f"{name}/key", key), tap(f"{name}/value", value)
 
         def score(query, key, head):
             scale, cap = own.scale, own.soft_cap
@@ -392,7 +390,7 @@ def transformer(
         if own.sinks not in (None, "learned"):
             sinks = np.full(query.shape[-2], own.sinks)
         assert ("sinks" in maps) == (own.sinks == "learned")
-        values = attention(
+        weights = attention(
             query,
             key,
             value,
@@ -400,14 +398,17 @@ def transformer(
             score=score,
             sinks=sinks,
             is_normalized=own.normalizer != "none",
-        ).values
+        ).weights
+        weights = tap(f"{name}/weights", weights)
+        value = np.repeat(value, query.shape[-2] // value.shape[-2], axis=-2)
+        values = np.einsum("bhts,bshv->bthv", weights, value)
         assert ("head_gate" in maps) == (own.gate != "none")
         if own.gate != "none":
             opened = 1 / (1 + np.exp(-x @ maps["head_gate"]["w"]))
-            opened = tap("gates", part, opened.reshape(*values.shape[:3], -1))
+            opened = tap(f"{name}/gates", opened.reshape(*values.shape[:3], -1))
             values = values * opened
-        values = tap("heads", part, values * np.asarray(gate)[..., None])
-        return linear(maps["linear"], values.reshape(*x.shape[:2], -1))
+        values = tap(f"{name}/heads", values).reshape(*x.shape[:2], -1)
+        return tap(f"{name}/output", linear(maps["linear"], values))
 
     def fed_forward(name, x):
         maps = nested(parameters, name)
@@ -418,7 +419,8 @@ def transformer(
         else:
             assert "gate" not in maps
             hidden = activation(hidden)
-        return linear(maps["output"], hidden)
+        hidden = tap(f"{name}/hidden", hidden)
+        return tap(f"{name}/output", linear(maps["output"], hidden))
 
     def added(x, part, name, has_residual):
         is_post = config.norm.position == "post"
@@ -428,31 +430,29 @@ def transformer(
         output = x + output if has_residual else output
         return normed(name, output) if is_post else output
 
-    def layer(name, x, *, place, valid, is_causal, gate, cross=None):
-        x = tap("stream", place, x)
+    def layer(name, x, *, place, valid, is_causal, cross=None):
+        x = tap(f"{name}/stream", x)
         entered, number = x, 1
+        is_parallel = config.feed_forward.parallel
         if own.num_heads:
             attend = functools.partial(
                 attended,
                 f"{name}/attention",
-                part=place,
                 place=place,
                 seen=allowed(place, valid, is_causal),
-                gate=gate,
             )
             x = added(x, attend, f"{name}/norm_1", own.residual)
+        x = x if is_parallel else tap(f"{name}/stream_after_attention", x)
         if cross is not None:
             attend = functools.partial(attended, f"{name}/cross_attention", **cross)
             x, number = added(x, attend, f"{name}/norm_2", own.residual), 2
+            x = tap(f"{name}/stream_after_cross_attention", x)
         if config.feed_forward.hidden_size:
-            is_parallel = config.feed_forward.parallel
             source, rest = (entered, x - entered) if is_parallel else (x, 0)
-            feed = lambda x: tap(  # noqa: E731
-                "feed_forward", place, fed_forward(f"{name}/feed_forward", x)
-            )
+            feed = functools.partial(fed_forward, f"{name}/feed_forward")
             has_residual = config.feed_forward.residual
             x = rest + added(source, feed, f"{name}/norm_{number + 1}", has_residual)
-        return x
+        return tap(f"{name}/stream_after_feed_forward", x)
 
     x = embedded("", tokens)
     for i in range(num_layers):
@@ -462,12 +462,11 @@ def transformer(
             place=i,
             valid=valid,
             is_causal=config.family == "causal",
-            gate=gates[i],
         )
-    x = tap("stream", num_layers, x) if not num_decoder else x
+    x = tap("encoder/stream", x)
     if config.norm.position != "post":
         x = normed("encoder/norm", x)
-    table = parameters["embedding"]["embeddings"]
+    table = parameters["embedding"].get("embeddings")
     if num_decoder:
         encoded, table = x, parameters["decoder_embedding"]["embeddings"]
         decoder_valid = valid_of(decoder_tokens, decoder_lengths)
@@ -479,15 +478,12 @@ def transformer(
                 place=num_layers + i,
                 valid=decoder_valid,
                 is_causal=True,
-                gate=gates[num_layers + i],
                 cross={
                     "keys": encoded,
                     "seen": decoder_valid[:, None, :, None] & valid[:, None, None, :],
-                    "part": num_layers + num_decoder + i,
-                    "gate": gates[num_layers + num_decoder + i],
                 },
             )
-        x = tap("stream", num_layers + num_decoder, x)
+        x = tap("decoder/stream", x)
         if config.norm.position != "post":
             x = normed("decoder/norm", x)
     if end.pool is not None:
@@ -502,7 +498,30 @@ def transformer(
         x = x @ table[:num_classes].T + parameters.get("logits", {}).get("b", 0.0)
     else:
         x = linear(parameters["logits"], x)
-    return x if end.soft_cap is None else end.soft_cap * np.tanh(x / end.soft_cap)
+    x = x if end.soft_cap is None else end.soft_cap * np.tanh(x / end.soft_cap)
+    if config.family == "set_classifier":
+        x = np.where(valid, x[..., 0], -np.inf)
+    return tap("logits", x)
+
+
+def recorded(*args, changes=None, **given):
+    """Returns what `transformer` returns, and each value by the name of its site.
+
+    Args:
+      *args: Of `transformer`.
+      changes: Functions of values by name, which change them.
+      **given: Of `transformer`.
+    """
+    values, changes = {}, changes or {}
+
+    def tap(name, x):
+        values[name] = changes[name](x) if name in changes else x
+        return values[name]
+
+    logits = transformer(*args, tap=tap, **given)
+    unknown = set(changes) - set(values)
+    assert not unknown, f"no values {sorted(unknown)}"
+    return logits, values
 
 
 def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models, tasks
+from tests import oracles
 from tests.tiny_runs import model_config
 
 B, T, C, D, H, K, F, L = 3, 5, 7, 10, 4, 6, 11, 3
@@ -55,6 +56,38 @@ def example(seed=0, count=B, lengths=None):
         generator.integers(0, C, (count, T)).astype(np.int32),
         (generator.uniform(size=(count, T)) < 0.8).astype(np.float32),
         lengths,
+    )
+
+
+def oracle(of, params, batch, gates=None, passed=None, units=None):
+    """Returns logits and all values by name, by the formula, of gated heads and units.
+
+    Args:
+      of: `config.model`.
+      params: Of looped layers.
+      batch: The batch.
+      gates: `[P, H]`; None: open.
+      passed: What ablated heads of each of the P parts pass on; None: zeros.
+      units: Gates of the units of each layer of an encoder; None: open.
+    """
+    changes = {}
+    for i, part in enumerate(models.heads_of_layers(of) if gates is not None else ()):
+        gate = np.asarray(gates[i], np.float64)[:, None]
+        other = 0 if passed is None else (1 - gate) * passed[i]
+        changes[f"{part.path}/heads"] = lambda x, gate=gate, other=other: (
+            gate * x + other
+        )
+    for i, gate in enumerate(() if units is None else units):
+        name = f"encoder/layer_{i}/feed_forward/hidden"
+        changes[name] = lambda x, gate=gate: gate * x
+    return oracles.recorded(
+        params,
+        batch.inputs,
+        of,
+        lengths=batch.lengths,
+        decoder_tokens=batch.decoder_inputs,
+        decoder_lengths=batch.decoder_lengths,
+        changes=changes,
     )
 
 

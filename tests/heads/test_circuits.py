@@ -83,16 +83,11 @@ def test_weights_are_the_columns_and_rows_of_a_head():
 def test_folded_weights_read_the_residual_stream(fields):
     """But for a factor per position; so do those of scanned layers and pruned ones."""
     of = config(attention__score="dot_product", **fields)
-    params, batch, seen = random_params(of), example(), {}
-
-    def tap(name, i, x):
-        seen[name, i] = x
-        return x
-
-    oracles.transformer(params, batch.inputs, of, tap=tap)
+    params, batch = random_params(of), example()
+    _, seen = oracles.recorded(params, batch.inputs, of)
     model = build(of)
     layer, head = 1, 3
-    stream = seen["stream", layer]
+    stream = seen[f"encoder/layer_{layer}/stream"]
     if of.norm.kind == "layer_norm":
         factor = 1 / np.sqrt(stream.var(-1) + of.norm.epsilon)
     else:
@@ -108,7 +103,7 @@ def test_folded_weights_read_the_residual_stream(fields):
         for name, group in (("query", head), ("key", head // 2), ("value", head // 2)):
             w, b = getattr(folded, name), getattr(folded, f"{name}_bias")
             found = factor[..., None] * (stream @ w) + b
-            wanted = seen[name, layer][:, :, group]
+            wanted = seen[f"encoder/layer_{layer}/attention/{name}"][:, :, group]
             np.testing.assert_allclose(found, wanted, atol=1e-9)
         all_heads = heads.weights(own_model, own_params, layer, folded=True)
         np.testing.assert_array_equal(all_heads.value[place], folded.value)
@@ -203,14 +198,9 @@ def _norm(x, leaves, of, other=None):
 
 def _attributed(params, of, seen, part, lengths, table):
     """Returns what each head of a part adds to the logits, `[B, (T), H, C]`."""
-    is_cross = part >= of.num_layers + 2
-    name = f"encoder/layer_{part}/attention"
-    stack, last = "encoder", of.num_layers
-    if of.family == "encoder_decoder":
-        layer = (part - of.num_layers) % 2
-        name = f"decoder/layer_{layer}/" + "cross_" * is_cross + "attention"
-        stack, last = "decoder", of.num_layers + 2
-    outputs = seen["heads", part]
+    name = models.heads_of_layers(of)[part].path
+    stack = name.partition("/")[0]
+    outputs = seen[f"{name}/heads"]
     linear = jax.tree.map(np.float64, params[f"{name}/linear"])
     rows = linear["w"].reshape(outputs.shape[2], -1, of.model_size)
     z = np.einsum("bthv,hvd->bthd", outputs, rows)
@@ -218,7 +208,7 @@ def _attributed(params, of, seen, part, lengths, table):
         total = z.sum(2, keepdims=True) + linear.get("b", 0)
         after = params[f"encoder/layer_{part}/norm_1_after"]
         z = _norm(z, after, of, np.broadcast_to(total, z.shape))
-    stream = seen["stream", last][:, :, None]
+    stream = seen[f"{stack}/stream"][:, :, None]
     end = params[f"{stack}/norm"]
     z = _norm(z, end, of, np.broadcast_to(stream, z.shape))
     if of.output.pool == "mean":
@@ -256,15 +246,10 @@ CASES = {
 def test_contributions_of_heads_and_the_rest_are_the_logits(case):
     fields, lengths = CASES[case]
     of = config(num_layers=2, **fields)
-    model, params, batch, seen = build(of), random_params(of), example(), {}
+    model, params, batch = build(of), random_params(of), example()
     batch = batch._replace(lengths=lengths)
-
-    def tap(name, i, x):
-        seen[name, i] = x
-        return x
-
     options = {"lengths": lengths, "num_classes": C}
-    logits = oracles.transformer(params, batch.inputs, of, tap=tap, **options)
+    logits, seen = oracles.recorded(params, batch.inputs, of, **options)
     found = heads.logit_attribution(model, params, batch)
     if lengths is None:
         classes = batch.targets
@@ -288,21 +273,15 @@ def test_contributions_of_heads_and_the_rest_are_the_logits(case):
 
 @pytest.mark.slow
 def test_contributions_in_an_encoder_decoder():
-    of, batch, seen = test_kinds.CONFIG, test_kinds._example(), {}
+    of, batch = test_kinds.CONFIG, test_kinds._example()
     model, params = _encoder_decoder()
-
-    def tap(name, i, x):
-        seen[name, i] = x
-        return x
-
-    logits = oracles.transformer(
+    logits, seen = oracles.recorded(
         params,
         batch.inputs,
         of,
         lengths=batch.lengths,
         decoder_tokens=batch.decoder_inputs,
         decoder_lengths=batch.decoder_lengths,
-        tap=tap,
     )
     found = heads.logit_attribution(model, params, batch)
     assert not found.heads[0].any()
@@ -331,19 +310,13 @@ def test_contributions_of_an_imported_model(tmp_path):
 def test_the_lens_reads_each_layer_as_if_it_were_the_last():
     of = config(num_layers=2, **GROUPED)
     model, params, batch = build(of), random_params(of), example()
-    streams = {}
-
-    def tap(name, i, x):
-        if name == "stream":
-            streams[i] = x
-        return x
-
-    wanted = [oracles.transformer(params, batch.inputs, of, tap=tap)]
-    for i in (1, 0):  # as if the last stream were that of a layer below
-        last = lambda name, j, x, i=i: (  # noqa: E731
-            streams[i] if (name, j) == ("stream", 2) else x
-        )
-        wanted.insert(0, oracles.transformer(params, batch.inputs, of, tap=last))
+    logits, seen = oracles.recorded(params, batch.inputs, of)
+    wanted = []
+    for i in (0, 1):  # as if what enters a layer were what leaves the last
+        stream = seen[f"encoder/layer_{i}/stream"]
+        last = {"encoder/stream": lambda _, stream=stream: stream}
+        wanted.append(oracles.recorded(params, batch.inputs, of, changes=last)[0])
+    wanted.append(logits)
     found = heads.logit_lens(model, params, batch)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     loss = heads.logit_lens(model, params, batch, of=heads.metrics.loss)

@@ -10,7 +10,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.heads import subject as subjects
-from tests.heads.conftest import F, H, L, build, config, example, loss, random_params
+from tests.heads.conftest import H, L, build, config, loss, random_params
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     [
         ("zero", heads.gradient),
         ("resample", functools.partial(heads.attribution, points=2)),
-        (None, functools.partial(heads.unit_gradient, hidden_sizes=[F] * L)),
+        (None, heads.unit_gradient),
     ],
 )
 def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, subject):
@@ -97,30 +97,6 @@ def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
         mean = heads.closing.mean(model, own.params, own.batches)(None)
         measured.append((mean, heads.statistic(own._replace(model=model)).per_example))
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("deep")
-def test_maps_of_several_kinds_are_looped_over_kind_by_kind():
-    of = config(num_layers=5, attention__window=[1, None, 1, None, None])
-    model, params = build(of), random_params(of)
-    assert model.scanned is None
-    batch = example()
-
-    def weights(own):
-        seen = []
-
-        def of_map(each):
-            seen.append(each.shape)
-            return {"weights": each.weights()}
-
-        maps = model.apply(params, None, batch.inputs, is_training=False).maps
-        return [x["weights"] for x in own(maps, of_map)], seen
-
-    looped, seen = weights(subjects.of_maps)
-    assert len(seen) <= 4  # of 5 maps of 2 kinds; a loop may trace twice
-    wanted, _ = weights(lambda maps, function: map(function, maps))
-    jax.tree.map(np.testing.assert_array_equal, looped, wanted)
 
 
 def test_layers_that_differ_have_no_scanned_twin():

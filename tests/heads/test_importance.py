@@ -3,87 +3,41 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import heads, modules
+from mha_haiku import heads
+from mha_haiku.core import sites
+from mha_haiku.heads import programs
 from tests.heads.conftest import (
     NUM_TOKENS,
     B,
     F,
     H,
-    K,
     L,
     T,
     build,
     config,
     example,
     loss,
+    oracle,
     random_params,
 )
 
 N = 2 * B
 
 
-def _layer_norm(x, leaves):
-    x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-    return x * leaves["scale"] + leaves["offset"]
-
-
-def _gelu(x):
-    erf = np.vectorize(__import__("math").erf)
-    return x * (1 + erf(x / np.sqrt(2))) / 2
-
-
-def _head_outputs(params, i, x):
-    """Returns `[B, T, H, K]` of layer i in float64, causal."""
-    scope = f"encoder/layer_{i}/attention"
-
-    def projected(name):
-        leaves = params[f"{scope}/{name}"]
-        return (x @ leaves["w"] + leaves["b"]).reshape(*x.shape[:2], H, K)
-
-    scores = np.einsum("bthk,bshk->bhts", projected("query"), projected("key"))
-    scores = scores / np.sqrt(K)
-    scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("bhts,bshk->bthk", weights, projected("value"))
-
-
-def _oracle(params, tokens, gates, replacement=None, units=None):
-    """Returns logits and head outputs in float64, one layer after the other."""
-    params = jax.tree.map(np.float64, params)
-    x = params["embedding"]["embeddings"][tokens]
-    x = x + params["positions"]["positions"][: tokens.shape[1]]
-    outputs = []
-    for i in range(L):
-        scope = f"encoder/layer_{i}"
-        of_heads = _head_outputs(params, i, _layer_norm(x, params[f"{scope}/norm_1"]))
-        outputs.append(of_heads)
-        gate = np.asarray(gates[i], np.float64)[None, None, :, None]
-        other = 0 if replacement is None else replacement[i]
-        mixed = gate * of_heads + (1 - gate) * other
-        linear = params[f"{scope}/attention/linear"]
-        x = x + mixed.reshape(*x.shape[:2], -1) @ linear["w"] + linear["b"]
-        hidden, output = (
-            params[f"{scope}/feed_forward/{name}"] for name in ("hidden", "output")
-        )
-        inner = _layer_norm(x, params[f"{scope}/norm_2"])
-        inner = _gelu(inner @ hidden["w"] + hidden["b"])
-        inner = inner * (1 if units is None else units[i])
-        x = x + inner @ output["w"] + output["b"]
-    x = _layer_norm(x, params["encoder/norm"])
-    return x @ params["logits"]["w"] + params["logits"]["b"], outputs
-
-
-def _loss(params, batch, gates, replacement=None, units=None):
-    logits, _ = _oracle(params, batch.inputs, gates, replacement, units)
+def _loss(params, batch, gates, passed=None, units=None):
+    logits, _ = oracle(config(), params, batch, gates, passed, units)
     total = np.log(np.exp(logits).sum(-1))
     chosen = np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
     return ((total - chosen) * batch.weights).sum(-1)
+
+
+def _outputs(params, batch):
+    """Returns what the heads of each layer pass on."""
+    _, values = oracle(config(), params, batch)
+    return [values[f"encoder/layer_{i}/attention/heads"] for i in range(L)]
 
 
 def _without(i, h):
@@ -105,10 +59,7 @@ def _replacements(subject, name):
     """Returns for each batch what closed heads pass on, by the oracle."""
     if name == "zero":
         return [None] * len(subject.batches)
-    clean = [
-        _oracle(subject.params, batch.inputs, np.ones((L, H)))[1]
-        for batch in subject.batches
-    ]
+    clean = [_outputs(subject.params, batch) for batch in subject.batches]
     if name == "resample":
         return [[np.roll(x, -1, axis=0) for x in of_batch] for of_batch in clean]
     means = [
@@ -157,7 +108,7 @@ def test_unit_gradient_is_the_slope_at_open_gates(subject):
     kept = [np.arange(size) for size in sizes]
     params, of = heads.prune_units(subject.params, config(), kept)
     subject = subject._replace(model=build(of), params=params)
-    found = heads.unit_gradient(subject, hidden_sizes=sizes)
+    found = heads.unit_gradient(subject)
     step, wanted = 1e-4, np.full((N, L, F), np.nan)
     for b, batch in enumerate(subject.batches):
         for i, size in enumerate(sizes):
@@ -319,7 +270,7 @@ def test_padding_is_not_felt(subject):
     ]
     jax.tree.map(np.testing.assert_array_equal, *means)
     # Causal layers: what counts does not see the padding.
-    _, clean = _oracle(subject.params, batch.inputs, np.ones((L, H)))
+    clean = _outputs(subject.params, batch)
     wanted = [layer[counted].mean(0) for layer in clean]
     np.testing.assert_allclose(means[0], wanted, atol=1e-5)
 
@@ -337,57 +288,18 @@ def test_all_gates_run_in_one_program(subject):
     assert len(calls) <= 2 * (L + 1)
 
 
-def test_ablation_starts_at_the_layer_of_the_closed_head(subject):
-    starts = []
-
-    def apply(*arguments, start=None, **options):
-        starts.append(0 if start is None else start[0])
-        return subject.model.apply(*arguments, start=start, **options)
-
-    model = subject.model._replace(apply=apply)
-    heads.ablation(subject._replace(model=model, batches=subject.batches[:1]))
-    assert starts[0] == 0 and set(starts[1:]) == set(range(L))
-
-
 @pytest.mark.usefixtures("optimised")
-def test_layers_below_the_closed_head_do_not_run_again(subject):
-    """Matrix products of the sweep against those of a loop over whole models."""
-    batch = subject.batches[0]
+def test_layers_below_the_ablated_head_do_not_run_again(subject):
+    """Operations of the sweep against those of as many whole models."""
+    of = subject.model, loss, heads.closing.zero
+    batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
 
-    def whole(gates):
-        output = subject.model.apply(
-            subject.params,
-            None,
-            batch.inputs,
-            interventions=modules.Interventions(heads=gates),
-            is_training=False,
-        )
-        return loss(output.logits, batch)
+    def flops(program, *args):
+        return program.lower(*args).compile().cost_analysis()["flops"]
 
-    def flops(function, *args):
-        return jax.jit(function).lower(*args).compile().cost_analysis()["flops"]
-
-    loop = flops(whole, jnp.ones((L, H))) * L * H
-    swept = []
-    for i in range(L):
-        hidden = subject.model.apply(
-            subject.params, None, batch.inputs, is_training=False
-        ).hidden[i]
-
-        def closed(gate, i=i, hidden=hidden):
-            gates = [gate if j == i else None for j in range(L)]
-            output = subject.model.apply(
-                subject.params,
-                None,
-                batch.inputs,
-                interventions=modules.Interventions(heads=gates),
-                start=(i, hidden),
-                is_training=False,
-            )
-            return loss(output.logits, batch)
-
-        swept.append(flops(jax.vmap(closed), 1 - jnp.eye(H)))
-    assert sum(swept) < 0.75 * loop
+    swept = flops(programs.changes(*of), subject.params, batch)
+    whole = flops(programs.metrics(*of), subject.params, gates, batch)
+    assert swept < 0.75 * whole
 
 
 def test_layer_normalized_means_have_norm_one(subject):
@@ -438,24 +350,14 @@ def test_one_example_has_no_standard_error(subject):
     assert found.mean.shape == (L, H) and np.isnan(found.standard_error).all()
 
 
-def test_a_closed_head_may_pass_on_what_its_map_says():
-    """Gates and sinks are in what a head passes on, and `head_outputs` knows them."""
-    of = config(attention__sinks="learned", attention__gate="channel")
+def test_what_a_map_gives_is_what_its_heads_pass_on():
+    """Gates and sinks are in it."""
+    of = config(attention__sinks="learned", attention__gate="channel", num_layers=1)
     model, params, batch = build(of), random_params(of), example()
-    run = functools.partial(model.apply, params, None, batch.inputs, is_training=False)
-
-    @jax.jit
-    def both():
-        clean = run()
-        outputs = jnp.stack([heads.head_outputs(each) for each in clean.maps])
-        closed = modules.Interventions(heads=jnp.zeros((L, H)), replacement=outputs)
-        half = jax.tree.map(lambda x: x / 2, closed)
-        of_one = clean.maps[0].head(1, 0)
-        alone = heads.head_outputs(jax.tree.map(lambda x: x[None], of_one))
-        same = outputs[0, :1, :, 1:2], alone
-        return clean, run(interventions=closed), run(interventions=half), same
-
-    clean, closed, half, same = both()
-    np.testing.assert_allclose(closed.logits, clean.logits, rtol=1e-5, atol=1e-6)
-    assert np.abs(half.logits - clean.logits).max() > 1e-3
-    np.testing.assert_allclose(*same, rtol=1e-5, atol=1e-6)
+    run = functools.partial(model.apply, is_training=False)
+    output, found = sites.look(run, ["*/heads"])(params, None, batch.inputs)
+    (own,) = output.maps
+    (passed,) = found.values()
+    np.testing.assert_allclose(own.outputs(), passed, rtol=1e-5, atol=1e-6)
+    alone = jax.tree.map(lambda x: x[None], own.head(1, 0)).outputs()
+    np.testing.assert_allclose(alone, passed[0, :1, :, 1:2], rtol=1e-5, atol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 from mha_haiku import attention, heads, masks, models, tasks
 from mha_haiku.heads import subject
 from tests import oracles
+from tests.heads.conftest import oracle
 from tests.tiny_runs import model_config
 
 B, T, S, H, K, D, F = 3, 4, 6, 4, 2, 10, 11
@@ -70,31 +71,20 @@ def clean(of):
     return jax.jit(functools.partial(subject.run, of.model))(of.params, example)
 
 
+NAMES = [f"{each.path}/heads" for each in models.heads_of_layers(CONFIG)]
+
+
 def _loss(of, gates, passed=None, seen=None):
     """Returns the mean loss of each example, `[B]` float64, by the oracle.
 
-    Heads pass on `passed` of their part, as far as they are closed; None: nothing. What
-    heads pass on in the end is put into `seen`.
+    Heads pass on `passed` of their part, as far as they are ablated; None: nothing.
+    What heads pass on in the end is put into `seen`.
     """
     (example,) = of.batches
 
-    def tap(name, part, x):
-        if name == "heads" and passed is not None:
-            x = x + (1 - gates[part])[:, None] * passed[part]
-        if name == "heads" and seen is not None:
-            seen[part] = x
-        return x
-
-    logits = oracles.transformer(
-        of.params,
-        example.inputs,
-        CONFIG,
-        lengths=example.lengths,
-        decoder_tokens=example.decoder_inputs,
-        decoder_lengths=example.decoder_lengths,
-        gates=gates,
-        tap=tap,
-    )
+    logits, values = oracle(CONFIG, of.params, example, gates, passed)
+    if seen is not None:
+        seen.update({part: values[name] for part, name in enumerate(NAMES)})
     each = np.log(np.exp(logits).sum(-1))
     each -= np.take_along_axis(logits, example.targets[..., None], -1)[..., 0]
     counts = example.weights > 0
@@ -179,7 +169,7 @@ def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
     (example,) = of.batches
     lengths = {"encoder": example.lengths}
     kinds = [each.kind for each in models.heads_of_layers(CONFIG)]
-    for each, kind, found in zip(clean.maps, kinds, closing(clean), strict=True):
+    for each, kind, found in zip(clean.maps, kinds, closing(None), strict=True):
         values = np.repeat(np.float64(each.value), 2, axis=-2)
         outputs = np.einsum("bhts,bshv->bthv", np.float64(each.weights()), values)
         own = lengths.get(kind, example.decoder_lengths)

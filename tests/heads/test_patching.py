@@ -27,71 +27,62 @@ class Oracle:
     def __init__(self, params, of, clean, corrupted):
         self.params, self.of = params, of
         self.examples = clean, corrupted
-        (self.clean, self.seen), (self.corrupted, self.other) = (
-            self.recorded(i) for i in (0, 1)
-        )
+        self.paths = [each.path for each in models.heads_of_layers(of)]
+        (self.clean, self.seen), (self.corrupted, self.other) = map(self.run, (0, 1))
 
-    def run(self, tap, i=0):
+    def run(self, i=0, changes=None):
         batch = self.examples[i]
-        logits = oracles.transformer(
+        logits, seen = oracles.recorded(
             self.params,
             batch.inputs,
             self.of,
             lengths=batch.lengths,
             decoder_tokens=batch.decoder_inputs,
             decoder_lengths=batch.decoder_lengths,
-            tap=tap,
+            changes=changes,
         )
-        return _loss(logits, self.examples[0])
-
-    def recorded(self, i):
-        seen = {}
-
-        def tap(name, place, x):
-            seen[name, place] = x
-            return x
-
-        return self.run(tap, i), seen
+        return _loss(logits, self.examples[0]), seen
 
     def edge(self, sender, receiver, kind, *, holds_units):
-        held = {}
-
-        def hold(name, i, x):
-            if name == "heads" or (name == "feed_forward" and holds_units):
-                x = self.seen[name, i].copy()
-            if (name, i) == ("heads", sender[0]):
-                x[:, :, sender[1]] = self.other[name, i][:, :, sender[1]]
-            held[name, i] = x
-            return x
-
-        loss = self.run(hold)
+        ends = ("/heads", "feed_forward/output") if holds_units else ("/heads",)
+        held = {
+            name: lambda _, x=x: x
+            for name, x in self.seen.items()
+            if name.endswith(ends)
+        }
+        name, head = f"{self.paths[sender[0]]}/heads", sender[1]
+        sent = self.seen[name].copy()
+        sent[:, :, head] = self.other[name][:, :, head]
+        held[name] = lambda _: sent
+        loss, seen = self.run(changes=held)
         if kind == "logits":
             return loss - self.clean
+        path, head = self.paths[receiver[0]], receiver[1]
+        read = {
+            f"{path}/{name}": lambda _, x=seen[f"{path}/{name}"]: x
+            for name in NAMES[kind]
+            if f"{path}/{name}" in seen
+        }
 
-        def read(name, i, x):
-            if name in NAMES[kind] and i == receiver[0]:
-                return held[name, i]
-            if (name, i) == ("heads", receiver[0]):
-                own = x[:, :, receiver[1]]
-                x = self.seen[name, i].copy()
-                x[:, :, receiver[1]] = own
-            return x
+        def received(x):
+            own = self.seen[f"{path}/heads"].copy()
+            own[:, :, head] = x[:, :, head]
+            return own
 
-        return self.run(read) - self.clean
+        return self.run(changes=read | {f"{path}/heads": received})[0] - self.clean
 
-    def activation(self, name, place, *, position=slice(None), into_clean=True):
-        part, *head = place
+    def activation(self, name, *place, position=slice(None), into_clean=True):
+        """Replaces a value, or a head of it, at a position or all."""
         base, given = self.clean, self.other
         if not into_clean:
             base, given = self.corrupted, self.seen
 
-        def tap(own, i, x):
-            if (own, i) == (name, part):
-                x, at = x.copy(), (slice(None), position, *head)
-                x[at] = given[name, part][at]
+        def patched(x):
+            x, at = x.copy(), (slice(None), position, *place)
+            x[at] = given[name][at]
             return x
 
-        return self.run(tap, 0 if into_clean else 1) - base
+        return self.run(0 if into_clean else 1, {name: patched})[0] - base
 
 
 def _check_edges(found, oracle, *, holds_units, atol=5e-6):
@@ -199,7 +190,8 @@ def test_patched_heads_and_layers_are_those_of_the_other_run():
     )
     assert found.axes == ("layer", "head", "position")
     for i, h, t in np.ndindex(found.mean.shape):
-        wanted = oracle.activation("heads", (i, h), position=t, into_clean=False)
+        name = f"encoder/layer_{i}/attention/heads"
+        wanted = oracle.activation(name, h, position=t, into_clean=False)
         np.testing.assert_allclose(found.per_example[:, i, h, t], wanted, atol=1e-5)
     np.testing.assert_allclose(found.base, oracle.corrupted, atol=1e-5)
     found = heads.activation_patching(
@@ -207,7 +199,7 @@ def test_patched_heads_and_layers_are_those_of_the_other_run():
     )
     assert found.axes == ("layer", "position")
     for i, t in np.ndindex(found.mean.shape):
-        wanted = oracle.activation("stream", (i,), position=t)
+        wanted = oracle.activation(f"encoder/layer_{i}/stream", position=t)
         np.testing.assert_allclose(found.per_example[:, i, t], wanted, atol=1e-5)
     whole = (found.other - found.base).mean()
     np.testing.assert_allclose(found.share, found.mean / whole)
@@ -226,7 +218,8 @@ def test_patched_heads_of_an_encoder_decoder():
     beyond = test_kinds.T
     assert np.isnan(found.mean[1:, :, beyond:]).all()
     for place in [(0, 2, 5), (1, 0, 3), (3, 1, 0)]:
-        wanted = oracle.activation("heads", place[:2], position=place[2])
+        name = f"{oracle.paths[place[0]]}/heads"
+        wanted = oracle.activation(name, place[1], position=place[2])
         np.testing.assert_allclose(found.per_example[:, *place], wanted, atol=1e-5)
     with pytest.raises(ValueError, match="what must be 'heads'"):
         heads.activation_patching(subject, [corrupted], what="layers")

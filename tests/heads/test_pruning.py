@@ -6,11 +6,13 @@ import math
 import chex
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from mha_haiku import heads, models, modules
+from mha_haiku import heads, models
+from mha_haiku.core import sites
 from tests import everyday
 from tests.heads.conftest import (
     B,
@@ -61,7 +63,12 @@ KINDS = {
 def _applied(kind):
     of = config(**KINDS[kind])
     model, params = build(of), random_params(of)
-    run = jax.jit(functools.partial(model.apply, is_training=False))
+
+    @jax.jit
+    def run(params, inputs, lengths, gates):
+        apply = sites.edit(model.apply, heads.edits.gate(gates))
+        return apply(params, None, inputs, lengths=lengths, is_training=False).logits
+
     return of, params, run
 
 
@@ -79,10 +86,7 @@ def test_pruned_is_gated(kind, keep):
     of, params, run = _applied(kind)
     batch = example(lengths=np.array([T, 2, 4]))
     gates = heads.open_gates(of, keep)
-    interventions = modules.Interventions(heads=np.stack(gates))
-    wanted = run(
-        params, None, batch.inputs, lengths=batch.lengths, interventions=interventions
-    ).logits
+    wanted = run(params, batch.inputs, batch.lengths, np.stack(gates))
     pruned, pruned_config = heads.prune(params, of, keep)
     found = _logits(pruned_config, pruned, batch)
     scale = np.abs(wanted).max()
@@ -151,9 +155,9 @@ def test_model_without_some_units_is_that_with_them_closed(activation):
     keep = np.random.default_rng(3).uniform(size=(L, F)) < 0.5
     found, found_config = heads.prune_units(params, of, keep)
     run = functools.partial(build(of).apply, is_training=False)
-    gates = keep.astype(np.float32)
-    interventions = modules.Interventions(units=gates)
-    wanted = run(params, None, batch.inputs, interventions=interventions).logits
+    gates = jnp.asarray(keep, jnp.float32)[:, None, None]
+    closed = {"feed_forward/hidden": lambda units, layer: units * gates[layer]}
+    wanted = sites.edit(run, closed)(params, None, batch.inputs).logits
     np.testing.assert_allclose(
         _logits(found_config, found, batch), wanted, rtol=1e-5, atol=1e-6
     )
@@ -167,8 +171,8 @@ def test_gates_multiplied_into_parameters_are_gates():
     params, batch = random_params(of), example()
     gates = np.random.default_rng(4).uniform(size=(L, H)).astype(np.float32)
     run = functools.partial(build(of).apply, is_training=False)
-    interventions = modules.Interventions(heads=gates)
-    wanted = run(params, None, batch.inputs, interventions=interventions).logits
+    gated = sites.edit(run, heads.edits.gate(gates))
+    wanted = gated(params, None, batch.inputs).logits
     found = _logits(of, heads.scaled(params, of, gates), batch)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 

@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import devices, heads, interop, models, modules
+from mha_haiku import devices, heads, interop, models
+from mha_haiku.core import sites
 from tests.interop import small_models
 
 CASES = list(small_models.CASES)
@@ -72,15 +73,13 @@ def test_pruned_equals_gated_in_every_family(case, tmp_path):
     sizes = interop.sizes_of(imported.config, imported.params)
     pruned = models.build(config, **sizes._asdict())
     given, lengths = _given(case)
-    gates = modules.Interventions(heads=keep.astype(np.float32))
+    gated_apply = sites.edit(imported.model.apply, heads.edits.gate(1.0 * keep))
 
     @jax.jit
     def run(params, params_of_gated):
         options = {"lengths": lengths, "is_training": False}
         found = pruned.apply(params, None, given, **options)
-        gated = imported.model.apply(
-            params_of_gated, None, given, interventions=gates, **options
-        )
+        gated = gated_apply(params_of_gated, None, given, **options)
         return found.output, gated.output
 
     found, gated = run(params, imported.params)

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, heads, interop, models, modules
+from mha_haiku import checks, heads, interop, models
+from mha_haiku.core import sites
 from mha_haiku.interop import arrays, loading
 from mha_haiku.tasks import tokenization
 from tests.interop import small_models, test_families
@@ -78,13 +79,11 @@ def test_pruned_models_are_refused_by_families_and_held_by_our_own(pruned, tmp_p
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
     # What was pruned equals what is gated.
     tokens = small_models.inputs("gpt2")
-    gates = modules.Interventions(heads=keep.astype(np.float32))
+    gated_apply = sites.edit(imported.model.apply, heads.edits.gate(1.0 * keep))
 
     @jax.jit
     def logits(params, params_of_gated):
-        gated = imported.model.apply(
-            params_of_gated, None, tokens, interventions=gates, is_training=False
-        )
+        gated = gated_apply(params_of_gated, None, tokens, is_training=False)
         found = again.model.apply(params, None, tokens, is_training=False)
         return found.logits, gated.logits
 

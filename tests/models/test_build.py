@@ -2,20 +2,28 @@
 
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import checks, models, modules
+from mha_haiku import checks, heads, models
 from mha_haiku.attention import implementations
-from tests import everyday, oracles
-from tests.tiny_runs import model_config
+from mha_haiku.core import sites
+from tests import everyday, tiny_models
+from tests.tiny_models import (
+    FEATURE_SIZE,
+    NUM_TOKENS,
+    B,
+    C,
+    D,
+    F,
+    H,
+    T,
+    random_parameters,
+)
 
-B, T, C, D, H, F, L = 2, 5, 7, 10, 3, 11, 1
-NUM_TOKENS, FEATURE_SIZE = 13, 9
 # With one stack; test_encoder_decoder.py is about the one with two.
 FAMILIES = [name for name in models.FAMILIES if name != "encoder_decoder"]
 
@@ -23,48 +31,20 @@ assert_equal = np.testing.assert_array_equal
 
 
 def _config(**fields):
-    own = {
-        "num_layers": L,
-        "model_size": D,
-        "dropout_rate": 0.1,
-        "embedding__max_length": 8,
-        "attention__num_heads": H,
-        "attention__key_size": 4,
-        "attention__implementation": "dense",
-        "feed_forward__hidden_size": F,
-    }
-    return model_config(**{**own, **fields})
+    return tiny_models.config(**{"dropout_rate": 0.1} | fields)
 
 
 def _build(**fields):
-    config = _config(**fields)
-    is_set = config.family == "set_classifier"
-    return models.build(
-        config,
-        num_tokens=None if is_set else NUM_TOKENS,
-        feature_size=FEATURE_SIZE if is_set else None,
-        num_classes=1 if is_set else C,
-    )
+    return tiny_models.build(_config(**fields))
 
 
 def _inputs(family, seed=0):
     """Random features for sets, else random tokens."""
-    generator = np.random.default_rng(seed)
-    if family == "set_classifier":
-        return generator.standard_normal((B, T, FEATURE_SIZE)).astype(np.float32)
-    return generator.integers(0, NUM_TOKENS, (B, T))
+    return tiny_models.inputs_of(_config(family=family), seed=seed)["inputs"]
 
 
 def _parameters(model, inputs):
-    """Random parameters, biases and scales too."""
-    generator = np.random.default_rng(1)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), inputs)
-    return jax.tree.map(
-        lambda leaf: np.float32(
-            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
-        ),
-        shapes,
-    )
+    return random_parameters(model, {"inputs": inputs})
 
 
 @functools.cache
@@ -74,21 +54,15 @@ def _run(family, positions, precision="float32"):
     params = _parameters(model, _inputs(family))
 
     def run(inputs, lengths, gates):
-        output = model.apply(
-            params,
-            None,
-            inputs,
-            lengths=lengths,
-            interventions=modules.Interventions(heads=gates),
-            is_training=False,
-        )
+        apply = sites.edit(model.apply, heads.edits.gate(gates))
+        output = apply(params, None, inputs, lengths=lengths, is_training=False)
         return output.logits, tuple(each.weights() for each in output.maps)
 
     # Compiled once for all tests; in half precision it runs once, quicker without.
     run = jax.jit(run) if precision == "float32" else run
 
     def run_on(inputs, lengths=(T, T), gates=None):
-        gates = np.ones((L, H)) if gates is None else gates
+        gates = np.ones((1, H)) if gates is None else gates
         return run(inputs, np.asarray(lengths), gates)
 
     return run_on
@@ -213,8 +187,8 @@ def test_with_all_heads_closed_no_position_feels_another():
     other = inputs.copy()
     other[:, 2] = (other[:, 2] + 1) % NUM_TOKENS
     run = _run("encoder", "rotary")
-    closed, _ = run(inputs, gates=np.zeros((L, H)))
-    changed, _ = run(other, gates=np.zeros((L, H)))
+    closed, _ = run(inputs, gates=np.zeros((1, H)))
+    changed, _ = run(other, gates=np.zeros((1, H)))
     alike = np.arange(T) != 2
     assert_equal(changed[:, alike], closed[:, alike])
     one_closed, _ = run(inputs, gates=np.array([[1, 0, 1]]))
@@ -276,169 +250,6 @@ def test_fields_decide_which_parameters_there_are(fields, absent, present):
     assert absent in names()
     assert absent not in names(**fields)
     assert not present or present in names(**fields) - names()
-
-
-OPTIONS = {
-    "additive": {"attention__score": "additive", "num_key_value_heads": 1},
-    "scale": {"attention__scale": 0.7},
-    "soft cap": {"attention__soft_cap": 1.5, "attention__scale": 2.0},
-    "window back": {"attention__window": 2, "family": "causal"},
-    "window both ways": {"attention__window": 1, "attention__qk_norm": True},
-    "window of itself": {"attention__window": 0, "positions": "none"},
-    "sinks, gates by channel, temperature": {
-        "attention__sinks": "learned",
-        "attention__gate": "channel",
-        "attention__temperature": 0.6,
-        "attention__soft_cap": 1.5,
-        "num_key_value_heads": 1,
-    },
-    "sigmoid attention, gates by head": {
-        "attention__score": "sigmoid",
-        "attention__normalizer": "none",
-        "attention__offset": -1.3,
-        "attention__temperature": 1.4,
-        "attention__gate": "head",
-    },
-    "linear attention": {"attention__score": "linear", "attention__normalizer": "none"},
-    "additive, tempered, one sink": {
-        "attention__score": "additive",
-        "attention__temperature": 2.0,
-        "attention__sinks": 0.5,
-    },
-    "no norm": {"norm__kind": "none"},
-    "no norm, post": {"norm__kind": "none", "norm__position": "post"},
-    "attention alone": {"feed_forward__hidden_size": 0, "norm__kind": "rms_norm"},
-    "feed-forward alone": {"attention__num_heads": 0, "attention__key_size": None},
-    "attention without residual": {"attention__residual": False, "smear_keys": True},
-    "feed-forward without residual": {
-        "feed_forward__residual": False,
-        "norm__position": "post",
-    },
-    "bias of the output alone": {
-        "attention__with_bias": False,
-        "feed_forward__with_bias": False,
-    },
-    "bias of queries, keys and values alone": {
-        "attention__output_bias": False,
-        "output__with_bias": False,
-    },
-    "like BERT": {
-        "embedding__segments": 3,
-        "embedding__norm": True,
-        "norm__position": "post",
-        "norm__epsilon": 0.03,
-        "output__hidden": "gelu",
-        "output__norm": True,
-        "output__tied": True,
-    },
-    "like Gemma": {
-        "family": "causal",
-        "embedding__scale": 1.7,
-        "embedding__positions": "rotary",
-        "embedding__frequencies": [[1.5, 0.3], [0.4, 0.01]],
-        "attention__num_key_value_heads": 1,
-        "attention__window": [1, None],
-        "attention__qk_norm": True,
-        "feed_forward__activation": "geglu_tanh",
-        "norm__kind": "rms_norm",
-        "norm__epsilon": 0.1,
-        "norm__position": "both",
-        "output__tied": True,
-        "output__with_bias": False,
-        "output__soft_cap": 0.8,
-    },
-    "like GPT-NeoX": {
-        "family": "causal",
-        "embedding__positions": "rotary",
-        "embedding__frequencies": [0.7, 0.0],
-        "feed_forward__parallel": True,
-    },
-    "parallel, both norms": {
-        "feed_forward__parallel": True,
-        "feed_forward__activation": "gelu_tanh",
-        "norm__position": "both",
-    },
-    "like Llama": {
-        "family": "causal",
-        "embedding__positions": "rotary",
-        "embedding__rotary_period": 50.0,
-        "feed_forward__activation": "swiglu",
-    },
-    "sentence classes": {
-        "embedding__positions": "none",
-        "feed_forward__activation": "geglu",
-        "output__pool": "mean",
-        "output__hidden": "tanh",
-    },
-    "first position": {"output__pool": "first", "output__hidden": "relu"},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_of_a_layer_is_its_formula(name):
-    config = _config(num_layers=2, **OPTIONS[name])
-    model = _build(num_layers=2, **OPTIONS[name])
-    tokens, given = _inputs("encoder"), {"lengths": np.array([T, 3])}
-    if config.embedding.segments:
-        given["segments"] = np.array([[0, 0, 1, 2, 2], [1, 1, 0, 2, 0]])
-    params = _parameters(model, tokens)
-    run = jax.jit(functools.partial(model.apply, is_training=False))
-    output = run(params, None, tokens, **given)
-    wanted = oracles.transformer(params, tokens, config, **given, num_classes=C)
-    counted = np.arange(T) < given["lengths"][:, None]
-    if config.output.pool is not None:
-        counted = np.ones(B, bool)
-    assert output.logits.shape == wanted.shape
-    found, wanted = output.logits[counted], wanted[counted]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert output.output.shape == (B, T, D)
-    num_heads = config.attention.num_heads
-    assert [each.shape for each in output.maps] == [(B, num_heads, T, T)] * 2
-    names = {f"{path}/{leaf}" for path in params for leaf in params[path]}
-    biases = {path for path in names if path.endswith("/b")}
-    for part, has_bias in (
-        ("attention/key", config.attention.with_bias and num_heads),
-        ("attention/linear", config.attention.output_bias and num_heads),
-        ("logits", config.output.with_bias),
-    ):
-        assert any(f"{part}/b" in path for path in biases) == bool(has_bias), part
-    assert ("logits/w" in names) != config.output.tied
-
-
-@pytest.mark.parametrize("name", ["like BERT", "like GPT-NeoX", "parallel, both norms"])
-def test_options_hold_in_scanned_layers_and_half_precision(name):
-    fields, tokens = {"num_layers": 2} | OPTIONS[name], _inputs("encoder")
-    config = _config(**fields)
-    params = _parameters(_build(**fields), tokens)
-    wanted = oracles.transformer(params, tokens, config, num_classes=C)
-    fields |= {"scan_layers": True, "rematerialize": True}
-    for precision, tolerance in (("float32", 1e-5), ("bfloat16", 0.05)):
-        model = _build(**fields, precision=precision)
-        run = jax.jit(functools.partial(model.apply, is_training=False))
-        output = run(models.stacked(params), None, tokens)
-        difference = np.abs(output.logits - wanted).max()
-        assert difference < tolerance * np.abs(wanted).max()
-        assert output.logits.dtype == output.output.dtype == np.float32
-
-
-def test_options_hold_where_layers_start_in_the_middle():
-    """Layers have their own windows and frequencies, and a lens reads tied logits."""
-    fields, tokens = {"num_layers": 2} | OPTIONS["like Gemma"], _inputs("causal")
-    model = _build(**fields)
-    params = _parameters(model, tokens)
-    run = jax.jit(functools.partial(model.apply, params, None, is_training=False))
-    whole = run(tokens)
-    after = jax.jit(
-        lambda x: model.apply(params, None, tokens, start=(1, x), is_training=False)
-    )(whole.hidden[1])
-    np.testing.assert_allclose(after.logits, whole.logits, rtol=1e-5, atol=1e-6)
-    read = model.apply(
-        params, None, tokens, start=(2, whole.hidden[1]), is_training=False
-    )
-    fields |= {"num_layers": 1, "attention__window": 1}
-    shallow = _config(**fields | {"embedding__frequencies": [1.5, 0.3]})
-    wanted = oracles.transformer(params, tokens, shallow, num_classes=C)
-    np.testing.assert_allclose(read.logits, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_logits_are_made_of_the_output_by_hand():
@@ -600,13 +411,9 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
 
     def run(model):
         def loss(params):
-            logits, maps, *_ = model.apply(
-                params,
-                None,
-                inputs,
-                lengths=lengths,
-                interventions=modules.Interventions(heads=gates),
-                is_training=False,
+            apply = sites.edit(model.apply, heads.edits.gate(gates))
+            logits, maps, _ = apply(
+                params, None, inputs, lengths=lengths, is_training=False
             )
             counted = jnp.where(jnp.isfinite(logits), logits, 0)
             return (counted**2).mean(), (logits, [each.weights() for each in maps])
@@ -640,13 +447,8 @@ def test_scanned_layers_take_every_positions_in_either_precision(positions, prec
         """The shapes in training, with gates to be compared mapped over."""
 
         def apply(params, key, gates):
-            logits, maps, *_ = model.apply(
-                params,
-                key,
-                inputs,
-                interventions=modules.Interventions(heads=gates),
-                is_training=True,
-            )
+            apply = sites.edit(model.apply, heads.edits.gate(gates))
+            logits, maps, _ = apply(params, key, inputs, is_training=True)
             return logits, [each.weights() for each in maps]
 
         over_gates = jax.vmap(apply, in_axes=(None, None, 0))
@@ -678,117 +480,3 @@ def test_implementation_is_the_one_of_the_config(implementation, monkeypatch):
     model = _build(attention__implementation=implementation)
     jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
     assert set(asked) == {implementation}
-
-
-@pytest.mark.parametrize(
-    ("start", "positions"),
-    everyday.some(itertools.product([1, 2], ["learned", "alibi", "t5", "rotary"]), 3),
-)
-def test_layers_that_start_from_what_entered_them_end_like_the_whole(positions, start):
-    model = _build(num_layers=3, positions=positions, family="causal")
-    inputs = _inputs("causal")
-    params = _parameters(model, inputs)
-    apply = functools.partial(
-        jax.jit(model.apply, static_argnames="is_training"), is_training=False
-    )
-    whole = apply(params, None, inputs, lengths=np.array([T, 3]))
-
-    def from_layer(hidden):
-        return model.apply(
-            params,
-            None,
-            inputs,
-            lengths=np.array([T, 3]),
-            start=(start, hidden),
-            is_training=False,
-        )
-
-    found = jax.jit(from_layer)(whole.hidden[start])
-    np.testing.assert_allclose(found.logits, whole.logits, rtol=1e-5, atol=1e-6)
-    assert len(found.maps) == len(found.hidden) == 3 - start
-    assert_equal(np.asarray(found.hidden[0]), np.asarray(whole.hidden[start]))
-    # What enters the layer is all that counts.
-    scale = np.linspace(1, 2, D, dtype=np.float32)[None, None]
-    changed = jax.jit(from_layer)(whole.hidden[start] * scale)
-    assert np.abs(changed.logits - whole.logits).max() > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("family", "scan_layers"),
-    everyday.some(itertools.product(FAMILIES, [False, True]), 2),
-)
-def test_logits_read_what_enters_above_the_last_layer(family, scan_layers):
-    """The logit lens: a model of fewer layers, read by the same norm and logits."""
-    model = _build(family=family, num_layers=3, scan_layers=scan_layers)
-    inputs, lengths = _inputs(family), np.array([T, 3])
-    params = looped = _parameters(_build(family=family, num_layers=3), inputs)
-    params = models.stacked(looped) if scan_layers else looped
-    run = functools.partial(model.apply, params, None, inputs, lengths=lengths)
-    hidden = run(is_training=False).hidden
-    for i in (1, 2):
-        shallow = _build(family=family, num_layers=i)
-        own = {
-            name: leaves
-            for name, leaves in looped.items()
-            if not any(f"layer_{j}/" in name for j in range(i, 3))
-        }
-        wanted = shallow.apply(own, None, inputs, lengths=lengths, is_training=False)
-        read = run(start=(3, hidden[i]), is_training=False)
-        assert read.maps == read.hidden == ()
-        np.testing.assert_allclose(read.logits, wanted.logits, rtol=1e-5, atol=1e-6)
-
-
-def test_scanned_layers_start_where_an_array_says():
-    fields = {"num_layers": 3, "embedding__positions": "t5", "norm__position": "both"}
-    inputs, lengths = _inputs("encoder"), np.array([T, 3])
-    model = _build(**fields)
-    params = _parameters(model, inputs)
-    hidden = np.random.default_rng(4).standard_normal((B, T, D)).astype(np.float32)
-    gates = np.random.default_rng(5).standard_normal((3, H)).astype(np.float32)
-
-    def run(model, params, start):
-        return model.apply(
-            params,
-            None,
-            inputs,
-            lengths=lengths,
-            interventions=modules.Interventions(heads=gates),
-            start=(start, hidden),
-            is_training=False,
-        )
-
-    traced = jax.jit(functools.partial(run, model.scanned, models.stacked(params)))
-    for start in range(4):
-        wanted = jax.jit(lambda i=start: run(model, params, i))()
-        found = traced(start)
-        assert found.maps == found.hidden == ()
-        np.testing.assert_allclose(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="start.* must be an integer from 0 to 3"):
-        jax.jit(functools.partial(run, model, params))(1)
-
-
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_maps_are_observed_as_the_layers_run(scan_layers):
-    model = _build(num_layers=2, scan_layers=scan_layers)
-    inputs = _inputs("encoder")
-    params = _parameters(_build(num_layers=2), inputs)
-    params = models.stacked(params) if scan_layers else params
-    run = functools.partial(model.apply, params, None, inputs, is_training=False)
-    wanted = [each.weights() for each in run().maps]
-    found = run(observe=lambda each: each.weights()).maps
-    jax.tree.map(assert_equal, list(found), wanted)
-
-
-def test_starts_that_do_not_fit_are_refused():
-    inputs, hidden = _inputs("encoder"), np.zeros((B, T, D), np.float32)
-    scanned, looped = (_build(num_layers=3, scan_layers=scan) for scan in (True, False))
-    params = jax.eval_shape(scanned.init, jax.random.key(0), inputs)
-    run = functools.partial(scanned.apply, params, None, inputs, is_training=False)
-    with pytest.raises(ValueError, match="start in the middle needs .* looped over"):
-        run(start=(1, hidden))
-    params = jax.eval_shape(looped.init, jax.random.key(0), inputs)
-    run = functools.partial(looped.apply, params, None, inputs, is_training=False)
-    for first_layer in (-1, 4, 1.5):
-        message = rf"start\[0\] must be .* from 0 to 3, got {first_layer}"
-        with pytest.raises(ValueError, match=message):
-            run(start=(first_layer, hidden))

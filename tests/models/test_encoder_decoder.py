@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import checks, heads, models, modules
-from tests import everyday, oracles
+from mha_haiku import checks, heads, models
+from mha_haiku.core import sites
+from tests import everyday
 from tests.tiny_runs import model_config
 
 B, T, S, H, K, F = 3, 4, 6, 4, 2, 11
@@ -64,87 +65,18 @@ def _parameters(model, given):
     )
 
 
-def _wanted(params, config, given, **more):
-    return oracles.transformer(
-        params,
-        given["inputs"],
-        config,
-        lengths=given["lengths"],
-        decoder_tokens=given["decoder_inputs"],
-        decoder_lengths=given["decoder_lengths"],
-        **more,
-    )
-
-
-def _run(model, params, given, **options):
-    run = jax.jit(functools.partial(model.apply, is_training=False))
-    return run(params, None, **given, **options)
+def _run(model, params, given, edits=None):
+    run = functools.partial(model.apply, is_training=False)
+    return jax.jit(sites.edit(run, edits or {}))(params, None, **given)
 
 
 def _counted(given):
     return np.arange(T) < given["decoder_lengths"][:, None]
 
 
-OPTIONS = {
-    "defaults": {},
-    "post norm, tied": {"norm__position": "post", "output__tied": True},
-    "both norms, windows": {
-        "norm__position": "both",
-        "norm__kind": "rms_norm",
-        "attention__window": [1, 2, 1],
-    },
-    "grouped heads, rotary": {
-        "attention__num_key_value_heads": 2,
-        "attention__qk_norm": True,
-        "attention__with_bias": False,
-        "embedding__positions": "rotary",
-        "feed_forward__activation": "swiglu",
-    },
-    "sinks and gates": {
-        "attention__sinks": "learned",
-        "attention__gate": "head",
-        "attention__temperature": 0.7,
-    },
-    "additive, smeared": {
-        "attention__score": "additive",
-        "attention__smear_keys": True,
-        "embedding__positions": "none",
-        "embedding__norm": True,
-    },
-}
-
-
-@pytest.mark.parametrize("name", everyday.some(OPTIONS, 3))
-def test_logits_are_the_formula(name):
-    config, given = _config(**OPTIONS[name]), _inputs()
-    model = _build(config)
-    params = _parameters(model, given)
-    output = _run(model, params, given)
-    wanted = _wanted(params, config, given)
-    assert output.logits.shape == (B, T, TARGETS)
-    assert_close(output.logits[_counted(given)], wanted[_counted(given)])
-    maps = output.maps
-    assert [each.shape for each in maps.encoder] == [(B, H, S, S)] * ENCODER_LAYERS
-    assert [each.shape for each in maps.decoder] == [(B, H, T, T)] * DECODER_LAYERS
-    assert [each.shape for each in maps.cross] == [(B, H, T, S)] * DECODER_LAYERS
-    assert len(maps) == len(models.heads_of_layers(config)) == PARTS
-    valid = np.arange(S) < given["lengths"][:, None]
-    for kind, sees in (("encoder", valid), ("decoder", _counted(given))):
-        for each in getattr(maps, kind):
-            total = each.weights().sum(-1)
-            if config.attention.sinks is not None:
-                assert (total < 1).all()
-                continue
-            assert_close(total, np.broadcast_to(sees[:, None], total.shape))
-    for each in maps.cross:  # padding of either side is out of it
-        seen = np.asarray(each.weights()) > 0
-        wanted = _counted(given)[:, None, :, None] & valid[:, None, None, :]
-        assert_equal(seen, np.broadcast_to(wanted, seen.shape))
-
-
 @pytest.mark.parametrize("positions", everyday.some(models.POSITIONS, 2))
 def test_each_half_alone_is_a_model_of_one_stack(positions):
-    """With cross-attention closed the decoder is a causal model."""
+    """With the heads of cross-attention ablated the decoder is a causal model."""
     fields = {"embedding__positions": positions, "attention__window": 2}
     config, given = _config(**fields), _inputs()
     model = _build(config)
@@ -152,10 +84,8 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
     for name in params:  # what closed heads leave of cross-attention
         if name.endswith("cross_attention/linear"):
             params[name]["b"] = np.zeros_like(params[name]["b"])
-    gates = np.ones((PARTS, H), np.float32)
-    gates[-DECODER_LAYERS:] = 0
-    closed = modules.Interventions(heads=gates)
-    both = _run(model, params, given, interventions=closed)
+    ablated = {"cross_attention/heads": jnp.zeros_like}
+    both = _run(model, params, given, ablated)
 
     def alone(family, num_layers, num_tokens, prefix):
         own = _config(
@@ -190,49 +120,33 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
     assert_close(both.logits[_counted(given)], output.logits[_counted(given)])
 
 
-def test_gates_of_each_kind_are_the_formula():
-    config, given = _config(), _inputs()
-    model = _build(config)
-    params = _parameters(model, given)
-    gates = np.random.default_rng(2).uniform(size=(PARTS, H)).astype(np.float32)
-    as_list = [gates[0], None, *gates[2:]]
-    for form in (gates, as_list):
-        interventions = modules.Interventions(heads=form)
-        logits = _run(model, params, given, interventions=interventions).logits
-        own = [np.ones(H) if each is None else each for each in form]
-        wanted = _wanted(params, config, given, gates=own)
-        assert_close(logits[_counted(given)], wanted[_counted(given)])
-
-
-def test_pruned_heads_of_each_kind_are_closed_heads():
+def test_pruned_heads_and_units_of_each_kind_are_gated_ones():
     config, given = _config(attention__num_key_value_heads=2), _inputs()
     model = _build(config)
     params = _parameters(model, given)
     keep = [[0, 2], [1], [0, 1, 2, 3], [], [3]]
-    interventions = modules.Interventions(heads=heads.open_gates(config, keep))
-    gated = _run(model, params, given, interventions=interventions)
+    kept_units = [[1, 5], [0], [2, 3, 10]]
+    parts = [f"{each.path}/heads" for each in models.heads_of_layers(config)]
+    gates = heads.edits.on_parts(
+        parts, heads.open_gates(config, keep), heads.edits.gated
+    )
+    for layer, row in zip(
+        ("encoder/0", "decoder/0", "decoder/1"), kept_units, strict=True
+    ):
+        gate = np.isin(np.arange(F), row).astype(np.float32).reshape(1, 1, F)
+        name = f"{layer.replace('/', '/layer_')}/feed_forward/hidden"
+        gates[name] = lambda units, gate=gate: units * gate
+    gated = _run(model, params, given, gates)
     own, pruned_config = heads.prune(params, config, keep)
+    own, pruned_config = heads.prune_units(own, pruned_config, kept_units)
     pruned = _run(_build(pruned_config), own, given)
     assert_close(pruned.logits[_counted(given)], gated.logits[_counted(given)])
     assert [each.shape[1] for each in pruned.maps] == [len(row) for row in keep]
     assert own["decoder/layer_1/cross_attention/query"]["w"].shape == (D, K)
     assert "decoder/layer_0/cross_attention/query" not in own
+    assert own["decoder/layer_1/feed_forward/hidden"]["w"].shape == (D, 3)
     with pytest.raises(ValueError, match="entry for each of the 5 layers, got 1"):
         heads.prune(params, config, keep[:1])
-
-
-def test_pruned_units_of_both_halves_are_closed_units():
-    config, given = _config(), _inputs()
-    model = _build(config)
-    params = _parameters(model, given)
-    keep = [[1, 5], [0], [2, 3, 10]]
-    gates = [np.isin(np.arange(F), row).astype(np.float32) for row in keep]
-    closed = modules.Interventions(units=gates)
-    gated = _run(model, params, given, interventions=closed)
-    own, pruned_config = heads.prune_units(params, config, keep)
-    pruned = _run(_build(pruned_config), own, given)
-    assert_close(pruned.logits[_counted(given)], gated.logits[_counted(given)])
-    assert own["decoder/layer_1/feed_forward/hidden"]["w"].shape == (D, 3)
 
 
 @pytest.mark.slow
@@ -362,11 +276,6 @@ def test_inputs_that_do_not_fit_are_refused():
         apply(**source, decoder_inputs=np.zeros((B, T), np.float32))
     with pytest.raises(ValueError, match="decoder_inputs must be .* 0 to 6, got 7"):
         apply(**source, decoder_inputs=np.full((B, T), 7))
-    with pytest.raises(ValueError, match="start must be None"):
-        apply(**given, start=(0, np.zeros((B, T, D), np.float32)))
-    short = modules.Interventions(heads=np.ones((3, H), np.float32))
-    with pytest.raises(ValueError, match="each of the 5: 1 .*, got 3"):
-        apply(**given, interventions=short)
     encoder = models.build(
         _config(family="encoder", decoder__num_layers=None),
         num_tokens=SOURCES,

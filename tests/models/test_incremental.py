@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import attention, models, modules
+from mha_haiku import attention, heads, models
+from mha_haiku.core import sites
 from mha_haiku.models import incremental
 from tests import everyday
 from tests.tiny_runs import model_config
@@ -97,29 +98,28 @@ def _parameters(init, inputs=TOKENS):
     )
 
 
+def _gated(function, gates):
+    return sites.edit(function, {} if gates is None else heads.edits.gate(gates))
+
+
 @functools.partial(jax.jit, static_argnames="model")
-def _whole(model, params, given=None):
-    output = model.apply(params, None, TOKENS, interventions=given, is_training=False)
+def _whole(model, params, gates=None):
+    apply = _gated(model.apply, gates)
+    output = apply(params, None, TOKENS, is_training=False)
     weights = [each.weights() for each in output.maps]
     return output.logits, weights, [each.gates for each in output.maps]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "keep_queries"))
-def _all_steps(model, params, given=None, keep_queries=False):
+def _all_steps(model, params, gates=None, keep_queries=False):
     """Logits and rows of the maps of all steps, and the cache after them."""
-    logits, cache = model.decoding.prefill(
-        params,
-        OTHER[:, :P],
-        LENGTHS,
-        max_length=S,
-        keep_queries=keep_queries,
-        interventions=given,
+    prefill = functools.partial(
+        model.decoding.prefill, max_length=S, keep_queries=keep_queries
     )
+    logits, cache = _gated(prefill, gates)(params, OTHER[:, :P], LENGTHS)
 
     def step(cache, tokens):
-        logits, maps, cache = model.decoding.step(
-            params, tokens, cache, interventions=given
-        )
+        logits, maps, cache = _gated(model.decoding.step, gates)(params, tokens, cache)
         rows = [jax.vmap(lambda row: row.weights())(each) for each in maps]
         return cache, (logits, rows, [each.origin.key for each in maps])
 
@@ -203,7 +203,6 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
     model = models.build(config, num_tokens=13, feature_size=None, num_classes=C)
     init = functools.partial(model.init, decoder_inputs=TOKENS)
     params = _parameters(init, SOURCE)
-    given = modules.Interventions(units=np.linspace(0.5, 1, 4 * 7).reshape(4, 7))
 
     @jax.jit
     def whole(params):
@@ -213,7 +212,6 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
             SOURCE,
             lengths=SOURCE_LENGTHS,
             decoder_inputs=TOKENS,
-            interventions=given,
             is_training=False,
         )
         return output.logits, jax.tree.map(
@@ -231,13 +229,10 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
             source=np.where(padding, 12, SOURCE),
             source_lengths=SOURCE_LENGTHS,
             keep_queries=keep_queries,
-            interventions=given,
         )
 
         def step(cache, tokens):
-            logits, maps, cache = model.decoding.step(
-                params, tokens, cache, interventions=given
-            )
+            logits, maps, cache = model.decoding.step(params, tokens, cache)
             cross = [jax.vmap(lambda row: row.weights())(each) for each in maps.cross]
             return cache, (logits, cross)
 
@@ -273,30 +268,21 @@ def _is_map(x):
     return isinstance(x, attention.AttentionMap)
 
 
-def test_interventions_hold_in_steps():
+def test_edits_and_looks_hold_in_steps():
     model = _build()
     params = _parameters(model.init)
-    given = modules.Interventions(heads=np.float32([[1, 0, 0.5, 1], [0, 1, 1, 1]]))
-    wanted, *_ = _whole(model, params, given)
-    first, (logits, *_), _ = _all_steps(model, params, given)
+    gates = np.float32([[1, 0, 0.5, 1], [0, 1, 1, 1]])
+    wanted, *_ = _whole(model, params, gates)
+    first, (logits, *_), cache = _all_steps(model, params, gates)
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=1e-5)
         np.testing.assert_allclose(logits[:, b], wanted[b, n : n + STEPS], atol=1e-5)
     assert np.abs(wanted - _whole(model, params)[0]).max() > 0.1
-
-
-@pytest.mark.slow
-def test_what_is_observed_stands_in_the_place_of_maps():
-    model = _build()
-    params = _parameters(model.init)
-    _, cache = model.decoding.prefill(params, TOKENS[:, :P], LENGTHS, max_length=S)
-    step = functools.partial(model.decoding.step, params, TOKENS[:, P])
-    _, maps, _ = step(cache)
-    _, entropies, _ = step(cache, observe=lambda row: row.statistics().entropy)
-    assert [each.shape for each in entropies] == [(B, H)] * L
-    weights = jax.vmap(lambda row: row.weights())(maps[1])[:, :, 0]
-    wanted = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
-    np.testing.assert_allclose(entropies[1], wanted, atol=1e-5)
+    step = sites.look(model.decoding.step, ["layer_1/attention/weights", "stream"])
+    (_, maps, _), found = step(params, TOKENS[:, P], cache)
+    weights = found.pop("encoder/layer_1/attention/weights")
+    np.testing.assert_array_equal(weights, jax.vmap(lambda x: x.weights())(maps[1]))
+    assert [x.size for x in found.values()] == [B * D] * (L + 1)
 
 
 @pytest.mark.slow

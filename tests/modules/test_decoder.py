@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, modules
-from tests import oracles
 
 B, T, S, H, K, F, L = 2, 3, 5, 7, 4, 11, 2
 D = H * K
@@ -51,52 +50,6 @@ def inputs(normal):
     return normal(B, T, D), normal(B, S, 13)
 
 
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_layers_are_their_formula(norm_position, inputs, normal, random_parameters):
-    x, encoded = inputs
-    model = _decoder(
-        functools.partial(_layer, norm_position=norm_position),
-        make_norm=modules.LayerNorm,
-    )
-    params = random_parameters(model, *inputs)
-    cross_mask = np.array([[[1, 0, 1, 1, 0]], [[0, 1, 1, 1, 1]]])
-    output, weights = jax.jit(model.apply)(params, None, *inputs, None, cross_mask)
-    causal = np.tril(np.ones((T, T), int))[None]
-
-    def attend(own, x, seen, mask):
-        return oracles.haiku_style(own, x, seen, seen, mask, d_model=D, num_heads=H)
-
-    for i in range(L):
-        own = oracles.nested(params, f"decoder/layer_{i}")
-        found = []
-
-        def own_part(x, own=own, found=found):
-            values, weights = attend(own["attention"], x, x, causal)
-            found.append(weights)
-            return values
-
-        def cross_part(x, own=own, found=found):
-            parameters = own["cross_attention"]
-            values, weights = attend(parameters, x, encoded, cross_mask)
-            found.append(weights)
-            return values
-
-        def feed_forward(x, own=own):
-            hidden = np.maximum(oracles.linear(own["feed_forward"]["hidden"], x), 0)
-            return oracles.linear(own["feed_forward"]["output"], hidden)
-
-        for number, part in enumerate((own_part, cross_part, feed_forward), 1):
-            norm = own[f"norm_{number}"]
-            if norm_position == "pre":
-                x = x + part(oracles.layer_norm(x, norm))
-            else:
-                x = oracles.layer_norm(x + part(x), norm)
-        assert_trees_close(list(weights[i]), found)
-    assert weights[0][0].shape == (B, H, T, T)
-    assert weights[0][1].shape == (B, H, T, S)
-    assert_close(output, oracles.layer_norm(x, params["decoder/norm"]))
-
-
 def test_no_position_feels_a_later_one(inputs, normal, random_parameters):
     x, encoded = inputs
     model = _decoder()
@@ -124,45 +77,6 @@ def test_a_mask_of_ones_own_comes_on_top_of_causality(inputs, random_parameters)
         assert_equal(own > 0, np.broadcast_to(seen[:, None], own.shape))
 
 
-PARTS = {
-    "own": ("attention/linear", 2),
-    "cross": ("cross_attention/linear", 5),
-    "units": ("feed_forward/output", 6),
-}
-
-
-@pytest.mark.parametrize("stack", [modules.looped, modules.scanned])
-@pytest.mark.parametrize("kind", PARTS)
-def test_a_closed_head_or_unit_is_one_whose_output_counts_for_nothing(
-    kind, stack, inputs, random_parameters
-):
-    model = _decoder(stack=stack)
-    looped = random_parameters(_decoder(), *inputs)
-    part, closed = PARTS[kind]
-    gates = np.ones((L, F if kind == "units" else H), np.float32)
-    gates[1, closed] = 0
-    interventions = {
-        "own": modules.DecoderInterventions(own=modules.Interventions(heads=gates)),
-        "cross": modules.DecoderInterventions(cross=modules.Interventions(heads=gates)),
-        "units": modules.DecoderInterventions(units=gates),
-    }[kind]
-    removed = dict(looped)
-    weight = looped[f"decoder/layer_1/{part}"]["w"].copy()
-    weight.reshape(gates.shape[1], -1, D)[closed] = 0
-    removed[f"decoder/layer_1/{part}"] = {**looped[f"decoder/layer_1/{part}"]}
-    removed[f"decoder/layer_1/{part}"]["w"] = weight
-
-    def run(params, **options):
-        if stack is modules.scanned:
-            params = modules.stacked(params)
-        return jax.jit(model.apply)(params, None, *inputs, **options)
-
-    result = run(looped, interventions=interventions)
-    jax.tree.map(assert_close, result, run(removed))
-    assert np.abs(result[0] - run(looped)[0]).max() > 1e-3
-
-
-@pytest.mark.slow
 def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_parameters):
     x, encoded = inputs
     model = _decoder()
@@ -186,7 +100,7 @@ def test_what_the_cross_mask_hides_cannot_be_felt(inputs, normal, random_paramet
 def test_dropout_reaches_every_part_in_training_alone(is_training):
     rates = []
 
-    def part(x, *args, dropout_rate, interventions, bias=None):
+    def part(x, *args, dropout_rate, bias=None):
         rates.append(dropout_rate)
         return (x, "map") if args else x
 
@@ -207,7 +121,6 @@ def test_dropout_reaches_every_part_in_training_alone(is_training):
     np.testing.assert_allclose(shares, wanted, atol=0.07)
 
 
-@pytest.mark.slow
 def test_sizes_make_the_decoder_that_functions_make(inputs, random_parameters):
     def sized(*inputs):
         decoder = modules.Decoder(L, num_heads=H, key_size=K, hidden_size=F)

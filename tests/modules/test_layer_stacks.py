@@ -60,11 +60,8 @@ def _encoder(stack, make_layer=_layer, num_layers=L):
 def _squared(model, **call):
     """The gradient of the squared output by parameters, input and bias, and results."""
 
-    def loss(params, x, bias, rng=None, mask=None, gates=None):
-        interventions = modules.Interventions(heads=gates)
-        results = model.apply(
-            params, rng, x, mask, bias=bias, interventions=interventions, **call
-        )
+    def loss(params, x, bias, rng=None, mask=None):
+        results = model.apply(params, rng, x, mask, bias=bias, **call)
         return (results[0] ** 2).mean(), results
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
@@ -78,29 +75,20 @@ MASKS = {
     "lengths": masks.causal() & masks.padding(np.array([5, 3])),
     "array": np.tri(T, k=2, dtype=bool)[None],
 }
-GATES = {
-    "layers": np.linspace(-1, 2, L * H, dtype=np.float32).reshape(L, H),
-    "examples": np.linspace(-1, 2, L * B * H, dtype=np.float32).reshape(L, B, H),
-    "list": [np.float32(np.arange(H) > i) for i in range(L)],
-}
 
 
 @pytest.mark.parametrize(
-    ("stack", "mask", "gates"),
-    [
-        ("scanned", "array", "examples"),
-        ("looped again", "lengths", "list"),
-        ("scanned again", "lengths", "layers"),
-    ],
+    ("stack", "mask"),
+    [("scanned", "array"), ("looped again", "lengths"), ("scanned again", "lengths")],
 )
 def test_values_maps_and_gradients_are_those_of_the_loop(
-    stack, mask, gates, normal, random_parameters
+    stack, mask, normal, random_parameters
 ):
     stack = STACKS[stack]
     x, bias = normal(B, T, D), normal(B, T, T)
     looped = _encoder(modules.looped)
     params = random_parameters(looped, x)
-    given = {"mask": MASKS[mask], "gates": GATES[gates]}
+    given = {"mask": MASKS[mask]}
     wanted, wanted_results = _squared(looped)(params, x, bias, **given)
     run = _squared(_encoder(stack))
     found, results = run(_converted(stack, params), x, bias, **given)
@@ -208,23 +196,22 @@ def test_scanned_layers_computed_again_need_a_third_of_the_memory():
 
 
 @pytest.mark.parametrize(
-    ("gates", "message"),
+    ("bias", "message"),
     [
         (
-            [np.ones(7), np.ones(3), np.ones(7)],
-            r"interventions\.heads of .*\(7,\), \(3,\), \(7,\)",
+            [np.ones((1, n, T, T)) for n in (7, 1, 7)],
+            r"bias.* of different shapes: \(1, 7, 5, 5\), \(1, 1, 5, 5\)",
         ),
-        ([None, np.ones(7), np.ones(7)], "something for some of them alone"),
+        ([None, *np.ones((2, 1, 1, T, T))], "something for some of them alone"),
         (
             None,
             r"'attention/score' of float32\[7, 4\] in layer 0 .*\[3, 4\] in layer 2",
         ),
     ],
 )
-def test_a_scan_refuses_layers_that_differ(gates, message, normal):
+def test_a_scan_refuses_layers_that_differ(bias, message, normal):
     model = _encoder(modules.scanned, lambda i: _layer(i, num_heads=(7, 7, 3)[i]))
-    interventions = modules.Interventions(heads=gates)
-    init = functools.partial(model.init, interventions=interventions)
+    init = functools.partial(model.init, bias=bias)
     with pytest.raises(ValueError, match=rf"layers must be alike, got .*{message}"):
         jax.eval_shape(init, jax.random.key(0), normal(B, T, D))
 

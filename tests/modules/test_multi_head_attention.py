@@ -5,7 +5,6 @@ import functools
 import chex
 import haiku as hk
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -36,10 +35,6 @@ def _initialise(model, *args, **kwargs):
     return jax.eval_shape(
         lambda key: model.init(key, *args, **kwargs), jax.random.key(0)
     )
-
-
-def _gates(heads):
-    return modules.Interventions(heads=heads)
 
 
 @pytest.fixture
@@ -100,44 +95,6 @@ def test_a_bias_is_added_to_the_scores(inputs, normal, random_parameters):
     assert_close(apply(params, None, *inputs, bias=bias)[1], wanted)
 
 
-def test_gates_scale_what_each_head_contributes(inputs, normal, random_parameters):
-    model = _model(value_size=V, model_size=11)
-    params = random_parameters(model, *inputs)
-    apply = jax.jit(model.apply)
-    plain, weights = apply(params, None, *inputs)
-    ones, _ = apply(params, None, *inputs, interventions=_gates(np.ones(H)))
-    assert_equal(ones, plain)
-
-    def without(head):
-        rows = params["mha/linear"]["w"].copy().reshape(H, V, 11)
-        rows[head] = 0
-        linear = {**params["mha/linear"], "w": rows.reshape(H * V, 11)}
-        return apply(params | {"mha/linear": linear}, None, *inputs)[0]
-
-    interventions = _gates(1 - np.eye(H)[2])
-    closed, closed_weights = apply(params, None, *inputs, interventions=interventions)
-    assert_close(closed, without(2))
-    assert_equal(closed_weights, weights)
-    # Each example has its own gates, and between 0 and 1 they interpolate.
-    gates = np.stack([1 - np.eye(H)[4], 1 - 0.25 * np.eye(H)[5]])
-    found, _ = apply(params, None, *inputs, interventions=_gates(gates))
-    assert_close(found[0], without(4)[0])
-    assert_close(found[1], 0.75 * plain[1] + 0.25 * without(5)[1])
-
-
-def test_gates_may_differ_by_position(inputs, random_parameters):
-    model = _model()
-    params = random_parameters(model, *inputs)
-    apply = jax.jit(model.apply)
-    plain, _ = apply(params, None, *inputs)
-    closed, _ = apply(params, None, *inputs, interventions=_gates(np.eye(H)[2]))
-    gates = np.ones((B, T, H), np.float32)
-    gates[1, 2] = np.eye(H)[2]
-    output, _ = apply(params, None, *inputs, interventions=_gates(gates))
-    here = (np.arange(B)[:, None] == 1) & (np.arange(T) == 2)
-    assert_close(output, np.where(here[..., None], closed, plain))
-
-
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_last_map_may_have_a_bias_of_its_own_kind(with_bias, inputs):
     params = _initialise(
@@ -146,24 +103,6 @@ def test_the_last_map_may_have_a_bias_of_its_own_kind(with_bias, inputs):
     has_bias = {name.partition("/")[2]: "b" in own for name, own in params.items()}
     others = dict.fromkeys(("query", "key", "value"), with_bias)
     assert has_bias == others | {"linear": not with_bias}
-
-
-def test_gates_of_an_unbatched_call_and_their_gradient(normal, random_parameters):
-    x = normal(T, 8)
-    model = _model()
-    params = random_parameters(model, x, x, x)
-    cotangent = normal(T, H * K)
-
-    def loss(gates):
-        output, _ = model.apply(params, None, x, x, x, interventions=_gates(gates))
-        return (output * cotangent).sum()
-
-    run = jax.jit(jax.value_and_grad(loss))
-    at_one, gradient = run(jnp.ones(H))
-    assert gradient.shape == (H,)
-    # The output is linear in the gates, so a slope is a whole head's contribution.
-    at_closed, _ = run(jnp.ones(H).at[3].set(0))
-    assert_close(gradient[3], at_one - at_closed, atol=1e-5)
 
 
 def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(

@@ -19,9 +19,15 @@ def _compiled(name, **options):
 
 
 def _logits(compiled, example, gates=None):
-    return oracles.transformer(
-        compiled.params, example.inputs, compiled.config, gates=gates
+    gates = () if gates is None else gates
+    changes = {
+        f"encoder/layer_{i}/attention/heads": lambda x, gate=gate: x * gate[:, None]
+        for i, gate in enumerate(gates)
+    }
+    logits, _ = oracles.recorded(
+        compiled.params, example.inputs, compiled.config, changes=changes
     )
+    return logits
 
 
 @pytest.mark.parametrize("name", ["two_token_induction", "without_duplicates"])

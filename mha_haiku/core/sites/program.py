@@ -317,7 +317,9 @@ def run(
         _run_plain(jaxpr, begin, index, last_use, values)
         begin = index
         for stop in (stop for stop in stops if stop.index == index):
-            leaves = _passed(stop, [read(x) for x in stop.inputs], turns, seen)
+            # Also what an edit computes belongs to the layer, where one looks again.
+            with jax.named_scope(stop.scope or "/"):
+                leaves = _passed(stop, [read(x) for x in stop.inputs], turns, seen)
             values.update(zip(stop.outputs, leaves, strict=True))
             begin = index + stop.is_equation
         if index in inner:
@@ -393,8 +395,7 @@ def _passed(stop, leaves, turns, seen) -> list:
 
         mapped = _mapped(read, params["batched"], own_axes=False)
         seen[stop.names[i], number] = mapped(*leaves)
-    with jax.named_scope(stop.scope or "/"):
-        leaves = site_p.bind(*leaves, **params)
+    leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.params["tree"]:
         return leaves
 

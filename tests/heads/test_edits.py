@@ -1,0 +1,228 @@
+"""Each edit against weights changed by hand, or the formula with values replaced."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import models
+from mha_haiku.core import sites
+from mha_haiku.heads import edits
+from tests import oracles
+from tests.tiny_models import (
+    B,
+    D,
+    F,
+    H,
+    K,
+    T,
+    build,
+    config,
+    counted,
+    inputs_of,
+    oracle_inputs,
+    random_parameters,
+)
+
+L = 2
+LAYER = "encoder/layer_1"
+HEADS = f"{LAYER}/attention/heads"
+
+KINDS = {
+    "looped": {"num_layers": L},
+    "scanned": {"num_layers": L, "scan_layers": True},
+    "encoder-decoder": {
+        "num_layers": L,
+        "family": "encoder_decoder",
+        "decoder__num_layers": 1,
+    },
+}
+
+
+def _normal(*shape, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal(shape).astype(np.float32)
+
+
+class Case:
+    """A model, its inputs, and its formula."""
+
+    def __init__(self, kind):
+        self.of = config(**KINDS[kind])
+        self.given = inputs_of(self.of)
+        self.length = self.given["inputs"].shape[1]
+        model = build(self.of)
+        self.apply = functools.partial(model.apply, is_training=False)
+        looped = build(config(**KINDS[kind] | {"scan_layers": False}))
+        self.looped = random_parameters(looped, self.given)
+        is_scanned = self.of.scan_layers
+        self.params = models.stacked(self.looped) if is_scanned else self.looped
+
+    def run(self, changes):
+        """Logits of the edited model."""
+        run = jax.jit(sites.edit(self.apply, changes))
+        output = run(self.params, None, **self.given)
+        return output.logits[counted(self.of, self.given)]
+
+    def wanted(self, changes, params=None):
+        """The same by the formula: functions of values, by the names of sites."""
+        logits, _ = oracles.recorded(
+            self.looped if params is None else params,
+            config=self.of,
+            changes=changes,
+            **oracle_inputs(self.given),
+        )
+        return logits[counted(self.of, self.given)]
+
+    def check(self, changes, wanted, params=None):
+        wanted = self.wanted(wanted, params)
+        assert np.abs(wanted - self.wanted({})).max() > 1e-4
+        np.testing.assert_allclose(self.run(changes), wanted, rtol=2e-4, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return {kind: Case(kind) for kind in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def case(request, cases):
+    return cases[request.param]
+
+
+def _with_heads(heads, value):
+    def change(x):
+        x = x.copy()
+        x[:, :, heads] = value
+        return x
+
+    return change
+
+
+def test_ablated_heads_are_those_without_an_output(case):
+    """Their rows of the last map are 0."""
+    linear = case.looped[f"{LAYER}/attention/linear"]
+    rows = linear["w"].reshape(H, K, D).copy()
+    rows[[0, 2]] = 0
+    without = case.looped | {
+        f"{LAYER}/attention/linear": linear | {"w": rows.reshape(H * K, D)}
+    }
+    case.check(edits.ablate("encoder/layer_1/attention", [0, 2]), {}, without)
+
+
+@pytest.mark.parametrize("shape", [(K,), (B, -1, 1, K)])
+def test_ablated_heads_may_pass_on_a_value(shape, cases):
+    case = cases["looped"]
+    shape = [case.length if n == -1 else n for n in shape]
+    value = _normal(*shape)
+    case.check(edits.ablate(1, 2, value), {HEADS: _with_heads([2], value)})
+
+
+def test_heads_are_replaced(case):
+    values = _normal(B, case.length, H, K)
+    case.check(
+        edits.replace(HEADS.removesuffix("/heads"), values), {HEADS: lambda _: values}
+    )
+
+
+@pytest.mark.parametrize("kind", ["looped", "scanned"])
+@pytest.mark.parametrize("shape", [(), (B,), (B, T)])
+def test_gates_multiply_heads(kind, shape, cases):
+    gates = _normal(L, *shape, H)
+    aligned = gates.reshape(L, *shape, *(1,) * (2 - len(shape)), H, 1)
+    changes = {
+        f"encoder/layer_{i}/attention/heads": lambda x, i=i: x * aligned[i]
+        for i in range(L)
+    }
+    cases[kind].check(edits.gate(gates), changes)
+    if not shape:
+        np.testing.assert_array_equal(
+            cases[kind].run(edits.gate(list(gates))), cases[kind].run(edits.gate(gates))
+        )
+
+
+def test_gates_are_those_of_the_attentions_at_a_path(cases):
+    gates = _normal(1, H)
+    name = "decoder/layer_0/cross_attention"
+    cases["encoder-decoder"].check(
+        edits.gate(gates, name), {f"{name}/heads": lambda x: x * gates[0, :, None]}
+    )
+
+
+@pytest.mark.parametrize("positions", [None, [1, 3]])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (HEADS, (H, K)),
+        (f"{LAYER}/stream", (D,)),
+        (f"{LAYER}/feed_forward/hidden", (F,)),
+        ("logits", (7,)),
+    ],
+)
+def test_values_are_patched_at_positions(name, shape, positions, cases):
+    case = cases["looped"]
+    value = _normal(B, T, *shape)
+
+    def change(x):
+        x, chosen = x.copy(), slice(None) if positions is None else positions
+        x[:, chosen] = value[:, chosen]
+        return x
+
+    positions = positions if positions is None else np.array(positions)
+    case.check(edits.patch(name, value, positions), {name: change})
+
+
+def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
+    vector, each = _normal(D), _normal(B, case.length, D)
+    name = f"{LAYER}/stream"
+    at = 1 if case.of.family == "encoder" else LAYER
+    case.check(edits.steer(at, vector, 0.5), {name: lambda x: x + 0.5 * vector})
+    case.check(edits.steer(at, each), {name: lambda x: x + each})
+
+
+def test_a_pattern_is_frozen_while_values_change(case):
+    """Weights of another text, by a map or as numbers, and the values of this one."""
+    other = inputs_of(case.of, seed=3) | {"lengths": case.given["lengths"]}
+    name = f"{LAYER}/attention/map"
+    look = sites.look(case.apply, [name])
+    _, found = look(case.params, None, **other)
+    (frozen,) = found.values()
+    weights = np.float64(frozen.weights())
+    at = LAYER + "/attention"
+    wanted = {f"{at}/weights": lambda _: weights}
+    case.check(edits.freeze(at, frozen), wanted)
+    case.check(edits.freeze(at, jnp.float32(weights)), wanted)
+
+
+def test_parts_that_are_alike_are_edited_as_one(case):
+    """And others each by itself; None leaves a part as it is."""
+    names = [f"{each.path}/heads" for each in models.heads_of_layers(case.of)]
+    given = [_normal(1, 1, H, 1, seed=i) for i in range(len(names))]
+    made = edits.on_parts(names, given, jnp.multiply)
+    assert len(made) == (3 if case.of.family == "encoder_decoder" else 1)
+    wanted = {
+        name: lambda x, gate=gate: x * gate
+        for name, gate in zip(names, given, strict=True)
+    }
+    case.check(made, wanted)
+    del wanted[names[0]]
+    made = edits.on_parts(names, [None, *given[1:]], jnp.multiply)
+    assert names[0] not in made
+    case.check(made, wanted)
+
+
+def test_gated_is_between_the_value_and_its_replacement():
+    values, replacement = _normal(B, T, H, K), _normal(H, K, seed=1)
+    gates = np.float32(np.random.default_rng(2).uniform(size=(B, H)))
+    found = edits.gated(values, gates, replacement)
+    each = gates[:, None, :, None]
+    np.testing.assert_allclose(
+        found, each * values + (1 - each) * replacement, rtol=1e-5, atol=1e-6
+    )
+    assert edits.gated(values, None) is values
+    with pytest.raises(
+        ValueError, match=r"\(3,\), \(2, 3\) or \(2, 5, 3\), got \(2,\)"
+    ):
+        edits.gated(values, np.ones(2))
