@@ -1,14 +1,17 @@
 """What READMEs say works: the Python snippets, and every command of their sh blocks."""
 
 import contextlib
+import importlib
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -95,61 +98,70 @@ def _kind(command: str) -> Kind:
     return kind
 
 
-@pytest.fixture
-def clone(shared_clone):
-    """The same without the runs of other READMEs."""
-    shutil.rmtree(shared_clone / "runs", ignore_errors=True)
-    return shared_clone
-
-
 @pytest.fixture(scope="module")
-def shared_clone(tmp_path_factory):
-    """A copy of the repository with short configs and this Python as its `.venv`.
-
-    Its compiled programs serve all READMEs.
-    """
+def clone(tmp_path_factory):
+    """A folder with short configs and a book, in which READMEs leave their runs."""
     tmp_path = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("mha_haiku", "experiments", "configs", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs", ignore=ignored)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     for config in (tmp_path / "configs").rglob("[!_]*.py"):
         config.write_text(config.read_text(encoding="utf-8") + _SHORTER)
-    environment = tmp_path / ".venv"
-    (environment / "bin").mkdir(parents=True)
-    python = environment / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    for extras in ("test", "data-plots-tensorboard"):  # there is nothing to install
-        shutil.copy(ROOT / "setup.cfg", environment / f".installed-{extras}")
     (tmp_path / "book.txt").write_text("The quick brown fox jumps. " * 400)
     return tmp_path
 
 
-def _run(command: str, folder: pathlib.Path) -> None:
-    environment = dict(os.environ)
-    for name in ("MHA_HAIKU_ENVIRONMENT", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"):
-        environment.pop(name, None)
-    environment["PATH"] = f"{folder / '.venv' / 'bin'}:{environment['PATH']}"
-    environment["XDG_CACHE_HOME"] = str(folder / "cache")
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+@pytest.fixture(scope="module")
+def run(clone, compilation_cache):
+    """A function that runs a command there, once however many READMEs have it."""
+    done = set()
+
+    def run(command: str) -> None:
+        command = re.sub(r"^scripts/run ", "", command)
+        command = re.sub(r"^scripts/train\b", "python -m experiments.train", command)
+        if command not in done:
+            done.add(command)
+            with contextlib.chdir(clone):
+                _run(command, compilation_cache)
+
+    return run
+
+
+def _run(command: str, cache: str) -> None:
+    """Runs a command in this process where it is an experiment that computes."""
+    experiment = re.fullmatch(
+        r"(?:JAX_NUM_CPU_DEVICES=(\d) )?python -m experiments\.(\w+) (.+)", command
     )
-    assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-4000:]}"
+    if experiment is None or "--help" in command:
+        done = subprocess.run(
+            ["bash", "-c", command.replace("python", sys.executable, 1)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-4000:]}"
+        return
+    count, name, flags = experiment.groups()
+    script = importlib.import_module(f"experiments.{name}")
+    arguments = shlex.split(flags)
+    if "compilation_cache" in script.FLAGS:
+        arguments.append(f"--compilation_cache={cache}")
+    devices = jax.local_devices()[: int(count or 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        patch.setattr(jax, "local_devices", lambda: devices)
+        print(command)
+        assert script.run([name, *arguments, "--debug"]) == 0, command
 
 
-def _train_what_is_missing(command: str, folder: pathlib.Path) -> None:
+def _train_what_is_missing(command: str, folder: pathlib.Path, run) -> None:
     """Trains the runs that a command looks into, as their own configs say."""
     trains = re.search(r"scripts/train|experiments\.train|--train\b", command)
     flags = "init_from" if trains else "workdir|init_from"
     for path, name in re.findall(rf"--(?:{flags})=(runs/(\w+))", command):
         if not (folder / path).exists():
             (config,) = (folder / "configs").rglob(f"{name}.py")
-            _run(f"python -m experiments.train --config={config}", folder)
+            run(f"python -m experiments.train --config={config.relative_to(folder)}")
 
 
 @pytest.mark.parametrize("readme", READMES)
@@ -167,13 +179,13 @@ def test_every_command_is_one_that_is_run_or_left_out_for_a_reason(readme):
         if any(not _kind(command).left_out for command in _commands(text))
     ],
 )
-def test_commands_do_what_they_say(readme, clone):
+def test_commands_do_what_they_say(readme, clone, run):
     text = READMES[readme]
     for command in _commands(text):
         kind = _kind(command)
         if not kind.left_out:
-            _train_what_is_missing(command, clone)
-            _run(f"{command} {kind.more}", clone)
+            _train_what_is_missing(command, clone, run)
+            run(f"{command} {kind.more}".strip())
     # What the text says that they leave in a run's folder is there.
     files = r"`(runs/[\w./]+|[\w/]+\.(?:csv|html|jsonl|npz|png))`"
     named = set(re.findall(files, text))

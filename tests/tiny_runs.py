@@ -41,7 +41,7 @@ def linear_model(dropout_rate: float = 0.0) -> models.Model:
     def init(rng, inputs, lengths=None):
         return {"table": jax.random.normal(rng, (7, 7)), "bias": jnp.zeros(7)}
 
-    def apply(params, rng, inputs, *, lengths=None, interventions=None, is_training):
+    def apply(params, rng, inputs, *, lengths=None, is_training):
         one_hot = jax.nn.one_hot(inputs, 7)
         if is_training and dropout_rate:
             kept = jax.random.bernoulli(rng, 1 - dropout_rate, one_hot.shape)

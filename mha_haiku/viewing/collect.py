@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, display, heads, interop, models
+from mha_haiku import attention, checks, display, heads, models
 from mha_haiku.attention import scores
 from mha_haiku.report import dossier
 from mha_haiku.report.heads import PerHead
@@ -52,7 +52,7 @@ _NOTHING = Sides()
 
 def is_maps(value: Any) -> bool:
     """Returns whether a value is a map, or maps in something."""
-    if isinstance(value, attention.AttentionMap | models.Output | interop.Observed):
+    if isinstance(value, attention.AttentionMap | models.Output):
         return True
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -126,8 +126,7 @@ def kinds_of(value: Any) -> tuple[str, ...]:
 
 
 def _of_output(value: Any) -> Any:
-    is_output = isinstance(value, models.Output | interop.Observed)
-    return value.maps if is_output else value
+    return value.maps if isinstance(value, models.Output) else value
 
 
 def map_set(

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import socket
 import stat
 import subprocess
@@ -70,6 +71,38 @@ def test_slurm_tells_the_processes_of_each_other(stand_in, tmp_path):
     assert "4 cpu devices" in done.stdout
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert len(config["devices"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "before"),
+    [("train", ["-m", "experiments.train"]), ("run", []), ("test", None)],
+)
+def test_scripts_run_in_their_environment_with_what_they_are_given(
+    tmp_path, script, before
+):
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    python = environment / "bin" / "python"
+    python.write_text('#!/bin/sh\nprintf \'%s\\n\' "$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
+    for extras in ("test", "data-plots-tensorboard"):  # there is nothing to install
+        shutil.copy(_REPOSITORY / "setup.cfg", environment / f".installed-{extras}")
+    given = ["python"] * (script == "run") + ["--text=a b", "-x"]
+    done = subprocess.run(
+        [_REPOSITORY / "scripts" / script, *given],
+        cwd=tmp_path,
+        env=os.environ | {"MHA_HAIKU_ENVIRONMENT": str(environment)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    path, *told = done.stdout.splitlines()
+    if before is None:
+        before = told[: told.index("worksteal") + 1]
+        assert before[:2] == ["-m", "pytest"]
+    else:
+        assert path.split(":")[0] == str(_REPOSITORY)
+    assert told == [*before, "--text=a b", "-x"]
 
 
 def test_tpu_launcher_passes_flags_on(stand_in):

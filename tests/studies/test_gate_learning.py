@@ -1,7 +1,6 @@
 """Gates close heads of a run, and what is left is trained on."""
 
 import dataclasses
-import functools
 import pathlib
 from typing import ClassVar
 
@@ -10,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import models, modules, rasp, tasks
+from mha_haiku import heads, models, rasp, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.core import sites
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import gate_learning, pruned_runs
 from mha_haiku.studies.workbench import Bench
@@ -46,9 +46,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     names = [list(x.names) for x in models.heads_of_layers(pruned.config.model)]
     assert names == [[1], [1]]
     gates = gate_learning.Learned(None, log_alpha, None).gates
-    apply = functools.partial(
-        run.model.apply, interventions=modules.Interventions(heads=gates)
-    )
+    apply = sites.edit(run.model.apply, heads.edits.gate(gates))
     gated = run._replace(model=run.model._replace(apply=apply))
     for name, wanted in pruned_runs.held_out(gated).items():
         assert lines[1].metrics[name] == pytest.approx(wanted, rel=1e-5)

@@ -76,8 +76,7 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
 def test_units_go_whose_gates_matter_least(trained, make_config):
     bench = Bench.load(trained(make_config))
     run, of = bench.run, bench.subject(4)
-    sizes = models.hidden_sizes(run.config.model)
-    importance = heads.unit_gradient(of, hidden_sizes=sizes).mean
+    importance = heads.unit_gradient(of).mean
     pruned = pruned_runs.prune_units(bench, 0.3, examples=4)
     for i, row in enumerate(importance):
         name = f"encoder/layer_{i}/feed_forward/hidden"

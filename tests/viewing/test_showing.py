@@ -154,12 +154,10 @@ def test_layers_are_a_list_or_named_by_a_dict(attention_map):
         page = page_of(mh.show(value))
         assert [layer["name"] for layer in page["sets"][0]["layers"]] == names
     output = mh.models.Output(None, tuple(maps.values()))
-    observed = mh.interop.Observed(None, maps)
     assert (
         page_of(mh.show(output))["sets"]
         == page_of(mh.show(list(maps.values())))["sets"]
     )
-    assert page_of(mh.show(observed))["sets"] == page_of(mh.show(maps))["sets"]
     page = page_of(mh.show(attention_map, names="mine", heads=[3, 1]))
     assert page["sets"][0]["layers"] == [{"name": "mine", "heads": ["3", "1"]}]
     chosen = np.asarray(attention_map.weights())[0, [3, 1]].reshape(2, -1)
