@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, tasks
+from mha_haiku import checks, tasks
 from mha_haiku.core import sites
 from mha_haiku.heads import circuits, edits, paired_runs, programs, subject
 
@@ -136,7 +136,7 @@ def path_patching(
 @functools.lru_cache(maxsize=8)
 def _program(model, metric, through_units) -> Callable:
     """Returns a program of edges, as `_numbered`, and a pair to changes `[B, E]`."""
-    at = ["*/heads", "*/map"]
+    at = ["*/heads", *(f"*/{name}" for names in _READ.values() for name in names)]
     if not through_units:
         at.append("feed_forward/output")
 
@@ -146,111 +146,74 @@ def _program(model, metric, through_units) -> Callable:
         pair = paired_runs.both(own, params, clean, corrupted, at)
         (base, ours), (other, theirs) = pair
         before, after = (metric(x.logits, clean) for x in (base, other))
-        heads, maps, units = (
+        heads, units = (
             [name for name in ours if name.endswith(end)]
-            for end in ("/heads", "/map", "feed_forward/output")
+            for end in ("/heads", "feed_forward/output")
         )
         counts = [ours[name].shape[-2] for name in heads]
-        clean_maps = [ours[name] for name in maps]
-        units_held = edits.on_parts(
-            units, [ours[name] for name in units], lambda _, output: output
-        )
+        read = {
+            name: (heads.index(f"{name.rpartition('/')[0]}/heads"), kind)
+            for kind, ends in enumerate(_READ.values())
+            for name in ours
+            if name.rpartition("/")[2] in ends
+        }
+        units_held = edits.on_parts(units, [ours[name] for name in units], _replaced)
 
         def held(sender):
-            """Returns logits and maps where only the sender passes on a change."""
+            """Returns what is read, and logits, where only the sender has changed."""
             passed = [
                 jnp.where(here[None, None, :, None] > 0, theirs[name], ours[name])
                 for here, name in zip(
                     paired_runs.single(sender, counts), heads, strict=True
                 )
             ]
-            changed = edits.on_parts(heads, passed, lambda _, output: output)
-            run = functools.partial(subject.run, own, params)
-            looked = sites.look(sites.edit(run, changed | units_held), maps)
-            output, found = looked(clean)
-            return output.logits, [found[name] for name in maps]
+            changed = edits.on_parts(heads, passed, _replaced) | units_held
+            run = sites.edit(functools.partial(subject.run, own, params), changed)
+            return sites.look(run, list(read), strict=False)(clean)
 
         def change(edge):
             sender, receiver, kind = edge
-            logits, changed = held(sender)
-            passed = _read_anew(kind, receiver, counts, clean_maps, changed)
-            gates = [1 - here for here in paired_runs.single(receiver, counts)]
-            patched = edits.on_parts(
-                heads,
-                list(zip(gates, passed, strict=True)),
-                lambda values, own: edits.gated(values, *own),
-            )
-            output = subject.run_edited(own, params, clean, patched)
+            output, changed = held(sender)
+            chosen = paired_runs.single(receiver, counts)
+            # All heads of the receiver's part read anew, and all others of them are
+            # what they were.
+            anew = [
+                (jnp.where(kind == own_kind, chosen[part].sum(), 0), changed[name])
+                for name, (part, own_kind) in read.items()
+            ]
+            kept = [
+                (here, ours[name]) for here, name in zip(chosen, heads, strict=True)
+            ]
+            patched = edits.on_parts(list(read), anew, _read_anew)
+            patched |= edits.on_parts(heads, kept, _kept_but_one)
+            after = subject.run_edited(own, params, clean, patched)
             is_direct = kind == KINDS.index("logits")
-            return metric(jnp.where(is_direct, logits, output.logits), clean) - before
+            logits = jnp.where(is_direct, output.logits, after.logits)
+            return metric(logits, clean) - before
 
         return programs.over(change, edges, clean).T, before, after
 
     return program
 
 
-def _read_anew(kind, receiver, counts, clean, changed) -> list[Array]:
-    """Returns what heads pass on that read q, k or v of a changed stream.
-
-    Args:
-      kind: Which of the three, by its place; another number for none.
-      receiver: The head, counted over all parts. Of parts that are alike only its own
-        is computed, and stands for all.
-      counts: H of each part.
-      clean: The parts' maps.
-      changed: Their maps in the changed stream.
-
-    Returns:
-      P arrays `[B, T, H, V]`.
-    """
-    part = jnp.searchsorted(np.cumsum(counts), receiver, side="right")
-    passed: list = [None] * len(counts)
-    for group in _alike(clean):
-        place = jnp.argmax(jnp.array(group) == part)
-        own, other = (
-            jax.tree.map(lambda *x, i=place: jnp.stack(x)[i], *[maps[i] for i in group])
-            for maps in (clean, changed)
-        )
-        anew = _read_of(kind, own, other)
-        for i in group:
-            passed[i] = anew
-    return passed
+# Of which sites an edge of a kind is read; gates are made of what queries are.
+_READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
-def _alike(maps) -> list[list[int]]:
-    """Returns the indices of maps in groups of the same structure and shapes."""
-    groups: dict = {}
-    for i, each in enumerate(maps):
-        leaves, structure = jax.tree.flatten(each)
-        shapes = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
-        groups.setdefault((structure, shapes), []).append(i)
-    return list(groups.values())
+def _replaced(_, other) -> Array:
+    return other
 
 
-def _read_of(kind, clean, changed) -> Array:
-    """Returns what the heads of one part pass on, `[B, T, H, V]`; see `_read_anew`."""
-    if not clean.shape[-3]:
-        return clean.outputs()
+def _read_anew(own, given) -> Array:
+    is_receiver, changed = given
+    return jnp.where(is_receiver > 0, changed, own)
 
-    def read(name, through):
-        own = getattr(clean, name)
-        if own is None:
-            return None
-        is_changed = kind == KINDS.index(through)
-        return jnp.where(is_changed, getattr(changed, name), own)
 
-    passed, _ = attention.attend(
-        read("query", "q"),
-        read("key", "k"),
-        read("value", "v"),
-        mask=clean.mask,
-        bias=clean.bias,
-        score=clean.score,
-        normalizer=clean.normalizer,
-        gates=read("gates", "q"),
-        first_query=clean.origin.query,
-    )
-    return passed
+def _kept_but_one(values, given) -> Array:
+    """Returns what heads of the receiver's part did before, but for the receiver."""
+    chosen, before = given
+    is_kept = (chosen.sum() > 0) & (chosen == 0)
+    return jnp.where(is_kept[None, None, :, None], before, values)
 
 
 def _numbered(edges, counts) -> np.ndarray:

@@ -126,6 +126,29 @@ def build(
     return model._replace(scanned=make(is_scanned=True))
 
 
+def of_function(function: Callable[[Any, Array], Array]) -> Model:
+    """Returns the `Model` of any function, whoever wrote it.
+
+    Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
+    measures it.
+
+    Args:
+      function: From parameters and inputs `[B, T, ...]` to logits; also by keyword
+        `lengths`, where examples have lengths. Without dropout.
+    """
+
+    def apply(params, rng, inputs, *, is_training=False, **given):
+        if rng is not None or is_training:
+            raise ValueError(
+                "rng and is_training must be left out: the model is a function without "
+                "dropout."
+            )
+        given = {name: x for name, x in given.items() if x is not None}
+        return Output(function(params, inputs, **given), ())
+
+    return Model(None, apply, description=getattr(function, "__name__", "a function"))
+
+
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
     from ml_collections import FrozenConfigDict

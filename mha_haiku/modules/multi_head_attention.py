@@ -140,8 +140,8 @@ class MultiHeadAttention(hk.Module):
         """Returns the attended output and the attention map.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
-        they are compared), "map", "weights", "heads" (`[B..., T, H, V]`, before the
-        last linear map) and "output".
+        they are compared), "gates" where there are any, "map", "weights", "heads"
+        (`[B..., T, H, V]`, before the last linear map) and "output".
 
         What no query may see (padding) is blanked before it is projected, so that NaN
         there reaches neither results nor gradients.
@@ -182,6 +182,7 @@ class MultiHeadAttention(hk.Module):
         gates = None
         if self.make_gates is not None:
             gates = self.make_gates(query, self.num_heads, self.value_size)
+            gates = sites.site("gates", gates)
         query = self._heads(query, self.num_heads, self.key_size, "query")
         if self.qk_norm:
             query = self.qk_norm(name="query_norm")(query)
