@@ -164,14 +164,18 @@ def test_held_out_answers_are_scored_by_the_task(answerer, monkeypatch):
     batch = answerer.run.examples(10)
 
     def generated(model, params, prompts, *, source, **_):
-        # Every other answer is right.
         targets = np.asarray(batch.targets).copy()
-        targets[1::2, 0] = (targets[1::2, 0] + 1) % task.num_tokens
+        targets[wrong, 0] = (targets[wrong, 0] + 1) % task.num_tokens
         tokens = np.concatenate([prompts, targets], axis=1)
         np.testing.assert_array_equal(source, batch.inputs)
         return decoding.Generated(tokens, np.full(10, tokens.shape[1]), np.zeros(10))
 
     monkeypatch.setattr(decoding, "generate", generated)
+    for wrong in ([], [3], np.arange(10)):  # noqa: B007  (`generated` reads it)
+        score = answering.score(answerer, 10, decoding.Greedy())
+        for value, low, high in score.values.values():
+            assert 0 <= low <= value <= high <= 1
+    wrong = np.arange(1, 10, 2)
     score = answering.score(answerer, 10, decoding.Greedy())
     assert score.is_right.tolist() == [True, False] * 5
     value, low, high = score.values["exact_match"]
