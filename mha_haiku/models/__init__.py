@@ -10,7 +10,7 @@ from mha_haiku.models.architecture import (
     PRECISIONS,
     default_config,
 )
-from mha_haiku.models.build import Maps, Model, Output, build
+from mha_haiku.models.build import Maps, Model, Output, build, of_function
 from mha_haiku.models.consistency import check
 from mha_haiku.models.parts import (
     LayerHeads,
@@ -50,6 +50,7 @@ __all__ = [
     "layer_of",
     "num_all_layers",
     "num_decoder_layers",
+    "of_function",
     "part_of",
     "stacked",
     "unstacked",
