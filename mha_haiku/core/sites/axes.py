@@ -68,7 +68,7 @@ class Axes:
         return Step(value, axes, tuple(axes[i] for i in marked))
 
     def back(self, equation: flat.Equation, position: int, step: Step) -> Step | None:
-        """Returns an input of an equation whose output is a step; None without marks."""
+        """Returns an input of an equation whose output is a step; None if marks end."""
         value, marks = equation.inputs[position], step.marks
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)

@@ -234,6 +234,15 @@ class _Search:
         ]
         heads = Step(heads.value, axes, (size,))
         groups = self.groups(weights, heads)
+        # `weights @ values` drops batch axes of size 1 from the weights, from the left.
+        dropped = [
+            tuple(step.value.maker.params["dimensions"])
+            for step in steps
+            if step.value.maker.name == "squeeze"
+        ]
+        count = sum(len(each) for each in dropped if each == tuple(range(len(each))))
+        count -= count > 1 and not groups.heads  # the last is the axis of one head
+        groups = groups._replace(batch=[()] * count + groups.batch)
         begin = softmax.scores
         begin = begin._replace(marks=(*begin.marks, groups.queries))
         goal = functools.partial(self.scores, values.value, softmax.is_sigmoid)
