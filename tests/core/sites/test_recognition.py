@@ -3,12 +3,14 @@
 import functools
 
 import chex
+import flax.nnx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku.attention import attention_map  # noqa: F401 (makes the maps)
+from mha_haiku import attention
 from mha_haiku.core import sites
 from tests.core.sites import foreign
 from tests.core.sites.foreign import CASES, B, D, H, S, T
@@ -172,3 +174,194 @@ def test_other_softmaxes_are_no_attention(name):
     function, *arguments = foreign.OTHERS[name]
     assert not sites.sites(function, *arguments)
     assert not sites.sites(jax.grad(lambda *x: function(*x).sum(), 1), *arguments)
+
+
+# --- Several attentions, and sites within sites
+
+
+def _three_layers(params, x, y):
+    """An encoder-decoder of sorts: one attention to y, two to its own stream."""
+    attend = CASES["plain"]().function
+    x = attend(params, x, y)
+    for _ in range(2):
+        x = x + attend(params, x, x)
+    return x
+
+
+def _arguments():
+    return CASES["plain"]().arguments
+
+
+def test_every_look_sees_what_edits_inside_have_left_and_each_attention_once():
+    once = sites.edit(_three_layers, {"attention_1/heads": lambda x: 0 * x})
+    twice = sites.edit(once, {"attention_2/weights": lambda x: x / 2})
+    _, found = sites.look(twice, ["*/weights", "*/heads"])(*_arguments())
+    assert set(found) == {
+        f"attention_{i}/{facet}" for i in range(3) for facet in ("weights", "heads")
+    }
+    sums = [found[f"attention_{i}/weights"].sum(-1) for i in range(3)]
+    np.testing.assert_allclose(sums[0], 1, rtol=1e-5)
+    np.testing.assert_allclose(sums[2], 0.5, rtol=1e-5)
+    assert not found["attention_1/heads"].any()
+    assert found["attention_0/heads"].any()
+    names = set(sites.sites(_three_layers, *_arguments()))
+    assert set(sites.sites(twice, *_arguments())) == names
+
+
+def test_under_vmap_there_is_an_axis_more():
+    params, x, y = _arguments()
+    batched = x[None], y[None]
+
+    def mapped(function):
+        return jax.vmap(function, (None, 0, 0))
+
+    look = functools.partial(sites.look, at=["*/weights", "*/map"])
+    _, outside = look(mapped(_three_layers))(params, *batched)
+    _, inside = mapped(look(_three_layers))(params, *batched)
+    _, alone = look(_three_layers)(params, x, y)
+    for name, value in alone.items():
+        if name.endswith("map"):
+            continue
+        chex.assert_shape([outside[name], inside[name]], (1, *value.shape))
+        chex.assert_trees_all_close(outside[name][0], value, rtol=1e-5)
+        chex.assert_trees_all_close(inside[name][0], value, rtol=1e-5)
+    edits = {"attention_1/heads": lambda x: 2 * x}
+    expected = sites.edit(_three_layers, edits)(params, x, y)
+    for edited in (
+        mapped(sites.edit(_three_layers, edits)),
+        sites.edit(mapped(_three_layers), edits),
+    ):
+        chex.assert_trees_all_close(
+            edited(params, *batched)[0], expected, rtol=1e-5, atol=1e-5
+        )
+
+
+def _layer_stack():
+    def model(x):
+        def layer(x):
+            scale = hk.initializers.VarianceScaling()
+            return x + hk.MultiHeadAttention(H, 7, w_init=scale, model_size=D)(x, x, x)
+
+        return hk.experimental.layer_stack(3)(layer)(x)
+
+    model = hk.without_apply_rng(hk.transform(model))
+    x = foreign.Case.inputs[0]
+    return model.apply, (model.init(jax.random.key(0), x), x), "multi_head_attention"
+
+
+def _nnx_scan():
+    class Layer(flax.nnx.Module):
+        def __init__(self, rngs):
+            self.attention = flax.nnx.MultiHeadAttention(H, D, decode=False, rngs=rngs)
+
+        def __call__(self, x):
+            return x + self.attention(x)
+
+    layers = flax.nnx.split_rngs(splits=3)(flax.nnx.vmap(Layer))(flax.nnx.Rngs(0))
+    scan = flax.nnx.scan(
+        lambda x, layer: layer(x), in_axes=(flax.nnx.Carry, 0), out_axes=flax.nnx.Carry
+    )
+    graph, params = flax.nnx.split(layers)
+    x = foreign.Case.inputs[0]
+    return lambda params, x: scan(x, flax.nnx.merge(graph, params)), (params, x), None
+
+
+@pytest.mark.parametrize("make", [_layer_stack, _nnx_scan])
+def test_scanned_layers_have_their_numbers(make):
+    function, arguments, module = make()
+    module = module or "attention_0"
+    output, found = sites.look(function, ["*/weights"])(*arguments)
+    assert set(found) == {f"{i}/{module}/weights" for i in range(3)}
+    weights = np.stack([found[f"{i}/{module}/weights"] for i in range(3)])
+    chex.assert_shape(weights, (3, B, H, T, T))
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert len(np.unique(weights.std(axis=(1, 2, 3, 4)))) == 3
+    np.testing.assert_allclose(output, function(*arguments), rtol=1e-5, atol=1e-6)
+
+    def without(layer):
+        edits = {f"{layer}/{module}/heads": jnp.zeros_like}
+        return sites.edit(function, edits)(*arguments)
+
+    assert np.abs(without(2) - output).max() > 1e-3
+    assert np.abs(without(2) - without(1)).max() > 1e-3
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_own_attention_is_no_attention_of_others(implementation):
+    def ours(query, key, value):
+        return attention.attend(query, key, value, implementation=implementation)[0]
+
+    query, key = jnp.ones((B, T, H, 7)), jnp.ones((B, S, H, 7))
+    edited = sites.edit(ours, {"heads": lambda x: 2 * x})
+    gradient = jax.grad(lambda *x: ours(*x).sum())
+    for function in (ours, jax.jit(ours), edited, gradient, jax.vmap(ours)):
+        assert set(sites.sites(function, query, key, key)) == {
+            "map",
+            "weights",
+            "heads",
+        }
+
+
+# --- Axes of size 1, and what has no heads
+
+
+@pytest.mark.parametrize("num_queries", [1, T])
+@pytest.mark.parametrize("num_keys", [1, S])
+@pytest.mark.parametrize("batch_size", [1, B])
+@pytest.mark.parametrize(
+    "name", ["plain", "products_of_matrices", "one_head", "jax_nn"]
+)
+def test_axes_of_size_1_are_axes(name, batch_size, num_keys, num_queries):
+    case = CASES[name]()
+    x, y = case.inputs
+    arguments = case.params, x[:batch_size, :num_queries], y[:batch_size, :num_keys]
+    shapes = {
+        name.rpartition("/")[2]: value.shape
+        for name, value in sites.sites(case.function, *arguments).items()
+    }
+    assert set(shapes) == set(FACETS)
+    assert shapes["weights"] == (batch_size, case.num_heads, num_queries, num_keys)
+    assert shapes["query"][:3] == (batch_size, num_queries, case.num_heads)
+    assert shapes["value"][:3] == (batch_size, num_keys, case.num_key_heads)
+    assert shapes["heads"][:3] == (batch_size, num_queries, case.num_heads)
+
+
+def test_batches_of_one_head_stay_batches_when_their_losses_are_summed():
+    case = CASES["one_head"]()
+
+    def loss(params, x, y):
+        x, y = x @ params["query"][:, 0], y @ params["key"][:, 0]
+        scores = x @ jnp.swapaxes(y, 1, 2)
+        hidden = jax.nn.softmax(scores) @ y @ params["output"][0, :, :7].T
+        return (hidden.mean(1) ** 2).sum(-1).mean()
+
+    params = case.params | {"output": jnp.ones((1, 4, 7))}
+    found = sites.sites(loss, params, *case.inputs)
+    assert found["attention_0/weights"].shape == (B, 1, T, S)
+
+
+def test_queries_keys_and_values_that_are_given_need_no_common_source():
+    query, key, value = (
+        jnp.ones((B, T, H, 7)),
+        jnp.ones((B, S, H, 7)),
+        jnp.ones((B, S, H, 7)),
+    )
+    for function in (
+        jax.nn.dot_product_attention,
+        jax.jit(jax.nn.dot_product_attention),
+    ):
+        found = sites.sites(function, query, key, value)
+        assert found["attention_0/weights"].shape == (B, H, T, S)
+
+
+def test_what_the_program_reads_elsewhere_can_only_be_looked_at():
+    def function(x):  # queries, keys and values without projections
+        return x + jax.nn.softmax(x @ x.T) @ x
+
+    x = foreign.Case.inputs[0][0]
+    _, found = sites.look(function, ["*/key", "*/weights"])(x)
+    np.testing.assert_array_equal(found["attention_0/key"], x[:, None])
+    with pytest.raises(ValueError, match="not edited: the program reads it elsewhere"):
+        sites.edit(function, {"*/query": jnp.zeros_like})(x)
+    with pytest.raises(ValueError, match='not edited: edit "weights"'):
+        sites.edit(function, {"*/map": lambda map_: map_})(x)

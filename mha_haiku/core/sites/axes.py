@@ -1,0 +1,191 @@
+"""Axes followed through a program, back and ahead, whatever they are merged into.
+
+An axis is a tuple of factors of its size, numbers that are known to `Axes`. A reshape
+from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, for all who hold it. Axes
+of size 1 have no factors: they may come and go.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from mha_haiku.core.sites import flat
+
+Axis = tuple[int, ...]
+
+# How many values a walk may pass; between a softmax and its products lie a few.
+FARTHEST = 200
+
+# An axis of the output may be longer or shorter than that of the input.
+_RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
+_REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
+
+
+class Step(NamedTuple):
+    """A value on a walk.
+
+    Attributes:
+      value: The value.
+      axes: Its axes.
+      marks: Axes that the walk must not lose: those of keys, say.
+    """
+
+    value: flat.Value
+    axes: list[Axis]
+    marks: tuple[Axis, ...] = ()
+
+
+class Axes:
+    """The factors of axes."""
+
+    def __init__(self):
+        self._sizes: list[int] = []
+        self._parts: dict[int, Axis] = {}
+
+    def new(self, size: int) -> Axis:
+        """Returns a new axis."""
+        if size == 1:
+            return ()
+        self._sizes.append(size)
+        return (len(self._sizes) - 1,)
+
+    def of(self, *axes: Iterable[int]) -> Axis:
+        """Returns the factors of axes, in order, after all splits."""
+        result = []
+        for factor in itertools.chain.from_iterable(axes):
+            parts = self._parts.get(factor)
+            result += [factor] if parts is None else self.of(parts)
+        return tuple(result)
+
+    def size(self, axis: Iterable[int]) -> int:
+        """Returns the size of an axis."""
+        return math.prod(self._sizes[x] for x in self.of(axis))
+
+    def start(self, value: flat.Value, *marked: int) -> Step:
+        """Returns a step to begin with, of which some axes are marked."""
+        axes = [self.new(size) for size in value.shape]
+        return Step(value, axes, tuple(axes[i] for i in marked))
+
+    def back(self, equation: flat.Equation, position: int, step: Step) -> Step | None:
+        """Returns an input of an equation whose output is a step; None if marks end."""
+        value, marks = equation.inputs[position], step.marks
+        if equation.name == "reshape":
+            axes = self._regrouped(step.axes, value.shape)
+            return None if axes is None else Step(value, axes, marks)
+        links = _links(equation, position, step.value)
+        if links is None:
+            return None
+        axes = [self.new(size) for size in value.shape]
+        for axis, size, link in zip(step.axes, step.value.shape, links, strict=True):
+            if link is not None and size == value.shape[link]:
+                axes[link] = axis
+            elif link is not None and equation.name in _RESIZING:
+                marks = tuple(axes[link] if mark == axis else mark for mark in marks)
+        has_marks = set(self.of(*marks)) <= set(self.of(*axes))
+        return Step(value, axes, marks) if has_marks else None
+
+    def ahead(self, equation: flat.Equation, position: int, step: Step) -> Step | None:
+        """Returns the output of an equation of which an input is a step."""
+        value = equation.outputs[position if len(equation.outputs) > 1 else 0]
+        if equation.name == "reshape":
+            axes = self._regrouped(step.axes, value.shape)
+            return None if axes is None else Step(value, axes, step.marks)
+        links = _links(equation, position, value)
+        if links is None:
+            return None
+        axes = [
+            step.axes[link]
+            if link is not None and step.value.shape[link] == size
+            else self.new(size)
+            for link, size in zip(links, value.shape, strict=True)
+        ]
+        return Step(value, axes, step.marks)
+
+    def walk(
+        self,
+        step: Step | None,
+        passing: Callable[[flat.Equation, flat.Value], list[int]],
+        goal: Callable[[flat.Equation, Step], Any],
+        seen: set[flat.Value] | None = None,
+    ) -> tuple[list[Step], Any] | None:
+        """Returns the steps back to a goal, depth first, and what the goal gives.
+
+        Args:
+          step: Where the walk begins; None: nowhere.
+          passing: From an equation and its output to the inputs that may be passed.
+          goal: From an equation and the step that is its output to what is sought, or
+            None.
+          seen: The values passed before.
+        """
+        seen = set() if seen is None else seen
+        equation = step and step.value.maker
+        if equation is None or step.value in seen or len(seen) > FARTHEST:
+            return None
+        seen.add(step.value)
+        found = goal(equation, step)
+        if found is not None:
+            return [step], found
+        for position in passing(equation, step.value):
+            before = self.back(equation, position, step)
+            walk = self.walk(before, passing, goal, seen)
+            if walk is not None:
+                return [step, *walk[0]], walk[1]
+        return None
+
+    def _regrouped(self, axes, shape) -> list[Axis] | None:
+        """Returns the axes after a reshape; None where sizes have no common factors."""
+        rest, result = list(self.of(*axes)), []
+        for size in shape:
+            axis = []
+            while size > 1:
+                factor = rest.pop(0)
+                own = self._sizes[factor]
+                if own > size and own % size == 0:
+                    self._parts[factor] = self.new(size) + self.new(own // size)
+                    (factor, inner), own = self._parts[factor], size
+                    rest.insert(0, inner)
+                if size % own:
+                    return None
+                axis.append(factor)
+                size //= own
+            result.append(tuple(axis))
+        return result
+
+
+def free(product: flat.Equation, side: int) -> list[int]:
+    """Returns the axes of an operand that are neither contracted nor shared."""
+    contracted, shared = product.params["dimension_numbers"]
+    taken = {*contracted[side], *shared[side]}
+    return [i for i in range(len(product.inputs[side].shape)) if i not in taken]
+
+
+def _links(equation, position, output) -> list[int | None] | None:
+    """Returns which axis of an input each axis of an output is, None for a new one.
+
+    None for the whole where that cannot be said. An axis of size 1 may be stretched.
+    """
+    params, name = equation.params, equation.name
+    shape = equation.inputs[position].shape
+    if name == "dot_general":
+        links = list(params["dimension_numbers"][1][position])
+        for side in (0, 1):
+            own = free(equation, side)
+            links += own if side == position else [None] * len(own)
+        return links
+    if name == "transpose":
+        return list(params["permutation"])
+    if name == "broadcast_in_dim":
+        links = [None] * len(output.shape)
+        for i, j in enumerate(params["broadcast_dimensions"]):
+            links[j] = i
+        return links
+    if name in ("squeeze", "reduce_sum"):
+        gone = params["dimensions" if name == "squeeze" else "axes"]
+        return [i for i in range(len(shape)) if i not in gone]
+    if len(shape) != len(output.shape) or name in _REORDERING:
+        return None
+    sizes = zip(shape, output.shape, strict=True)
+    if name in _RESIZING or all(own in (1, size) for own, size in sizes):
+        return list(range(len(shape)))
+    return None

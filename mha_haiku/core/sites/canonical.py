@@ -1,0 +1,119 @@
+"""How the variables of an attention that was recognised are shown, and its map made."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core.sites import axes as axes_lib
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a value of any axes is shown in canonical ones.
+
+    Attributes:
+      shape: Its shape in the program.
+      factors: The sizes into which its axes are split.
+      order: These factors in the order of canonical axes.
+      canonical: The shape that is shown.
+      is_aligned: Whether consecutive heads of queries share a head of this.
+    """
+
+    shape: tuple[int, ...]
+    factors: tuple[int, ...]
+    order: tuple[int, ...]
+    canonical: tuple[int, ...]
+    is_aligned: bool
+
+    @classmethod
+    def of(
+        cls,
+        axes: axes_lib.Axes,
+        step: axes_lib.Step,
+        groups: tuple[axes_lib.Axis | None, ...],
+        heads: axes_lib.Axis,
+    ) -> "Layout | None":
+        """Returns the layout of a value; None where it has other axes than these.
+
+        Args:
+          axes: The factors.
+          step: The value, with its axes.
+          groups: The canonical axes; None: all that is left. A group of which the value
+            has nothing is an axis of size 1.
+          heads: The factors of heads, in order.
+        """
+        factors, heads = axes.of(*step.axes), axes.of(heads)
+        given = axes.of(*(group for group in groups if group is not None))
+        rest = [x for x in dict.fromkeys((*heads, *factors)) if x not in given]
+        rest = [x for x in rest if x in factors]
+        shown = [
+            rest if group is None else [x for x in axes.of(group) if x in factors]
+            for group in groups
+        ]
+        order = [factors.index(x) for group in shown for x in group]
+        if sorted(order) != list(range(len(factors))):
+            return None
+        return cls(
+            step.value.shape,
+            tuple(axes.size([x]) for x in factors),
+            tuple(order),
+            tuple(axes.size(group) for group in shown),
+            tuple(rest) == heads[: len(rest)],
+        )
+
+    def shown(self, value: Array) -> Array:
+        """Returns what is shown of a value."""
+        return value.reshape(self.factors).transpose(self.order).reshape(self.canonical)
+
+    def hidden(self, value: Array, changed: Array) -> Array:
+        """Returns the value that is shown like this, changed."""
+        del value
+        ordered = changed.reshape([self.factors[i] for i in self.order])
+        return ordered.transpose(np.argsort(self.order)).reshape(self.shape)
+
+
+def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
+    """Returns the layouts of weights, and of the operands from which they may come."""
+    *_, num_heads, num_queries, num_keys = layouts["weights"].canonical
+    result = {"weights": layouts["weights"]}
+    lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
+    for name in lengths.keys() & layouts.keys():
+        *_, length, own_heads, _ = layouts[name].canonical
+        is_grouped = name != "query" and num_heads % own_heads == 0
+        has_heads = own_heads in (1, num_heads)
+        has_heads = has_heads or (is_grouped and layouts[name].is_aligned)
+        if has_heads and length == lengths[name]:
+            result[name] = layouts[name]
+    return result
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapOf:
+    """Makes the map of weights, and of what else is known by name.
+
+    Attributes:
+      layouts: What is known.
+      are_shares: Whether rows sum to 1.
+      make_map: See `recognition.register`.
+    """
+
+    layouts: dict[str, Layout]
+    are_shares: bool
+    make_map: Callable
+
+    def __call__(self, values: dict[str, Array]) -> Any:
+        """Returns the map."""
+        shown = {name: self.layouts[name].shown(x) for name, x in values.items()}
+        weights = shown.pop("weights")
+        *batch, num_heads, _, _ = weights.shape
+        for name, x in shown.items():
+            length, own_heads, size = x.shape[-3:]
+            own_heads = num_heads if name == "query" else own_heads
+            shown[name] = jnp.broadcast_to(x, (*batch, length, own_heads, size))
+        return self.make_map(weights, are_shares=self.are_shares, **shown)
