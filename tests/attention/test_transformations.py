@@ -45,12 +45,15 @@ TRANSFORMATIONS = {"grad": grad, "jit": jax.jit, "checkpoint": jax.checkpoint}
 TRANSFORMATIONS |= OVER_EXAMPLES
 PAIRS = set(itertools.product(TRANSFORMATIONS, repeat=2))
 PAIRS -= {("pmap", "pmap")}  # JAX itself refuses it
-EVERY_DAY = {("grad", "vmap"), ("vmap", "grad"), ("grad", "scan"), ("grad", "grad")}
+EVERY_DAY = {
+    values: {names for names in PAIRS if "grad" in names},
+    statistics: {("grad", "vmap"), ("vmap", "grad"), ("grad", "scan")},
+}
 CASES = [
     pytest.param(
         *(names, function),
         id=f"{' of '.join(names)} of {function.__name__}",
-        marks=() if function is values or names in EVERY_DAY else pytest.mark.slow,
+        marks=() if names in EVERY_DAY[function] else pytest.mark.slow,
     )
     for names in sorted(PAIRS)
     for function in (values, statistics)
