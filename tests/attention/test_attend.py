@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import additive, attend, sink
+from mha_haiku.attention import Blockwise, additive, attend, sink
 from mha_haiku.attention import dot_product as dot_product_score
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
@@ -55,12 +55,22 @@ def test_keys_may_have_as_many_heads_as_queries_or_one(num_key_heads, arrays, ch
     check(arrays((B,), T, S, H, num_key_heads, K, V), *CASES["composed"])
 
 
-@pytest.mark.parametrize("name", ["nothing", "composed"])
+TILES = Blockwise(rows=2, columns=4, heads=3)
+each_way = pytest.mark.parametrize(
+    "implementation", ["dense", TILES], ids=["dense", "blockwise"]
+)
+
+
+@each_way
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float64])
-def test_attention_in_other_dtypes_equals_the_oracle(name, dtype, arrays, check):
+def test_attention_in_other_dtypes_equals_the_oracle(
+    dtype, implementation, arrays, check
+):
+    options, stated = CASES["composed"]
+    options = options | {"implementation": implementation}
     with jax.enable_x64(dtype == jnp.float64):
         inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
-        check(inputs, *CASES[name], dtype=dtype)
+        check(inputs, options, stated, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", ["nothing", "composed", "alibi and mask"])
@@ -83,25 +93,28 @@ def test_attention_written_by_hand():
     np.testing.assert_allclose(attention_map.logsumexp, logsumexp, rtol=1e-6)
 
 
-@pytest.mark.parametrize("batch", [(), (1,), (3, 2), (2, 1, 3)])
-def test_any_leading_axes_may_stand_in_front(batch, arrays, check):
+@each_way
+@pytest.mark.parametrize("batch", [(), (1,), (3, 2)])
+def test_any_leading_axes_may_stand_in_front(batch, implementation, arrays, check):
     inputs = arrays(batch, T, S, H, G, K, V)
     lengths = np.random.default_rng(0).integers(0, S + 1, batch)
     within = (np.arange(S) < lengths[..., None])[..., None, None, :]
-    check(inputs, {"mask": masks.padding(lengths)}, {"allowed": within})
+    options = {"mask": masks.padding(lengths), "implementation": implementation}
+    check(inputs, options, {"allowed": within})
 
 
+@each_way
 @pytest.mark.parametrize(
     "sizes",
     [{"batch": (2, 0)}, {"batch": (0,), "G": 2}, {"T": 0}, {"S": 0, "G": 2}, {"V": 0}],
 )
-def test_axes_may_be_empty(sizes, arrays, check):
+def test_axes_may_be_empty(sizes, implementation, arrays, check):
     inputs = arrays(**sizes)
-    check(inputs)
     lengths = np.zeros(inputs[0].shape[:-3], int)
     mask = masks.causal() & masks.padding(lengths)
-    check(inputs, {"mask": mask}, {"allowed": False})
-    loss = lambda *inputs: attend(*inputs, mask=mask)[0].sum()  # noqa: E731
+    options = {"mask": mask, "implementation": implementation}
+    check(inputs, options, {"allowed": False})
+    loss = lambda *inputs: attend(*inputs, **options)[0].sum()  # noqa: E731
     gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(*inputs)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     statistics = attend(*inputs, mask=mask)[1].statistics()

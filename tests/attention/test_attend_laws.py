@@ -14,41 +14,22 @@ import pytest
 from mha_haiku import devices, masks, positions
 from mha_haiku.attention import Blockwise, Sharded, additive, attend, sigmoid
 from mha_haiku.attention import dot_product as dot_product_score
-from tests import everyday
+from tests import everyday, oracles
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
 LENGTHS = np.asarray([4, 2])
 
 
-def naive(query, key, value, *, allowed, bias, soft_cap=None, weight=None):
-    """Returns values, logsumexp and weights by the formula, in JAX and float64."""
-    repeats = query.shape[-2] // key.shape[-2]
-    key, value = (jnp.repeat(x, repeats, axis=-2) for x in (key, value))
-    if weight is None:
-        scores = jnp.einsum("bthk,bshk->bhts", query, key) / np.sqrt(query.shape[-1])
-    else:
-        pairs = jnp.tanh(query[:, :, None] + key[:, None])
-        scores = jnp.einsum("btshk,hk->bhts", pairs, weight)
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    masses = jnp.where(allowed, jnp.exp(scores + bias), 0)
-    total = masses.sum(-1, keepdims=True)
-    total = jnp.where(total == 0, 1, total)
-    weights = masses / total
-    values = jnp.einsum("bhts,bshv->bthv", weights, value)
-    return values, jnp.log(total)[..., 0], weights
-
-
 @pytest.mark.parametrize("score", ["dot product", "soft cap", "additive"])
-def test_gradients_equal_those_of_the_naive_formula(score, arrays):
+def test_gradients_are_the_slopes_of_the_oracle(score, arrays):
     rng = np.random.default_rng(3)
     allowed = rng.random([B, H, T, S]) < 0.6
     allowed[1, 2, 0] = False  # a query that sees nothing
     chosen = [rng.normal(size=shape) for shape in ([B, T, H, V], [B, H, T])]
     chosen.append(rng.normal(size=[B, H, T, S]))
 
-    def loss(values, logsumexp, weights):
-        logsumexp = jnp.where(logsumexp == -jnp.inf, 0, logsumexp)
+    def loss(numpy, values, logsumexp, weights):
+        logsumexp = numpy.where(logsumexp == -np.inf, 0, logsumexp)
         parts = zip((values, logsumexp, weights), chosen, strict=True)
         return sum((part * factor).sum() for part, factor in parts)
 
@@ -59,34 +40,45 @@ def test_gradients_equal_those_of_the_naive_formula(score, arrays):
             "additive": {"score": additive(weight)},
         }[score]
         values, found = attend(query, key, value, mask=allowed, bias=bias, **options)
-        return loss(values, found.logsumexp, found.weights())
+        return loss(jnp, values, found.logsumexp, found.weights())
 
-    def formula(query, key, value, bias, weight):
-        weight = weight if score == "additive" else None
-        soft_cap = 1.5 if score == "soft cap" else None
+    def stated(query, key, value, bias, weight):
+        by = {
+            "dot product": oracles.dot_product,
+            "soft cap": functools.partial(oracles.dot_product, soft_cap=1.5),
+            "additive": lambda q, k, head: weight[head] @ np.tanh(q + k),
+        }[score]
         return loss(
-            *naive(
-                *(query, key, value),
-                allowed=allowed,
-                bias=bias,
-                soft_cap=soft_cap,
-                weight=weight,
-            )
+            np,
+            *oracles.attention(query, key, value, allowed=allowed, bias=bias, score=by),
         )
+
+    def slope(i, direction):
+        ends = (
+            [*inputs[:i], inputs[i] + step, *inputs[i + 1 :]]
+            for step in (1e-5 * direction, -1e-5 * direction)
+        )
+        return np.subtract(*(stated(*end) for end in ends)) / 2e-5
 
     with jax.enable_x64(True):
         inputs = [*arrays((B,), T, S, H, G, K, V, dtype=jnp.float64)]
         inputs += [jnp.asarray(rng.normal(size=n)) for n in ([B, H, T, S], [H, K])]
-        expected = jax.jit(jax.grad(formula, range(5)))(*inputs)
+        inputs = [np.asarray(x) for x in inputs]
+        directions = [rng.normal(size=x.shape) for x in inputs]
+        slopes = [slope(i, x) for i, x in enumerate(directions)]
+        assert all(slopes[:4])
         gradient_of_ours = jax.jit(jax.grad(ours, range(5)))
-        tolerances = {jnp.float64: 1e-10}
+        tolerances = {jnp.float64: 1e-8}
         if score == "dot product":
             tolerances[jnp.float32] = 3e-5
         for dtype, tolerance in tolerances.items():
-            found = gradient_of_ours(*(x.astype(dtype) for x in inputs))
-            for gradient, wanted in zip(found, expected, strict=True):
+            found = gradient_of_ours(*(jnp.asarray(x, dtype) for x in inputs))
+            for gradient, direction, wanted in zip(
+                found, directions, slopes, strict=True
+            ):
                 assert gradient.dtype == dtype
-                np.testing.assert_allclose(gradient, wanted, tolerance, tolerance)
+                along = np.vdot(gradient, direction)
+                np.testing.assert_allclose(along, wanted, tolerance, tolerance)
 
 
 @jax.jit
@@ -201,22 +193,28 @@ def test_content_of_padding_is_not_felt_bit_for_bit(implementation, score, array
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_padding_that_other_padding_sees_is_not_felt(arrays):
-    """Padded values overflow in padded rows, which the loss ignores."""
-    inputs = arrays((B,), S, S, H, G, K, V)
+def test_what_later_queries_alone_see_is_not_felt_bit_for_bit(arrays):
+    """Nor where it overflows in their values, which the loss ignores."""
+    query, key, value = arrays((B,), S, S, H, G, K, V)
     cut = 3
 
     @functools.partial(jax.jit, static_argnums=0)
-    @functools.partial(jax.grad, argnums=(1, 2, 3))
-    def gradients(implementation, *inputs):
-        values, _ = attend(*inputs, mask=masks.causal(), implementation=implementation)
-        return (values[:, :cut] ** 2).sum()
+    def results(implementation, *inputs):
+        def loss(*inputs):
+            values, _ = attend(
+                *inputs, mask=masks.causal(), implementation=implementation
+            )
+            return (values[:, :cut] ** 2).sum(), values[:, :cut]
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(*inputs)
 
     for implementation in ("dense", Blockwise(rows=2, columns=2)):
-        query, key, value = inputs
-        expected = gradients(implementation, query, key, value)
-        found = gradients(implementation, query, key, value.at[:, cut:].set(3e38))
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        expected = results(implementation, query, key, value)
+        for filling in (3e38, np.nan, np.inf):
+            later_key = key if np.isfinite(filling) else key.at[:, cut:].set(filling)
+            later_value = value.at[:, cut:].set(filling)
+            found = results(implementation, query, later_key, later_value)
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("more", [1, 11])
@@ -254,7 +252,7 @@ PER_POSITION = {
 @pytest.mark.parametrize(
     ("name", "implementation"),
     everyday.some(
-        itertools.product(PER_POSITION, ["dense", Blockwise(rows=2, columns=4)]), 3
+        itertools.product(PER_POSITION, ["dense", Blockwise(rows=2, columns=4)]), 2
     ),
 )
 def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implementation):

@@ -145,15 +145,14 @@ def test_a_sink_by_hand():
 
 def test_what_a_map_keeps_gives_its_values_once_more():
     query, key, value, gates = (jnp.asarray(x, jnp.float32) for x in _arrays()[:4])
-    how = {"normalizer": attention.sink(SINKS), "gates": gates}
-    values, found = attention.attend(query, key, value, mask=masks.causal(), **how)
-    ungated, _ = attention.attend(
-        query, key, value, mask=masks.causal(), normalizer=how["normalizer"]
-    )
+    attend = jax.jit(attention.attend)
+    how = {"mask": masks.causal(), "normalizer": attention.sink(SINKS)}
+    values, found = attend(query, key, value, gates=gates, **how)
+    ungated, _ = attend(query, key, value, **how)
     np.testing.assert_array_equal(values, ungated * gates)
     one = found.head(2, 1)
     for each, wanted in ((found, values), (one, values[1, :, 2:3])):
-        again, _ = attention.attend(
+        again, _ = attend(
             each.query,
             each.key,
             each.value,

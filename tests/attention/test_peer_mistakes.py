@@ -50,7 +50,7 @@ def chosen():
     return np.random.default_rng(4).normal(size=[B, T, H, V]).astype(np.float32)
 
 
-# Without jit each operation of a dtype compiles by itself, so halves there are slow.
+# Without jit each operation of a dtype compiles by itself.
 everywhere = pytest.mark.parametrize(
     ("dtype", "run"),
     [
@@ -62,7 +62,7 @@ everywhere = pytest.mark.parametrize(
             dtype,
             results,
             id=f"{dtype.__name__}-eager",
-            marks=[] if dtype == jnp.float32 else pytest.mark.slow,
+            marks=pytest.mark.slow,
         )
         for dtype in DTYPES
     ],

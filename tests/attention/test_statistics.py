@@ -57,9 +57,7 @@ RUNS = [
 
 @pytest.fixture(
     params=[
-        pytest.param(
-            run, id=str(run), marks=[] if i in (1, 2, 5) else [pytest.mark.slow]
-        )
+        pytest.param(run, id=str(run), marks=[] if i in (1, 5) else [pytest.mark.slow])
         for i, run in enumerate(RUNS)
     ]
 )

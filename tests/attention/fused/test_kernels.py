@@ -90,15 +90,16 @@ def test_batch_axes_and_the_scale_are_those_of_the_call(batch, lengths, check, a
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, mask",
     [
-        pytest.param((128, 256), masks.causal() & masks.padding([100, 30], [50, 128])),
-        pytest.param((128, 128), masks.full(), marks=pytest.mark.slow),
-        pytest.param((128, 128), masks.causal(), marks=pytest.mark.slow),
-        pytest.param((256, 128), masks.causal(), marks=pytest.mark.slow),
-        pytest.param((128, 256), masks.padding([100, 0]), marks=pytest.mark.slow),
-        pytest.param((1024, 1024), masks.causal(), marks=pytest.mark.slow),
+        ((128, 256), masks.causal() & masks.padding([100, 30], [50, 128])),
+        ((128, 128), masks.full()),
+        ((128, 128), masks.causal()),
+        ((256, 128), masks.causal()),
+        ((128, 256), masks.padding([100, 0])),
+        ((1024, 1024), masks.causal()),
     ],
 )
 def test_tpu_kernel_interpreted_gives_what_dense_gives(sizes, mask, arrays):

@@ -84,7 +84,9 @@ def test_ring_equals_blockwise_on_one_device(name, size):
 
 
 @pytest.mark.parametrize(
-    "shape", [{"data": 2, "heads": 2}, {"heads": 2, "sequence": 2}], ids=str
+    "shape",
+    everyday.some([{"data": 2, "heads": 2}, {"heads": 2, "sequence": 2}], 1),
+    ids=str,
 )
 def test_examples_heads_and_positions_are_shared(shape):
     mask = masks.causal() & masks.padding(LENGTHS)
