@@ -36,7 +36,7 @@ def drift_subject(
       params: Its parameters.
       batches: The examples; their targets do not matter.
       whole: The model and the parameters to compare with, such as those before pruning;
-        None: the same, without interventions.
+        None: the same, without edits.
     """
     compared = _Compared(batches, *(whole or (model, params)))
     return subject.Subject(mean_pooled(model), metrics.drift, params, compared)

@@ -33,7 +33,7 @@ def looped(
       call_layer: Calls layer i.
       num_layers: L.
       x: `[B..., T, D]`.
-      given: `[L, ...]`, or L trees of arrays, such as the layers' gates; or None.
+      given: `[L, ...]`, or L trees of arrays, such as the layers' masks; or None.
 
     Returns:
       The last layer's output `[B..., T, D]`, and a map per layer.
@@ -120,7 +120,7 @@ def _stacked(given: Any) -> Any:
     if len({jax.tree.structure(each) for each in given}) > 1:
         raise ValueError(
             "scanned layers must be alike, got something for some of them alone, or of "
-            "another kind; gates of 1 leave a layer as it is."
+            "another kind."
         )
 
     def stack(path, *leaves):

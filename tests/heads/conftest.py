@@ -31,8 +31,20 @@ def config(**fields):
     return model_config(**{**own, **fields})
 
 
-def build(of):
+def fresh(of):
+    """Returns the model of a config, for which nothing is compiled yet."""
     return models.build(of, num_tokens=NUM_TOKENS, feature_size=None, num_classes=C)
+
+
+_built = {}
+
+
+def build(of):
+    """Returns the model of a config, the same to all: programs are kept by model."""
+    key = of.to_json_best_effort()
+    if key not in _built:
+        _built[key] = fresh(of)
+    return _built[key]
 
 
 def random_params(of, seed=0):

@@ -1,6 +1,5 @@
 """Models of many layers: what compiles one layer for all gives the same numbers."""
 
-import functools
 import logging
 
 import jax
@@ -10,7 +9,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.heads import subject as subjects
-from tests.heads.conftest import H, L, build, config, loss, random_params
+from tests.heads.conftest import H, L, config, fresh, loss, random_params
 
 
 @pytest.fixture
@@ -22,8 +21,7 @@ def deep(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("zero", {"attention__num_key_value_heads": 2}),
-        ("resample", {}),
+        ("resample", {"attention__num_key_value_heads": 2}),
         ("zero", {"attention__window": [1, 2, None]}),
     ],
 )
@@ -31,8 +29,8 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     name, fields, subject, request
 ):
     closing, of = getattr(heads.closing, name), config(**fields)
-    subject = subject._replace(model=build(of), params=random_params(of))
-    wanted = heads.ablation(subject._replace(model=build(of)), closing=closing)
+    subject = subject._replace(model=fresh(of), params=random_params(of))
+    wanted = heads.ablation(subject._replace(model=fresh(of)), closing=closing)
     request.getfixturevalue("deep")
     calls = []
 
@@ -51,17 +49,16 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
 @pytest.mark.parametrize(
     ("name", "measure"),
     [
-        ("zero", heads.gradient),
-        ("resample", functools.partial(heads.attribution, points=2)),
+        ("resample", heads.gradient),
         (None, heads.unit_gradient),
     ],
 )
 def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, subject):
     options = {"closing": getattr(heads.closing, name)} if name else {}
-    one_by_one = build(config())._replace(scanned=None)
+    one_by_one = fresh(config())._replace(scanned=None)
     wanted = measure(subject._replace(model=one_by_one), **options).per_example
     calls = []
-    model = build(config())
+    model = fresh(config())
 
     def count(*args, scanned=model.scanned, **kwargs):
         calls.append(kwargs)
@@ -76,12 +73,12 @@ def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, s
 @pytest.mark.usefixtures("deep")
 def test_patterns_of_gates_in_many_layers_at_once(subject):
     gates = np.random.default_rng(0).integers(0, 2, (3, L, H))
-    one_by_one = build(config())._replace(scanned=None)
+    one_by_one = fresh(config())._replace(scanned=None)
     wanted, found = (
         heads.closed(
             subject._replace(model=model), gates, closing=heads.closing.resample
         )
-        for model in (one_by_one, build(config())._replace(apply=None))
+        for model in (one_by_one, fresh(config())._replace(apply=None))
     )
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
@@ -93,21 +90,21 @@ def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
     for is_deep in (False, True):
         if is_deep:
             request.getfixturevalue("deep")
-        model = build(config())
+        model = fresh(config())
         mean = heads.closing.mean(model, own.params, own.batches)(None)
         measured.append((mean, heads.statistic(own._replace(model=model)).per_example))
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
 
 
 def test_layers_that_differ_have_no_scanned_twin():
-    assert build(config()).scanned is not None
+    assert fresh(config()).scanned is not None
     for fields in (
         {"attention__kept_heads": [[0]] * L},
         {"feed_forward__hidden_sizes": [3] * L},
         {"attention__window": [1, 2, None]},
         {"scan_layers": True},
     ):
-        assert build(config(**fields)).scanned is None
+        assert fresh(config(**fields)).scanned is None
     # Neither do models by other hands, which are measured all the same.
     assert models.Model(None, None).scanned is None
 

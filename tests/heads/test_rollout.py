@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import haiku as hk
 import jax
@@ -10,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, masks, modules
+from mha_haiku import attention, masks, models, modules
 from mha_haiku.attention import sweep
 from mha_haiku.heads import layer_chain
 from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
-from tests import jaxprs
+from tests import jaxprs, oracles
 from tests.heads import conftest
 
 B, T, K, V, D = 2, 7, 3, 4, 6
@@ -298,103 +297,37 @@ def test_gradients_weight_attention_tile_by_tile(name, tile, monkeypatch):
     _close(found(maps), expected, 2e-5)
 
 
-def _normalized(x, params):
-    x = x - x.mean(-1, keepdims=True)
-    x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-    return x * params["scale"][None, None] + params["offset"][None, None]
-
-
-def _linear(x, params):
-    return jnp.einsum("btd,de->bte", x, params["w"]) + params["b"][None, None]
-
-
-def _logits(params, inputs, lengths, num_groups, changes):
-    """Returns the logits of conftest's model with `changes [B, H, T, S]` of weights."""
-    length = inputs.shape[1]
-    table = jnp.asarray(params["embedding"]["embeddings"])
-    x = table[inputs] + params["positions"]["positions"][None, :length]
-    seen = np.tril(np.ones((length, length), bool))[None, None]
-    valid = np.arange(length)[None] < np.asarray(lengths)[:, None]
-    seen = seen & valid[:, None, :, None] & valid[:, None, None, :]
-    for i, change in enumerate(changes):
-        own = {
-            name.partition(f"layer_{i}/")[2]: leaves for name, leaves in params.items()
-        }
-        y = _normalized(x, own["norm_1"])
-        query, key, value = (
-            _linear(y, own[f"attention/{name}"]).reshape(*y.shape[:2], heads, -1)
-            for name, heads in (
-                ("query", conftest.H),
-                ("key", num_groups),
-                ("value", num_groups),
-            )
-        )
-        key, value = (jnp.repeat(z, conftest.H // num_groups, 2) for z in (key, value))
-        scores = jnp.einsum("bthk,bshk->bhts", query, key) / math.sqrt(conftest.K)
-        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9)) * seen + change
-        mixed = jnp.einsum("bhts,bshv->bthv", weights, value)
-        x = x + _linear(mixed.reshape(*y.shape[:2], -1), own["attention/linear"])
-        y = _linear(_normalized(x, own["norm_2"]), own["feed_forward/hidden"])
-        y = jax.nn.gelu(y, approximate=False)
-        x = x + _linear(y, own["feed_forward/output"])
-    x = _normalized(x, params["encoder/norm"])
-    return _linear(x, params["logits"])
-
-
-@pytest.mark.slow
-def test_gradients_are_those_of_an_explicit_model():
-    num_layers, num_groups, lengths = 2, 2, np.array([5, 3, 4])
-    of = conftest.config(num_layers=num_layers, num_key_value_heads=num_groups)
-    model, params = conftest.build(of), conftest.random_params(of)
-    example = conftest.example(lengths=lengths)
-
-    def answer(logits, example):
-        return logits[:, 2, 1] + example.targets[:, 0] * logits[:, 1, 0]
-
-    @jax.jit
-    def found(params):
-        output, gradients = output_gradients(model, params, example, answer)
-        rolled = gradient_rollout(output.maps, gradients, [2, 1], per_layer=True)
-        weights = [layer.weights() for layer in output.maps]
-        values = [layer.value for layer in output.maps]
-        return output.logits, gradients, rolled, weights, values
-
-    @jax.jit
-    @functools.partial(jax.grad, has_aux=True)
-    def slopes_of(changes):
-        logits = _logits(params, example.inputs, lengths, num_groups, changes)
-        return answer(logits, example).sum(), logits
-
-    size = (conftest.B, conftest.H, conftest.T, conftest.T)
-    none = [jnp.zeros(size)] * num_layers
-    logits, gradients, rolled, weights, values = found(params)
-    slopes, explicit = slopes_of(none)
-    counted = np.arange(conftest.T) < lengths[:, None]
-    _close(logits[counted], explicit[counted], 2e-5)
-    product = np.broadcast_to(np.eye(conftest.T), (conftest.B, *size[2:]))
-    for i in range(num_layers):
-        value = np.repeat(values[i], conftest.H // num_groups, 2)
-        factored = np.einsum("bthv,bshv->bhts", gradients[i], value)
-        seen = np.asarray(weights[i]) > 0
-        assert np.abs(slopes[i])[seen].max() > 0.1
-        _close(factored[seen], np.asarray(slopes[i])[seen], 1e-4)
-        change = np.maximum(np.asarray(weights[i]) * slopes[i], 0).mean(1)
-        product = product + change @ product
-        _close(rolled[i], product[:, [2, 1]], 1e-4)
-
-
 def _first_logit(logits, example):
     del example
     return logits[:, 0, 0]
 
 
-def test_scanned_layers_have_no_gradients_of_outputs():
-    of = conftest.config(scan_layers=True)
-    model, params = conftest.build(of), conftest.random_params(of)
-    with pytest.raises(ValueError, match="scanned layers must be alike"):
-        jax.eval_shape(
-            lambda: output_gradients(model, params, conftest.example(), _first_logit)
-        )
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_gradients_of_outputs_are_slopes_of_the_answer(scan_layers):
+    fields = {"num_layers": 2, "num_key_value_heads": 2}
+    of, lengths = conftest.config(**fields), np.array([5, 3, 4])
+    params, example = conftest.random_params(of), conftest.example(lengths=lengths)
+
+    def answer(logits, example):
+        return logits[:, 2, 1] + example.targets[:, 0] * logits[:, 1, 0]
+
+    model = conftest.build(conftest.config(**fields, scan_layers=scan_layers))
+    own = models.stacked(params) if scan_layers else params
+    gradients = jax.jit(lambda: output_gradients(model, own, example, answer)[1])()
+    _, values = conftest.oracle(of, params, example)
+    for i, gradient in enumerate(gradients):
+        name, step = f"encoder/layer_{i}/attention/heads", 1e-5
+        toward = np.random.default_rng(i).standard_normal(values[name].shape)
+        ends = []
+        for side in (-step, step):
+            changed = {name: lambda x, side=side, toward=toward: x + side * toward}
+            logits, _ = oracles.recorded(
+                params, example.inputs, of, lengths=lengths, changes=changed
+            )
+            ends.append(answer(logits, example))
+        slopes = (ends[1] - ends[0]) / (2 * step)
+        assert np.abs(slopes).min() > 0.01
+        _close((gradient * toward).sum((1, 2, 3)), slopes, 1e-4)
 
 
 def test_pruned_layers_have_gradients_without_heads():
