@@ -2,13 +2,14 @@
 
 import functools
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, report, runs
+from mha_haiku import attention, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import subject
 from mha_haiku.runs import configuration, folders
@@ -22,16 +23,11 @@ N, T, H = 2, 6, 2
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "run"
-
-
-@pytest.fixture
-def trained(run_folder, make_config):
-    """The folder of a short run of two layers and two heads."""
-    if not run_folder.exists():
-        runs.train(make_config(), run_folder, devices=jax.local_devices()[:2])
-    return run_folder
+def trained(trained, tmp_path_factory):
+    """A copy of the folder of a short run of two layers and two heads."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    analysed = shutil.ignore_patterns("attention", "heads")
+    return shutil.copytree(trained(), folder, ignore=analysed)
 
 
 def _load(path):
