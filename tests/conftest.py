@@ -81,6 +81,7 @@ def optimised():
 
 # Fixtures of tests of runs, in several folders.
 from tests.tiny_runs import (  # noqa: E402, F401
+    _traced_once,
     compilation_cache,
     make_config,
     make_model,

@@ -17,10 +17,9 @@ _ROOT = pathlib.Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "tests",
     [
-        "attention/test_attend_laws.py attention/test_blockwise.py",
+        "attention/test_attend_laws.py attention/test_blockwise.py "
         "attention/fused/test_kernel_attention_laws.py",
-        "models/test_build.py",
-        "runs/test_loop.py runs/test_durability.py",
+        "models/test_build.py runs/test_loop.py runs/test_durability.py",
     ],
 )
 def test_laws_to_the_bit_hold_in_optimised_programs(tests):

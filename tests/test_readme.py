@@ -43,7 +43,10 @@ KINDS = [
     Kind("experiments.reproduce --list"),
     Kind("experiments.reproduce", left_out="minutes to hours; tests/claims does it"),
     Kind("score_measures", left_out="it trains a model of its own for minutes"),
-    Kind(r"scripts/benchmarks/(training|attention)\.py", "--quick"),
+    Kind(
+        r"scripts/benchmarks/(training|attention)\.py",
+        left_out="tests/scripts/benchmarks/test_quick_runs.py",
+    ),
     Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
     Kind(r"scripts/benchmarks/decoding\.py", left_out="needs .[bench,parity]"),
     Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
@@ -82,6 +85,7 @@ def get_config():
     )
     config.optimizer.warmup_steps = 2
     config.attention.examples = 2
+    config.model.num_layers = min(config.model.num_layers, 2)  # which compile for long
     return config
 """
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import models, runs, tasks
-from mha_haiku.runs import configuration, loop
+from mha_haiku.runs import checkpoints, configuration, folders, loop, trainers
+from mha_haiku.training import evaluation, stepping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,34 @@ def model_config(**fields):
     return config
 
 
+def write_untrained(root, config, *, step: int = 3, value: float | None = None):
+    """Makes the folder of a run, with a checkpoint of random numbers or of one.
+
+    Args:
+      root: The folder.
+      config: Of the run.
+      step: Of the checkpoint.
+      value: What all parameters are; None: normal.
+
+    Returns:
+      The folder.
+    """
+    task = configuration.make_task(config)
+    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
+    numbers = np.random.default_rng(0)
+
+    def drawn(x):
+        array = numbers.standard_normal(x.shape) if value is None else value
+        return np.broadcast_to(np.asarray(array, x.dtype), x.shape)
+
+    state = jax.tree.map(drawn, abstract)._replace(step=np.int32(step))
+    folder = folders.open_folder(root)
+    folders.write_config(folder, config, jax.local_devices()[:1], task)
+    with checkpoints.Checkpoints(folder.checkpoints) as stored:
+        stored.save(step, state)
+    return folder.root
+
+
 @pytest.fixture(scope="session")
 def compilation_cache(tmp_path_factory):
     """A folder for compiled programs: most tests of runs compile the same three."""
@@ -87,6 +116,42 @@ def compilation_cache(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     yield folder
     jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traced_once():
+    """Trainings of one config in a process trace and compile their programs once.
+
+    Every training makes its jitted functions anew; here the ones of before are given.
+    """
+    kept, prepare = {}, trainers.prepare
+
+    def prepare_once(config, task, model, stored, placement, source=None):
+        fields = {**config.to_dict(), "seed": None, "attention": None}
+        key = (
+            json.dumps(fields, sort_keys=True, default=repr),
+            (task, len(stored), tuple(placement.devices)),
+            (folders.make_model, stepping.gradients),  # which tests replace
+        )
+
+        def once(make):
+            def made(*args, **options):
+                if (make, key) not in kept:
+                    kept[make, key] = make(*args, **options)
+                return kept[make, key]
+
+            return made
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stepping, "make_dispatch", once(stepping.make_dispatch))
+            patch.setattr(
+                evaluation, "make_evaluation", once(evaluation.make_evaluation)
+            )
+            return prepare(config, task, model, stored, placement, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainers, "prepare", prepare_once)
+        yield
 
 
 @pytest.fixture
@@ -99,7 +164,7 @@ def make_model():
     return linear_model
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_config():
     """A function that makes a config that trains in a second, with fields replaced."""
 
@@ -138,14 +203,14 @@ def make_config():
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, make_config):
     """Makes the folder of a run that has taken a few steps; one per set of fields."""
     made = {}
 
-    def make(make_config, **fields):
+    def make(**fields):
         key = json.dumps(fields)
         if key not in made:
-            folder = tmp_path_factory.mktemp("run")
+            folder = tmp_path_factory.mktemp("runs") / "run"
             loop.train(make_config(**fields), folder, devices=jax.local_devices()[:1])
             made[key] = folder
         return made[key]

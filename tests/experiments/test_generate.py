@@ -1,12 +1,12 @@
 """The script that writes texts: what it prints and keeps, and what it refuses."""
 
-import jax
 import numpy as np
 import pytest
 
 from experiments import generate
 from mha_haiku import runs
-from mha_haiku.runs import checkpoints, configuration, files, folders
+from mha_haiku.runs import files, folders
+from tests.tiny_runs import write_untrained
 
 TEXT = "the cat sat on the mat.\n" * 20
 KINDS = {
@@ -34,18 +34,7 @@ def workdir(tmp_path_factory):
             config.task.sequence_length, config.data.path = 8, str(root / "text")
         if kind == "seq2seq":
             config.task.update(min_length=2, max_length=4, num_tokens=5)
-        task = configuration.make_task(config)
-        model = folders.make_model(config, task)
-        generator = np.random.default_rng(0)
-        state = jax.tree.map(
-            lambda x: generator.standard_normal(x.shape).astype(x.dtype),
-            folders.abstract_state(config, task, model),
-        )
-        folder = folders.open_folder(root / kind)
-        folders.write_config(folder, config, jax.local_devices()[:1], task)
-        with checkpoints.Checkpoints(folder.checkpoints) as stored:
-            stored.save(3, state._replace(step=np.int32(3)))
-        return root / kind
+        return write_untrained(root / kind, config)
 
     return make
 

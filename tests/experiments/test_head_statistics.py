@@ -3,14 +3,14 @@
 import csv
 import os
 import pathlib
+import shutil
 
-import jax
 import numpy as np
 import pytest
 
 from experiments import config_files, head_statistics
 from mha_haiku import attention
-from mha_haiku.runs import checkpoints, configuration, folders
+from tests.tiny_runs import write_untrained
 
 
 @pytest.fixture(autouse=True)
@@ -18,22 +18,18 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def untrained(tmp_path):
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
     """The folder of a run of two layers and two heads, with a checkpoint of step 3."""
     config = config_files.load("configs/reverse.py")
     config.model.num_layers = config.model.attention.num_heads = 2
-    task = configuration.make_task(config)
-    model = folders.make_model(config, task)
-    state = jax.tree.map(
-        lambda x: np.full(x.shape, 0.1, x.dtype),
-        folders.abstract_state(config, task, model),
-    )
-    folder = folders.open_folder(tmp_path / "run")
-    folders.write_config(folder, config, jax.local_devices()[:1])
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(3, state._replace(step=np.int32(3)))
-    return folder.root
+    return write_untrained(tmp_path_factory.mktemp("runs") / "run", config, value=0.1)
+
+
+@pytest.fixture
+def untrained(stored, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(stored, tmp_path / "run")
 
 
 def _run(*arguments):

@@ -1,13 +1,12 @@
 """The script that makes a smaller model of a run."""
 
-import jax
-import numpy as np
 import pytest
 
 from experiments import config_files, prune_heads
 from mha_haiku import models
-from mha_haiku.runs import checkpoints, configuration, folders
+from mha_haiku.runs import folders
 from mha_haiku.studies import pruned_runs
+from tests.tiny_runs import write_untrained
 
 
 @pytest.fixture
@@ -18,18 +17,7 @@ def untrained(tmp_path, monkeypatch):
     config.model.num_layers, config.model.attention.num_heads = 1, 2
     config.model.feed_forward.hidden_size = 6
     config.training.evaluation_examples = 8
-    task = configuration.make_task(config)
-    model = folders.make_model(config, task)
-    generator = np.random.default_rng(0)
-    state = jax.tree.map(
-        lambda x: generator.standard_normal(x.shape).astype(x.dtype),
-        folders.abstract_state(config, task, model),
-    )
-    folder = folders.open_folder(tmp_path / "run")
-    folders.write_config(folder, config, jax.local_devices()[:1])
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(3, state._replace(step=np.int32(3)))
-    return folder.root
+    return write_untrained(tmp_path / "run", config)
 
 
 def _run(*arguments):

@@ -13,17 +13,11 @@ def _programs_are_cached(compilation_cache):
 
 
 @pytest.fixture(scope="session")
-def whole_run(tmp_path_factory):
-    """The folder of an uninterrupted run, trained once."""
-    return tmp_path_factory.mktemp("runs") / "whole"
-
-
-@pytest.fixture
-def whole(whole_run, make_config):
-    """The same, and the state it ended with."""
-    if not whole_run.exists():
-        faults.train(make_config(), whole_run)
-    return whole_run, faults.state(whole_run, make_config())
+def whole(tmp_path_factory, make_config, compilation_cache):
+    """The folder of an uninterrupted run, and the state it ended with."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    faults.train(make_config(), folder)
+    return folder, faults.state(folder, make_config())
 
 
 @pytest.fixture

@@ -17,17 +17,11 @@ SEEDS = (3, 4, 5)
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """The folder of three runs that train together, uninterrupted."""
-    return tmp_path_factory.mktemp("together") / "run"
-
-
-@pytest.fixture
-def three(together, make_config):
-    """A config of three seeds, and the folder of its runs."""
+def three(make_config, tmp_path_factory):
+    """A config of three seeds, and the folder of its runs, trained without a stop."""
     config = make_config(training__seeds=3)
-    if not together.exists():
-        faults.train(config, together)
+    together = tmp_path_factory.mktemp("together") / "run"
+    faults.train(config, together)
     return config, together
 
 

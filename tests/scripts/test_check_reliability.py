@@ -1,25 +1,22 @@
 """Faults injected for real, a few of each; the script itself injects the rest."""
 
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-_SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check_reliability.py"
-
-
-def _check(*arguments):
-    return subprocess.run(
-        [sys.executable, _SCRIPT, *arguments], capture_output=True, text=True
-    )
+from scripts import check_reliability
 
 
 @pytest.mark.slow
 # What needs processes of its own; of the others there are tests within one.
 @pytest.mark.parametrize("name", ["kills", "signals"])
 def test_runs_survive(name):
-    done = _check("--quick", f"--only={name}")
+    done = subprocess.run(
+        [sys.executable, check_reliability.__file__, "--quick", f"--only={name}"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
     if "left out" in line:
@@ -28,9 +25,8 @@ def test_runs_survive(name):
     assert good == count
 
 
-@pytest.mark.slow
-def test_unknown_line_is_refused():
-    done = _check("--only=kils")
-    assert done.returncode == 2
-    assert "Did you mean 'kills'?" in done.stderr
-    assert len(done.stderr.splitlines()) <= 2
+def test_unknown_line_is_refused(capsys):
+    assert check_reliability.run(["check_reliability", "--only=kils"]) == 2
+    told = capsys.readouterr().err
+    assert "Did you mean 'kills'?" in told
+    assert len(told.splitlines()) <= 2

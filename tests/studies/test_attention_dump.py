@@ -2,13 +2,14 @@
 
 import functools
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, report, runs
+from mha_haiku import attention, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import subject
 from mha_haiku.runs import configuration, folders
@@ -22,16 +23,24 @@ N, T, H = 2, 6, 2
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "run"
+def trained(trained, tmp_path_factory):
+    """A copy of the folder of a short run of two layers and two heads."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    analysed = shutil.ignore_patterns("attention", "heads")
+    return shutil.copytree(trained(), folder, ignore=analysed)
 
 
-@pytest.fixture
-def trained(run_folder, make_config):
-    """The folder of a short run of two layers and two heads."""
-    if not run_folder.exists():
-        runs.train(make_config(), run_folder, devices=jax.local_devices()[:2])
-    return run_folder
+@pytest.fixture(scope="module")
+def whole(trained):
+    """The path of the maps as they are by default."""
+    return attention_dump.dump(Bench.load(trained))
+
+
+def _pooled(make_config, trained):
+    """Returns the run as if it had been told to pool maps of more than 5 positions."""
+    run = folders.load_run(trained)
+    config = make_config(attention__full_length=5, attention__pooled_size=4)
+    return Bench(run._replace(config=config), folders.Folder(trained))
 
 
 def _load(path):
@@ -46,10 +55,9 @@ def _maps(trained, inputs):
     return loaded, output, [np.asarray(layer) for layer in output.maps]
 
 
-def test_whole_maps_of_held_out_examples(trained):
-    path = attention_dump.dump(Bench.load(trained))
-    assert path == trained / "attention" / "maps.npz"
-    arrays = _load(path)
+def test_whole_maps_of_held_out_examples(trained, whole):
+    assert whole == trained / "attention" / "maps.npz"
+    arrays = _load(whole)
     loaded = folders.load_run(trained)
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(N))
     _, output, maps = _maps(trained, example.inputs)
@@ -154,19 +162,19 @@ def test_queries_and_keys_are_written_where_they_are_asked_for(trained, tmp_path
 
 @pytest.mark.slow
 def test_long_inputs_are_pooled_unless_weights_are_asked_for(
-    trained, make_config, tmp_path, monkeypatch
+    trained, whole, make_config, tmp_path
 ):
-    config = make_config(attention__full_length=5, attention__pooled_size=4)
-    loaded = folders.load_run(trained)
-    monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    pooled = _load(attention_dump.dump(Bench.load(trained), out=tmp_path / "a"))
+    bench = _pooled(make_config, trained)
+    path = attention_dump.dump(bench, out=tmp_path / "a")
+    pooled = _load(path)
+    numbers = [_load(x.with_name("statistics.npz")) for x in (path, whole)]
+    for name in _names(numbers[1]):  # which pooling does not change
+        np.testing.assert_allclose(numbers[0][name], numbers[1][name], 1e-4, 1e-6)
     assert pooled["query_edges"].tolist() == [0, 2, 4, 6]
     assert pooled["query_edges"].tolist() == attention.bin_edges(6, 4).tolist()
     assert pooled["layer_01"].shape == (N, H, 3, 3)
     assert "mean_00" not in pooled and "mean_examples" not in pooled
-    whole = _load(
-        attention_dump.dump(Bench.load(trained), out=tmp_path / "b", weights=True)
-    )
+    whole = _load(attention_dump.dump(bench, out=tmp_path / "b", weights=True))
     assert whole["layer_01"].shape == (N, H, T, T)
     by_hand = whole["layer_01"].astype(np.float32).reshape(N, H, 3, 2, 3, 2)
     by_hand = by_hand.sum(-1).mean(-2)
@@ -206,18 +214,6 @@ def _names(numbers):
     assert all(numbers["units"]) and all(numbers["labels"])
     assert {"entropy", "same_token", "induction", "received_gini"} <= names
     return names
-
-
-@pytest.mark.slow
-def test_pooling_changes_no_statistic(trained, make_config, tmp_path, monkeypatch):
-    whole = attention_dump.dump(Bench.load(trained), out=tmp_path / "a")
-    config = make_config(attention__full_length=5, attention__pooled_size=4)
-    loaded = folders.load_run(trained)
-    monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    pooled = attention_dump.dump(Bench.load(trained), out=tmp_path / "b")
-    whole, pooled = (_load(x.with_name("statistics.npz")) for x in (whole, pooled))
-    for name in _names(whole):
-        np.testing.assert_allclose(pooled[name], whole[name], 1e-4, 1e-6)
 
 
 def _bench(run):
@@ -365,13 +361,12 @@ def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_own_text_has_a_folder_of_its_own(trained):
-    path = attention_dump.dump(Bench.load(trained))
-    before = path.read_bytes()
+def test_own_text_has_a_folder_of_its_own(trained, whole):
+    before = whole.read_bytes()
     own = attention_dump.dump(Bench.load(trained), own=Own(text="4 0 1"))
     assert own == trained / "attention" / "own_text" / "maps.npz"
     assert _load(own)["example_names"].tolist() == ["own text"]
-    assert path.read_bytes() == before
+    assert whole.read_bytes() == before
 
 
 @pytest.mark.slow
@@ -403,15 +398,15 @@ def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_picture_that_is_a_folder_is_a_mistake(trained, tmp_path):
-    path = attention_dump.dump(Bench.load(trained), out=tmp_path)
+def test_a_picture_that_is_a_folder_is_a_mistake(whole, tmp_path):
+    shutil.copy(whole, tmp_path)
     (tmp_path / "layer_01.png").mkdir()
     with pytest.raises(ConfigError, match=r"layer_01\.png cannot be written"):
-        attention_dump.write_report(path.parent)
+        attention_dump.write_report(tmp_path)
 
 
-def test_bad_maps_leave_the_page_as_it_was(trained, tmp_path):
-    path = attention_dump.dump(Bench.load(trained), out=tmp_path)
+def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
+    path = shutil.copy(whole, tmp_path)
     (tmp_path / "index.html").write_text("before")
     arrays = _load(path)
     del arrays["tokens"]
@@ -421,7 +416,7 @@ def test_bad_maps_leave_the_page_as_it_was(trained, tmp_path):
     assert (tmp_path / "index.html").read_text() == "before"
 
 
-def test_without_matplotlib_the_page_alone_is_written(trained, tmp_path, monkeypatch):
-    path = attention_dump.dump(Bench.load(trained), out=tmp_path)
+def test_without_matplotlib_the_page_alone_is_written(whole, tmp_path, monkeypatch):
+    shutil.copy(whole, tmp_path)
     monkeypatch.setattr(report.drawing, "is_possible", lambda: False)
-    assert [x.name for x in attention_dump.write_report(path.parent)] == ["index.html"]
+    assert [x.name for x in attention_dump.write_report(tmp_path)] == ["index.html"]

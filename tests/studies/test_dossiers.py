@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, report, runs
+from mha_haiku import heads, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report import dossier
 from mha_haiku.runs import folders
@@ -18,16 +18,9 @@ N = 5
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "run"
-
-
-@pytest.fixture
-def trained(root, make_config):
-    if not root.exists():
-        config = make_config(model__family="causal", attention__examples=N)
-        runs.train(config, root, devices=DEVICES)
-        attention_dump.dump(Bench.load(root), devices=DEVICES)
+def trained(trained):
+    root = trained(model__family="causal", attention__examples=N)
+    attention_dump.dump(Bench.load(root), devices=DEVICES)
     return root
 
 

@@ -19,10 +19,10 @@ from mha_haiku.studies.workbench import Bench
 
 @pytest.mark.slow
 def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
-    trained, make_config, tmp_path, monkeypatch
+    trained, tmp_path, monkeypatch
 ):
     """Of a run that has been pruned before, whose heads keep their names."""
-    first = folders.load_run(trained(make_config))
+    first = folders.load_run(trained())
     folder = pruned_runs.save(
         pruned_runs.prune(first, [[1], [0, 1]]), tmp_path / "run", steps=1
     )
@@ -116,8 +116,8 @@ def test_heads_whose_gates_are_open_a_crack_are_kept():
 
 
 @pytest.mark.slow
-def test_gates_close_heads_of_a_run(trained, make_config, tmp_path):
-    folder = trained(make_config)
+def test_gates_close_heads_of_a_run(trained, tmp_path):
+    folder = trained()
     lines = gate_learning.learn(
         Bench.load(folder), tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=4
     )

@@ -13,11 +13,12 @@ import pytest
 from mha_haiku import tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import subject
-from mha_haiku.runs import checkpoints, configuration, folders
+from mha_haiku.runs import folders
 from mha_haiku.studies import head_statistics
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from tests import oracles
+from tests.tiny_runs import write_untrained
 
 N, T, L, H = 7, 6, 2, 2
 NO_MEANS = ("received", "num_queries")
@@ -52,22 +53,11 @@ class Features(Padded):
         return example._replace(inputs=jax.random.normal(key, (T, 3)))
 
 
-@pytest.fixture
-def untrained(make_config, tmp_path):
+@pytest.fixture(scope="module")
+def untrained(make_config, tmp_path_factory):
     """The folder of a run that has a checkpoint of step 0."""
-    config = make_config()
-    folder = folders.open_folder(tmp_path / "run")
-    folders.write_config(folder, config, jax.local_devices()[:1])
-    task = configuration.make_task(config)
-    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
-    numbers = np.random.default_rng(0)
-    state = jax.tree.map(
-        lambda x: np.asarray(numbers.normal(size=x.shape), x.dtype), abstract
-    )
-    state = state._replace(step=np.zeros((), np.int32))
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(0, state)
-    return folder.root
+    root = tmp_path_factory.mktemp("runs") / "run"
+    return write_untrained(root, make_config(), step=0)
 
 
 def _oracle(loaded, count):

@@ -16,8 +16,8 @@ from mha_haiku.training import evaluation
 
 
 @pytest.mark.slow
-def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path):
-    folder = trained(make_config)
+def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
+    folder = trained()
     found = head_importance.measure(Bench.load(folder), examples=9, metric="accuracy")
     assert list(found.measures) == list(heads.MEASURES)
     assert found.agreement.shape == (4, 4)
@@ -50,7 +50,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, make_config, tmp_path)
 
 @pytest.mark.slow
 def test_a_measure_is_one_function_that_everything_finds(
-    trained, make_config, tmp_path, monkeypatch
+    trained, tmp_path, monkeypatch
 ):
     def nothing(of, *, closing=None):
         """Returns that no head matters."""
@@ -59,7 +59,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     monkeypatch.setattr(heads.importance, "MEASURES", measures := dict(heads.MEASURES))
     monkeypatch.setattr(heads, "MEASURES", measures)
     heads.importance._offered("furlongs", "how far it is")(nothing)
-    bench = Bench.load(trained(make_config))
+    bench = Bench.load(trained())
     found = head_importance.measure(bench, examples=2, measures=["nothing"])
     text, csv_file, picture = found.text(), *head_importance.write(found, tmp_path)
     assert "nothing" in text and "furlongs" in text and "how far it is" in text
@@ -71,8 +71,8 @@ def test_a_measure_is_one_function_that_everything_finds(
 
 
 @pytest.mark.slow
-def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config):
-    folder = trained(make_config, model__scan_layers=True)
+def test_scanned_layers_have_the_importance_of_looped_ones(trained):
+    folder = trained(model__scan_layers=True)
     found = head_importance.measure(
         Bench.load(folder), examples=4, measures=["ablation"]
     )
@@ -83,8 +83,8 @@ def test_scanned_layers_have_the_importance_of_looped_ones(trained, make_config)
     assert found.measures["ablation"].mean.shape == (2, 2)
 
 
-def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
-    bench = Bench.load(trained(make_config))
+def test_metrics_are_means_of_the_targets_that_count(trained):
+    bench = Bench.load(trained())
     logits = np.log(np.float32([[[1, 3], [1, 1], [4, 1]], [[1, 1]] * 3]))
     targets, weights = (
         np.int32([[1, 0, 1], [0, 1, 1]]),
@@ -100,10 +100,8 @@ def test_metrics_are_means_of_the_targets_that_count(trained, make_config):
 
 
 @pytest.mark.slow
-def test_batches_are_the_held_out_examples_in_turn(
-    trained, make_config, task, monkeypatch
-):
-    bench = Bench.load(trained(make_config))
+def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
+    bench = Bench.load(trained())
     bench = bench.with_run(bench.run._replace(task=task))
     size = bench.batch_size(5, 13)
     batches, run = workbench.Batches(bench, 5, size, ""), bench.run
@@ -118,8 +116,8 @@ def test_batches_are_the_held_out_examples_in_turn(
 
 
 @pytest.mark.slow
-def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
-    folder = trained(make_config)
+def test_closed_heads_pass_on_what_is_asked_for(trained):
+    folder = trained()
     bench = Bench.load(folder)
     run, of = bench.run, bench.subject(4)
     mean = heads.closing.mean(run.model, run.params, of.batches)
@@ -139,9 +137,9 @@ def test_closed_heads_pass_on_what_is_asked_for(trained, make_config):
         ({"examples": 0}, "examples must be an integer from 1 to .*, got 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(trained, make_config, options, message):
+def test_what_cannot_be_measured_is_refused(trained, options, message):
     with pytest.raises(ConfigError, match=message):
-        head_importance.measure(Bench.load(trained(make_config)), **options)
+        head_importance.measure(Bench.load(trained()), **options)
 
 
 @pytest.mark.slow

@@ -54,12 +54,13 @@ def test_runs_of_each_family_learn_resume_and_divide_their_heads(case, text, tmp
     reports = faults.reports(whole)
     assert reports[-1]["loss"] < 0.9 * reports[0]["loss"]
 
-    shutil.copytree(whole, killed)
-    shutil.rmtree(killed / "checkpoints" / f"{_STEPS}")
-    (killed / "summary.json").unlink()
-    assert faults.train(config, killed, devices=1).resumed_from == _STEPS - 2
-    assert faults.reports(killed) == reports
-    assert _last_state(killed) == _last_state(whole)
+    if case == _FAMILIES[0]:  # nothing in it depends on the model
+        shutil.copytree(whole, killed)
+        shutil.rmtree(killed / "checkpoints" / f"{_STEPS}")
+        (killed / "summary.json").unlink()
+        assert faults.train(config, killed, devices=1).resumed_from == _STEPS - 2
+        assert faults.reports(killed) == reports
+        assert _last_state(killed) == _last_state(whole)
 
     config.devices.heads = 2
     faults.train(config, divided, devices=2)

@@ -25,8 +25,8 @@ def _speed_is_measured_briefly(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
-    folder = trained(make_config)
+def test_a_pruned_run_is_a_run(trained, tmp_path):
+    folder = trained()
     request = pruning.Request(keep=0.5, keep_units=0.3, order="confidence", examples=4)
     found = pruning.prune(Bench.load(folder), request)
     whole, narrow, half = found.points
@@ -56,10 +56,8 @@ def test_a_pruned_run_is_a_run(trained, make_config, tmp_path):
         pruning.save(found, out, steps=0)
 
 
-def test_a_pruned_run_that_was_killed_in_training_is_resumed(
-    trained, make_config, tmp_path
-):
-    run = Bench.load(trained(make_config)).run
+def test_a_pruned_run_that_was_killed_in_training_is_resumed(trained, tmp_path):
+    run = Bench.load(trained()).run
     keep, other = [[0], [0, 1]], [[0, 1], [1]]
     pruned = pruned_runs.prune(run, keep)
     out = pruned_runs.save(pruned, tmp_path / "out", steps=7)
@@ -73,8 +71,8 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
             pruning.check_free(out, steps=steps)
 
 
-def test_units_go_whose_gates_matter_least(trained, make_config):
-    bench = Bench.load(trained(make_config))
+def test_units_go_whose_gates_matter_least(trained):
+    bench = Bench.load(trained())
     run, of = bench.run, bench.subject(4)
     importance = heads.unit_gradient(of).mean
     pruned = pruned_runs.prune_units(bench, 0.3, examples=4)
@@ -89,10 +87,8 @@ def test_units_go_whose_gates_matter_least(trained, make_config):
 
 
 @pytest.mark.slow
-def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
-    trained, make_config, tmp_path
-):
-    bench = Bench.load(trained(make_config))
+def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
+    bench = Bench.load(trained())
     run = pruned_runs.prune(bench.run, [[1], [0, 1]])
     bench = bench.with_run(run)
     order = [(0, 0), (1, 1), (1, 0)]
@@ -112,10 +108,8 @@ def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(
     assert again.config.training.steps == again.config.optimizer.warmup_steps == 1
 
 
-def test_held_out_metrics_are_those_of_the_training(
-    trained, make_config, task, make_model
-):
-    folder = trained(make_config)
+def test_held_out_metrics_are_those_of_the_training(trained, task, make_model):
+    folder = trained()
     written = json.loads(folders.Folder(folder).summary.read_text())["metrics"]
     run = folders.load_run(folder)
     found = pruned_runs.held_out(run)
@@ -128,11 +122,9 @@ def test_held_out_metrics_are_those_of_the_training(
 
 
 @pytest.mark.slow
-def test_points_are_the_models_that_they_name(
-    trained, make_config, tmp_path, monkeypatch
-):
+def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(pruned_runs, "_alternating", lambda *timed: (2.0, 0.5))
-    folder = trained(make_config)
+    folder = trained()
     found = pruning.prune(Bench.load(folder), pruning.Request(sweep=True, examples=4))
     assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
     for before, after in zip(found.points, found.points[1:], strict=False):
@@ -182,8 +174,8 @@ def _kept(request, folder):
 
 
 @pytest.mark.slow
-def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
-    folder = trained(make_config)
+def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained):
+    folder = trained()
     for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:
         assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
     with pytest.raises(ConfigError, match="hidden units the accuracy is 0.375.*0.650"):
@@ -200,9 +192,9 @@ def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained, make_config):
 
 
 def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
-    ordered, trained, make_config
+    ordered, trained
 ):
-    folder = trained(make_config)
+    folder = trained()
     assert _kept({"keep": 0.4}, folder) == [[0], [1]]
     assert _kept({"keep": 0.0}, folder) == [[], []]
     assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
@@ -221,6 +213,6 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
         ({"keep": 0.5, "closing": "none"}, "closing must be one of"),
     ],
 )
-def test_what_is_no_request_is_refused(trained, make_config, fields, message):
+def test_what_is_no_request_is_refused(trained, fields, message):
     with pytest.raises(ConfigError, match=message):
-        pruning.prune(Bench.load(trained(make_config)), pruning.Request(**fields))
+        pruning.prune(Bench.load(trained()), pruning.Request(**fields))

@@ -29,16 +29,11 @@ def test_steps_are_reports_spread_in_their_logarithm():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "whole"
-
-
-@pytest.fixture
-def watched(make_config, whole):
+def watched(make_config, tmp_path_factory):
     config = make_config(attention__snapshots=3)
-    if not whole.exists():
-        observers = [snapshots.Snapshots(config)]
-        runs.train(config, whole, observers=observers, devices=DEVICES)
+    whole = tmp_path_factory.mktemp("runs") / "whole"
+    observers = [snapshots.Snapshots(config)]
+    runs.train(config, whole, observers=observers, devices=DEVICES)
     return config, folders.Folder(whole)
 
 
@@ -54,12 +49,11 @@ def _numbers(folder):
     return [{k: v for k, v in x.items() if k not in timed} for x in lines]
 
 
-@pytest.mark.slow
-def test_snapshots_change_no_metric(watched, make_config, tmp_path):
+def test_snapshots_change_no_metric(watched, trained):
     _, folder = watched
-    runs.train(make_config(), tmp_path, devices=DEVICES)
-    assert _numbers(folder) == _numbers(folders.Folder(tmp_path))
-    assert not folders.Folder(tmp_path).snapshots.exists()
+    without = folders.Folder(trained())
+    assert _numbers(folder) == _numbers(without)
+    assert not without.snapshots.exists()
 
 
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):

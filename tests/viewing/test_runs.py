@@ -16,16 +16,8 @@ from .test_showing import page_of, weights_of
 
 
 @pytest.fixture(scope="module")
-def made():
-    """What has been made: the folder of a run."""
-    return {}
-
-
-@pytest.fixture
-def folder(make_config, made, tmp_path_factory):
+def folder(make_config, tmp_path_factory):
     """A run of two layers, of which the second lost its first head."""
-    if made:
-        return made["folder"]
     config = make_config(model__attention__kept_heads=[[0, 1], [1]])
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
@@ -33,11 +25,10 @@ def folder(make_config, made, tmp_path_factory):
     example = tasks.batch(task, key, (), jnp.arange(1))
     params = jax.tree.map(lambda x: 2 * x, jax.jit(model.init)(key, example.inputs))
     path = tmp_path_factory.mktemp("run") / "small"
-    made["folder"] = folders.write_run(path, config, params, task)
-    return made["folder"]
+    return folders.write_run(path, config, params, task)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(folder):
     return mh.runs.load(folder)
 

@@ -1,9 +1,6 @@
 """Benchmarks as a user starts them, with tiny samples, and their mistakes."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,8 +9,6 @@ import pytest
 import mha_haiku as mh
 from scripts.benchmarks import attention, decoding, pretrained, training
 from scripts.benchmarks.contenders import jax_programs, map_statistics, sizes
-
-_FOLDER = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "benchmarks"
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
@@ -63,22 +58,21 @@ def test_materialised_statistics_are_those_of_the_map():
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("attention", "--case=core_8192 --contenders=ours"),
-        ("attention", "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
-        ("attention", "--case=statistics_2048"),
-        ("training", "--case=start --contenders=help,train_cold"),
-        ("training", "--case=reverse --contenders=ours,haiku"),
-        ("training", "--case=map --contenders=mapless,ignored"),
+        (attention, "--case=core_8192 --contenders=ours"),
+        (attention, "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
+        (attention, "--case=statistics_2048"),
+        (training, "--case=start --contenders=help,train_cold"),
+        (training, "--case=reverse --contenders=ours,haiku"),
+        (training, "--case=map --contenders=mapless,ignored"),
     ],
 )
-def test_quick_run_of_a_benchmark(script, arguments, tmp_path):
+def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):
     path = tmp_path / "samples.json"
-    command = [sys.executable, _FOLDER / f"{script}.py", "--quick", f"--json={path}"]
-    done = subprocess.run(
-        [*command, *arguments.split()], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "these times mean nothing" in done.stdout
+    flags = ["--quick", f"--json={path}", *arguments.split()]
+    status = script.run(["bench", *flags])  # which starts a process per contender
+    out, told = capsys.readouterr()
+    assert status == 0, out + told
+    assert "these times mean nothing" in out
     for record in json.loads(path.read_text())["duels"]:
         results = [result for result in record["results"] if not result["missing"]]
         assert results
