@@ -27,7 +27,7 @@ __all__ = [
     "reproduce",
 ]
 
-_ROOM = ("base", "desk", "records", "reproducing", "telling", "verdicts")
+_ROOM = ("base", "desk", "pictures", "records", "reproducing", "telling", "verdicts")
 
 
 def names() -> tuple[str, ...]:

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from mha_haiku import runs
+
 if TYPE_CHECKING:
     import ml_collections
 
@@ -66,11 +68,10 @@ class Criterion(NamedTuple):
         """Returns the criterion's number, of all those that were measured."""
         return float(self.of(numbers) if callable(self.of) else numbers[self.of])
 
-    def wanted(self) -> str:
-        """Returns the condition as text: "at least 0.9"."""
-        if self.at_most is None:
-            return f"at least {self.at_least:g}{self.unit and ' ' + self.unit}"
-        return f"at most {self.at_most:g}{self.unit and ' ' + self.unit}"
+    @property
+    def bound(self) -> float:
+        """The one of the two bounds that is given."""
+        return self.at_least if self.at_most is None else self.at_most
 
 
 class Curve(NamedTuple):
@@ -96,6 +97,21 @@ class Curve(NamedTuple):
     logarithmic: bool = False
     level: float | None = None
     level_name: str = ""
+
+
+def config(task: str, steps: int, **training: Any) -> "ml_collections.ConfigDict":
+    """Returns the config of a task, evaluated and saved after its last step alone.
+
+    Args:
+      task: Its name.
+      steps: Of the training.
+      **training: Other fields of `config.training`.
+    """
+    found = runs.default_config(task)
+    found.training.update(
+        steps=steps, evaluate_every=steps, checkpoint_every=steps, **training
+    )
+    return found
 
 
 class Claim(abc.ABC):

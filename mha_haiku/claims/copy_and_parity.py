@@ -1,9 +1,7 @@
 """Copying unique tokens is learned for longer inputs as well; parity is not."""
 
-import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _TRAINED = 16
@@ -73,24 +71,15 @@ class CopyAndParity(base.Claim):
         del arm
         found = {}
         for task, (name, extra, _) in _TASKS.items():
-            config = runs.default_config(task)
+            config = base.config(task, 1500, batch_size=64, report_every=500)
             config.task.sequence_length = _TRAINED + extra
-            if task == "parity":
-                config.task.has_start = True
-            config.model.family = "causal"
-            config.model.num_layers = 2
-            config.model.model_size = 64
-            config.model.embedding.positions = "alibi"
-            config.model.embedding.max_length = 16
+            config.model.update(family="causal", num_layers=2, model_size=64)
+            config.model.embedding.update(positions="alibi", max_length=16)
             config.model.attention.num_heads = 4
             config.model.feed_forward.hidden_size = 128
-            config.optimizer.learning_rate = 2e-3
-            config.optimizer.warmup_steps = 100
-            config.training.steps = 1500
-            config.training.batch_size = 64
-            config.training.report_every = 500
-            config.training.evaluate_every = 1500
-            config.training.checkpoint_every = 1500
+            config.optimizer.update(learning_rate=2e-3, warmup_steps=100)
+            if task == "parity":
+                config.task.has_start = True
             found[name] = config
         return found
 
@@ -114,11 +103,6 @@ def _lost(numbers, name):
 def _accuracy(desk, trained, count):
     """Returns the accuracy at the last `count` positions, of those that count."""
     example = desk.examples(trained, 1024)
-    right = desk.apply(trained, _predicted, example) == np.asarray(example.targets)
+    right = desk.predicted(trained, example) == np.asarray(example.targets)
     weights = np.asarray(example.weights)
     return np.average(right[:, -count:], weights=weights[:, -count:])
-
-
-def _predicted(model, params, example):
-    output = model.apply(params, None, **example.model_inputs(), is_training=False)
-    return jnp.argmax(output.logits, axis=-1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -218,6 +219,10 @@ class Desk:
         )
         return jax.device_get(program(trained.params, *arguments))
 
+    def predicted(self, trained: Trained, example: tasks.Example) -> np.ndarray:
+        """Returns the likeliest class at each position, `[B, T]`."""
+        return self.apply(trained, _predicted, example)
+
     def imported(
         self, package: str, *, sequence_length: int | None = None
     ) -> workbench.Bench:
@@ -336,6 +341,11 @@ def digest_of(contents: Any) -> str:
     """Returns the sha256 of a JSON value."""
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _predicted(model, params, example):
+    output = model.apply(params, None, **example.model_inputs(), is_training=False)
+    return jnp.argmax(output.logits, axis=-1)
 
 
 def _named(every, look) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku import heads, models, runs
+from mha_haiku import heads, models
 from mha_haiku.claims import base
 from mha_haiku.studies import pruned_runs
 
@@ -58,22 +58,13 @@ class FreeHeads(base.Claim):
 
     def configs(self, arm):
         del arm
-        config = runs.default_config("induction")
-        config.task.sequence_length = 16
-        config.task.num_tokens = 16
+        config = base.config("induction", 800, batch_size=64, report_every=100)
+        config.task.update(sequence_length=16, num_tokens=16)
+        config.model.update(num_layers=2, model_size=32)
         config.model.embedding.max_length = 16
-        config.model.num_layers = 2
-        config.model.model_size = 32
-        config.model.attention.num_heads = _HEADS // 2
-        config.model.attention.key_size = 8
+        config.model.attention.update(num_heads=_HEADS // 2, key_size=8)
         config.model.feed_forward.hidden_size = 64
-        config.optimizer.learning_rate = 3e-3
-        config.optimizer.warmup_steps = 50
-        config.training.steps = 800
-        config.training.batch_size = 64
-        config.training.report_every = 100
-        config.training.evaluate_every = 800
-        config.training.checkpoint_every = 800
+        config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
         return {"induction": config}
 
     def measure(self, desk, seed, arm):

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _KINDS = ("no gate", "gate")
@@ -89,21 +88,13 @@ class GatedAttention(base.Claim):
 
 def backcopy():
     """Returns the config of a causal model of one layer and one head."""
-    config = runs.default_config("bigram_backcopy")
-    config.task.num_triggers = 16
-    config.task.num_symbols = 64
-    config.task.sequence_length = 32
+    config = base.config("bigram_backcopy", 1000, batch_size=32, report_every=500)
+    config.task.update(num_triggers=16, num_symbols=64, sequence_length=32)
     config.model.model_size = 64
     config.model.embedding.max_length = 32
     config.model.attention.key_size = 16
     config.model.feed_forward.hidden_size = 128
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_steps = 50
-    config.training.steps = 1000
-    config.training.batch_size = 32
-    config.training.report_every = 500
-    config.training.evaluate_every = 1000
-    config.training.checkpoint_every = 1000
+    config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
     return config
 
 

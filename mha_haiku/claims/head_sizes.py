@@ -2,7 +2,6 @@
 
 import jax
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _HEADS = (1, 4, 16, 64)
@@ -99,22 +98,13 @@ class HeadSizes(base.Claim):
                 ("fixed width", _WIDTH // count),
                 ("fixed head size", _LENGTH),
             ):
-                config = runs.default_config("sort")
-                config.task.sequence_length = _LENGTH
-                config.task.num_tokens = 20
-                config.model.num_layers = 2
-                config.model.model_size = _WIDTH
+                config = base.config("sort", 300, batch_size=64, report_every=100)
+                config.task.update(sequence_length=_LENGTH, num_tokens=20)
+                config.model.update(num_layers=2, model_size=_WIDTH)
                 config.model.embedding.max_length = _LENGTH
-                config.model.attention.num_heads = count
-                config.model.attention.key_size = size
+                config.model.attention.update(num_heads=count, key_size=size)
                 config.model.feed_forward.hidden_size = 2 * _WIDTH
-                config.optimizer.learning_rate = 3e-3
-                config.optimizer.warmup_steps = 50
-                config.training.batch_size = 64
-                config.training.steps = 300
-                config.training.report_every = 100
-                config.training.evaluate_every = 300
-                config.training.checkpoint_every = 300
+                config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
                 found[f"{name}, {heads} heads"] = config
         return found
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku import heads, runs
+from mha_haiku import heads
 from mha_haiku.claims import base
 
 _STEPS = 800
@@ -76,22 +76,19 @@ class InductionHeads(base.Claim):
             ("two layers", 2, False),
             ("smeared keys", 1, True),
         ):
-            config = runs.default_config("induction")
-            config.task.sequence_length = 16
-            config.task.num_tokens = 16
+            config = base.config(
+                "induction", _STEPS, batch_size=64, report_every=_EVERY
+            )
+            config.task.update(sequence_length=16, num_tokens=16)
+            config.model.update(
+                num_layers=1 if arm == "control" else layers, model_size=32
+            )
             config.model.embedding.max_length = 16
-            config.model.num_layers = 1 if arm == "control" else layers
-            config.model.model_size = 32
-            config.model.attention.num_heads = 2
-            config.model.attention.smear_keys = smeared and arm == "claim"
+            config.model.attention.update(
+                num_heads=2, smear_keys=smeared and arm == "claim"
+            )
             config.model.feed_forward.hidden_size = 64
-            config.optimizer.learning_rate = 3e-3
-            config.optimizer.warmup_steps = 50
-            config.training.steps = _STEPS
-            config.training.batch_size = 64
-            config.training.report_every = _EVERY
-            config.training.evaluate_every = _STEPS
-            config.training.checkpoint_every = _STEPS
+            config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
             found[name] = config
         return found
 

@@ -63,24 +63,15 @@ class LearnedGates(base.Claim):
 
     def configs(self, arm):
         del arm
-        config = runs.default_config("number_words")
-        config.task.largest = 999
-        config.task.tokenizer = "bpe"
-        config.task.vocabulary_size = 280
-        config.task.held_out_fraction = 0.3
-        config.model.family = "encoder_decoder"
-        config.model.num_layers = 2
-        config.model.model_size = 48
+        config = base.config("number_words", _STEPS, batch_size=64, report_every=100)
+        config.task.update(
+            largest=999, tokenizer="bpe", vocabulary_size=280, held_out_fraction=0.3
+        )
+        config.model.update(family="encoder_decoder", num_layers=2, model_size=48)
         config.model.embedding.max_length = 24
         config.model.attention.num_heads = 4
         config.model.feed_forward.hidden_size = 96
-        config.optimizer.learning_rate = 3e-3
-        config.optimizer.warmup_steps = 50
-        config.training.steps = _STEPS
-        config.training.batch_size = 64
-        config.training.report_every = 100
-        config.training.evaluate_every = 400
-        config.training.checkpoint_every = 400
+        config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
         return {"number words": config}
 
     def measure(self, desk, seed, arm):

@@ -1,6 +1,5 @@
 """Which positions let a model answer inputs longer than those of its training."""
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _TRAINED = 16
@@ -71,20 +70,13 @@ class LengthExtrapolation(base.Claim):
         del arm
         found = {}
         for kind, name in _KINDS.items():
-            config = runs.default_config("induction")
+            config = base.config("induction", 1000, batch_size=64, report_every=500)
             config.task.sequence_length = _TRAINED
-            config.model.num_layers = 2
-            config.model.model_size = 64
-            config.model.embedding.positions = kind
-            config.model.embedding.max_length = _LENGTHS[-1]
+            config.model.update(num_layers=2, model_size=64)
+            config.model.embedding.update(positions=kind, max_length=_LENGTHS[-1])
             config.model.attention.num_heads = 4
             config.model.feed_forward.hidden_size = 0
             config.optimizer.warmup_steps = 100
-            config.training.steps = 1000
-            config.training.batch_size = 64
-            config.training.report_every = 500
-            config.training.evaluate_every = 1000
-            config.training.checkpoint_every = 1000
             found[name] = config
         return found
 

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _STRATEGIES = ("uniform", "unigram", "bigram")
@@ -69,16 +68,10 @@ class MarkovChains(base.Claim):
     )
 
     def configs(self, arm):
-        config = runs.default_config("markov_chains")
-        config.model.embedding.max_length = 16
+        config = base.config("markov_chains", _STEPS, batch_size=64, report_every=500)
         config.model.num_layers = 2 if arm == "claim" else 1
-        config.model.embedding.positions = "rotary"
+        config.model.embedding.update(max_length=16, positions="rotary")
         config.optimizer.learning_rate = 3e-3
-        config.training.steps = _STEPS
-        config.training.batch_size = 64
-        config.training.report_every = 500
-        config.training.evaluate_every = _STEPS
-        config.training.checkpoint_every = _STEPS
         return {"chains": config}
 
     def measure(self, desk, seed, arm):

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _TRAINED = 16  # most items of a training example
@@ -78,18 +77,14 @@ class MaxRetrieval(base.Claim):
 
     def configs(self, arm):
         del arm
-        config = runs.default_config("max_retrieval")
+        config = base.config(
+            "max_retrieval", 2000, report_every=1000, steps_per_dispatch=200
+        )
         config.task.max_items = _TRAINED
-        config.model.embedding.positions = "none"
-        config.model.embedding.max_length = 16
+        config.model.embedding.update(positions="none", max_length=16)
         config.model.feed_forward.hidden_size = 128
         config.model.output.pool = "first"
         config.optimizer.learning_rate = 3e-3
-        config.training.steps = 2000
-        config.training.report_every = 1000
-        config.training.evaluate_every = 2000
-        config.training.checkpoint_every = 2000
-        config.training.steps_per_dispatch = 200
         return {"one head": config}
 
     def measure(self, desk, seed, arm):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku import heads, runs
+from mha_haiku import heads
 from mha_haiku.claims import base
 
 _FEW = 5  # key frequencies, as many as in the paper
@@ -60,21 +60,18 @@ class ModularFrequencies(base.Claim):
     )
 
     def configs(self, arm):
-        config = runs.default_config("modular_addition")
+        config = base.config(
+            "modular_addition",
+            1500 if arm == "claim" else 300,
+            batch_size=256,
+            report_every=100,
+        )
         config.task.modulus = _MODULUS
         config.model.model_size = 128
         config.model.embedding.max_length = 4
         config.model.attention.num_heads = 4
-        config.model.feed_forward.hidden_size = 256
-        config.model.feed_forward.activation = "relu"
-        config.optimizer.learning_rate = 3e-3
-        config.optimizer.warmup_steps = 100
-        config.optimizer.weight_decay = 1.0
-        config.training.steps = 1500 if arm == "claim" else 300
-        config.training.batch_size = 256
-        config.training.report_every = 100
-        config.training.evaluate_every = config.training.steps
-        config.training.checkpoint_every = config.training.steps
+        config.model.feed_forward.update(hidden_size=256, activation="relu")
+        config.optimizer.update(learning_rate=3e-3, warmup_steps=100, weight_decay=1.0)
         return {"sums": config}
 
     def measure(self, desk, seed, arm):

@@ -1,9 +1,7 @@
 """Attention solves multi-query recall at every width; a window does not."""
 
-import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _WIDTHS = (16, 32, 64)
@@ -67,20 +65,13 @@ class MultiQueryRecall(base.Claim):
         found = {}
         for kind, window in (("attention", None), ("window", _WINDOW)):
             for width in _WIDTHS:
-                config = runs.default_config("associative_recall")
-                config.model.family = "causal"
-                config.model.num_layers = 2
-                config.model.model_size = width
-                config.model.attention.num_heads = 1
-                config.model.attention.window = window
+                config = base.config(
+                    "associative_recall", 600, batch_size=64, report_every=300
+                )
+                config.model.update(family="causal", num_layers=2, model_size=width)
+                config.model.attention.update(num_heads=1, window=window)
                 config.model.feed_forward.hidden_size = 0
-                config.optimizer.learning_rate = 1e-2
-                config.optimizer.warmup_steps = 50
-                config.training.steps = 600
-                config.training.batch_size = 64
-                config.training.report_every = 300
-                config.training.evaluate_every = 600
-                config.training.checkpoint_every = 600
+                config.optimizer.update(learning_rate=1e-2, warmup_steps=50)
                 found[f"{kind}, width {width}"] = config
         return found
 
@@ -89,15 +80,10 @@ class MultiQueryRecall(base.Claim):
         for name, config in self.configs(arm).items():
             trained = desk.train(config, seed)
             example = desk.examples(trained, 1024)
-            predicted = desk.apply(trained, _predicted, example)
+            predicted = desk.predicted(trained, example)
             targets = np.asarray(example.targets)
             if arm == "control":
                 targets = np.roll(targets, 1, axis=0)
             right = predicted == targets
             numbers[name] = np.average(right, weights=example.weights)
         return numbers
-
-
-def _predicted(model, params, example):
-    output = model.apply(params, None, **example.model_inputs(), is_training=False)
-    return jnp.argmax(output.logits, axis=-1)

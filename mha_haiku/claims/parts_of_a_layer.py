@@ -1,6 +1,5 @@
 """What scaling, layer norm, residual connections and the feed-forward part are for."""
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 
 _PARTS = {
@@ -49,21 +48,19 @@ class PartsOfALayer(base.Claim):
     )
 
     def configs(self, arm):
-        config = runs.default_config("sort")
-        config.task.num_tokens = 20
-        config.model.num_layers = 2
-        config.model.model_size = 64
-        config.model.feed_forward.hidden_size = 128
-        config.optimizer.learning_rate = 3e-3
-        config.optimizer.warmup_steps = 100
-        config.training.steps = 600
-        config.training.batch_size = 64
-        config.training.report_every = 300
-        config.training.evaluate_every = 600
-        config.training.checkpoint_every = 600
         # A loss that is not finite is a way not to learn.
-        config.training.non_finite = "skip"
-        config.training.max_skips = 600
+        config = base.config(
+            "sort",
+            600,
+            batch_size=64,
+            report_every=300,
+            non_finite="skip",
+            max_skips=600,
+        )
+        config.task.num_tokens = 20
+        config.model.update(num_layers=2, model_size=64)
+        config.model.feed_forward.hidden_size = 128
+        config.optimizer.update(learning_rate=3e-3, warmup_steps=100)
         found = {"whole": config}
         for part, fields in _PARTS.items() if arm == "claim" else ():
             found[part] = config.copy_and_resolve_references()

@@ -1,9 +1,9 @@
 """What has been measured, as lines of JSON: one per claim, arm and seed."""
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import haiku
 import jax
@@ -91,8 +91,3 @@ def current(
         if record.claim == claim.name and keys.get(record.arm) == record.key:
             found[record.arm][record.seed] = record
     return found
-
-
-def numbers(records: Mapping[int, Record]) -> dict[int, dict[str, Any]]:
-    """Returns the numbers of each seed."""
-    return {seed: record.numbers for seed, record in records.items()}

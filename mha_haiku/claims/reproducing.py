@@ -12,8 +12,8 @@ from mha_haiku import checks
 from mha_haiku.checks import ConfigError
 from mha_haiku.claims import base, records, telling
 from mha_haiku.claims.desk import Desk
-from mha_haiku.report import drawing
 from mha_haiku.runs import files, progress
+from mha_haiku.studies import workbench
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -121,15 +121,13 @@ def store(outcome: telling.Outcome, folder: Path) -> None:
         for _, record in sorted(by_seed.items())
     ]
     records.write(records.path_of(folder, name), kept)
-    if drawing.is_possible():
-        files.write(folder / f"{name}.png", outcome.picture())
+    workbench.write_pictures(folder / f"{name}.png", outcome.picture, ["png"])
 
 
 def _write(outcome, folder, formats) -> None:
     name = outcome.claim.name
     files.write(folder / f"{name}.md", outcome.paragraph() + "\n")
-    for kind in formats if drawing.is_possible() else ():
-        files.write(folder / f"{name}.{kind}", outcome.picture(kind))
+    workbench.write_pictures(folder / f"{name}.png", outcome.picture, formats)
 
 
 def _missing(claim) -> list[str]:

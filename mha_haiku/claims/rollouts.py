@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 
-from mha_haiku import runs
 from mha_haiku.claims import base
 from mha_haiku.heads import means
 from mha_haiku.studies import rollouts
@@ -69,22 +68,15 @@ class Rollouts(base.Claim):
 
     def configs(self, arm):
         del arm
-        config = runs.default_config("masked_language_model")
+        config = base.config(
+            "masked_language_model", 1000, batch_size=32, report_every=200
+        )
         config.task.sequence_length = 24
-        config.model.num_layers = _LAYERS
-        config.model.model_size = 48
-        config.model.embedding.positions = "rotary"
-        config.model.embedding.max_length = 16
+        config.model.update(num_layers=_LAYERS, model_size=48)
+        config.model.embedding.update(positions="rotary", max_length=16)
         config.model.attention.num_heads = 4
         config.model.feed_forward.hidden_size = 96
-        config.optimizer.learning_rate = 3e-3
-        config.optimizer.warmup_steps = 100
-        config.optimizer.weight_decay = 0.01
-        config.training.steps = 1000
-        config.training.batch_size = 32
-        config.training.report_every = 200
-        config.training.evaluate_every = 1000
-        config.training.checkpoint_every = 1000
+        config.optimizer.update(learning_rate=3e-3, warmup_steps=100, weight_decay=0.01)
         return {"characters": config}
 
     def measure(self, desk, seed, arm):

@@ -5,11 +5,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from mha_haiku.checks import ConfigError
-from mha_haiku.claims import base, records, verdicts
-from mha_haiku.report import claims as pictures
+from mha_haiku.claims import base, pictures, records, verdicts
 from mha_haiku.runs import files
 
 BEGIN = "<!-- claims: python -m experiments.reproduce --table writes this table -->"
@@ -52,7 +49,7 @@ class Outcome:
         found = {}
         for arm in reversed(base.ARMS):  # the control first
             if by_seed := self.measured[arm]:
-                numbers = records.numbers(by_seed)
+                numbers = {seed: record.numbers for seed, record in by_seed.items()}
                 control = found.get("control")
                 found[arm] = verdicts.judge(self.claim.criteria, numbers, control)
         return dict(reversed(found.items()))
@@ -76,20 +73,13 @@ class Outcome:
         ]
 
     def picture(self, format: str = "png") -> bytes:
-        """Returns the figure, a file's bytes; see `report.claims`."""
-        judged = self.verdicts
-        panels = [
-            _panel(criterion, {arm: each.judged[i] for arm, each in judged.items()})
-            for i, criterion in enumerate(self.claim.criteria)
-        ]
-        return pictures.claim(
-            panels,
-            [self._lines(curve) for curve in self.claim.curves],
-            title=self.claim.sentence,
-            verdicts={arm: each.word for arm, each in judged.items()},
-            control=self.claim.control,
-            format=format,
-        )
+        """Returns the figure, a file's bytes."""
+        measured = {
+            arm: [record.numbers for record in by_seed.values()]
+            for arm, by_seed in self.measured.items()
+            if by_seed
+        }
+        return pictures.picture(self.claim, self.verdicts, measured, format=format)
 
     def paragraph(self) -> str:
         """Returns what is told of it in Markdown: a paragraph, and a table of numbers.
@@ -97,8 +87,8 @@ class Outcome:
         Something must have been measured.
         """
         claim, source, judged = self.claim, self.claim.source, self.verdicts
-        paper = f"[{source.paper}]({source.url})" if source.url else source.paper
-        told = [f"**{claim.sentence}.** {paper}, {source.place}: {source.published}."]
+        where = f"{self._paper()}, {source.place}"
+        told = [f"**{claim.sentence}.** {where}: {source.published}."]
         for arm, verdict in judged.items():
             what = "Here" if arm == "claim" else f"Control ({claim.control})"
             told.append(f"{what}, {len(verdict.seeds)} seeds: {_told(verdict)}.")
@@ -111,41 +101,22 @@ class Outcome:
             rows.append([criterion.name, _wanted(criterion), *found])
         return "\n".join([*told, "", *map(_row, rows)])
 
+    def _paper(self) -> str:
+        source = self.claim.source
+        return f"[{source.paper}]({source.url})" if source.url else source.paper
+
     def row(self) -> str:
         """Returns the row of README's table."""
         claim, source, judged = self.claim, self.claim.source, self.verdicts
-        paper = f"[{source.paper}]({source.url})" if source.url else source.paper
         control = judged.get("control")
         cells = [
-            f"{claim.sentence} ({paper})",
+            f"{claim.sentence} ({self._paper()})",
             source.published,
             "; ".join(map(_number, judged["claim"].judged)),
             f"{claim.control}: {control.word if control else 'not measured'}",
             _told(judged["claim"]),
         ]
         return _row(cells)
-
-    def _lines(self, curve: base.Curve) -> pictures.Lines:
-        values = {
-            name: {
-                arm: np.array(
-                    [
-                        [
-                            each.numbers.get(template.format(x), np.nan)
-                            for x in curve.points
-                        ]
-                        for each in by_seed.values()
-                    ]
-                )
-                for arm, by_seed in self.measured.items()
-                if by_seed
-            }
-            for name, template in curve.lines.items()
-        }
-        points = np.array(curve.points, float)
-        named = curve._asdict() | {"points": points, "values": values}
-        del named["lines"]
-        return pictures.Lines(**named)
 
 
 def write_readme(readme: Path, outcomes: Sequence[Outcome]) -> None:
@@ -189,26 +160,6 @@ def gallery(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(parts)
 
 
-def _bound(criterion: base.Criterion) -> float:
-    return criterion.at_least if criterion.at_most is None else criterion.at_most
-
-
-def _panel(
-    criterion: base.Criterion, judged: Mapping[str, verdicts.Judged]
-) -> pictures.Panel:
-    """Returns what is drawn of a criterion that was judged in each arm."""
-    return pictures.Panel(
-        name=criterion.name,
-        unit=criterion.unit,
-        values={arm: each.values for arm, each in judged.items()},
-        intervals={arm: each.interval[1:] for arm, each in judged.items()},
-        words={arm: each.word for arm, each in judged.items()},
-        bound=_bound(criterion),
-        above=criterion.at_most is None,
-        published=criterion.published,
-    )
-
-
 def _told(verdict: verdicts.Verdict) -> str:
     counts = collections.Counter(each.word for each in verdict.judged)
     told = [
@@ -226,7 +177,7 @@ def _number(judged: verdicts.Judged) -> str:
 
 def _wanted(criterion: base.Criterion) -> str:
     sign = "≥" if criterion.at_most is None else "≤"
-    return f"{sign} {_bound(criterion):g}{criterion.unit and ' ' + criterion.unit}"
+    return f"{sign} {criterion.bound:g}{criterion.unit and ' ' + criterion.unit}"
 
 
 def _row(cells: Iterable[str]) -> str:

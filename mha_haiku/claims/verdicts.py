@@ -108,11 +108,8 @@ def judge(
 
 
 def _side(criterion: base.Criterion, around: Interval) -> str:
-    if criterion.at_most is None:
-        holds, fails = (
-            around.low >= criterion.at_least,
-            around.high < criterion.at_least,
-        )
-    else:
-        holds, fails = around.high <= criterion.at_most, around.low > criterion.at_most
+    low, high = around.low - criterion.bound, around.high - criterion.bound
+    holds, fails = low >= 0, high < 0
+    if criterion.at_least is None:
+        holds, fails = high <= 0, low > 0
     return HOLDS if holds else FAILS if fails else UNDECIDED

@@ -4,7 +4,6 @@ Each function returns the bytes or the text of a file; its caller writes the fil
 """
 
 from mha_haiku.report import (
-    claims,
     curves,
     dossier,
     drawing,
@@ -19,7 +18,6 @@ from mha_haiku.report import (
 )
 
 __all__ = [
-    "claims",
     "curves",
     "dossier",
     "drawing",

@@ -19,7 +19,7 @@ import numpy as np
 from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.heads import alignment
+from mha_haiku.heads import alignment, subject
 from mha_haiku.heads import means as averages
 from mha_haiku.runs import files, progress
 from mha_haiku.studies import dossiers, head_statistics, imported_runs, zoom
@@ -236,7 +236,7 @@ def measured(
         arrays["mean_examples"] = np.array(count)
     shown = [j for j in wanted if any(j in names for names in chosen)]
     columns = [[shown.index(j) for j in names] for names in chosen]
-    numbers = head_statistics.summary(numbers, columns)
+    numbers = zoom.summary(numbers, columns)
     names_known = dict.fromkeys(name for batch in aligned for name in batch)
     numbers = {
         name: _per_head(name, aligned, columns, len(shown)) for name in names_known
@@ -322,7 +322,7 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
         example = bench.spread(example)
 
         def observed(attention_map, kind):
-            tokens = head_statistics.tokens_of(bench.run.task, example, kind)
+            tokens = subject.tokens(example, kind)
             pooled = None
             if num_bins is not None:
                 pooled = tuple(min(num_bins, x) for x in attention_map.shape[-2:])
@@ -333,7 +333,7 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
                 # Whole on every device: where the parts lie depends on the data.
                 parts = zoom.patches(*bench.gathered((attention_map, cells)))
             masked = zoom.masked_cells(attention_map, *(pooled or (None, None)))
-            numbers = head_statistics.per_head(statistics)
+            numbers = zoom.per_head(statistics)
             products = None
             if channels and pooled is None:
                 query, key, exact = zoom.channels(attention_map)

@@ -3,6 +3,7 @@
 N examples, L layers, H heads of a layer, M measures.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from mha_haiku import checks, heads, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files
+from mha_haiku.studies import workbench
 from mha_haiku.studies.workbench import Bench
 
 _UNITS = {
@@ -44,21 +46,15 @@ class HeadImportance(NamedTuple):
     measures: dict[str, heads.Importance]
     numbers: dict[str, PerHead]
     agreement: np.ndarray
-    step: int = 0
-    layers: tuple[int, ...] = ()
+    step: int
+    layers: tuple[int, ...]
     kinds: tuple[str, ...] = ()
 
     def table(self) -> report.tables.Table:
         """Returns a row per head."""
         return report.heads.table(
-            self.numbers,
-            layers=self._numbers_of_layers(),
-            heads=self.heads,
-            kinds=self.kinds,
+            self.numbers, layers=self.layers, heads=self.heads, kinds=self.kinds
         )
-
-    def _numbers_of_layers(self) -> Sequence[int]:
-        return self.layers or range(len(self.heads))
 
     def text(self) -> str:
         """Returns the table as text, and below it how far the measures agree."""
@@ -78,15 +74,16 @@ class HeadImportance(NamedTuple):
             f"in between\n\n{agreement}\nagreement: Spearman's rank correlation"
         )
 
-    def picture(self, format: str = "png") -> bytes:
-        """Returns the heads by layer and by rank, as the bytes of a file."""
-        return report.heads.importance_picture(
+    @property
+    def picture(self) -> functools.partial:
+        """Gives the heads by layer and by rank, as the bytes of a file."""
+        return functools.partial(
+            report.heads.importance_picture,
             self.numbers,
             title=self.title,
             heads=self.heads,
-            layers=self._numbers_of_layers(),
+            layers=self.layers,
             kinds=self.kinds,
-            format=format,
         )
 
 
@@ -167,26 +164,14 @@ def write(
 ) -> list[Path]:
     """Writes head_importance.csv, a line per head, and an .npz and a picture of it.
 
-    Args:
-      result: What to write.
-      folder: The folder to write to; created if it is missing.
-      formats: Of the picture's files.
-
-    Returns:
-      The paths of the table and, where matplotlib is installed, of the picture.
-
-    Raises:
-      ConfigError: If a file cannot be written.
+    Arguments, results and errors are those of `workbench.write`.
     """
-    written = [files.write(Path(folder) / "head_importance.csv", result.table().csv())]
     layers = range(len(result.heads))  # among those of all kinds
     arrays = report.heads.to_arrays(result.numbers, layers=layers, heads=result.heads)
     arrays["step"] = np.array(result.step)
     if result.kinds:
         arrays |= {"kinds": np.array(result.kinds), "numbers": np.array(result.layers)}
     files.write_arrays(Path(folder) / "head_importance.npz", arrays)
-    if report.drawing.is_possible():
-        for kind in formats:
-            path = Path(folder) / f"head_importance.{kind}"
-            written.append(files.write(path, result.picture(kind)))
-    return written
+    return workbench.write(
+        folder, "head_importance", result.table(), result.picture, formats
+    )

@@ -3,25 +3,23 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, models, report, tasks
+from mha_haiku import checks, models, report
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import ROLES, alignment, means
+from mha_haiku.heads import ROLES, alignment, subject
 from mha_haiku.report.heads import PerHead
-from mha_haiku.runs import files
+from mha_haiku.studies import workbench, zoom
 from mha_haiku.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-# Statistics that do not describe what a head does.
-_COUNTS = ("num_queries",)
 _PLACES = "places"  # of the largest weights of cross-attention
 
 
@@ -85,14 +83,15 @@ class HeadStatistics(NamedTuple):
         least = ROLES["aligned"].threshold
         return f"aligned, as a role: of a share of at least {least:g}\n"
 
-    def picture(self, format: str = "png") -> bytes:
-        """Returns a heat map of each statistic, as the bytes of a file."""
-        return report.heads.statistics_picture(
+    @property
+    def picture(self) -> functools.partial:
+        """Gives a heat map of each statistic, as the bytes of a file."""
+        return functools.partial(
+            report.heads.statistics_picture,
             self.numbers,
             title=self.title,
             layers=self.layers,
             kinds=self.kinds,
-            format=format,
         )
 
 
@@ -123,8 +122,8 @@ def measure(
 
     def observe(params, example):
         def numbers(attention_map, kind):
-            tokens = tokens_of(run.task, example, kind)
-            found = per_head(attention_map.statistics(tokens=tokens))
+            tokens = subject.tokens(example, kind)
+            found = zoom.per_head(attention_map.statistics(tokens=tokens))
             if kind == "cross":
                 found[_PLACES] = attention_map.top(1).positions[..., 0]
             return found
@@ -140,7 +139,7 @@ def measure(
     )
     batches = [_aligned(run.task, *batch) for batch in batches]
     statistics = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-    numbers = summary(statistics, [names[i].names for i in layers])
+    numbers = zoom.summary(statistics, [names[i].names for i in layers])
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(
             f"In {examples} held-out examples every query is fully masked."
@@ -152,82 +151,13 @@ def measure(
 
 
 def _aligned(task, layers, example) -> list[dict[str, np.ndarray]]:
-    """Returns what `per_head` does, with the share of each alignment for places."""
+    """Adds the share of each alignment to the numbers of heads, for their places."""
     known = {} if example is None else alignment.of_batch(task.alignments, example)
     for numbers in layers:
         places = numbers.pop(_PLACES, None)
         if places is not None:
             numbers |= {x: alignment.shares(places, y) for x, y in known.items()}
     return layers
-
-
-def tokens_of(
-    task: tasks.Task, example: tasks.Example, kind: str = ""
-) -> jax.Array | None:
-    """Returns the tokens `[N, T]` along both sides of a kind of maps, or None.
-
-    There are none where inputs are features, or the two sides are different texts.
-    """
-    if task.num_tokens is None or kind == "cross":
-        return None
-    return example.decoder_inputs if kind == "decoder" else example.inputs
-
-
-def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
-    """Returns the numbers that are one per head, `[N, H]`, by their names.
-
-    They are NaN for an example in which every query is fully masked.
-    """
-    numbers = {name: getattr(statistics, name) for name in attention.STATISTICS}
-    is_empty = statistics.num_queries == 0
-    return {
-        name: jnp.where(is_empty, np.nan, values)
-        for name, values in numbers.items()
-        if values is not None and name not in _COUNTS
-    }
-
-
-def summary(
-    statistics: Sequence[Mapping[str, np.ndarray]],
-    columns: Sequence[Sequence[int]] | None = None,
-) -> dict[str, PerHead]:
-    """Returns means and standard errors over examples, `[L, H]`, of each statistic.
-
-    Args:
-      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
-        a number be missing.
-      columns: For each layer the column of each head in the result, such as its index
-        in the unpruned layer; None: 0 to H - 1.
-    """
-    if columns is None:
-        columns = [range(layer["entropy"].shape[1]) for layer in statistics]
-    num_heads = 1 + max(max(places, default=0) for places in columns)
-
-    def over_layers(mean, name):
-        rows = np.full((len(statistics), num_heads), np.nan)
-        for row, layer, places in zip(rows, statistics, columns, strict=True):
-            if name in layer:
-                row[list(places)] = mean(layer[name])
-        return rows
-
-    names = dict.fromkeys(name for layer in statistics for name in layer)
-    entries = {
-        name: (alignment.UNIT, alignment.label(name))
-        for name in names
-        if name not in attention.STATISTICS
-    }
-    entries |= {
-        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
-    }
-    return {
-        name: PerHead(
-            over_layers(means.mean, name),
-            *entry,
-            over_layers(means.standard_error, name),
-        )
-        for name, entry in entries.items()
-        if name in names
-    }
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
@@ -271,22 +201,10 @@ def write(
 ) -> list[Path]:
     """Writes head_statistics.csv, a line per head, and the picture beside it.
 
-    Args:
-      result: What to write.
-      folder: The folder to write to; created if it is missing.
-      formats: Of the picture's files.
-
-    Returns:
-      The paths of the table and, where matplotlib is installed, of the picture. The
-      table's columns are `layer`, `head`, then of each statistic its mean and
-      `<name>_standard_error`, empty where that is not known.
-
-    Raises:
-      ConfigError: If a file cannot be written.
+    Arguments, results and errors are those of `workbench.write`. The table's columns
+    are `layer`, `head`, then of each statistic its mean and `<name>_standard_error`,
+    empty where that is not known.
     """
-    written = [files.write(Path(folder) / "head_statistics.csv", result.table().csv())]
-    if report.drawing.is_possible():
-        for kind in formats:
-            path = Path(folder) / f"head_statistics.{kind}"
-            written.append(files.write(path, result.picture(kind)))
-    return written
+    return workbench.write(
+        folder, "head_statistics", result.table(), result.picture, formats
+    )

@@ -1,11 +1,13 @@
 """How a run learned: the picture of its metrics.jsonl."""
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from mha_haiku import checks, report
 from mha_haiku.runs import files, folders, metrics_log
+from mha_haiku.studies import workbench
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
@@ -25,15 +27,12 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
         return None
     name, task = folder.root.resolve().name, folders.read_config(folder)["task"]["name"]
     summary = files.read_json(folder.summary) or {}
-    written = []
-    for kind in formats:
-        picture = report.curves.learning(
-            reports,
-            title=f"{name} ({task}): loss and accuracy while it learned",
-            baseline=summary.get("baseline"),
-            baseline_name=summary.get("baseline_name", "baseline"),
-            format=kind,
-        )
-        path = folder.attention / f"learning_curve.{kind}"
-        written.append(files.write(path, picture))
-    return written[0]
+    picture = functools.partial(
+        report.curves.learning,
+        reports,
+        title=f"{name} ({task}): loss and accuracy while it learned",
+        baseline=summary.get("baseline"),
+        baseline_name=summary.get("baseline_name", "baseline"),
+    )
+    path = folder.attention / "learning_curve.png"
+    return workbench.write_pictures(path, picture, formats)[0]

@@ -4,6 +4,7 @@ Hidden units of the feed-forward parts go before them where a share is asked for
 """
 
 import csv
+import functools
 import itertools
 import os
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ import numpy as np
 from mha_haiku import checks, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.tables import Column, Table
-from mha_haiku.runs import files, folders, loop
-from mha_haiku.studies import pruned_runs
+from mha_haiku.runs import folders, loop
+from mha_haiku.studies import pruned_runs, workbench
 from mha_haiku.studies.workbench import CLOSINGS, Bench
 
 _SWEEP_POINTS = 12
@@ -66,6 +67,12 @@ class Pruned(NamedTuple):
     points: list[pruned_runs.Point]
     beside: tuple[float, ...] = ()
     beside_name: str = ""
+
+    @property
+    def picture(self) -> functools.partial:
+        """Gives the curve of a sweep, as the bytes of a file."""
+        drawn = report.curves.pruning
+        return functools.partial(drawn, curve(self), title=self.title)
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
@@ -217,24 +224,11 @@ def text(result: Pruned) -> str:
 def write(
     result: Pruned, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Writes pruning.csv, a line per model, and the curve beside it.
+    """Writes pruning.csv, a line per model of a sweep, and the curve beside it.
 
-    Args:
-      result: What `prune` returned for a sweep.
-      folder: The folder to write to; created if it is missing.
-      formats: Of the picture's files.
-
-    Returns:
-      The paths of the table and, where matplotlib is installed, of the picture.
+    Arguments, results and errors are those of `workbench.write`.
     """
-    written = [files.write(Path(folder) / "pruning.csv", table(result).csv())]
-    if report.drawing.is_possible():
-        for kind in formats:
-            picture = report.curves.pruning(
-                curve(result), title=result.title, format=kind
-            )
-            written.append(files.write(Path(folder) / f"pruning.{kind}", picture))
-    return written
+    return workbench.write(folder, "pruning", table(result), result.picture, formats)
 
 
 def curve(result: Pruned) -> report.curves.Pruning:

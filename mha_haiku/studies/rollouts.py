@@ -21,8 +21,7 @@ from mha_haiku import checks, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import flow, means
 from mha_haiku.report.tables import Column, Table
-from mha_haiku.runs import files
-from mha_haiku.studies import blank_out
+from mha_haiku.studies import blank_out, workbench
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
@@ -54,6 +53,12 @@ class Study(NamedTuple):
     changes: dict[str, np.ndarray]
     drops: dict[str, np.ndarray]
     published: Mapping[str, Sequence[float]]
+
+    @property
+    def picture(self) -> functools.partial:
+        """Gives the correlations by layer, as the bytes of a file."""
+        drawn, found = report.curves.rollout, summary(self.changes)
+        return functools.partial(drawn, found, self.published, title=self.title)
 
 
 def measure(
@@ -195,28 +200,12 @@ def write(
 ) -> list[Path]:
     """Writes rollout.csv, a line per measure and layer, and the picture beside it.
 
-    Args:
-      study: What to write.
-      folder: The folder to write to; created if it is missing.
-      formats: Of the picture's files.
-
-    Returns:
-      The paths of the table and, where matplotlib is installed, of the picture. The
-      table's columns are `measure`, `layer` (from 1), `correlation` with the sizes of
-      changes, its `standard_error`, `drop_correlation`, `drop_standard_error`,
-      `examples`, and `published`, which may be empty.
-
-    Raises:
-      ConfigError: If a file cannot be written.
+    Arguments, results and errors are those of `workbench.write`. The table's columns
+    are `measure`, `layer` (from 1), `correlation` with the sizes of changes, its
+    `standard_error`, `drop_correlation`, `drop_standard_error`, `examples`, and
+    `published`, which may be empty.
     """
-    written = [files.write(Path(folder) / "rollout.csv", table(study).csv())]
-    if report.drawing.is_possible():
-        for kind in formats:
-            picture = report.curves.rollout(
-                summary(study.changes), study.published, title=study.title, format=kind
-            )
-            written.append(files.write(Path(folder) / f"rollout.{kind}", picture))
-    return written
+    return workbench.write(folder, "rollout", table(study), study.picture, formats)
 
 
 def _check(run) -> None:

@@ -3,6 +3,7 @@
 P points, L layers, H heads of a layer.
 """
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from mha_haiku import checks, heads, models, report, tasks
 from mha_haiku.report.heads import PerHead
 from mha_haiku.runs import files, folders, loop
+from mha_haiku.studies import workbench
 from mha_haiku.training import evaluation
 
 if TYPE_CHECKING:
@@ -109,13 +111,18 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, Pe
     return steps, scores
 
 
-def labels(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what layers are called where heads are of several kinds; else [].
-
-    Args:
-      lines: From `read`, at least one.
-    """
-    return lines[0].get("layers", [])
+def picture(path: Path) -> functools.partial:
+    """Gives the picture of a timeline of at least one line, as the bytes of a file."""
+    lines = read(path)
+    steps, scores = curves(lines)
+    name = path.resolve().parents[1].name
+    return functools.partial(
+        report.curves.timeline,
+        steps,
+        scores,
+        title=f"Heads of {name} while they learn",
+        labels=lines[0].get("layers", []),
+    )
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
@@ -132,18 +139,8 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
     lines = read(folder.timeline)
     if not lines or not report.drawing.is_possible():
         return None
-    steps, scores = curves(lines)
-    title = f"Heads of {folder.root.resolve().name} while they learn"
-    written = [
-        files.write(
-            folder.heads / f"timeline.{kind}",
-            report.curves.timeline(
-                steps, scores, title=title, labels=labels(lines), format=kind
-            ),
-        )
-        for kind in formats
-    ]
-    return written[0]
+    path = folder.heads / "timeline.png"
+    return workbench.write_pictures(path, picture(folder.timeline), formats)[0]
 
 
 def _plain(values: np.ndarray) -> list:

@@ -8,14 +8,15 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku import attention, checks, devices, heads, models, tasks
+from mha_haiku import attention, checks, devices, heads, models, report, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders, progress, sharing
+from mha_haiku.runs import files, folders, progress, sharing
 from mha_haiku.training import evaluation
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
@@ -312,6 +313,44 @@ class Bench:
             filled = batch + batch[-1:] * (batch_size - len(batch))
             results = jax.device_get(observe(self.run.params, self.held_out(filled)))
             yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
+
+
+def write(
+    folder: str | os.PathLike,
+    name: str,
+    table: report.tables.Table,
+    picture: Callable[..., bytes],
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
+    """Writes a study's table as NAME.csv, and its picture beside it.
+
+    Args:
+      folder: The folder to write to; created if it is missing.
+      name: Of the files.
+      table: The table.
+      picture: From a `format` to a file's bytes; see `report.drawing.picture`.
+      formats: Of the picture's files.
+
+    Returns:
+      The paths of the table and, where matplotlib is installed, of the picture.
+
+    Raises:
+      ConfigError: If a file cannot be written.
+    """
+    path = Path(folder) / f"{name}.csv"
+    return [files.write(path, table.csv()), *write_pictures(path, picture, formats)]
+
+
+def write_pictures(
+    path: Path, picture: Callable[..., bytes], formats: Sequence[str]
+) -> list[Path]:
+    """Writes a picture in each format, with its suffix; none without matplotlib."""
+    if not report.drawing.is_possible():
+        return []
+    return [
+        files.write(path.with_suffix(f".{kind}"), picture(format=kind))
+        for kind in formats
+    ]
 
 
 class Batches:

@@ -1,11 +1,12 @@
-"""What is shown of an attention map beside its weights: masked cells and finer parts.
+"""What is shown of an attention map beside its weights: numbers, masks, finer parts.
 
-Pure functions of maps, for the inside of a program. B... batch axes, H heads, T query
-and S key positions, P and Q bins of these; N patches of a head, of R x R cells each.
+Pure functions of maps; all but `summary` are for the inside of a program. B... batch
+axes, N examples, L layers, H heads, T query and S key positions, P and Q bins of these;
+n patches of a head, of R x R cells each.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from jax import lax
 
 from mha_haiku import attention
 from mha_haiku.attention import scores
+from mha_haiku.heads import alignment, means
+from mha_haiku.report.heads import PerHead
 
 Array = jax.Array
 
@@ -28,9 +31,9 @@ class Patches(NamedTuple):
     """Parts of pooled maps at a finer grain, where the mass lies.
 
     Attributes:
-      places: `[B..., H, N, 3]` integers: the first query and the first key of a patch,
+      places: `[B..., H, n, 3]` integers: the first query and the first key of a patch,
         and how many positions its bins have. Bins may lie past the end of the map.
-      weights: `[B..., H, N, R, R]`, pooled as `AttentionMap.pooled` does.
+      weights: `[B..., H, n, R, R]`, pooled as `AttentionMap.pooled` does.
     """
 
     places: Array
@@ -175,6 +178,63 @@ def patches(
     )
 
 
+def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
+    """Returns the numbers that are one per head, `[N, H]`, by their names.
+
+    They are NaN for an example in which every query is fully masked.
+    """
+    numbers = {name: getattr(statistics, name) for name in attention.STATISTICS}
+    is_empty = statistics.num_queries == 0
+    return {
+        name: jnp.where(is_empty, np.nan, values)
+        for name, values in numbers.items()
+        if values is not None and name != "num_queries"
+    }
+
+
+def summary(
+    statistics: Sequence[Mapping[str, np.ndarray]],
+    columns: Sequence[Sequence[int]] | None = None,
+) -> dict[str, PerHead]:
+    """Returns means and standard errors over examples, `[L, H]`, of each statistic.
+
+    Args:
+      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
+        a number be missing.
+      columns: For each layer the column of each head in the result, such as its index
+        in the unpruned layer; None: 0 to H - 1.
+    """
+    if columns is None:
+        columns = [range(layer["entropy"].shape[1]) for layer in statistics]
+    num_heads = 1 + max(max(places, default=0) for places in columns)
+
+    def over_layers(mean, name):
+        rows = np.full((len(statistics), num_heads), np.nan)
+        for row, layer, places in zip(rows, statistics, columns, strict=True):
+            if name in layer:
+                row[list(places)] = mean(layer[name])
+        return rows
+
+    names = dict.fromkeys(name for layer in statistics for name in layer)
+    entries = {
+        name: (alignment.UNIT, alignment.label(name))
+        for name in names
+        if name not in attention.STATISTICS
+    }
+    entries |= {
+        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
+    }
+    return {
+        name: PerHead(
+            over_layers(means.mean, name),
+            *entry,
+            over_layers(means.standard_error, name),
+        )
+        for name, entry in entries.items()
+        if name in names
+    }
+
+
 def _finer(width: int) -> int:
     """Returns the positions of a bin at the next level: a power of two."""
     return 2 ** max(0, math.ceil(math.log2(width / _FACTOR)))
@@ -188,7 +248,7 @@ def _shares(edges, regions, size) -> np.ndarray:
 
 
 def _of_places(attention_map, starts, width, side) -> Array:
-    """Returns parts of one width, `[B... x H, N, R, R]`, from `starts` `[.., N, 2]`."""
+    """Returns parts of one width, `[B... x H, n, R, R]`, from `starts` `[.., n, 2]`."""
     *batch, heads, num_queries, num_keys = attention_map.shape
     flat, count = starts.shape[:2]
     # Queries of some bins at once, so that tiles stay small.

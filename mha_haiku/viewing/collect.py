@@ -1,7 +1,6 @@
 """From attention maps to what a page shows: arrays on the host, pooled where needed.
 
-One pass over each map gives its weights, whole up to `WHOLE` positions and pooled
-beyond. Numbers of the heads of whole maps follow from these.
+Weights are whole up to `WHOLE` positions and pooled beyond.
 
 `B...` batch axes, N examples (all of `B...`), L layers, H heads, T query and S key
 positions, P query and Q key bins.
@@ -9,17 +8,17 @@ positions, P query and Q key bins.
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, display, heads, models
+from mha_haiku import attention, checks, display, models
 from mha_haiku.attention import scores
 from mha_haiku.report import dossier
-from mha_haiku.report.heads import PerHead
+from mha_haiku.studies import zoom
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
@@ -137,6 +136,7 @@ def map_set(
     only: int | None = None,
     name: str = "",
     kinds: Sequence[str] = (),
+    has_numbers: bool = True,
 ) -> dossier.MapSet:
     """Returns what maps hold, from one pass over each.
 
@@ -148,6 +148,8 @@ def map_set(
       name: Of the set.
       kinds: The kind of each map, where there are several. `sides` are those of the
         cross maps then.
+      has_numbers: Whether there are statistics of the heads, which take a second to
+        compile.
 
     Raises:
       ValueError: If there is no such head.
@@ -168,16 +170,15 @@ def map_set(
     chosen = [
         _chosen_heads(layer, each.shape[-3], wanted) for layer, each in maps.items()
     ]
+    options = {"bins": bins, "has_numbers": has_numbers}
     observed = [
-        jax.device_get(_observed(each, np.array(shown), np.array(own, int), bins=bins))
+        jax.device_get(_observed(each, np.array(shown), np.array(own, int), **options))
         for each, own in zip(maps.values(), chosen, strict=True)
     ]
-    masked = [
-        _masked(each, own, shown, edges[kind], is_whole)
-        for each, own, kind in zip(maps.values(), chosen, kinds, strict=True)
-    ]
-    numbers = _numbers(maps.values(), observed) if is_whole else {}
-    exact = [each.bias is None and _is_plain(each.score) for each in maps.values()]
+    numbers = {}
+    if has_numbers:
+        columns = [range(len(own)) for own in chosen]
+        numbers = zoom.summary([part.numbers for part in observed], columns)
     axes = [
         {kind: _axes(sides, kind, example, edges[kind]) for kind in edges}
         for example in shown
@@ -187,11 +188,11 @@ def map_set(
             _example_name(sides, batch_shape, example),
             *axes[i].get("decoder", axes[i][kinds[0]])[:2],
             tuple(part.weights[i] for part in observed),
-            tuple(None if each is None else each[i] for each in masked),
+            tuple(x.masked if x.masked is None else x.masked[i] for x in observed),
             note=sides.notes[example] if sides.notes else "",
             answers=sides.answers[example] if sides.answers else None,
             images=sides.images[example] if sides.images else None,
-            channels=_channels(observed, exact, i),
+            channels=_channels(observed, i),
             kinds={kind: each for kind, each in axes[i].items() if kind},
         )
         for i, example in enumerate(shown)
@@ -247,54 +248,52 @@ def _chosen_heads(name, num_heads, wanted) -> list[int]:
 
 class _Observed(NamedTuple):
     weights: Any  # [N, H, P, Q]
-    seeing: Any  # [N, H, T] booleans: the queries that see anything
-    query: Any  # [N, H, T, K], scaled; None where it is not shown
-    key: Any  # [N, H, S, K]
+    masked: Any  # [N, P, Q], or [N, H, P, Q] where heads differ; None: not known
+    numbers: Any  # by the names of statistics [N, H]
+    channels: Any  # as `zoom.channels` gives them; None where they are not shown
 
 
-@functools.partial(jax.jit, static_argnames=("bins",))
-def _observed(attention_map, examples, chosen, *, bins) -> _Observed:
+@functools.partial(jax.jit, static_argnames=("bins", "has_numbers"))
+def _observed(attention_map, examples, chosen, *, bins, has_numbers) -> _Observed:
     """Returns what is shown of some examples and heads."""
     *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
-    if bins is None:
+
+    def picked(x, heads=chosen):
+        return x.reshape(-1, *x.shape[len(batch_shape) :])[examples][:, heads]
+
+    if not num_heads:
+        cells = bins or (num_queries, num_keys)
+        none = jnp.zeros((len(examples), 0))
+        return _Observed(jnp.zeros((*none.shape, *cells)), None, {}, None)
+    pooled = bins and tuple(map(min, bins, (num_queries, num_keys)))
+    numbers = {}
+    if has_numbers:
+        statistics = attention_map.statistics(pooled=pooled)
+        numbers = jax.tree.map(picked, zoom.per_head(statistics))
+    if pooled is None:
         weights = attention_map.weights()
-    elif num_heads:
-        weights = attention_map.pooled(*bins)
     else:
-        sizes = zip((num_queries, num_keys), bins, strict=True)
-        cells = [len(attention.bin_edges(*each)) - 1 for each in sizes]
-        weights = jnp.zeros((*batch_shape, 0, *cells), attention_map.dtype)
-
-    def picked(x):
-        flat = x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
-        return flat[examples][:, chosen]
-
-    query = key = None
-    score, size = attention_map.score, attention_map.query.shape[-1]
+        weights = statistics.pooled if has_numbers else attention_map.pooled(*pooled)
+    masked, origin = None, attention_map.origin
+    if not np.ndim(origin.query) and not np.ndim(origin.key) and len(chosen):
+        masked = zoom.masked_cells(attention_map, *(pooled or ()))
+        masked = picked(masked, chosen if masked.shape[-3] > 1 else 0)
+    channels, size = None, attention_map.query.shape[-1]
     amount = len(examples) * num_heads * (num_queries + num_keys) * size
-    is_product = isinstance(score, scores.DotProduct) and num_heads > 0
-    if bins is None and is_product and amount <= _MOST_CHANNEL_NUMBERS:
-        query = attention_map.query * score.scale_of(size)
-        key = scores.repeat_heads(attention_map.key, num_heads)
-        query, key = (
-            picked(jnp.swapaxes(x, -2, -3)).astype(jnp.float32) for x in (query, key)
-        )
-    seeing = picked(attention_map.logsumexp) != -jnp.inf
-    return _Observed(picked(weights), seeing, query, key)
+    is_product = isinstance(attention_map.score, scores.DotProduct)
+    if pooled is None and is_product and amount <= _MOST_CHANNEL_NUMBERS:
+        *sides, exact = zoom.channels(attention_map)
+        channels = *(picked(x).astype(jnp.float32) for x in sides), exact
+    return _Observed(picked(weights), masked, numbers, channels)
 
 
-def _is_plain(score) -> bool:
-    return isinstance(score, scores.DotProduct) and score.soft_cap is None
-
-
-def _channels(observed, exact, example) -> tuple | None:
-    if all(part.query is None for part in observed):
+def _channels(observed, example) -> tuple | None:
+    channels = [part.channels for part in observed]
+    if not any(channels):
         return None
     return tuple(
-        None
-        if part.query is None
-        else dossier.Channels(part.query[example], part.key[example], is_exact)
-        for part, is_exact in zip(observed, exact, strict=True)
+        own and dossier.Channels(own[0][example], own[1][example], bool(own[2]))
+        for own in channels
     )
 
 
@@ -319,111 +318,3 @@ def _axes(sides, kind, example, edges) -> dossier.Axes:
 def _axis(texts, example, edges) -> dossier.Axis:
     tokens = texts[example] if texts else ("",) * int(edges[-1])
     return dossier.Axis(tokens, edges)
-
-
-def _masked(attention_map, chosen, examples, edges, is_whole) -> np.ndarray | None:
-    """Returns the cells in which no query may attend to any key; None: not known.
-
-    It is `zoom.masked_cells` on the host: outside of a program that one takes a second
-    to get ready, as long as the pass over 32,768 positions.
-
-    Returns:
-      Booleans `[N, P, Q]`, or `[N, H, P, Q]` where heads differ.
-    """
-    mask, origin = attention_map.mask, attention_map.origin
-    batch_shape = attention_map.shape[:-3]
-    if np.ndim(origin.query) or np.ndim(origin.key) or not chosen:
-        return None
-    if is_whole:
-        rows, columns = (np.arange(each[-1]) for each in edges)
-        allowed = np.asarray(
-            mask.aligned_tile(
-                origin.rows(rows), origin.columns(columns), len(batch_shape)
-            )
-        )
-        sizes = allowed.shape[len(batch_shape) :]
-        allowed = np.broadcast_to(allowed, (*batch_shape, *sizes))
-        allowed = allowed.reshape(-1, *sizes)[examples]
-        return ~(allowed[:, chosen] if sizes[0] > 1 else allowed[:, 0])
-    own = chosen if mask.has_heads(len(batch_shape)) else chosen[:1]
-    masked = np.array(
-        [
-            [
-                _outside(mask.at_head(_place(i, batch_shape), h), origin, edges)
-                for h in own
-            ]
-            for i in examples
-        ]
-    )
-    return masked if len(own) > 1 else masked[:, 0]
-
-
-def _place(i, batch_shape) -> tuple:
-    return np.unravel_index(i, batch_shape) if batch_shape else ()
-
-
-def _outside(mask, origin, edges) -> np.ndarray:
-    """Returns the cells of a long map that `key_range` rules out, `[P, Q]`."""
-    first_query, first_key = int(origin.query), int(origin.key)
-    query_edges, key_edges = edges
-    keys = first_key, first_key + int(key_edges[-1])
-    cells = []
-    for start, stop in zip(query_edges[:-1], query_edges[1:], strict=True):
-        rows = first_query + int(start), first_query + int(stop)
-        first, last = (int(x) - first_key for x in mask.key_range(rows, keys))
-        outside = (key_edges[1:] <= first) | (key_edges[:-1] >= last)
-        cells.append(outside | (first >= last))
-    return np.array(cells)
-
-
-def _numbers(maps: Iterable, observed: Sequence[_Observed]) -> dict[str, PerHead]:
-    """Returns some statistics of the heads of whole maps, by their names.
-
-    They are those of `AttentionMap.statistics`, in NumPy: at these sizes a program for
-    them takes a hundred times longer to compile than to run.
-    """
-    layers = [
-        _statistics(part.weights, part.seeing, each.origin)
-        for each, part in zip(maps, observed, strict=True)
-    ]
-    width = max(part.weights.shape[1] for part in observed)
-
-    def rows(function, name):
-        numbers = np.full((len(layers), width), np.nan)
-        for row, layer in zip(numbers, layers, strict=True):
-            row[: layer[name].shape[1]] = function(layer[name])
-        return numbers
-
-    return {
-        name: PerHead(
-            rows(heads.means.mean, name),
-            attention.STATISTICS[name].unit,
-            attention.STATISTICS[name].label,
-            rows(heads.means.standard_error, name),
-        )
-        for name in layers[0]
-    }
-
-
-def _statistics(weights, seeing, origin) -> dict[str, np.ndarray]:
-    """Returns statistics `[N, H]`, means over the queries that see anything."""
-    weights = weights.astype(np.float64)
-    num_queries, num_keys = weights.shape[-2:]
-    # Of stacks of maps that begin at several places, as if all began at 0.
-    first = int(origin.query) if not np.ndim(origin.query) else 0
-    offset = np.arange(num_keys)[None, :] - np.arange(num_queries)[:, None] - first
-    logarithm = np.log(np.where(weights == 0, 1, weights))
-    rows = {
-        "entropy": np.maximum(-(weights * logarithm).sum(-1), 0),
-        "largest_weight": weights.max(-1),
-        "distance": (weights * np.abs(offset)).sum(-1),
-        "previous_position": (weights * (offset == -1)).sum(-1),
-        "own_position": (weights * (offset == 0)).sum(-1),
-        "next_position": (weights * (offset == 1)).sum(-1),
-        "first_position": weights[..., 0],
-    }
-    count = seeing.sum(-1)
-    return {
-        name: np.where(seeing, row, 0).sum(-1) / np.where(count, count, np.nan)
-        for name, row in rows.items()
-    }

@@ -106,7 +106,7 @@ def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figu
     if not kinds:
         collect.named_maps(maps)
     whole = collect.map_set(
-        maps, sides, wanted=_list_of(head), only=example, kinds=kinds
+        maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
     )
     return _of_set(whole, 0, **options)
 
@@ -198,9 +198,8 @@ def _of_set(whole, example, *, colours, scale, size, title) -> "Figure":
 @functools.singledispatch
 def _figure(what: Any, *, title: str | None) -> "Figure":
     """Returns the figure of what is no map."""
-    for module, draw in _RESULTS.items():
-        if type(what).__module__ == f"mha_haiku.studies.{module}":
-            return draw(what, title)
+    if isinstance(picture := getattr(what, "picture", None), functools.partial):
+        return _drawn(picture, title)
     raise TypeError(
         "what must be attention maps, statistics, importance, roles, the result of a "
         "study or the path of a file that a run has written, got "
@@ -220,7 +219,7 @@ def _(what: attention.Statistics, *, title: str | None) -> "Figure":
         )
         for name, mean in means.items()
     }
-    draw = _drawing(per_head.statistics_picture)
+    draw = per_head.statistics_picture.__wrapped__
     return draw(numbers, title=title or "Statistics of heads", layers=[0])
 
 
@@ -231,7 +230,7 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
         what.mean, "units of the metric", "importance", what.standard_error
     )
     num_layers, num_heads = what.mean.shape
-    return _drawing(per_head.importance_picture)(
+    return per_head.importance_picture.__wrapped__(
         {"importance": numbers},
         title=title or f"Importance of heads, {count} examples",
         heads=[list(range(num_heads))] * num_layers,
@@ -274,14 +273,9 @@ def _(what: Any, *, title: str | None) -> "Figure":
 def _timeline(path, title) -> "Figure":
     from mha_haiku.studies import timeline
 
-    lines = timeline.read(path)
-    if not lines:
+    if not timeline.read(path):
         raise checks.ConfigError(f"{path} has no lines.")
-    steps, scores = timeline.curves(lines)
-    name = path.resolve().parents[1].name
-    title = title or f"Heads of {name} while they learn"
-    labels = timeline.labels(lines)
-    return _drawing(curves.timeline)(steps, scores, title=title, labels=labels)
+    return _drawn(timeline.picture(path), title)
 
 
 def _metrics(path, title) -> "Figure":
@@ -291,14 +285,14 @@ def _metrics(path, title) -> "Figure":
     if not reports:
         raise checks.ConfigError(f"{path} has no reports.")
     title = title or f"Loss and accuracy of {path.resolve().parent.name}"
-    return _drawing(curves.learning)(reports, title=title)
+    return curves.learning.__wrapped__(reports, title=title)
 
 
 def _pruning(path, title) -> "Figure":
     from mha_haiku.studies import pruning
 
     curve = pruning.read_curve(path)
-    return _drawing(curves.pruning)(curve, title=title or "Heads kept")
+    return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
 
 
 _FILES: dict[str, Callable] = {
@@ -308,51 +302,10 @@ _FILES: dict[str, Callable] = {
 }
 
 
-def _of_importance(what, title):
-    return _drawing(per_head.importance_picture)(
-        what.numbers,
-        title=title or what.title,
-        heads=what.heads,
-        layers=what.layers,
-        kinds=what.kinds,
-    )
-
-
-def _of_statistics(what, title):
-    return _drawing(per_head.statistics_picture)(
-        what.numbers,
-        title=title or what.title,
-        layers=what.layers,
-        kinds=what.kinds,
-    )
-
-
-def _of_pruning(what, title):
-    from mha_haiku.studies import pruning
-
-    return _drawing(curves.pruning)(pruning.curve(what), title=title or what.title)
-
-
-def _of_rollouts(what, title):
-    from mha_haiku.studies import rollouts
-
-    return _drawing(curves.rollout)(
-        rollouts.summary(what.changes), what.published, title=title or what.title
-    )
-
-
-# By the study's module, which is imported already where its result is.
-_RESULTS: dict[str, Callable] = {
-    "head_importance": _of_importance,
-    "head_statistics": _of_statistics,
-    "pruning": _of_pruning,
-    "rollouts": _of_rollouts,
-}
-
-
-def _drawing(picture: Callable) -> Callable[..., "Figure"]:
-    """Returns the function that draws the figure of a picture."""
-    return picture.__wrapped__
+def _drawn(picture: functools.partial, title: str | None) -> "Figure":
+    """Returns the figure of a picture."""
+    titled = {} if title is None else {"title": title}
+    return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)
 
 
 def _is_saved_maps(what) -> bool:

@@ -125,7 +125,7 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
     halves, tmp_path, monkeypatch
 ):
     pytest.importorskip("matplotlib")
-    from mha_haiku.report import claims as pictures
+    from mha_haiku.claims import pictures
 
     (outcome,) = _all(halves, tmp_path, formats=())
     drawn = []
@@ -133,8 +133,8 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
     def draw(*arguments, format, **options):
         drawn.append(original(*arguments, **options))
 
-    original = pictures.claim.__wrapped__
-    monkeypatch.setattr(pictures, "claim", draw)
+    original = pictures.picture.__wrapped__
+    monkeypatch.setattr(pictures, "picture", draw)
     outcome.picture()
     (sheet,) = drawn
     curve, size, lack = (axes for axes in sheet.axes if axes.axison)

@@ -91,7 +91,7 @@ def test_numbers_are_those_that_were_computed(trained):
         )
     }
     result = head_importance.HeadImportance(
-        "", ((0, 1), (0, 1)), {}, numbers, np.eye(1), 30
+        "", ((0, 1), (0, 1)), {}, numbers, np.eye(1), 30, (0, 1)
     )
     written = folders.Folder(trained).heads
     head_importance.write(result, written)

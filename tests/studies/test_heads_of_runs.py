@@ -167,7 +167,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     assert steps.tolist() == [0, 10, 20, 30]
     lacking = {"separator", "aligned", "monotonic"}
     assert set(scores) == set(heads.SCORES) - lacking | {"gradient"}
-    assert "layers" not in lines[0] and not timeline.labels(lines)
+    assert "layers" not in lines[0]
     assert scores["gradient"].mean.shape == (4, 2, 2)
     assert scores["own_position"].mean.max() <= 1
     assert np.isfinite(scores["relative_entropy"].mean).all()
