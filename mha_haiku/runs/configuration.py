@@ -91,9 +91,6 @@ _SECTIONS = {
     "devices": sharing.FIELDS,
 }
 
-RENAMED = fields.renamed("config", _SECTIONS)
-"""The names of fields now, by their former names."""
-
 
 def declared(task_name: str) -> fields.Section:
     """Returns all fields of the config of a run.

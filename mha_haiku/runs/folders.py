@@ -24,7 +24,7 @@ from mha_haiku.training import evaluation, optimizers, stepping
 if TYPE_CHECKING:
     from mha_haiku import heads
 
-_FORM = 2  # version of the folder's format; mha_haiku 0.1.0 wrote none
+_FORM = 2  # version of the folder's format
 
 
 class Folder(NamedTuple):
@@ -454,11 +454,6 @@ def _read_whole(folder) -> dict[str, Any] | None:
     saved = files.read_json(folder.config)
     if saved is None:
         return None
-    if "config" in saved and not {"form", "sha256"} & set(saved):
-        raise ConfigError(
-            f"The run in {folder.root} is of mha_haiku 0.1.0.\n"
-            "Only that version can go on with it; take another workdir."
-        )
     digest = saved.pop("sha256", None)
     if digest != _digest(saved):
         raise ConfigError(
