@@ -70,19 +70,19 @@ def decoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
 
 
 def cross_mask(
-    num_keys: int, lengths: Array | None, decoder_lengths: Array | None
+    source: Array | None, lengths: Array | None, decoder_lengths: Array | None
 ) -> Mask | None:
     """Returns the mask of cross-attention.
 
     Args:
-      num_keys: S.
+      source: `[B, S, ...]`; may be None where there are no lengths of the decoder.
       lengths: `[B]`, valid positions of the source; None: all S are.
       decoder_lengths: `[B]`, those of the decoder; None: all are.
     """
     if lengths is None and decoder_lengths is None:
         return None
     if lengths is None:
-        lengths = jnp.full_like(decoder_lengths, num_keys)
+        lengths = jnp.full_like(decoder_lengths, source.shape[1])
     return masks.padding(lengths, decoder_lengths)
 
 
