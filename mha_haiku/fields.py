@@ -95,13 +95,9 @@ def portion(name: str, value: Any) -> float:
 
 
 def option(default: Any, meaning: str, check: Check, section: str = "task") -> Any:
-    """Returns a field of a task, which is a dataclass; see `tasks.Task`.
+    """Returns a field of a task, which is a dataclass; see `Field` and `tasks.Task`.
 
-    Args:
-      default: See `Field`, as the next two.
-      meaning: What it is.
-      check: Of its values.
-      section: The section of a config that has it, "task" or "data".
+    It stands in the section "task" or "data" of a config.
     """
     declared = Field(default, meaning, check)
     return dataclasses.field(
@@ -166,11 +162,6 @@ def flat(path: str, section: Section) -> Iterator[tuple[str, Field]]:
 @checks.user_mistakes()
 def check(path: str, values: Any, section: Section) -> None:
     """Checks that `values` has the fields of a section and no others, all in range.
-
-    Args:
-      path: The section's whole name, as `config.model`.
-      values: Its values, sections as dicts.
-      section: What is declared.
 
     Raises:
       ConfigError: At the first field that is missing, unknown or out of its range.

@@ -380,11 +380,7 @@ FIELDS = {
 
 
 def make_norm(config: Any) -> Callable[..., Callable[[jax.Array], jax.Array]]:
-    """Returns what makes the norms of a model from their `name`.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns what makes the norms of a model from their `name`."""
     return functools.partial(NORMS[config.norm.kind], config.norm.epsilon)
 
 

@@ -243,9 +243,6 @@ def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
     Those of an encoder-decoder are `Maps`: cross-attention's are `(B, H, S_max, S)`.
     Rows of positions that no token has been put at have no weights.
 
-    Args:
-      cache: Of a prefill with `keep_queries`, and any number of steps.
-
     Raises:
       ValueError: If queries were not kept.
     """

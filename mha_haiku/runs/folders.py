@@ -272,13 +272,7 @@ def make_model(
     task: tasks.Task,
     placement: devices.Placement | None = None,
 ) -> models.Model:
-    """Returns the model that `config.model` describes, for the task.
-
-    Args:
-      config: The run's config.
-      task: The task.
-      placement: The devices that divide its attention; None: a single device.
-    """
+    """Returns the model that `config.model` describes, for the task."""
     implementation = config.model.attention.implementation
     if placement is not None:
         implementation = placement.implementation(implementation)
@@ -364,11 +358,7 @@ def write_config(
 ) -> None:
     """Writes config.json: the resolved config, versions and devices.
 
-    Args:
-      folder: The run's folder.
-      config: The resolved config.
-      used: The devices.
-      task: The task. Its tokenizer, if it has one, is written to tokenizer.json.
+    The tokenizer of the task, if there is one, is written to tokenizer.json.
     """
     import haiku
     import jaxlib
