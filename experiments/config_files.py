@@ -99,8 +99,8 @@ def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]
 
     Args:
       config: Changed in place.
-      overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, or
-        its former name, and the text to parse by the type of its default.
+      overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, and
+        the text to parse by the type of its default.
 
     Raises:
       ConfigError: If there is no such field, or the text is not of its type.
@@ -112,12 +112,10 @@ def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]
         if name == "config.task.name":
             configuration.set_task(config, text)
     places = {name: (section, key) for name, section, key in _fields(config)}
-    for given, text in overrides:
-        names = [given] if given in places else configuration.RENAMED.get(given, ())
-        if not names or not set(names) <= set(places):
-            raise _unknown_field(config, places, given, text)
-        for name in names:
-            _set(*places[name], given, text)
+    for name, text in overrides:
+        if name not in places:
+            raise _unknown_field(config, places, name, text)
+        _set(*places[name], name, text)
 
 
 def describe(path: str) -> list[str]:

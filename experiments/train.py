@@ -1,6 +1,6 @@
 """Trains a model and writes its attention maps.
 
-Run: python -m experiments.train --config=configs/reverse.py --config.model.num_heads=2
+Run: python -m experiments.train --config=configs/reverse.py --config.training.steps=100
 
      python -m experiments.train --workdir=runs/gpt --config.data.path=book.txt
 

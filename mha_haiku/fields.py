@@ -32,15 +32,12 @@ class Field:
       meaning: What it is, in a line.
       check: Called with the field's whole name and a value; raises ValueError.
       kind: The type of its values where the default is None.
-      formerly: The whole name that it once had, such as `config.model.num_heads`; one
-        name may have become several fields. It still sets them from the command line.
     """
 
     default: Any
     meaning: str
     check: Check
     kind: type | None = None
-    formerly: str | None = None
 
     @property
     def explained(self) -> str:
@@ -98,13 +95,9 @@ def portion(name: str, value: Any) -> float:
 
 
 def option(default: Any, meaning: str, check: Check, section: str = "task") -> Any:
-    """Returns a field of a task, which is a dataclass; see `tasks.Task`.
+    """Returns a field of a task, which is a dataclass; see `Field` and `tasks.Task`.
 
-    Args:
-      default: See `Field`, as the next two.
-      meaning: What it is.
-      check: Of its values.
-      section: The section of a config that has it, "task" or "data".
+    It stands in the section "task" or "data" of a config.
     """
     declared = Field(default, meaning, check)
     return dataclasses.field(
@@ -166,28 +159,14 @@ def flat(path: str, section: Section) -> Iterator[tuple[str, Field]]:
             yield from flat(f"{path}.{name}", entry)
 
 
-def renamed(path: str, section: Section) -> dict[str, list[str]]:
-    """Returns the whole names of fields by the ones that they had formerly."""
-    names: dict[str, list[str]] = {}
-    for name, field in flat(path, section):
-        if field.formerly:
-            names.setdefault(field.formerly, []).append(name)
-    return names
-
-
 @checks.user_mistakes()
 def check(path: str, values: Any, section: Section) -> None:
     """Checks that `values` has the fields of a section and no others, all in range.
 
-    Args:
-      path: The section's whole name, as `config.model`.
-      values: Its values, sections as dicts.
-      section: What is declared.
-
     Raises:
       ConfigError: At the first field that is missing, unknown or out of its range.
     """
-    _check_names(path, values, section, renamed(path, section))
+    _check_names(path, values, section)
     _check_values(path, values, section)
 
 
@@ -203,18 +182,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {lasts[near[0]]!r}?" if near else checks.nearest(name, names)
 
 
-def _check_names(path, values, section, former) -> None:
+def _check_names(path, values, section) -> None:
     if not isinstance(values, Mapping):
-        if path in former:
-            raise _former(path, former)
         raise checks.ConfigError(
             f"{path} must be a section of fields, got {checks.shown(values)}."
         )
     missing = [name for name in section if name not in values]
     unknown = [name for name in values if name not in section]
-    for name in unknown:
-        if f"{path}.{name}" in former:
-            raise _former(f"{path}.{name}", former)
     if unknown:
         suggestion = checks.nearest(str(unknown[0]), missing)
         if not suggestion:
@@ -224,7 +198,7 @@ def _check_names(path, values, section, former) -> None:
         raise checks.ConfigError(f"{path} has no field {unknown[0]!r}.{suggestion}")
     for name, entry in section.items():
         if not isinstance(entry, Field) and name in values:
-            _check_names(f"{path}.{name}", values[name], entry, former)
+            _check_names(f"{path}.{name}", values[name], entry)
     if missing:
         raise checks.ConfigError(f"{path}.{missing[0]} is missing.")
 
@@ -235,10 +209,3 @@ def _check_values(path, values, section) -> None:
             entry.check(f"{path}.{name}", values[name])
         else:
             _check_values(f"{path}.{name}", values[name], entry)
-
-
-def _former(name, former) -> checks.ConfigError:
-    return checks.ConfigError(
-        f"{name} is {' and '.join(former[name])} now.\nA config starts from "
-        "runs.default_config() and sets what differs, as configs/reverse.py does."
-    )

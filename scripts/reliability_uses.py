@@ -45,9 +45,9 @@ def changed_configs(subject: Subject, count: int, chance: random.Random) -> Outc
 
     other, longer = "--config.optimizer.b1=0.5", f"--config.training.steps={STEPS + 20}"
     yield refused(other, expected=["config.optimizer.b1: 0.9 -> 0.5"])
-    wider = ["--config.model.hidden_size=48", longer, "--override_config"]
+    wider = ["--config.model.feed_forward.hidden_size=48", longer, "--override_config"]
     yield refused(*wider, expected=["has the shape", "feed_forward", "48"])
-    fewer = ["--config.model.with_bias=False", longer, "--override_config"]
+    fewer = ["--config.model.attention.with_bias=False", longer, "--override_config"]
     yield refused(*fewer, expected=["it also has", "['b']"])
     _save_as_double(subject, workdir)
     yield refused(

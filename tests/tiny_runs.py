@@ -53,18 +53,49 @@ def linear_model(dropout_rate: float = 0.0) -> models.Model:
     return models.Model(init, apply)
 
 
+# What tests call fields of config.model for short.
+_SHORT = {
+    "positions": ["embedding.positions"],
+    "max_length": ["embedding.max_length"],
+    "with_bias": [
+        "attention.with_bias",
+        "attention.output_bias",
+        "feed_forward.with_bias",
+    ],
+    "hidden_size": ["feed_forward.hidden_size"],
+    "hidden_sizes": ["feed_forward.hidden_sizes"],
+    "activation": ["feed_forward.activation"],
+    "norm": ["norm.kind"],
+    "norm_epsilon": ["norm.epsilon"],
+    "norm_position": ["norm.position"],
+} | {
+    name: [f"attention.{name}"]
+    for name in (
+        "num_heads",
+        "num_key_value_heads",
+        "key_size",
+        "qk_norm",
+        "smear_keys",
+        "kept_heads",
+    )
+}
+
+
 def set_fields(path, config, fields) -> None:
     """Sets fields of a section, right or wrong ones, to any values.
 
     Args:
       path: The section's name, as `config.model`.
       config: The section, changed in place.
-      fields: Values by name, as `attention__num_heads`, or by a name of formerly.
+      fields: Values by name, as `attention__num_heads`, or by a name of `_SHORT`.
     """
     for name, value in fields.items():
-        whole = f"{path}.{name.replace('__', '.')}"
-        for now in configuration.RENAMED.get(whole, [whole]):
-            *sections, field = now.removeprefix(f"{path}.").split(".")
+        short = name.removeprefix("model__")
+        is_model = path == "config.model" or short != name
+        names = _SHORT.get(short, []) if is_model else []
+        before = "model." if short != name else ""
+        for whole in [before + each for each in names] or [name.replace("__", ".")]:
+            *sections, field = whole.split(".")
             section = config
             for each in sections:
                 section = section[each]

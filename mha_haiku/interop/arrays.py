@@ -281,12 +281,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_names_once(path: Path, names: list[str]) -> None:
-    """Raises ConfigError unless all names differ: of two, readers would take the last.
-
-    Args:
-      path: Where they are.
-      names: The names.
-    """
+    """Raises ConfigError where a name is there twice: readers would take the last."""
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
         raise checks.ConfigError(f"{path} has names twice: {listed(doubled)}.")

@@ -72,11 +72,6 @@ def translated(
 ) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
     """Returns what a `config.json` would say, and the arrays by their names there.
 
-    Args:
-      path: The file.
-      fields: Its fields.
-      stored: Its arrays.
-
     Raises:
       ConfigError: If its architecture, or an option of it, is not supported.
     """
@@ -130,11 +125,6 @@ def tokenizer(
     """Returns the tokenizer that the file describes.
 
     None where it has none, or one of a kind that is not read, of which a warning tells.
-
-    Args:
-      path: The file.
-      fields: Its fields.
-      least_tokens: See `tokenization.Pretrained`.
     """
     kind = fields.get("tokenizer.ggml.model")
     if kind is None:

@@ -101,12 +101,7 @@ OWN = "mha_haiku"  # `model_type` of models that have no other layout
 
 
 def sizes_of(config: Any, params: Mapping[str, Mapping[str, Any]]) -> Sizes:
-    """Returns the vocabulary or width of the inputs, and the number of classes.
-
-    Args:
-      config: `config.model`.
-      params: Parameters of the model.
-    """
+    """Returns the vocabulary or width of the inputs, and the number of classes."""
     embedding = params["embedding"]
     num_tokens = feature_size = None
     if "embeddings" in embedding:
@@ -217,9 +212,6 @@ def read_config(
     theirs: Mapping[str, Any],
 ) -> tuple["ml_collections.ConfigDict", Sizes]:
     """Returns `config.model`, and the sizes beside it, that a config.json describes.
-
-    Args:
-      theirs: The contents of config.json.
 
     Raises:
       ConfigError: If its family or an option of it is not supported.

@@ -159,13 +159,11 @@ FIELDS = {
             "learned",
             "how the order of positions enters the model",
             OneOf(POSITIONS),
-            formerly="config.model.positions",
         ),
         "max_length": Field(
             16,
             "number of learned positions, the longest input they allow",
             fields.integer(1, 2**24),
-            formerly="config.model.max_length",
         ),
         "scale": Field(
             1.0,
@@ -197,21 +195,18 @@ FIELDS = {
             1,
             "query heads of each layer; 0: no attention part",
             _SIZE_OR_NONE,
-            formerly="config.model.num_heads",
         ),
         "num_key_value_heads": Field(
             None,
             "key/value heads of each layer, a divisor of num_heads; None: num_heads",
             fields.optional(_SIZE),
             int,
-            formerly="config.model.num_key_value_heads",
         ),
         "key_size": Field(
             None,
             "query, key and value size of a head; None: model_size / num_heads",
             fields.optional(_SIZE),
             int,
-            formerly="config.model.key_size",
         ),
         "score": Field(
             "dot_product", "how a query and a key give a score", OneOf(SCORES)
@@ -269,25 +264,21 @@ FIELDS = {
             True,
             "whether queries, keys and values have a bias",
             fields.boolean,
-            formerly="config.model.with_bias",
         ),
         "output_bias": Field(
             True,
             "whether the output projection has a bias",
             fields.boolean,
-            formerly="config.model.with_bias",
         ),
         "qk_norm": Field(
             False,
             "whether queries and keys are normalized, per head",
             fields.boolean,
-            formerly="config.model.qk_norm",
         ),
         "smear_keys": Field(
             False,
             "whether each key is mixed with the one before it, by a learned share",
             fields.boolean,
-            formerly="config.model.smear_keys",
         ),
         "residual": Field(
             True, "whether attention adds its output to its input", fields.boolean
@@ -302,7 +293,6 @@ FIELDS = {
             "pruned models: a list of the heads left in each layer (encoder, decoder, "
             "cross-attention in turn); None: all",
             fields.optional(a_list),
-            formerly="config.model.kept_heads",
         ),
     },
     "feed_forward": {
@@ -310,19 +300,16 @@ FIELDS = {
             64,
             "hidden units of the feed-forward part; 0: no such part",
             fields.integer(0, 2**22),
-            formerly="config.model.hidden_size",
         ),
         "activation": Field(
             "gelu",
             "activation function of the hidden units (with a gate: those in -glu)",
             OneOf(ACTIVATIONS),
-            formerly="config.model.activation",
         ),
         "with_bias": Field(
             True,
             "whether both projections have a bias",
             fields.boolean,
-            formerly="config.model.with_bias",
         ),
         "residual": Field(
             True, "whether this part adds its output to its input", fields.boolean
@@ -336,7 +323,6 @@ FIELDS = {
             None,
             "pruned models: a list of the hidden units of each layer; None: all",
             fields.optional(a_list),
-            formerly="config.model.hidden_sizes",
         ),
     },
     "norm": {
@@ -344,19 +330,16 @@ FIELDS = {
             "layer_norm",
             "how activations are normalized",
             OneOf(NORMS),
-            formerly="config.model.norm",
         ),
         "epsilon": Field(
             1e-5,
             "added to the variance, so that no division is by 0",
             checks.positive_number,
-            formerly="config.model.norm_epsilon",
         ),
         "position": Field(
             "pre",
             "whether norms come before or after the parts of a layer",
             OneOf(NORM_POSITIONS),
-            formerly="config.model.norm_position",
         ),
     },
     "output": {
@@ -397,11 +380,7 @@ FIELDS = {
 
 
 def make_norm(config: Any) -> Callable[..., Callable[[jax.Array], jax.Array]]:
-    """Returns what makes the norms of a model from their `name`.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns what makes the norms of a model from their `name`."""
     return functools.partial(NORMS[config.norm.kind], config.norm.epsilon)
 
 

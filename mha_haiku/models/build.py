@@ -1,6 +1,6 @@
 """Whole models as pure functions, built from a config.
 
-B batch, T positions, S positions of a source, D width, H heads, L layers, C classes.
+B batch, T positions, S positions of a source, D width.
 Families differ in their targets: `encoder` classifies each position, `causal` the same
 but from earlier positions only, `set_classifier` chooses one element of a set,
 independent of the order, and `encoder_decoder` predicts another sequence.
@@ -16,34 +16,14 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from mha_haiku import attention, checks, display, modules
-from mha_haiku.models import architecture, consistency, ends, incremental, layers, parts
-from mha_haiku.models.kinds import Maps
+from mha_haiku import checks, display, modules
+from mha_haiku.models import architecture, consistency, forward, incremental, parts
+from mha_haiku.models.forward import Output
 
 if TYPE_CHECKING:
     import ml_collections
 
 Array = jax.Array
-
-
-class Output(NamedTuple):
-    """What a model returns.
-
-    Attributes:
-      logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
-        classifier `[B, T]`, one per element; None where the config wants none.
-      maps: One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder
-        `Maps`, those of all its attention parts.
-      output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
-        encoder-decoder that of the decoder.
-    """
-
-    logits: Array | None
-    maps: tuple[attention.AttentionMap, ...]
-    output: Array | None = None
-
-    def __repr__(self) -> str:
-        return display.record(self)
 
 
 class Model(NamedTuple):
@@ -154,75 +134,33 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     from ml_collections import FrozenConfigDict
 
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
-
-    stack = _stack(config, is_scanned)
-
-    def forward(inputs, lengths=None, segments=None, **options):
-        valid = ends.valid(inputs, lengths)
-        embedding = ends.make_embedding(config, num_tokens)
-        inputs = ends.zeroed(inputs, valid)
-        x, maps = layers.make_encoder(config, implementation, stack)(
-            ends.embedded(config, embedding, inputs, segments),
-            layers.encoder_masks(config, lengths),
-            bias=layers.bias(config),
-            **options,
-        )
-        logits = None
-        if config.output.logits:
-            logits = ends.logits(config, embedding, x, valid, num_classes, policy)
-        return Output(logits, maps, policy.cast_to_output(x))
-
-    def forward_both(
-        inputs,
-        lengths=None,
-        segments=None,
-        *,
-        decoder_inputs,
-        decoder_lengths=None,
-        **options,
-    ):
-        valid, decoder_valid = (
-            ends.valid(x, own)
-            for x, own in ((inputs, lengths), (decoder_inputs, decoder_lengths))
-        )
-        x = ends.embedded(
-            config,
-            ends.make_embedding(config, num_tokens),
-            ends.zeroed(inputs, valid),
-            segments,
-        )
-        encoded, encoder_maps = layers.make_encoder(config, implementation, stack)(
-            x,
-            layers.encoder_masks(config, lengths),
-            bias=layers.bias(config, "encoder"),
-            **options,
-        )
-        embedding = ends.make_embedding(config, num_classes, decoder=True)
-        y = ends.embedded(
-            config, embedding, ends.zeroed(decoder_inputs, decoder_valid), decoder=True
-        )
-        y, decoder_maps = layers.make_decoder(config, implementation, stack)(
-            y,
-            encoded,
-            layers.decoder_masks(config, decoder_lengths),
-            layers.cross_mask(inputs.shape[1], lengths, decoder_lengths),
-            bias=layers.bias(config, "decoder"),
-            **options,
-        )
-        own, cross = zip(*decoder_maps, strict=True)
-        kinds = len(encoder_maps), len(own), len(cross)
-        logits = ends.logits(config, embedding, y, decoder_valid, num_classes, policy)
-        maps = Maps((*encoder_maps, *own, *cross), kinds)
-        return Output(logits, maps, policy.cast_to_output(y))
-
+    run = functools.partial(
+        forward.forward,
+        config,
+        num_tokens=num_tokens,
+        num_classes=num_classes,
+        implementation=implementation,
+        policy=policy,
+    )
+    stack = modules.scanned if is_scanned else modules.looped
+    if config.rematerialize:
+        stack = modules.rematerialized(stack)
     has_decoder = config.family == "encoder_decoder"
-    transformed = hk.transform(forward_both if has_decoder else forward)
+    transformed = hk.transform(
+        lambda *given, **more: run(*given, **more, stack=stack)[0]
+    )
 
     def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         inputs = policy.cast_to_param(inputs)
-        given = _decoder(has_decoder, decoder_inputs, decoder_lengths)
-        return transformed.init(rng, inputs, lengths, **given, is_training=False)
+        return transformed.init(
+            rng,
+            inputs,
+            lengths,
+            decoder_inputs=decoder_inputs,
+            decoder_lengths=decoder_lengths,
+            is_training=False,
+        )
 
     def apply(
         params,
@@ -250,29 +188,19 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
             inputs,
             lengths,
             segments,
-            **_decoder(has_decoder, decoder_inputs, decoder_lengths),
+            decoder_inputs=decoder_inputs,
+            decoder_lengths=decoder_lengths,
             is_training=is_training,
         )
 
-    decoding = incremental.decoding(
-        config,
-        num_tokens=num_tokens,
-        num_classes=num_classes,
-        implementation=implementation,
-        policy=policy,
-        is_scanned=is_scanned,
-    )
+    vocabulary = num_classes if has_decoder else num_tokens
     return Model(
         init,
         apply,
         description=parts.description(config),
-        decoding=decoding,
+        decoding=incremental.decoding(config, run, vocabulary, policy, is_scanned),
         config=FrozenConfigDict(config),
     )
-
-
-def _decoder(has_decoder, inputs, lengths) -> dict[str, Any]:
-    return {"decoder_inputs": inputs, "decoder_lengths": lengths} if has_decoder else {}
 
 
 def _check_decoder_inputs(has_decoder, inputs, lengths):
@@ -326,8 +254,3 @@ def _is_known(x):
     """Returns whether this process can look at the numbers of an array."""
     is_traced = isinstance(x, jax.core.Tracer)
     return not is_traced and getattr(x, "is_fully_addressable", True)
-
-
-def _stack(config, is_scanned):
-    stack = modules.scanned if is_scanned else modules.looped
-    return modules.rematerialized(stack) if config.rematerialize else stack

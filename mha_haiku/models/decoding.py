@@ -146,21 +146,10 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """Yields the next token of each text, `[B]` integers, until all have ended.
 
-    The tokens are those of `generate`, whose arguments these are. A text that has ended
-    goes on with `end_token`, or -1 where there is none.
-
-    Args:
-      model: See `generate`.
-      params: See `generate`.
-      prompts: See `generate`.
-      lengths: See `generate`.
-      strategy: See `generate`; no beam, whose tokens are not final before its end.
-      max_length: See `generate`.
-      end_token: See `generate`.
-      key: See `generate`.
-      source: See `generate`.
-      source_lengths: See `generate`.
-      chunk: How many tokens are computed at a time; the first comes alone.
+    Tokens and arguments are those of `generate`, but for the strategy, which may be no
+    beam: its tokens are not final before its end. A text that has ended goes on with
+    `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
+    first comes alone.
 
     Raises:
       ValueError: As `generate`, before anything is yielded.

@@ -1,7 +1,8 @@
 """The two ends of a model: from inputs to the first layer, from the last to logits.
 
 B batch, T positions, D width, C classes. `embedding` is a table of vectors by token, or
-a linear map of features; tied logits read the table once more.
+a linear map of features; tied logits read the table once more. Modules and sites of a
+decoder have names of their own.
 """
 
 from typing import Any
@@ -24,13 +25,7 @@ OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 def make_embedding(
     config: Any, num_tokens: int | None, *, decoder: bool = False
 ) -> hk.Module:
-    """Returns the module that embeds inputs.
-
-    Args:
-      config: `config.model`.
-      num_tokens: Vocabulary of the inputs; None where they are features.
-      decoder: Whether they are those of a decoder, which has names of its own.
-    """
+    """Returns what embeds tokens, or features where there are no `num_tokens`."""
     name = _prefix(decoder) + "embedding"
     if num_tokens is None:
         return hk.Linear(config.model_size, name=name)
@@ -48,15 +43,9 @@ def embedded(
 ) -> Array:
     """Returns `[B, T, D]`: embedded inputs, plus positions and segments, normalized.
 
-    It is the site "embedding", of a decoder "decoder_embedding".
-
-    Args:
-      config: `config.model`.
-      embedding: As `make_embedding` makes it.
-      inputs: `[B, T]` tokens, or `[B, T, ...]` features.
-      segments: `[B, T]` integers; None: all 0.
-      decoder: Whether the inputs are those of a decoder, which has no segments.
-      first: The position of the first of the inputs.
+    Inputs are `[B, T]` tokens or `[B, T, ...]` features, the first at position `first`;
+    segments `[B, T]` integers. It is the site "embedding", of a decoder
+    "decoder_embedding".
     """
     own, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
@@ -109,15 +98,7 @@ def logits(
 ) -> Array:
     """Returns the logits: `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`.
 
-    They are the site "logits".
-
-    Args:
-      config: `config.model`.
-      embedding: As `make_embedding` makes it.
-      x: `[B, T, D]`, the output of the last layer.
-      valid: `[B, T]`, which positions are no padding; None: all.
-      num_classes: C.
-      policy: Tells the dtype of logits.
+    They are of `x`, `[B, T, D]`, which the last layer returns, and the site "logits".
     """
     own, is_set = config.output, config.family == "set_classifier"
     x = _pooled(own.pool, x, valid)

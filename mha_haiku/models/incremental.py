@@ -1,7 +1,7 @@
 """A model token by token: what it keeps of earlier tokens, and one step.
 
 B batch, P positions of prompts, S_max positions that a text may grow to, S positions of
-a source, D width, C tokens of the vocabulary, L layers.
+a source, C tokens of the vocabulary, L layers.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku import attention, checks, masks, modules, tiles
-from mha_haiku.models import ends, layers, parts
+from mha_haiku import attention, checks, modules, tiles
+from mha_haiku.models import parts
 from mha_haiku.models.kinds import Maps
 from mha_haiku.modules import multi_head_attention
 
@@ -113,10 +113,8 @@ class Decoding(NamedTuple):
 
 def decoding(
     config: Any,
-    *,
+    forward: Callable,
     num_tokens: int | None,
-    num_classes: int,
-    implementation: str | Callable,
     policy: jmp.Policy,
     is_scanned: bool,
 ) -> Decoding | None:
@@ -124,31 +122,30 @@ def decoding(
 
     Args:
       config: `config.model`.
-      num_tokens: Vocabulary of the inputs; None where they are features.
-      num_classes: C.
-      implementation: That of attention among the tokens of prompts, as in `attend`.
+      forward: The model's `forward.forward`, with all of its sizes but `stack`.
+      num_tokens: The vocabulary; None where the model reads features.
       policy: Of the model's precision.
       is_scanned: Whether the model's layers are scanned; steps are looped.
     """
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
-    reads_tokens = has_source or num_tokens is not None
-    if config.family not in ("causal", "encoder_decoder") or not has_logits:
-        return None
-    if not reads_tokens:
+    is_causal = config.family in ("causal", "encoder_decoder")
+    if num_tokens is None or not is_causal or not has_logits:
         return None
     has_table = config.embedding.positions == "learned"
     longest = config.embedding.max_length if has_table else None
-    forward = hk.transform(
-        functools.partial(
-            _forward_both if has_source else _forward,
-            config,
-            num_tokens=num_tokens,
-            num_classes=num_classes,
-            implementation=implementation,
-            policy=policy,
-        )
-    ).apply
+    transformed = hk.transform(
+        functools.partial(forward, is_training=False, stack=modules.looped)
+    )
+
+    def advance(params, tokens, source, source_lengths, **more):
+        """Returns the logits of one token, the maps and the changed caches."""
+        given = {"inputs": tokens}
+        if has_source:
+            given = {"inputs": source, "lengths": source_lengths}
+            given["decoder_inputs"] = tokens
+        output, caches = transformed.apply(params, None, **given, **more)
+        return output.logits[..., 0, :], output.maps, caches
 
     def prepare(params):
         if isinstance(params, Prepared):
@@ -181,33 +178,26 @@ def decoding(
             attention.Prompt(lengths, max_length, window, keep_queries)
             for window in windows
         ]
-        given = {}
         if has_source:
             of_source = attention.Prompt(
                 lengths, max_length, None, keep_queries, is_source=True
             )
             caches = [(own, of_source) for own in caches]
-            given["source"] = policy.cast_to_compute(jnp.asarray(source))
-        logits, maps, caches, encoder_maps = forward(
+            source = policy.cast_to_compute(jnp.asarray(source))
+        logits, maps, caches = advance(
             prepare(params).params,
-            None,
             prompts,
-            caches,
-            0,
-            last=lengths - 1,
-            source_lengths=source_lengths,
-            **given,
-        )
-        rows = None
-        if keep_queries:
-            rows = tuple(map(_without_arrays, maps))
-        return logits, DecodingCache(
-            caches,
-            lengths,
+            source,
             source_lengths,
-            rows,
-            encoder_maps if keep_queries else (),
-            max_length,
+            caches=caches,
+            last=lengths - 1,
+        )
+        rows, encoder_maps = None, ()
+        if keep_queries:
+            encoder_maps = maps.encoder if has_source else ()
+            rows = tuple(map(_without_arrays, maps[len(encoder_maps) :]))
+        return logits, DecodingCache(
+            caches, lengths, source_lengths, rows, encoder_maps, max_length
         )
 
     def step(params, tokens, cache):
@@ -220,23 +210,21 @@ def decoding(
 
         @jax.vmap
         def step_of_one(token, caches, position, source_lengths):
-            logits, maps, caches, _ = forward(
+            return advance(
                 params,
-                None,
                 token[None],
-                caches,
-                position,
-                source_lengths=source_lengths,
+                None,
+                source_lengths,
+                caches=caches,
+                first=position,
             )
-            return logits, maps, caches
 
         logits, maps, caches = step_of_one(
             jnp.asarray(tokens), cache.layers, cache.positions, cache.source_lengths
         )
         return logits, maps, cache.at(cache.positions + 1, caches)
 
-    vocabulary = num_classes if has_source else num_tokens
-    return Decoding(prefill, step, prepare, vocabulary, longest, has_source)
+    return Decoding(prefill, step, prepare, num_tokens, longest, has_source)
 
 
 def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
@@ -249,124 +237,11 @@ def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
         )
 
 
-def _forward(
-    config,
-    tokens,
-    caches,
-    first,
-    *,
-    num_tokens,
-    num_classes,
-    implementation,
-    policy,
-    last=None,
-    source_lengths=None,
-):
-    """Returns logits `[B..., C]`, maps and caches after tokens `[B..., T]`, and ().
-
-    Args:
-      config: `config.model`.
-      tokens: Those of prompts, `[B, P]`, or a single one, `[1]`.
-      caches: A `Prompt` or a `Cache` for each layer.
-      first: The position of the first token.
-      num_tokens: See `decoding`.
-      num_classes: See `decoding`.
-      implementation: See `decoding`.
-      policy: See `decoding`.
-      last: `[B]`, the index of the token whose logits are wanted; None: the only one.
-      source_lengths: None.
-    """
-    del source_lengths
-    embedding = ends.make_embedding(config, num_tokens)
-    x = ends.embedded(config, embedding, tokens, first=first)
-    encoder = layers.make_encoder(config, implementation, modules.looped)
-    x, maps, caches = encoder(
-        x,
-        layers.encoder_masks(config, None),
-        bias=layers.bias(config),
-        caches=caches,
-        first_query=first,
-        is_training=False,
-    )
-    logits = ends.logits(config, embedding, _at(x, last), None, num_classes, policy)
-    return logits[..., 0, :], maps, caches, ()
-
-
-def _forward_both(
-    config,
-    tokens,
-    caches,
-    first,
-    *,
-    num_tokens,
-    num_classes,
-    implementation,
-    policy,
-    last=None,
-    source=None,
-    source_lengths=None,
-):
-    """Returns what `_forward` does of an encoder-decoder, and the encoder's maps.
-
-    Args:
-      config: See `_forward`.
-      tokens: See `_forward`; those of the decoder.
-      caches: See `_forward`; a pair for each layer of the decoder.
-      first: See `_forward`.
-      num_tokens: See `decoding`.
-      num_classes: See `decoding`.
-      implementation: See `decoding`.
-      policy: See `decoding`.
-      last: See `_forward`.
-      source: `[B, S]` or `[B, S, ...]`; None: caches have its keys and values.
-      source_lengths: `[B...]`; None: all S positions are valid.
-    """
-    encoded, encoder_maps = None, ()
-    if source is not None:
-        x = ends.embedded(
-            config,
-            ends.make_embedding(config, num_tokens),
-            ends.zeroed(source, ends.valid(source, source_lengths)),
-        )
-        encoder = layers.make_encoder(config, implementation, modules.looped)
-        encoded, encoder_maps = encoder(
-            x,
-            layers.encoder_masks(config, source_lengths),
-            bias=layers.bias(config, "encoder"),
-            is_training=False,
-        )
-    embedding = ends.make_embedding(config, num_classes, decoder=True)
-    y = ends.embedded(config, embedding, tokens, decoder=True, first=first)
-    decoder = layers.make_decoder(config, implementation, modules.looped)
-    y, decoded, caches = decoder(
-        y,
-        encoded,
-        layers.decoder_masks(config, None),
-        None if source_lengths is None else masks.padding(source_lengths),
-        bias=layers.bias(config, "decoder"),
-        caches=caches,
-        first_query=first,
-        is_training=False,
-    )
-    logits = ends.logits(config, embedding, _at(y, last), None, num_classes, policy)
-    own, cross = zip(*decoded, strict=True)
-    maps = Maps((*own, *cross), (0, len(own), len(cross)))
-    return logits[..., 0, :], maps, caches, encoder_maps
-
-
-def _at(x, last):
-    """Returns the vectors `[B, 1, D]` of `[B, P, D]` at one place of each example."""
-    return x if last is None else jnp.take_along_axis(x, last[:, None, None], axis=1)
-
-
 def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
     """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
 
     Those of an encoder-decoder are `Maps`: cross-attention's are `(B, H, S_max, S)`.
     Rows of positions that no token has been put at have no weights.
-
-    Args:
-      cache: Of a prefill with `keep_queries`, and any number of steps.
 
     Raises:
       ValueError: If queries were not kept.

@@ -23,13 +23,7 @@ Mask = masks.Mask
 def make_encoder(
     config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
 ) -> modules.Encoder:
-    """Returns the encoder, or the only stack of a model without a decoder.
-
-    Args:
-      config: `config.model`.
-      implementation: That of attention, as in `attend`.
-      stack: How the layers run.
-    """
+    """Returns the encoder, or the only stack of a model without a decoder."""
     return modules.Encoder(
         config.num_layers,
         lambda i: _encoder_layer(config, implementation, i),
@@ -42,7 +36,7 @@ def make_encoder(
 def make_decoder(
     config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
 ) -> modules.Decoder:
-    """Returns the decoder; arguments as in `make_encoder`."""
+    """Returns the decoder."""
     return modules.Decoder(
         parts.num_decoder_layers(config),
         lambda i: _decoder_layer(config, implementation, i),
@@ -53,12 +47,7 @@ def make_decoder(
 
 
 def encoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
-    """Returns the mask of all layers, or a list of L where windows differ.
-
-    Args:
-      config: `config.model`.
-      lengths: `[B]`, the numbers of valid positions; None: all are valid.
-    """
+    """Returns the mask of all layers, or a list of L where windows differ."""
     windows = parts.windows(config)[: config.num_layers]
     return _masks(windows, lengths, is_causal=config.family == "causal")
 
@@ -70,19 +59,19 @@ def decoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
 
 
 def cross_mask(
-    num_keys: int, lengths: Array | None, decoder_lengths: Array | None
+    source: Array | None, lengths: Array | None, decoder_lengths: Array | None
 ) -> Mask | None:
     """Returns the mask of cross-attention.
 
     Args:
-      num_keys: S.
+      source: `[B, S, ...]`; may be None where there are no lengths of the decoder.
       lengths: `[B]`, valid positions of the source; None: all S are.
       decoder_lengths: `[B]`, those of the decoder; None: all are.
     """
     if lengths is None and decoder_lengths is None:
         return None
     if lengths is None:
-        lengths = jnp.full_like(decoder_lengths, num_keys)
+        lengths = jnp.full_like(decoder_lengths, source.shape[1])
     return masks.padding(lengths, decoder_lengths)
 
 

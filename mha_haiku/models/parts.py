@@ -6,7 +6,8 @@ encoder-decoder those of the encoder come first, then the self-attention of each
 of the decoder, then the cross-attention of each. All that is said "per layer" of heads
 (`kept_heads`, gates, importance, attention maps) follows this list. What is said per
 layer of other things (hidden units, windows) follows the layers: those of the encoder,
-then those of the decoder.
+then those of the decoder. A `config` is `config.model`, a `module` the name of
+one among the parameters.
 """
 
 from typing import Any, NamedTuple
@@ -58,9 +59,6 @@ def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
     """Returns the heads of each of the P attention parts that a config describes.
 
     They are those of L layers where the model has one kind of them.
-
-    Args:
-      config: `config.model`.
     """
     kept, own = config.attention.kept_heads, places(config)
     if kept is None:
@@ -72,11 +70,7 @@ def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
 
 
 def places(config: Any) -> list[tuple[str, int]]:
-    """Returns the kind and the layer of each attention part, in their order.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns the kind and the layer of each attention part, in their order."""
     own = range(config.num_layers)
     decoder = range(num_decoder_layers(config))
     if not decoder:
@@ -86,11 +80,7 @@ def places(config: Any) -> list[tuple[str, int]]:
 
 
 def find_part(config: Any, address: str) -> int:
-    """Returns the index of an attention part, of 0 to P - 1.
-
-    Args:
-      config: `config.model`.
-      address: As `LayerHeads.address` says it.
+    """Returns the index, of 0 to P - 1, of the part with a `LayerHeads.address`.
 
     Raises:
       ConfigError: If there is none.
@@ -110,10 +100,6 @@ def find_part(config: Any, address: str) -> int:
 def part_of(config: Any, module: str) -> int | slice | None:
     """Returns which attention part a module, by its name, is in.
 
-    Args:
-      config: `config.model`.
-      module: As it stands among the parameters.
-
     Returns:
       Its index; of scanned layers, whose arrays are of all of a kind, the slice of
       these; None: it is in no layer.
@@ -129,12 +115,7 @@ def part_of(config: Any, module: str) -> int | slice | None:
 
 
 def layer_of(config: Any, module: str) -> int | slice | None:
-    """Returns which of all layers a module, by its name, is in; as `part_of` does.
-
-    Args:
-      config: `config.model`.
-      module: As it stands among the parameters.
-    """
+    """Returns which of all layers a module, by its name, is in; as `part_of` does."""
     layer = anatomy.layer_of(module)
     if layer is None:
         return None
@@ -151,31 +132,19 @@ def _among(layer, sizes, place) -> int | slice:
 
 
 def num_decoder_layers(config: Any) -> int:
-    """Returns the number of layers of the decoder; 0: there is none.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns the number of layers of the decoder; 0: there is none."""
     if config.family != "encoder_decoder":
         return 0
     return config.decoder.num_layers or config.num_layers
 
 
 def num_all_layers(config: Any) -> int:
-    """Returns the number of layers of encoder and decoder together.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns the number of layers of encoder and decoder together."""
     return config.num_layers + num_decoder_layers(config)
 
 
 def description(config: Any) -> str:
-    """Returns what a model is, in a few words.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns what a model is, in a few words."""
     counts = [len(layer.names) for layer in heads_of_layers(config)]
     heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
     number, decoder = f"{config.num_layers}", num_decoder_layers(config)
@@ -189,11 +158,7 @@ def description(config: Any) -> str:
 
 
 def hidden_sizes(config: Any) -> tuple[int, ...]:
-    """Returns the number of hidden units of each of the L layers.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns the number of hidden units of each of the L layers."""
     sizes = config.feed_forward.hidden_sizes
     if sizes is None:
         return (config.feed_forward.hidden_size,) * num_all_layers(config)
@@ -201,11 +166,7 @@ def hidden_sizes(config: Any) -> tuple[int, ...]:
 
 
 def windows(config: Any) -> tuple[int | None, ...]:
-    """Returns the window of each of the L layers, None for one that sees everything.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns the window of each of the L layers, None for one that sees everything."""
     given = config.attention.window
     return (
         tuple(given)
@@ -218,9 +179,6 @@ def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
     """Returns the rotary frequencies `[K / 2]` of each of the L layers.
 
     None stands for those of `embedding.rotary_period`.
-
-    Args:
-      config: `config.model`.
     """
     given = config.embedding.frequencies
     if given is None:
@@ -231,11 +189,7 @@ def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
 
 
 def are_alike(config: Any) -> bool:
-    """Returns whether layers differ in the values of their parameters alone.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns whether layers differ in the values of their parameters alone."""
     is_pruned = config.attention.kept_heads is not None
     is_pruned |= config.feed_forward.hidden_sizes is not None
     differ = max(len(set(each(config))) for each in (windows, frequencies)) > 1
@@ -243,11 +197,7 @@ def are_alike(config: Any) -> bool:
 
 
 def key_size(config: Any) -> int:
-    """Returns K, the size of a head's queries, keys and values.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns K, the size of a head's queries, keys and values."""
     given = config.attention.key_size
     return given or config.model_size // max(1, config.attention.num_heads)
 

@@ -133,11 +133,6 @@ def select(
 ) -> Selector:
     """Returns the selector of keys of which `predicate(key, query)` holds.
 
-    Args:
-      keys: Its value at a key is the first argument.
-      queries: Its value at a query is the second one.
-      predicate: Of values that are not None.
-
     Raises:
       ValueError: If one of the sequences is of means, which have no code to compare.
     """
@@ -146,12 +141,9 @@ def select(
 
 
 def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Returns the value that the selected keys hold, None where none is selected.
+    """Returns the value on which selected keys agree, None where none is selected.
 
-    Args:
-      selector: Its keys must agree on the value.
-      values: What is gathered.
-      name: What the head does.
+    `name` says what the head does.
     """
     _refuse_numbers("values", values)
     return Head(selector, values, name, "value")
@@ -160,22 +152,14 @@ def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
 def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
     """Returns the mean of the numbers of the selected keys, 0 where none is selected.
 
-    Args:
-      selector: Keys whose value is None must not be selected.
-      values: Numbers.
-      name: What the head does.
+    No selected key may hold None. `name` says what the head does.
     """
     _refuse_numbers("values", values)
     return Head(selector, values, name, "mean")
 
 
 def selector_width(selector: Selector, *, name: str) -> Sequence:
-    """Returns the number of selected keys.
-
-    Args:
-      selector: Without an order.
-      name: What the head does.
-    """
+    """Returns the number of keys that a selector without an order selects."""
     if selector.orders:
         raise ValueError("selector must have no order: its width is counted.")
     share = Head(selector, None, name, "share")
@@ -205,9 +189,6 @@ class Program:
 
     def __call__(self, inputs: Values[Any]) -> list[Any]:
         """Returns the output's value at each position.
-
-        Args:
-          inputs: n tokens.
 
         Raises:
           ValueError: If there are more or fewer, or keys that a head selects do not

@@ -91,15 +91,9 @@ _SECTIONS = {
     "devices": sharing.FIELDS,
 }
 
-RENAMED = fields.renamed("config", _SECTIONS)
-"""The names of fields now, by their former names."""
-
 
 def declared(task_name: str) -> fields.Section:
     """Returns all fields of the config of a run.
-
-    Args:
-      task_name: `config.task.name`: a task has fields of its own.
 
     Raises:
       ConfigError: If there is no such task.
@@ -174,10 +168,6 @@ def set_task(config: ml_collections.ConfigDict, name: str) -> None:
 
     Options that both tasks have keep their values; the others get their defaults.
 
-    Args:
-      config: The config of a run.
-      name: See `default_config`.
-
     Raises:
       ConfigError: If there is no such task.
     """
@@ -229,11 +219,7 @@ def check_fields(config: ml_collections.ConfigDict) -> None:
 
 
 def of_seeds(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
-    """Returns the config of each run that a config describes, one per seed.
-
-    Args:
-      config: A valid config.
-    """
+    """Returns the config of each run that a config describes, one per seed."""
     runs = []
     for i in range(config.training.seeds):
         own = config.copy_and_resolve_references()
@@ -331,10 +317,6 @@ def make_task(
 ) -> tasks.Task:
     """Returns the task that `config.task` and `config.data` describe.
 
-    Args:
-      config: A valid config.
-      kept: What a run stored of its task; see `folders.read_kept`.
-
     Raises:
       ConfigError: If there is no such task, or it does not take these options.
     """
@@ -384,11 +366,7 @@ def _example(name: str, task: tasks.Task) -> tasks.Example:
 
 
 def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:
-    """Returns the config of values as `to_json` gives them, with the types of defaults.
-
-    Args:
-      values: Those of a valid config; fields that it lacks have their defaults.
-    """
+    """Returns the config of values of `to_json`; fields that it lacks have defaults."""
     config = default_config(task_name(values))
 
     def fill(section, own):
@@ -407,9 +385,6 @@ def completed(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of a config of before, with the fields that came since.
 
     A new field's default means what was done before there was a choice.
-
-    Args:
-      values: As of `to_json`, or of any config.
 
     Raises:
       ConfigError: If they name no task.

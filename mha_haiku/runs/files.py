@@ -107,9 +107,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     A last line that a kill cut off is left out. So is a line that was changed after it
     was written, with a warning.
 
-    Args:
-      path: A log of `LineWriter`; may be missing.
-
     Raises:
       ConfigError: If the file cannot be read.
     """

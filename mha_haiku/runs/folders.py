@@ -24,7 +24,7 @@ from mha_haiku.training import evaluation, optimizers, stepping
 if TYPE_CHECKING:
     from mha_haiku import heads
 
-_FORM = 2  # version of the folder's format; mha_haiku 0.1.0 wrote none
+_FORM = 2  # version of the folder's format
 
 
 class Folder(NamedTuple):
@@ -272,13 +272,7 @@ def make_model(
     task: tasks.Task,
     placement: devices.Placement | None = None,
 ) -> models.Model:
-    """Returns the model that `config.model` describes, for the task.
-
-    Args:
-      config: The run's config.
-      task: The task.
-      placement: The devices that divide its attention; None: a single device.
-    """
+    """Returns the model that `config.model` describes, for the task."""
     implementation = config.model.attention.implementation
     if placement is not None:
         implementation = placement.implementation(implementation)
@@ -364,11 +358,7 @@ def write_config(
 ) -> None:
     """Writes config.json: the resolved config, versions and devices.
 
-    Args:
-      folder: The run's folder.
-      config: The resolved config.
-      used: The devices.
-      task: The task. Its tokenizer, if it has one, is written to tokenizer.json.
+    The tokenizer of the task, if there is one, is written to tokenizer.json.
     """
     import haiku
     import jaxlib
@@ -454,11 +444,6 @@ def _read_whole(folder) -> dict[str, Any] | None:
     saved = files.read_json(folder.config)
     if saved is None:
         return None
-    if "config" in saved and not {"form", "sha256"} & set(saved):
-        raise ConfigError(
-            f"The run in {folder.root} is of mha_haiku 0.1.0.\n"
-            "Only that version can go on with it; take another workdir."
-        )
     digest = saved.pop("sha256", None)
     if digest != _digest(saved):
         raise ConfigError(

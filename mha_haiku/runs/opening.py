@@ -160,12 +160,7 @@ def open_run(
 def whole(
     summaries: Mapping[int, Summary], failed: Mapping[int, str]
 ) -> Summary | SeedsSummary:
-    """Returns the summary of a run, or of all that trained together.
-
-    Args:
-      summaries: By seed, at least one; none of those that failed.
-      failed: By seed, why it failed.
-    """
+    """Returns the summary of a run, or of all that trained together."""
     if len(summaries) == 1 and not failed:
         return next(iter(summaries.values()))
     summaries = dict(sorted(summaries.items()))

@@ -187,13 +187,7 @@ class Model:
         self.open_window(0.0)
 
     def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
-        """Takes note of a dispatch, whose steps it logs and returns the number of.
-
-        Args:
-          report: Of the dispatch.
-          state: The state after it: its step and health.
-          max_skips: See `stepping.make_dispatch`.
-        """
+        """Takes note of a dispatch, whose steps it logs and returns the number of."""
         first, self.step = self.step, int(state.step)
         taken = self.step - first
         if not taken:
@@ -211,11 +205,7 @@ class Model:
         return taken
 
     def close_window(self, seconds: float) -> None:
-        """Sets `metrics` to the means since the window was opened.
-
-        Args:
-          seconds: Those spent in training steps so far.
-        """
+        """Sets `metrics` to the means since the window was opened."""
         self.metrics = {}
         if self.step > self._window_start[0]:
             examples = (self.step - self._window_start[0]) * self._batch_size

@@ -91,12 +91,6 @@ def params(
     A table of tokens may have more or fewer rows than that of the other run, as for
     [MASK] or [CLS]: with the same tokenizer, the rows of its tokens come first.
 
-    Args:
-      source: The run to start from.
-      config: The config of the new run.
-      task: Its task.
-      new: The parameters of its model as they are without another run, on the host.
-
     Raises:
       ConfigError: If the two models differ in anything but what predicts; it names the
         parameters and the fields.

@@ -210,9 +210,6 @@ class Task(abc.ABC):
     def alignment(self, example: Example) -> np.ndarray | None:
         """Returns which source positions a decoder should look at, where it is known.
 
-        Args:
-          example: One example.
-
         Returns:
           `[T, S]` booleans on the host: in row t, which predicts target t, the source
           positions that decide it; a row of which nothing is known has none. None:
@@ -223,9 +220,6 @@ class Task(abc.ABC):
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
         """Returns what cross-attention is measured against, by names; {}: nothing.
-
-        Args:
-          example: One example.
 
         Returns:
           "aligned", which is `alignment`, and parts of it that are of interest; the
@@ -263,11 +257,7 @@ class Task(abc.ABC):
         }
 
     def images(self, example: Example) -> np.ndarray | None:
-        """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None.
-
-        Args:
-          example: One example.
-        """
+        """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None."""
         del example
         return None
 

@@ -169,9 +169,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
         "thousand" belong together in both languages; "and" and the end token belong to
         none. See `spelling.parts`.
 
-        Args:
-          example: One example.
-
         Returns:
           `[T, S]` booleans; None: the source is not a number of this task, or the
           target is not its word.
@@ -183,9 +180,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
         As in twenty-one, "einundzwanzig"; those of the thousands count, too. The matrix
         is empty where there are none, as in twenty and in thirteen.
-
-        Args:
-          example: One example.
         """
         number = self._number(example)
         if number is None:

@@ -145,10 +145,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
     ) -> dict[str, float]:
         """Returns the error rates of answers that a model has decoded.
 
-        Args:
-          answers: Phonemes, for each example; see `answer`.
-          examples: A batch, on the host.
-
         Returns:
           "word_error_rate", the share of answers that are none of the word's
           pronunciations, in [0, 1], and "phoneme_error_rate", the edits to the nearest

@@ -381,10 +381,6 @@ class Pretrained:
 def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
     """Returns the tokenizer in a tokenizer.json.
 
-    Args:
-      path: The file.
-      least_tokens: See `Pretrained`.
-
     Raises:
       ConfigError: If it cannot be read, or describes no tokenizer.
     """

@@ -17,12 +17,6 @@ def held_out_batch(
     """Returns the held-out examples of the given indices.
 
     Index i is the same example in every evaluation of a run.
-
-    Args:
-      task: The task.
-      seed: `config.seed`.
-      data: `task.held_out_data`.
-      indices: `[B]` int32.
     """
     key = stepping.stream(seed, "held_out")
     return tasks.batch(task, key, data, indices)

@@ -1,4 +1,7 @@
-"""The optimizer by its name, with warm-up, cosine decay and clipping by global norm."""
+"""The optimizer by its name, with warm-up, cosine decay and clipping by global norm.
+
+A `config` is `config.optimizer` of a run, and `steps` those of the whole run.
+"""
 
 from typing import Any
 
@@ -58,10 +61,6 @@ def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule
 
     It rises linearly from 0 at step 0 to `learning_rate` at `warmup_steps`, then falls
     along half a cosine to `learning_rate * final_learning_rate_fraction` at `steps`.
-
-    Args:
-      config: `config.optimizer` of a run.
-      steps: Training steps of the whole run.
     """
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -82,10 +81,6 @@ def make(
     moments are kept of them. Muon makes the steps of the matrices of layers, as long as
     Adam's would be (`consistent_rms`), so that one learning rate does for both; those
     of embeddings, logits, biases and norms are Adam's with Nesterov momentum.
-
-    Args:
-      config: `config.optimizer` of a run; `clip_norm` None means no clipping.
-      steps: Training steps of the whole run.
 
     Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; muon:
     Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
@@ -156,10 +151,6 @@ def without_frozen(
 
     They are not computed: below the first layer that is trained there is no backward
     pass at all.
-
-    Args:
-      model: The model.
-      config: `config.optimizer` of a run.
     """
     if not config.frozen:
         return model
@@ -177,10 +168,6 @@ def without_frozen(
 
 def are_frozen(config: ml_collections.ConfigDict, params: Any) -> Any:
     """Returns the tree of `params` with True where `config.frozen` names the module.
-
-    Args:
-      config: `config.optimizer` of a run.
-      params: The parameters of a model, or their shapes.
 
     Raises:
       ConfigError: If a name is of no module, or no parameter is left to train.

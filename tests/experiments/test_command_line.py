@@ -131,8 +131,11 @@ def _mistake(capsys, status):
         ([_REVERSE, "--config.model.attention.num_heads=2.5"], ["an integer", "'2.5'"]),
         ([_REVERSE, "--config.model.attention.num_heads="], ["an integer", "''"]),
         ([_REVERSE, "--config.optimizer.b1=high"], ["a number", "'high'", "0.9"]),
-        ([_REVERSE, "--config.model.qk_norm=2"], ["true or false", "'2'"]),
-        ([_REVERSE, "--config.model.key_size=x"], ["an integer", "None", "'x'"]),
+        ([_REVERSE, "--config.model.attention.qk_norm=2"], ["true or false", "'2'"]),
+        (
+            [_REVERSE, "--config.model.attention.key_size=x"],
+            ["an integer", "None", "'x'"],
+        ),
     ],
 )
 def test_a_mistaken_command_line_names_the_mistake_and_the_choices(
@@ -193,7 +196,10 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
         ("--config.model.attention.num_heads=3", "config.model.attention.num_heads"),
         ("--config.task.name=revers", "'reverse'?"),
         # Hostile values: each kind was a fault once, or could be.
-        (f"--config.model.hidden_size={10**20}", "feed_forward.hidden_size must be"),
+        (
+            f"--config.model.feed_forward.hidden_size={10**20}",
+            "feed_forward.hidden_size must be",
+        ),
         (f"--config.training.steps={10**20}", "from 1 to 2147483647"),
         (f"--config.devices.data={10**20}", "config.devices.data must be"),
         (f"--config.task.sequence_length={10**20}", "config.task.sequence_length"),
@@ -201,9 +207,15 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
         ("--config.optimizer.learning_rate=1e400", "learning_rate must be a finite"),
         ("--config.model.attention.window=-1", "attention.window must be an integer"),
         ("--config.model.attention.sinks=learnt", "sinks must be None, 'learned' or"),
-        ("--config.model.kept_heads=[0]", "kept_heads[0] must be a list"),
-        ("--config.model.kept_heads=[", "kept_heads must be a Python literal"),
-        ("--config.model.hidden_sizes=()", "must have an entry for each of the 1"),
+        ("--config.model.attention.kept_heads=[0]", "kept_heads[0] must be a list"),
+        (
+            "--config.model.attention.kept_heads=[",
+            "kept_heads must be a Python literal",
+        ),
+        (
+            "--config.model.feed_forward.hidden_sizes=()",
+            "must have an entry for each of the 1",
+        ),
         (f"--config.task.name={'x' * 300}", "config.task.name must be one of"),
         ("--config.task.name=\udcff", "config.task.name must be one of"),
         (f"--config.{'x' * 300}=1", "no such field"),
@@ -258,11 +270,11 @@ def test_overrides_are_read_with_the_type_of_the_default(trained):
     status = _train(
         _REVERSE,
         "--config.model.attention.num_heads=4",
-        "--config.model.key_size=8",
+        "--config.model.attention.key_size=8",
         "--config.optimizer.learning_rate=1e-3",
         "--config.optimizer.clip_norm",
         "2",
-        "--config.model.with_bias=False",
+        "--config.model.attention.with_bias=False",
         "--config.training.tensorboard",
         "--config.model.embedding.positions=none",
         "--config.model.attention.num_key_value_heads=None",

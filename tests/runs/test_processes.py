@@ -138,9 +138,9 @@ def test_two_processes_train_several_seeds_as_one_does(tmp_path):
 def test_a_mesh_over_two_processes_finds_them_too(tmp_path):
     """Also where a head's parameters are on another host, and in the analysis."""
     mesh = ("--config.devices.heads=2", "--config.devices.sequence=2")
-    mesh += ("--config.model.num_heads=2",)
+    mesh += ("--config.model.attention.num_heads=2",)
     _assert_done(_train("reverse", tmp_path / "two", *mesh))
-    _train_alone("reverse", tmp_path / "one", **{"model.num_heads": 2})
+    _train_alone("reverse", tmp_path / "one", **{"model.attention.num_heads": 2})
     np.testing.assert_allclose(
         _losses(tmp_path / "two"), _losses(tmp_path / "one"), atol=1e-5, rtol=0
     )

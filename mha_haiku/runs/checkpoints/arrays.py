@@ -48,11 +48,6 @@ def compare(
 ) -> None:
     """Raises an error unless the saved arrays are those that are wanted.
 
-    Args:
-      saved: `describe` of the saved tree.
-      wanted: `describe` of the state of this config's model.
-      where: The place of the saved tree, as the beginning of a sentence.
-
     Raises:
       ConfigError: If they differ in names, shapes or dtypes; it names the parameter.
     """

@@ -35,14 +35,7 @@ def write(
     held_out_loss: float | None,
     arrays: dict[str, dict[str, Any]],
 ) -> None:
-    """Writes the manifest of the files in `folder`, and flushes all of them to disk.
-
-    Args:
-      folder: The folder of a checkpoint, with all files but the manifest.
-      step: Its step.
-      held_out_loss: A finite number, or None if it was not evaluated.
-      arrays: The dtype and shape of each array; see `Manifest`.
-    """
+    """Writes the manifest of the files in `folder`, and flushes all of them to disk."""
     files = {name: _digest(folder / name) for name in _names(folder)}
     manifest = Manifest(step, held_out_loss, arrays, files)
     (folder / NAME).write_text(_text(manifest._asdict()), encoding="utf-8")

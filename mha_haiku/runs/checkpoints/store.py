@@ -1,15 +1,28 @@
-"""The checkpoints of a run: saved in the background, verified before restoring."""
+"""The checkpoints of a run: saved in the background, verified before restoring.
+
+Each has a folder, `<step>/`, which gets this name once all of it is on the disk; what a
+kill leaves half written has another. So a `<step>/` that does not match its manifest,
+or has none, was damaged later.
+"""
 
 import logging
 import math
+import os
+import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs.checkpoints import folders
+from mha_haiku.runs.checkpoints import arrays, manifest
 
 _logger = logging.getLogger("mha_haiku")
+
+_ARRAYS = "arrays.safetensors"
+_PARTIAL = ".partial-"  # being written
+_REMOVED = ".removed-"  # being deleted
+_STEP = re.compile("0|[1-9][0-9]{0,17}")
 
 
 class SaveError(RuntimeError):
@@ -33,19 +46,20 @@ class Checkpoints:
             other process may write to it; the lock of the run's folder sees to that.
 
         Raises:
-          ConfigError: If there is no such folder to read, or its checkpoints are of
-            version 0.1.0.
+          ConfigError: If there is no such folder to read.
         """
-        self._folders = folders.Folders(Path(folder).absolute())
+        self._root = Path(folder).absolute()
+        self._damage: dict[int, str | None] = {}  # of the steps that were checked
         self._read_only = read_only
         self._thread: threading.Thread | None = None
         self._failure: SaveError | None = None
         self._reported: set[int] = set()  # damaged steps
         if not read_only:
-            self._folders.clean()
-        elif not self._folders.root.is_dir():
+            for path in self._root.glob(".*-*"):
+                if path.name.startswith((_PARTIAL, _REMOVED)):  # left by a kill
+                    _remove(path)
+        elif not self._root.is_dir():
             raise ConfigError(f"There are no checkpoints in {folder}.")
-        self._folders.check_version()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -57,9 +71,12 @@ class Checkpoints:
             self._join()
 
     def steps(self) -> list[int]:
-        """Returns the steps that exist, good or not, ascending."""
+        """Returns the steps that exist, good or not, ascending.
+
+        Anything with the name of a step counts: a link, for instance, is a damaged one.
+        """
         self._join()
-        return self._folders.steps()
+        return self._steps()
 
     def latest(self) -> int | None:
         """Returns the newest good step, or None where nothing has been saved.
@@ -72,7 +89,7 @@ class Checkpoints:
         """
         damaged = {}
         for step in reversed(self.steps()):
-            damage = self._folders.damage(step)
+            damage = self._damage_of(step)
             if damage is None:
                 self._leave_out(damaged, f"the newest good one is of step {step}")
                 return step
@@ -80,7 +97,7 @@ class Checkpoints:
         if damaged:
             reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
             raise ConfigError(
-                f"No checkpoint in {self._folders.root} is good: {reasons}.\n"
+                f"No checkpoint in {self._root} is good: {reasons}.\n"
                 "Put back a copy of one, take another workdir, or remove this one to "
                 "start from the beginning."
             )
@@ -100,7 +117,7 @@ class Checkpoints:
         if held_out_loss is not None and not math.isfinite(held_out_loss):
             raise ValueError(f"held_out_loss must be finite, got {held_out_loss}.")
         if step in self.steps():
-            damage = self._folders.damage(step)
+            damage = self._damage_of(step)
             if damage is None:
                 return
             self._leave_out({step: damage}, "it is saved again")
@@ -112,7 +129,8 @@ class Checkpoints:
 
     def fields(self, step: int | None = None) -> set[str]:
         """Returns the fields of what was saved, {".step", ".params"}; see `restore`."""
-        return self._folders.fields(self._existing(step))
+        saved = manifest.read(self._path(self._existing(step))).arrays
+        return arrays.fields(saved)
 
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
@@ -131,8 +149,16 @@ class Checkpoints:
             other names, shapes or dtypes.
         """
         step = self._existing(step)
-        where = f"The checkpoint of step {step} in {self._folders.root}"
-        return self._folders.read(step, abstract, where, partly=partly)
+        where = f"The checkpoint of step {step} in {self._root}"
+        saved = manifest.read(self._path(step)).arrays
+        wanted, names = arrays.describe(abstract), list(saved)
+        if partly:
+            saved = arrays.of_fields(saved, arrays.fields(wanted))
+        arrays.compare(saved, wanted, where)
+        try:
+            return arrays.read(self._path(step) / _ARRAYS, abstract, names)
+        except Exception as error:  # the file contradicts its manifest
+            raise ConfigError(f"{where} is damaged: {error}") from error
 
     def close(self) -> None:
         """Waits until everything is on disk.
@@ -151,7 +177,7 @@ class Checkpoints:
             thread.join()
 
     def _existing(self, step) -> int:
-        steps, root = self.steps(), self._folders.root
+        steps, root = self.steps(), self._root
         listed = ", ".join(map(str, steps))
         if step is None:
             step = self.latest()
@@ -161,7 +187,7 @@ class Checkpoints:
             raise ConfigError(
                 f"There is no checkpoint of step {step} in {root}; there are: {listed}."
             )
-        damage = self._folders.damage(step)
+        damage = self._damage_of(step)
         if damage is not None:
             raise ConfigError(
                 f"The checkpoint of step {step} in {root} is damaged: {damage}.\n"
@@ -178,32 +204,88 @@ class Checkpoints:
             if self._read_only:
                 self._reported.add(step)
             else:
-                kept = f"; it is kept as {self._folders.set_aside(step)}"
+                aside = self._root / f"{step}.damaged"
+                _remove(aside)
+                os.rename(self._path(step), aside)
+                del self._damage[step]
+                kept = f"; it is kept as {aside.name}"
             _logger.warning(
-                f"The checkpoint of step {step} in {self._folders.root} is damaged: "
+                f"The checkpoint of step {step} in {self._root} is damaged: "
                 f"{damage}{kept}; {instead}."
             )
+
+    def _path(self, step) -> Path:
+        return self._root / str(step)
+
+    def _steps(self) -> list[int]:
+        names = os.listdir(self._root) if self._root.is_dir() else []
+        return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+    def _damage_of(self, step) -> str | None:
+        """Returns what is wrong with a step, None if nothing; reads it only once."""
+        if step not in self._damage:
+            self._damage[step] = None
+            try:
+                manifest.check(self._path(step))
+            except manifest.DamageError as error:
+                self._damage[step] = str(error)
+        return self._damage[step]
 
     def _write(self, step, tree, held_out_loss) -> None:
         """Writes one checkpoint; runs in its own thread."""
         self._failure = None
         try:
-            self._folders.write(step, tree, held_out_loss)
+            self._write_folder(step, tree, held_out_loss)
         except Exception as error:
-            good = self._folders.newest_known_good()
+            good = [step for step, damage in self._damage.items() if damage is None]
             kept = "there is no good one before it"
-            if good is not None:
-                kept = f"the newest good one is of step {good}"
+            if good:
+                kept = f"the newest good one is of step {max(good)}"
             self._failure = SaveError(
                 f"The checkpoint of step {step} could not be written in "
-                f"{self._folders.root} ({_reason(error)}); {kept}"
+                f"{self._root} ({_reason(error)}); {kept}"
             )
             _logger.warning(f"{self._failure}. The next save tries again.")
             return
         try:
-            self._folders.prune()
+            self._prune()
         except OSError as error:
             _logger.warning(f"Old checkpoints could not be removed: {error}.")
+
+    def _write_folder(self, step, tree, held_out_loss) -> None:
+        """Writes a step that is not there; where that fails, nothing is left."""
+        partial = self._root / f"{_PARTIAL}{step}"
+        try:
+            partial.mkdir(parents=True)
+            arrays.write(partial / _ARRAYS, tree)
+            manifest.write(
+                partial,
+                step=step,
+                held_out_loss=held_out_loss,
+                arrays=arrays.describe(tree),
+            )
+            os.rename(partial, self._path(step))
+        except BaseException:
+            _remove(partial)
+            raise
+        self._damage[step] = None
+
+    def _prune(self) -> None:
+        """Removes all but the newest two and the one with the least held-out loss."""
+        steps, losses = self._steps(), {}
+        for step in steps:
+            try:
+                losses[step] = manifest.read(self._path(step)).held_out_loss
+            except manifest.DamageError:
+                losses[step] = None
+        known = [(loss, step) for step, loss in losses.items() if loss is not None]
+        _, best = min(known, default=(None, None))
+        for step in steps[:-2]:
+            if step != best:
+                removed = self._root / f"{_REMOVED}{step}"
+                os.rename(self._path(step), removed)
+                _remove(removed)
+                self._damage.pop(step, None)
 
 
 class Elsewhere:
@@ -236,6 +318,13 @@ class Elsewhere:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def _remove(path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _reason(error) -> str:

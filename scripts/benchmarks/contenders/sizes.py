@@ -10,11 +10,11 @@ from experiments import config_files
 # What length_64 changes in configs/reverse.py.
 _LENGTH_64 = [
     ("config.task.sequence_length", "64"),
-    ("config.model.max_length", "64"),
+    ("config.model.embedding.max_length", "64"),
     ("config.model.model_size", "128"),
-    ("config.model.num_heads", "4"),
+    ("config.model.attention.num_heads", "4"),
     ("config.model.num_layers", "2"),
-    ("config.model.hidden_size", "256"),
+    ("config.model.feed_forward.hidden_size", "256"),
 ]
 # A source of 63 tokens to a target of as many and an end token; no length varies.
 _TRANSLATION = [
@@ -25,8 +25,8 @@ _TRANSLATION = [
     ("config.model.embedding.max_length", "64"),
     ("config.model.num_layers", "3"),
     ("config.model.model_size", "256"),
-    ("config.model.num_heads", "8"),
-    ("config.model.hidden_size", "1024"),
+    ("config.model.attention.num_heads", "8"),
+    ("config.model.feed_forward.hidden_size", "1024"),
     ("config.training.batch_size", "16"),
 ]
 _OVERRIDES = {"reverse": [], "length_64": _LENGTH_64, "translation": _TRANSLATION}

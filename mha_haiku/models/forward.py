@@ -1,0 +1,129 @@
+"""The forward pass of a model: of whole inputs, of prompts, of one token at a time.
+
+B batch, T positions, S positions of a source, D width, C classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mha_haiku import attention, display
+from mha_haiku.models import ends, layers
+from mha_haiku.models.kinds import Maps
+from mha_haiku.modules import layer_stacks
+
+Array = jax.Array
+
+
+class Output(NamedTuple):
+    """What a model returns.
+
+    Attributes:
+      logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
+        classifier `[B, T]`, one per element; None where the config wants none.
+      maps: One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder
+        `Maps`, those of all its attention parts.
+      output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
+        encoder-decoder that of the decoder.
+    """
+
+    logits: Array | None
+    maps: tuple[attention.AttentionMap, ...]
+    output: Array | None = None
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+
+def forward(
+    config: Any,
+    inputs: Array | None,
+    lengths: Array | None = None,
+    segments: Array | None = None,
+    *,
+    decoder_inputs: Array | None = None,
+    decoder_lengths: Array | None = None,
+    caches: Sequence | None = None,
+    first: int | Array = 0,
+    last: Array | None = None,
+    is_training: bool,
+    num_tokens: int | None,
+    num_classes: int,
+    implementation: str | Callable,
+    policy: jmp.Policy,
+    stack: layer_stacks.LayerStack,
+) -> tuple[Output, Any]:
+    """Returns the output, and the changed caches where there are any; under Haiku.
+
+    Inputs and the sizes are those of `build.Model.apply` and of `build.build`.
+
+    Args:
+      config: `config.model`.
+      inputs: Those of the encoder, or of the only stack; None where the caches of an
+        encoder-decoder have the keys and values of its source.
+      lengths: See `inputs`.
+      segments: See `inputs`.
+      decoder_inputs: None where there is no decoder.
+      decoder_lengths: See `decoder_inputs`.
+      caches: What each layer keeps of earlier tokens, see `modules.Encoder` and
+        `modules.Decoder`.
+      first: The position of the first token that the caches get.
+      last: `[B]`, the one token of each text whose logits are wanted; None: all.
+      is_training: Whether there is dropout.
+      num_tokens: The vocabulary of inputs; None where they are features.
+      num_classes: C.
+      implementation: That of attention, as in `attend`.
+      policy: Of the model's precision.
+      stack: How the layers run.
+    """
+    has_decoder = config.family == "encoder_decoder"
+    cached = {} if caches is None else {"caches": caches, "first_query": first}
+    encoded, encoder_maps = None, ()
+    if inputs is not None:
+        valid = ends.valid(inputs, lengths)
+        embedding = ends.make_embedding(config, num_tokens)
+        x, maps, *rest = layers.make_encoder(config, implementation, stack)(
+            ends.embedded(
+                config,
+                embedding,
+                ends.zeroed(inputs, valid),
+                segments,
+                first=0 if has_decoder else first,
+            ),
+            layers.encoder_masks(config, lengths),
+            bias=layers.bias(config, "encoder" if has_decoder else ""),
+            is_training=is_training,
+            **({} if has_decoder else cached),
+        )
+        encoded, encoder_maps = x, maps
+    if has_decoder:
+        valid = ends.valid(decoder_inputs, decoder_lengths)
+        embedding = ends.make_embedding(config, num_classes, decoder=True)
+        x, decoder_maps, *rest = layers.make_decoder(config, implementation, stack)(
+            ends.embedded(
+                config,
+                embedding,
+                ends.zeroed(decoder_inputs, valid),
+                decoder=True,
+                first=first,
+            ),
+            encoded,
+            layers.decoder_masks(config, decoder_lengths),
+            layers.cross_mask(inputs, lengths, decoder_lengths),
+            bias=layers.bias(config, "decoder"),
+            is_training=is_training,
+            **cached,
+        )
+        own, cross = zip(*decoder_maps, strict=True)
+        kinds = len(encoder_maps), len(own), len(cross)
+        maps = Maps((*encoder_maps, *own, *cross), kinds)
+    logits = None
+    if config.output.logits:
+        read = x
+        if last is not None:
+            read = jnp.take_along_axis(x, last[:, None, None], axis=1)
+        logits = ends.logits(config, embedding, read, valid, num_classes, policy)
+    return Output(logits, maps, policy.cast_to_output(x)), rest[0] if rest else None
