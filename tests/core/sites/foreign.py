@@ -711,6 +711,11 @@ OTHERS = {
         *(_TOKENS, _normal(1, D, S), _normal(2, D, S), _normal(3, S, D)),
         *(_normal(4, D, 2), _normal(5, 2, S)),
     ),
+    "feed-forward layer with a sigmoid and low-rank weights": (
+        lambda x, w, v, a, b, c, d: jax.nn.sigmoid(x @ (w + a @ b)) @ (v + c @ d),
+        *(_TOKENS, _normal(1, D, S), _normal(3, S, D)),
+        *(_normal(4, D, 2), _normal(5, 2, S), _normal(6, S, 2), _normal(7, 2, D)),
+    ),
     "feed-forward layer with sigmoids": (
         lambda x, w, u, v: jax.nn.sigmoid(x @ w @ u) @ v,
         *(_TOKENS, _normal(1, D, D), _normal(2, D, S), _normal(3, S, D)),
