@@ -100,13 +100,7 @@ class Curve(NamedTuple):
 
 
 def config(task: str, steps: int, **training: Any) -> "ml_collections.ConfigDict":
-    """Returns the config of a task, evaluated and saved after its last step alone.
-
-    Args:
-      task: Its name.
-      steps: Of the training.
-      **training: Other fields of `config.training`.
-    """
+    """Returns the config of a task, evaluated and saved after its last step alone."""
     found = runs.default_config(task)
     found.training.update(
         steps=steps, evaluate_every=steps, checkpoint_every=steps, **training
@@ -153,9 +147,6 @@ class Claim(abc.ABC):
         """Returns the configs that `measure` trains, by names of its own; {}: none.
 
         A change in one of them makes the desk measure again. Seeds are the desk's.
-
-        Args:
-          arm: "claim" or "control".
         """
         del arm
         return {}

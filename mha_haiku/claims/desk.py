@@ -93,14 +93,7 @@ class Desk:
         progress: Callable[..., Iterator] = progress.over,
         devices: Sequence[jax.Device] | None = None,
     ):
-        """Takes the folder, which is made when something is trained.
-
-        Args:
-          workdir: The folder.
-          seeds: See the class.
-          progress: See the class.
-          devices: Those that divide a training; None: all.
-        """
+        """Takes its attributes, and the devices that divide a training; None: all."""
         self.workdir = checks.as_path(workdir)
         self.seeds = tuple(seeds)
         self.progress = progress
@@ -164,13 +157,7 @@ class Desk:
     def evaluate(
         self, trained: Trained, *, examples: int = 1024, positions: int = 2**15
     ) -> dict[str, float]:
-        """Returns the metrics of held-out examples: "loss" (nats), "accuracy", ...
-
-        Args:
-          trained: The model and its task, as `train` or `changed` gives them.
-          examples: N.
-          positions: Most of all examples in a batch.
-        """
+        """Returns the metrics of held-out examples: "loss" (nats), "accuracy", ..."""
         task = trained.task
         longest = max(task.sequence_length, task.target_length or 0)
         size = min(examples, max(1, positions // longest))
@@ -208,10 +195,7 @@ class Desk:
     ) -> Any:
         """Returns `function(model, params, *arguments)`, compiled, on the host.
 
-        Args:
-          trained: Gives model and parameters.
-          function: One of a module, so that it is compiled once for all seeds.
-          *arguments: Trees of arrays.
+        The function is one of a module, so that it is compiled once for all seeds.
         """
         program = self.once(
             (trained.model, function),

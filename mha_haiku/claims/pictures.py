@@ -24,13 +24,7 @@ def picture(
     judged: Mapping[str, verdicts.Verdict],
     measured: Mapping[str, Sequence[base.Numbers]],
 ) -> "Figure":
-    """Returns a PNG: first the curves, then a panel per criterion with both arms.
-
-    Args:
-      claim: The claim.
-      judged: By arm, the verdict.
-      measured: By arm, the numbers of each seed.
-    """
+    """Returns a PNG: first the curves, then a panel per criterion with both arms."""
     count = len(claim.criteria) + len(claim.curves)
     columns = 2 if count == 4 else min(_COLUMNS, count)
     rows = -(-count // columns)

@@ -64,9 +64,6 @@ def interval(values: Sequence[float]) -> Interval:
     """Returns the mean of independent numbers and Student's interval around it.
 
     A single number, or one that is not finite, leaves the interval without an end.
-
-    Args:
-      values: `[n]`.
     """
     values = np.asarray(values, np.float64)
     count = len(values)

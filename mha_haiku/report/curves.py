@@ -149,10 +149,6 @@ def pruning(curve: Pruning, *, title: str) -> "Figure":
     """Returns a PNG of the metric, and of speed, against how many heads are kept.
 
     Where heads are of kinds, a third panel has how many of each are.
-
-    Args:
-      curve: A point per pruned model.
-      title: The name of the run.
     """
     sheet = drawing.sheet(12.5 if curve.kinds else 8.5, 3.6, title=title)
     left, *third, right = sheet.subplots(1, 3 if curve.kinds else 2)
@@ -191,10 +187,8 @@ def rollout(
 ) -> "Figure":
     """Returns a PNG of the correlations of each measure, by layer.
 
-    Args:
-      correlations: By the name of the measure, its mean and standard error `[L, 2]`.
-      published: Numbers of a paper for the same model and data, by name; may be empty.
-      title: The run, and what means are over.
+    They are means and standard errors `[L, 2]` by the name of the measure; `published`
+    has numbers of a paper for the same model and data.
     """
     sheet = drawing.sheet(
         8.0,

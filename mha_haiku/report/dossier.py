@@ -8,7 +8,7 @@ Dimensions: L layers, H heads (of a layer), T query and S key positions, P query
 key bins, which are single positions in a whole map; K channels.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -262,14 +262,8 @@ def of_maps(
 ) -> MapSet:
     """Returns the saved maps of a run as a set, with their mean as the last example.
 
-    Padding is left out: an example ends with its last valid position.
-
-    Args:
-      saved: What `maps.npz` holds.
-      name: The set's name; "": the title of the maps.
-      step: See `MapSet`.
-      numbers: See `MapSet`.
-      roles: See `MapSet`.
+    Padding is left out: an example ends with its last valid position. Without a name
+    the set has the title of the maps.
     """
     layers = tuple(
         Layer(layer, tuple(head.removeprefix("head ") for head in heads), kind)
@@ -291,6 +285,60 @@ def of_maps(
         )
     name = name or saved.title
     return MapSet(name, layers, tuple(examples), step, numbers or {}, roles)
+
+
+def with_heads(maps: MapSet, places: Sequence[Sequence[int]]) -> MapSet:
+    """Returns a set with the heads at some places of each layer, in that order."""
+    width = max(map(len, places))
+
+    def columns(values, missing=np.nan):
+        if values is None:
+            return None
+        dtype = object if missing == "" else np.result_type(values, np.float32)
+        kept = np.full((len(values), width, *values.shape[2:]), missing, dtype)
+        for row, own, each in zip(kept, values, places, strict=True):
+            row[: len(each)] = own[list(each)]
+        return kept
+
+    numbers = {
+        name: each._replace(
+            mean=columns(each.mean),
+            standard_error=columns(each.standard_error),
+            ranks=columns(each.ranks),
+        )
+        for name, each in maps.numbers.items()
+    }
+    roles = maps.roles
+    if roles is not None:
+        roles = Roles(columns(roles.names, ""), columns(roles.scores))
+    layers = tuple(
+        layer._replace(heads=tuple(layer.heads[j] for j in each))
+        for layer, each in zip(maps.layers, places, strict=True)
+    )
+    examples = tuple(_with_heads(each, places) for each in maps.examples)
+    return maps._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
+
+
+def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
+    layers = list(enumerate(map(list, places)))
+    masked = [example.masked_cells(i) for i, _ in layers]
+    channels = example.channels and tuple(
+        own and own._replace(query=own.query[each], key=own.key[each])
+        for own, (_, each) in zip(example.channels, layers, strict=True)
+    )
+    return example._replace(
+        weights=tuple(example.weights[i][each] for i, each in layers),
+        masked=tuple(
+            own[each] if own is not None and own.ndim == 3 else own
+            for own, (_, each) in zip(masked, layers, strict=True)
+        ),
+        channels=channels,
+        patches=tuple(
+            each._replace(head=places[each.layer].index(each.head))
+            for each in example.patches
+            if each.head in places[each.layer]
+        ),
+    )
 
 
 def check(dossier: Dossier) -> Dossier:
@@ -519,9 +567,7 @@ def _example(saved: Maps, example: int) -> Example:
 def _axes_by_kind(saved: Maps, example: int | None) -> dict[str, Axes]:
     """Returns the axes of each kind of layers in an example; "": those of others.
 
-    Args:
-      saved: The maps.
-      example: Which one; None: the mean of all, whose tokens are not known.
+    Without an example they are those of the mean of all, whose tokens are not known.
     """
 
     def axis(side):
@@ -566,13 +612,7 @@ def _note(saved: Maps, example: int) -> str:
 
 
 def _patches(saved: Maps, example: int, lengths) -> tuple[Patch, ...]:
-    """Returns the patches of an example, without what lies past its end.
-
-    Args:
-      saved: The maps.
-      example: Which one.
-      lengths: For each layer how many queries and keys are valid.
-    """
+    """Returns the patches of an example, without what lies past its end."""
     if saved.patches is None:
         return ()
     patches = []

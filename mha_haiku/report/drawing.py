@@ -167,11 +167,7 @@ def style() -> Iterator[None]:
 def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
     """Returns an empty figure of that many inches, its axes laid out by themselves.
 
-    Args:
-      width: Inches.
-      height: Inches.
-      title: The name of the run; above all axes, on the left.
-      note: How to read the picture; a line below the title.
+    The title is above all axes, on the left, and the note is a line below it.
     """
     result = figure_class()((width, height), dpi=DOTS_PER_INCH, layout="constrained")
     wide = max(30, int(13 * width))
@@ -318,12 +314,7 @@ def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
 
 
 def frames(axes: "Axes", cells: np.ndarray) -> None:
-    """Draws a line around the true cells of a map, those that touch in one.
-
-    Args:
-      axes: With the map as `imshow` draws it.
-      cells: Booleans `[P, Q]`.
-    """
+    """Draws a line around the true cells `[P, Q]` of a map, those that touch in one."""
     from matplotlib import collections
 
     rim = np.pad(cells, 1)

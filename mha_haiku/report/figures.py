@@ -33,12 +33,7 @@ _MOST_LINEAR = 32
 def pictures(
     saved: Maps, formats: Sequence[str] = ("png",)
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields each layer's picture: the name of its file, and its bytes.
-
-    Args:
-      saved: The run's maps.
-      formats: Of the files; a layer has one of each.
-    """
+    """Yields each layer's pictures, one of each format: file names and bytes."""
     scale = _shared_scale(saved)
     draw = drawing.picture(layer_figure)
     for place, number in enumerate(saved.numbers):
@@ -48,12 +43,7 @@ def pictures(
 
 
 def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
-    """Draws the heads of one layer.
-
-    Args:
-      saved: The run's maps.
-      layer: The index of the layer among those of the maps.
-      scale: The colour scale, from 0 to the largest weight of the run.
+    """Draws the heads of one layer, with a colour scale from 0 to the largest weight.
 
     Returns:
       A figure that belongs to no window.

@@ -188,60 +188,30 @@ def _notes(whole, cut, budget) -> list[str]:
 
 
 def _cut_set(each: MapSet, cut: Cut, least: float) -> MapSet:
-    layers = tuple(
-        layer._replace(heads=layer.heads[: cut.heads]) for layer in each.layers
-    )
-    width = max(len(layer.heads) for layer in layers)
-
-    def columns(values):
-        return None if values is None else values[:, :width]
-
-    numbers = {
-        name: number._replace(
-            mean=columns(number.mean),
-            standard_error=columns(number.standard_error),
-            ranks=columns(number.ranks),
-        )
-        for name, number in each.numbers.items()
-    }
-    roles = each.roles and dossier.Roles(*map(columns, each.roles))
     inputs = [x for x in each.examples if not x.is_mean][: cut.examples]
     kept = (*inputs, *(x for x in each.examples if x.is_mean))
-    examples = tuple(_cut_example(x, layers, cut, least) for x in kept)
-    return each._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
+    each = dossier.with_heads(
+        each._replace(examples=kept),
+        [range(len(layer.heads))[: cut.heads] for layer in each.layers],
+    )
+    examples = tuple(_cut_example(x, each.layers, cut, least) for x in each.examples)
+    return each._replace(examples=examples)
 
 
 def _cut_example(example, layers, cut, least):
-    patches = [patch for patch in example.patches if _mass(patch) > least]
-    channels = example.channels if cut.channels else None
-    if channels is not None:
-        channels = tuple(
-            each
-            and each._replace(query=each.query[: cut.heads], key=each.key[: cut.heads])
-            for each in channels
-        )
-    masked = tuple(
-        _joined_mask(example.masked_cells(i), cut) for i in range(len(example.weights))
-    )
-    return example._replace(
-        queries=_joined_axis(example.queries, cut.join),
-        keys=_joined_axis(example.keys, cut.join),
-        kinds={
-            kind: axes._replace(
-                queries=_joined_axis(axes.queries, cut.join),
-                keys=_joined_axis(axes.keys, cut.join),
-            )
-            for kind, axes in example.kinds.items()
-        },
+    def joined(axes):
+        sides = (_joined_axis(axis, cut.join) for axis in (axes.queries, axes.keys))
+        return axes._replace(**dict(zip(("queries", "keys"), sides, strict=True)))
+
+    return joined(example)._replace(
+        kinds={kind: joined(axes) for kind, axes in example.kinds.items()},
         weights=tuple(
-            _joined_weights(
-                weights[: cut.heads], example.axes(layer).queries.edges, cut.join
-            )
+            _joined_weights(weights, example.axes(layer).queries.edges, cut.join)
             for weights, layer in zip(example.weights, layers, strict=True)
         ),
-        masked=masked,
-        patches=tuple(patch for patch in patches if patch.head < cut.heads),
-        channels=channels,
+        masked=tuple(_joined_mask(masked, cut.join) for masked in example.masked),
+        patches=tuple(patch for patch in example.patches if _mass(patch) > least),
+        channels=example.channels if cut.channels else None,
     )
 
 
@@ -269,12 +239,10 @@ def _joined_weights(weights, edges, join) -> np.ndarray:
     return (total / np.maximum(count, 1)).astype(weights.dtype)
 
 
-def _joined_mask(masked, cut) -> np.ndarray | None:
+def _joined_mask(masked, join) -> np.ndarray | None:
     if masked is None:
         return None
-    if masked.ndim == 3:
-        masked = masked[: cut.heads]
     for axis in (-2, -1):
-        starts = np.arange(0, masked.shape[axis], cut.join)
+        starts = np.arange(0, masked.shape[axis], join)
         masked = np.logical_and.reduceat(masked, starts, axis=axis)
     return masked

@@ -1,7 +1,8 @@
 """Numbers per head, as a table and as pictures: what heads do, how much they matter.
 
 L layers, H heads. Where heads are of several kinds, as in an encoder-decoder, `kinds`
-has that of each layer, and `layers` are their numbers within it. Each number comes with
+has that of each layer, and `layers` are their numbers within it; `heads` has for each
+layer the names of its heads. Each number comes with
 its name, label and unit, so that any number can be shown; only the three statistics
 that make a head positional are known by name here.
 """
@@ -60,12 +61,7 @@ def table(
 ) -> tables.Table:
     """Returns a row per head, with each number, its standard error and its ranks.
 
-    Args:
-      numbers: By their names.
-      layers: The number of each layer.
-      heads: For each layer the names of its heads.
-      kinds: The kind of each layer, which gets a column; (): there is one kind.
-      shown: How the text shows a number and its standard error.
+    `shown` says how the text shows a number and its standard error.
     """
     keys = ["kind"] * bool(kinds) + ["layer", "head"]
     columns = list(map(tables.Column, keys))
@@ -94,13 +90,7 @@ def table(
 def to_arrays(
     numbers: Numbers, *, layers: Sequence[int], heads: Sequence[Sequence[int]]
 ) -> dict[str, np.ndarray]:
-    """Returns numbers as arrays for an `.npz`, which `of_arrays` reads.
-
-    Args:
-      numbers: By their names.
-      layers: The number of each layer.
-      heads: For each layer the names of its heads.
-    """
+    """Returns numbers as arrays for an `.npz`, which `of_arrays` reads."""
     names = np.full(next(iter(numbers.values())).mean.shape, -1)
     for row, own in zip(names, heads, strict=True):
         row[: len(own)] = own
@@ -127,11 +117,6 @@ def of_arrays(
     heads: Sequence[Sequence[int]],
 ) -> dict[str, PerHead]:
     """Returns the numbers in arrays of `to_arrays`, for some layers and heads.
-
-    Args:
-      arrays: By their names.
-      layers: The number of each wanted layer.
-      heads: For each of these the names of the wanted heads.
 
     Returns:
       Numbers `[L, H]`: of the wanted heads in their order, NaN for those that `arrays`
@@ -203,14 +188,7 @@ def positional(numbers: Numbers, layer: int, head: int) -> str | None:
 def statistics_picture(
     numbers: Numbers, *, title: str, layers: Sequence[int], kinds: Sequence[str] = ()
 ) -> "Figure":
-    """Returns a heat map of each number, heads by layer, as the bytes of a PNG file.
-
-    Args:
-      numbers: The numbers to show, by their names.
-      title: The run, and what means are over.
-      layers: The number of each layer.
-      kinds: The kind of each layer; (): there is one kind.
-    """
+    """Returns a heat map of each number, heads by layer, as the bytes of a PNG file."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     rows = math.ceil(len(numbers) / _COLUMNS)
     columns = min(_COLUMNS, len(numbers))
@@ -247,15 +225,7 @@ def importance_picture(
     layers: Sequence[int] | None = None,
     kinds: Sequence[str] = (),
 ) -> "Figure":
-    """Returns a PNG: a row per measure, heads by layer and beside it heads in order.
-
-    Args:
-      numbers: The measures.
-      title: The run, and what means are over.
-      heads: For each layer the names of its heads.
-      layers: The number of each layer; None: 0 to L - 1.
-      kinds: The kind of each layer; (): there is one kind.
-    """
+    """Returns a PNG: a row per measure, heads by layer and beside it heads in order."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     layers = range(num_layers) if layers is None else layers
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))

@@ -31,13 +31,7 @@ def one_line(text: str) -> str:
 
 
 def drawable(text: str, has_glyph: Callable[[str], bool], longest: int) -> str:
-    """Returns `text` with code points for what the fonts lack, shortened with an ….
-
-    Args:
-      text: Already visible text.
-      has_glyph: Whether a font can draw a character.
-      longest: Number of characters that are kept.
-    """
+    """Returns `text` with code points for what the fonts lack, shortened with an …."""
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     return "".join(c if has_glyph(c) else _code_point(c) for c in text)

@@ -190,13 +190,7 @@ class Maps:
 def cells_of(
     alignment: np.ndarray, query_edges: np.ndarray, key_edges: np.ndarray
 ) -> np.ndarray:
-    """Returns which cells `[T', S']` hold an aligned pair of positions.
-
-    Args:
-      alignment: Booleans `[T, S]`.
-      query_edges: `[T' + 1]`, from 0 to T.
-      key_edges: `[S' + 1]`, from 0 to S.
-    """
+    """Returns which cells `[T', S']` hold an aligned pair of positions `[T, S]`."""
     rows = np.logical_or.reduceat(alignment, query_edges[:-1], axis=0)
     return np.logical_or.reduceat(rows, key_edges[:-1], axis=1)
 
@@ -211,9 +205,6 @@ def _said(verb: str, tokens: np.ndarray) -> np.ndarray:
 
 def load(path: str | os.PathLike[str]) -> Maps:
     """Reads `maps.npz` without unpickling anything, and checks all of it.
-
-    Args:
-      path: The file.
 
     Returns:
       Its maps.
@@ -256,10 +247,6 @@ def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 def checked(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> Maps:
     """Returns the maps in the arrays of a `maps.npz`, which may not be written yet.
-
-    Args:
-      arrays: By their names.
-      path: The file, for messages.
 
     Raises:
       ConfigError: As `load`.

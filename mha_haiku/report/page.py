@@ -43,9 +43,6 @@ _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 def render(shown: Dossier) -> str:
     """Returns the page as text, to be stored as UTF-8.
 
-    Args:
-      shown: What the page shows.
-
     Returns:
       A whole HTML document that asks for no other file.
 
@@ -88,9 +85,6 @@ def contents(shown: Dossier) -> dict[str, Any]:
 
     Numbers that are NaN are None. Where a text or a list of codes is "packed", it is
     base64 of zlib.
-
-    Args:
-      shown: What the page shows.
 
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`

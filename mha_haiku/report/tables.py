@@ -44,12 +44,9 @@ class Table(NamedTuple):
     def text(self, width: int = 100) -> str:
         """Returns lines of text, the columns aligned.
 
-        If they do not fit beside each other they are put in blocks, one below the
-        other, each beginning with the columns that identify a row.
-
-        Args:
-          width: The largest number of characters of a line; a single wider column is
-            allowed.
+        If they do not fit beside each other in `width` characters they are put in
+        blocks, one below the other, each beginning with the columns that identify a
+        row.
         """
         keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
         keys = [self._aligned(column) for column in keys]

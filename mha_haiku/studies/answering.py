@@ -54,14 +54,9 @@ def score(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Score:
-    """Answers held-out examples, and scores the answers as the task does.
+    """Answers held-out sources, and scores the answers as the task does.
 
-    Args:
-      bench: A run of an encoder-decoder.
-      examples: N.
-      strategy: How tokens are chosen.
-      tokens: The most tokens of an answer; see `job`.
-      seed: Of what is drawn.
+    Arguments are as of `generation.of_held_out`.
 
     Raises:
       ConfigError: If the run answers no sources, or a number is out of range.
@@ -93,11 +88,7 @@ def score(
 
 
 def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the 95 percent interval of a score.
-
-    Args:
-      value: The score of all examples.
-      alone: `[N]`, of each alone.
+    """Returns the ends of the 95 percent interval of a score, from those of each alone.
 
     Source: of a share Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """

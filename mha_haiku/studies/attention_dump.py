@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,74 +53,26 @@ class Own(NamedTuple):
 def dump(
     bench: Bench,
     *,
-    layers: Sequence[int | str] | None = None,
-    heads: Sequence[int] | None = None,
-    examples: int | Sequence[int] | None = None,
     own: Own | None = None,
     out: str | os.PathLike | None = None,
-    weights: bool = False,
-    means: bool = True,
-    channels: bool = False,
-    devices: Sequence[jax.Device] | None = None,
+    **options: Any,
 ) -> Path:
     """Runs a trained model and writes its attention: maps.npz and statistics.npz.
 
-    Up to `config.attention.full_length` positions the maps are whole; longer ones are
-    pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
-
     Args:
       bench: The run.
-      layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
-      heads: Which heads of every layer; None means all.
-      examples: How many held-out examples, or their indices; None means
-        `config.attention.examples`.
-      own: Inputs to run on instead.
+      own: Inputs to run on instead of held-out examples.
       out: The folder to write to; None means `attention` in the run's folder, and
         `attention/own_text` there for own inputs.
-      weights: Whether to write whole maps at any length.
-      means: Whether to write means of whole maps over many examples.
-      channels: Whether to write queries and keys too, where maps are whole.
-      devices: Those that divide the work; None: all of all processes.
+      **options: Other arguments of `measured`.
 
     Returns:
-      The path of maps.npz. Of each of the `layers [L]`, here of layer 1, it has
-      `layer_01` `[N, H, T', S']` and `heads_01` `[H]`, and for whole maps of held-out
-      examples `mean_01` `[H, T, S]` over `mean_examples` of them; and `layer_names
-      [L]`, `example_names [N]`, `tokens [N, T]`, `query_edges`, `key_edges`, `lengths
-      [N]`, `predictions` and `targets` `[N, T]` (`[N, 1]` for sets), the three
-      `likeliest` answers with their `probabilities` `[N, T, 3]`, and `title`. `masked
-      [N, T', S']` says where no query may attend, or `masked_01` (also `[N, H, T',
-      S']`) where layers or heads differ. Pooled maps have finer parts, as in
-      `zoom.Patches`: `patches_01 [N, H, n, R, R]` and `places_01 [N, H, n, 3]`. Where
-      positions are images, `images [N, T, h, w]` are these. Of a model with a decoder
-      layers have `kinds` and `numbers` among those of their kind `[L]`, `tokens [N, S]`
-      and edges are the source's, and `decoder_tokens [N, T]` (read),
-      `decoder_predicted`, `decoder_edges`, `decoder_lengths` and, where the task knows
-      it, `alignment [N, T, S]` the decoder's. Of `channels` there are
-      `query_01 [N, H, T, K]` and `key_01` as in `zoom.channels`, and `exact_01`.
-      Beside it, statistics.npz holds the numbers of `attention.Statistics` that are one
-      per head, by their names: `entropy [L, H]`, ..., means over the N examples (NaN
-      where a layer has fewer heads), with their `entropy_standard_error`, ...; where
-      maps are whole, for each of `Task.alignments` also the share of `heads.alignment`
-      (over the examples of `mean_examples`, if there are means; NaN but for
-      cross-attention);
-      `names`, `units` and `labels` of these; and
-      `title`, `layer_names`, `head_names [H]` and `num_examples`.
+      The path of maps.npz, beside which statistics.npz is.
 
     Raises:
       ConfigError: If there is no such layer, head, example or token.
     """
-    arrays, statistics = measured(
-        bench,
-        layers=layers,
-        heads=heads,
-        examples=examples,
-        own=own,
-        weights=weights,
-        means=means,
-        channels=channels,
-        devices=devices,
-    )
+    arrays, statistics = measured(bench, own=own, **options)
     folder = bench.folder.attention
     folder = folder if own is None else folder / "own_text"
     folder = folder if out is None else checks.as_path(out)
@@ -143,7 +95,43 @@ def measured(
     channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns the arrays of maps.npz and of statistics.npz; arguments as of `dump`."""
+    """Returns the arrays of maps.npz and of statistics.npz.
+
+    Up to `config.attention.full_length` positions the maps are whole; longer ones are
+    pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
+
+    Args:
+      bench: The run.
+      layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
+      heads: Which heads of every layer; None means all.
+      examples: How many held-out examples, or their indices; None means
+        `config.attention.examples`.
+      own: Inputs to run on instead.
+      weights: Whether maps are whole at any length.
+      means: Whether there are means of whole maps over many examples.
+      channels: Whether there are queries and keys too, where maps are whole.
+      devices: Those that divide the work; None: all of all processes.
+
+    Returns:
+      Of each of the `layers [L]`, here of layer 1, `layer_01` `[N, H, T', S']` and
+      `heads_01` `[H]`, for whole maps of held-out examples `mean_01` `[H, T, S]` over
+      `mean_examples` of them, for pooled ones `patches_01 [N, H, n, R, R]` and
+      `places_01 [N, H, n, 3]` as in `zoom.Patches`, and of `channels` `query_01 [N, H,
+      T, K]`, `key_01` and `exact_01` as in `zoom.channels`; `masked [N, T', S']`, or
+      `masked_01` where layers or heads differ; and the other fields of
+      `report.maps.Maps` by their names, those of its decoder as `decoder_tokens` and so
+      on.
+      And statistics: numbers of `attention.Statistics` that are one per head, by their
+      names: `entropy [L, H]`, ..., means over the N examples (NaN where a layer has
+      fewer heads), with their `entropy_standard_error`, ...; where maps are whole, for
+      each of `Task.alignments` also the share of `heads.alignment` (over the examples
+      of `mean_examples`, if there are means; NaN but for cross-attention); `names`,
+      `units` and `labels` of these; and `title`, `layer_names`, `head_names [H]` and
+      `num_examples`.
+
+    Raises:
+      ConfigError: If there is no such layer, head, example or token.
+    """
     run = bench.run
     if own is None:
         indices = _indices(run, examples)
@@ -264,12 +252,8 @@ def write_report(
 
     Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
     has are removed, so that the folder never mixes two runs. Without matplotlib a
-    warning is logged and only the page is written.
-
-    Args:
-      folder: Where `maps.npz` is, and where the report goes.
-      formats: Of the pictures' files.
-      compare: The folder of another run that the page compares with; see `dossiers`.
+    warning is logged and only the page is written. `compare` is the folder of another
+    run; see `dossiers`.
 
     Returns:
       The written files: `layer_00.png`, `layer_01.png`, ... (`encoder_00.png`,

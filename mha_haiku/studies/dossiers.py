@@ -101,14 +101,12 @@ def of_maps(
 
 
 def of_arrays(
-    arrays: Mapping[str, np.ndarray],
-    statistics: Mapping[str, np.ndarray],
-    name: str = "",
+    arrays: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray]
 ) -> dossier.MapSet:
     """Returns the set of maps and statistics that `attention_dump.measured` gives."""
     saved = report.maps.checked(arrays, "maps")
     numbers = _read(_with_names(statistics), _layout(saved), "statistics")
-    return dossier.of_maps(saved, name=name, numbers=numbers, roles=roles(saved))
+    return dossier.of_maps(saved, numbers=numbers, roles=roles(saved))
 
 
 def steps_of(folder: folders.Folder) -> list[int]:
@@ -153,8 +151,7 @@ def compared(workdir: str | os.PathLike) -> Path:
 def roles(saved: Maps) -> dossier.Roles | None:
     """Returns what heads do in the saved examples, as `heads.roles` defines it.
 
-    Args:
-      saved: Whole maps; of pooled ones the roles are not known, which gives None.
+    Of pooled maps the roles are not known, which gives None.
     """
     if saved.pooled:
         return None

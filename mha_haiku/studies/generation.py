@@ -69,11 +69,7 @@ class Text(NamedTuple):
 
 
 def given(config: "ml_collections.ConfigDict") -> str | None:
-    """Returns what a run's model writes from: "prompt", "source", or None: it cannot.
-
-    Args:
-      config: The run's config.
-    """
+    """Returns what a run writes from: "prompt", "source", or None: it cannot."""
     family = config.model.family
     if family == "encoder_decoder":
         return "source"
@@ -286,9 +282,7 @@ class Stream:
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
     """Yields the texts in turn; some are written together, and then ready at once.
 
-    Args:
-      job: The job.
-      name: The name of the progress bar; "": no bar.
+    With a name there is a progress bar.
     """
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
@@ -385,11 +379,6 @@ def write_attention(
     """Writes the attention maps of texts into attention/generated in the run's folder.
 
     Of more than 64 texts those of the first 64.
-
-    Args:
-      job: What was written.
-      texts: What came out.
-      formats: Of the pictures' files.
 
     Returns:
       The path of the page.

@@ -93,11 +93,7 @@ def write(
 
 
 def is_imported(config: ml_collections.ConfigDict) -> bool:
-    """Returns whether a run is of a model that had learnt elsewhere.
-
-    Args:
-      config: The run's config.
-    """
+    """Returns whether the config of a run is of a model that had learnt elsewhere."""
     return "data" in config and config.data.tokenizer == _TOKENIZER
 
 

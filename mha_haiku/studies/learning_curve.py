@@ -13,10 +13,6 @@ from mha_haiku.studies import workbench
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
     """Writes `learning_curve.png` beside the run's maps.
 
-    Args:
-      workdir: The run's folder.
-      formats: Of the picture's files.
-
     Returns:
       The path of the first picture; None where nothing is reported, or without
       matplotlib.

@@ -199,12 +199,7 @@ def _with_model(run, params, model_config) -> folders.Run:
 
 
 def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
-    """Returns the metrics, size and speed of runs.
-
-    Args:
-      bench: Shows the progress.
-      runs: The whole run, with unstacked layers, then pruned ones.
-    """
+    """Returns metrics, size and speed of runs: first the whole one, unstacked."""
     whole = _Timed(runs[0])
     vectors = vectors_of(runs[0])
     result = []
@@ -229,11 +224,8 @@ def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, f
     """Returns the held-out loss and accuracy of a run's parameters.
 
     Of a task without targets it returns `drift`, a mean over examples, and
-    `neighbours`, the share of examples whose nearest other example stays the same.
-
-    Args:
-      run: The run.
-      vectors: `vectors_of` the whole model; None: this run is whole.
+    `neighbours`, the share of examples whose nearest other example stays the same, both
+    compared with the vectors of the whole model; None: this run is whole.
     """
     own = vectors_of(run)
     if own is not None:
@@ -258,13 +250,11 @@ def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, f
 
 
 def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
-    """Writes a run's parameters as a new run at step 0, ready for training.
+    """Writes a run's parameters as a new run at step 0, and returns its folder.
 
-    Args:
-      run: The run.
-      workdir: The folder of the new run. Where `steps` are given it may hold this run
-        already, which is left as it is: a killed process has trained it.
-      steps: Training steps that the new run is to take; 0: it is only pruned.
+    The new run is to take that many training steps; 0: it is only pruned. Where there
+    are some, the folder may hold this run already, which is left as it is: a killed
+    process has trained it.
 
     Returns:
       The folder.
@@ -285,8 +275,7 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 def vectors_of(run: folders.Run) -> np.ndarray | None:
     """Returns the mean-pooled outputs of held-out examples, `[N, D]`.
 
-    Args:
-      run: The run; of a task with targets the result is None.
+    Of a task with targets there are none.
     """
     if "loss" in run.task.metrics:
         return None

@@ -78,10 +78,6 @@ class Pruned(NamedTuple):
 def prune(bench: Bench, request: Request) -> Pruned:
     """Prunes a run's heads and units in memory; `save` writes the result.
 
-    Args:
-      bench: The run.
-      request: What to prune.
-
     Raises:
       ConfigError: If the request is not valid.
     """
@@ -130,24 +126,14 @@ def prune(bench: Bench, request: Request) -> Pruned:
 
 
 def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
-    """Raises ConfigError if a folder holds a run that `save` cannot resume.
-
-    Args:
-      workdir: The folder, which may be missing.
-      steps: The training steps that `save` is to take.
-    """
+    """Raises ConfigError if a folder holds a run that `save` cannot resume."""
     saved = folders.read_config(folders.Folder(checks.as_path(workdir)))
     if saved is None or saved["training"]["steps"] != steps:
         folders.check_free(workdir)
 
 
 def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
-    """Writes the pruned run, and trains it on if asked to.
-
-    Args:
-      result: What `prune` returned.
-      workdir: The folder of the new run; see `check_free`.
-      steps: Training steps; 0 for none.
+    """Writes the pruned run, and trains it on for some steps; 0: none.
 
     Returns:
       The folder.
@@ -162,11 +148,7 @@ def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
 
 
 def table(result: Pruned) -> Table:
-    """Returns a row per model.
-
-    Args:
-      result: What `prune` returned.
-    """
+    """Returns a row per model."""
     own = pruned_runs.columns(result.points[0].metrics)
     if result.beside:
         own.append(Column(result.beside_name, "", "{:.4f}"))
@@ -232,11 +214,7 @@ def write(
 
 
 def curve(result: Pruned) -> report.curves.Pruning:
-    """Returns a point per model, to be drawn.
-
-    Args:
-      result: What `prune` returned for a sweep.
-    """
+    """Returns a point per model, to be drawn."""
     metric = _metric(result)
     by_kind = [pruned_runs.kinds(point.layers) for point in result.points]
     return report.curves.Pruning(

@@ -1,9 +1,10 @@
 """Whether attention shows which inputs matter: roll-outs against replacing inputs.
 
-Dimensions: N examples, T positions, L layers. An example asks for the answer at one
-position. An input matters as much as the probability of the right answer changes when
-another token replaces it. A measure is good if it ranks the inputs of an example as
-these changes do.
+Dimensions: N examples, T positions, L layers, H heads, V value size, D model width. An
+example asks for the answer at one position. An input matters as much as the probability
+of the right answer changes when another token replaces it: the task's mask token where
+it has one, else random other tokens. A measure is good if it ranks the inputs of an
+example as these changes do.
 
 Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
@@ -12,18 +13,24 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, report
+from mha_haiku import checks, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import flow, means
+from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
+from mha_haiku.heads.rollout import rollout, value_rollout
 from mha_haiku.report.tables import Column, Table
-from mha_haiku.studies import blank_out, workbench
+from mha_haiku.runs import folders
+from mha_haiku.studies import workbench
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.training import evaluation
+from mha_haiku.training import evaluation, stepping
+
+Array = jax.Array
 
 # Table 1 of the source: a transformer of 6 layers that predicts the number of verbs. To
 # be compared only with the run of configs/papers/rollout.py.
@@ -34,6 +41,9 @@ PUBLISHED = {
 }
 _MEASURES = ("raw", "roll-out", "flow", "value-weighted", "gradient-weighted")
 _BATCH_POSITIONS = 2**16  # in a batch, over examples and replaced inputs
+# Folded into the key of held-out examples, into which they fold their indices: no
+# example has this index, so questions are drawn independently of the examples.
+_QUESTIONS = 2**32 - 1
 
 
 class Study(NamedTuple):
@@ -94,7 +104,7 @@ def measure(
         checks.positive_integer("draws", draws)
     bench = bench.looped()
     run = bench.run
-    look = jax.jit(functools.partial(blank_out.look, run, draws))
+    program = jax.jit(functools.partial(look, run, draws))
     batch_size = _BATCH_POSITIONS // run.task.sequence_length**2
     batch_size = max(1, min(examples, batch_size))
     data = jax.device_put(run.task.held_out_data)
@@ -102,7 +112,7 @@ def measure(
     starts = range(0, examples, batch_size)
     for start in bench.progress(starts, name="blanking inputs out", unit="batch"):
         indices = np.arange(start, start + batch_size, dtype=np.int32)
-        batches.append(jax.device_get(look(run.params, data, indices)))
+        batches.append(jax.device_get(program(run.params, data, indices)))
     effects = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
     effects["measures"]["flow"] = _flows(bench, data, effects["row"][:flow_examples])
     asks = np.flatnonzero(effects["asks"])
@@ -163,11 +173,7 @@ def verdict(study: Study) -> str:
 
 
 def table(study: Study) -> Table:
-    """Returns a row per measure and layer.
-
-    Args:
-      study: What `measure` returned.
-    """
+    """Returns a row per measure and layer."""
     shown = "{:.2f} ± {:.2f}"
     columns = [
         Column("measure"),
@@ -257,3 +263,133 @@ def _correlations(scores, importance, counted) -> np.ndarray:
     constant = products == 0
     correlations = ranks[:-1] @ ranks[-1] / np.where(constant, 1, products)
     return np.where(constant, np.nan, correlations)
+
+
+def look(
+    run: folders.Run, draws: int, params: Any, data: Any, indices: Array
+) -> dict[str, Any]:
+    """Returns the effect of each input and the measures, for a batch; under jit.
+
+    Returns:
+      `row [N]`, the position of the answer; `asks [N]`, whether the example has one;
+      `counted [N, T]`, the inputs to rank; `drop [N, T]`, how much the probability of
+      the right answer falls without each; and `measures`, `[N, L, T]` by name, for the
+      first 1 to L layers.
+    """
+    example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
+    key = stepping.stream(run.config.seed, "held_out")
+    key = jax.random.fold_in(key, np.uint32(_QUESTIONS))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    row, asks = jax.vmap(functools.partial(_question, run.task))(keys, example)
+    blanks = jax.vmap(functools.partial(_blanks, run.task, draws))(keys, example.inputs)
+    return {
+        "row": row,
+        "asks": asks,
+        "counted": _counted(run, example, row),
+        "drop": drops(run, params, example, row, jnp.swapaxes(blanks, 0, 1)),
+        "measures": _measures(run, params, example, row),
+    }
+
+
+def drops(
+    run: folders.Run,
+    params: Any,
+    example: tasks.Example,
+    row: Array,
+    blanks: Array,
+) -> Array:
+    """Returns how much the probability of the right answer falls without each input.
+
+    The answers are those at the positions `row [N]`, and `blanks [draws, N, T]` replace
+    the inputs in turn.
+
+    Returns:
+      `[N, T]`, the mean over draws.
+    """
+    positions = jnp.arange(run.task.sequence_length)
+
+    def probability(inputs):
+        output = run.model.apply(
+            params, None, inputs, lengths=example.lengths, is_training=False
+        )
+        logits = jax.nn.log_softmax(output.logits)
+        return jnp.exp(_answer(row, logits, example))
+
+    def per_draw(blanks):
+        def without(s):
+            at = positions[None] == s
+            return probability(jnp.where(at, blanks, example.inputs))
+
+        return jax.lax.map(without, positions)
+
+    blanked = jax.lax.map(per_draw, blanks).mean(0)  # [T, N]
+    return (probability(example.inputs)[None] - blanked).T
+
+
+def _measures(run, params, example, row):
+    """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
+    answer = functools.partial(_answer, row)
+    output, gradients = output_gradients(run.model, params, example, answer)
+    maps, rows = output.maps, row[:, None]
+    options = {"output_weights": _projections(params, maps), "per_layer": True}
+    measures = {
+        "raw": [rollout([layer], rows, residual=0.0) for layer in maps],
+        "roll-out": rollout(maps, rows, per_layer=True),
+        "value-weighted": value_rollout(maps, rows, **options),
+        "gradient-weighted": gradient_rollout(maps, gradients, rows, per_layer=True),
+    }
+    return {
+        name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
+        for name, x in measures.items()
+    }
+
+
+def _answer(row, logits, example):
+    """Returns the logit of the right answer at the row of each example, `[N]`."""
+    return jax.vmap(lambda x, t, targets: x[t, targets[t]])(
+        logits, row, example.targets
+    )
+
+
+def _question(task, key, example):
+    """Returns a random position whose target counts, and whether there is one."""
+    asked = example.weights > 0
+    if hasattr(task, "mask_token"):
+        asked &= example.inputs == task.mask_token
+    chance = jax.random.uniform(jax.random.fold_in(key, 0), asked.shape)
+    return jnp.argmax(jnp.where(asked, chance, -1)), asked.any()
+
+
+def _blanks(task, draws, key, inputs):
+    """Returns the tokens that replace each input in turn, `[draws, T]`."""
+    if hasattr(task, "mask_token"):
+        return jnp.full((1, *inputs.shape), task.mask_token, inputs.dtype)
+    # A shift of 1 to num_tokens - 1, modulo num_tokens, is uniform over other tokens.
+    shape = (draws, *inputs.shape)
+    shift = jax.random.randint(jax.random.fold_in(key, 1), shape, 1, task.num_tokens)
+    return (inputs[None] + shift) % task.num_tokens
+
+
+def _counted(run, example, row):
+    """Returns which inputs are ranked, `[N, T]`."""
+    positions = jnp.arange(run.task.sequence_length)[None]
+    counted = jnp.ones(example.inputs.shape, bool)
+    if hasattr(run.task, "mask_token"):
+        counted &= example.inputs != run.task.mask_token
+    if example.lengths is not None:
+        counted &= positions < example.lengths[:, None]
+    if run.config.model.family == "causal":
+        counted &= positions <= row[:, None]
+    return counted
+
+
+def _projections(params, maps):
+    """Returns the output projection of each layer, `[H, V, D]`."""
+    projections = []
+    for i, layer in enumerate(maps):
+        num_heads = layer.shape[-3]
+        projection = params[f"encoder/layer_{i}/attention/linear"].get("w")
+        if num_heads:
+            projection = projection.reshape(num_heads, -1, projection.shape[-1])
+        projections.append(projection)
+    return projections

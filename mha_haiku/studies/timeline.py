@@ -95,11 +95,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, PerHead]]:
-    """Returns steps `[P]`, and of each score `[P, L, H]`, NaN where there is no head.
-
-    Args:
-      lines: From `read`, at least one.
-    """
+    """Returns steps `[P]`, and scores `[P, L, H]`, NaN where there is no head."""
     steps = np.array([line["step"] for line in lines])
     scores = {}
     for name in lines[0]["scores"]:
@@ -127,10 +123,6 @@ def picture(path: Path) -> functools.partial:
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
     """Writes `timeline.png` into a run's folder of heads.
-
-    Args:
-      workdir: The run's folder.
-      formats: Of the picture's files.
 
     Returns:
       The path of the first picture; None without a timeline or without matplotlib.

@@ -46,10 +46,6 @@ class Bench:
     def load(cls, workdir: str | os.PathLike, step: int | None = None) -> "Bench":
         """Returns the bench of a run.
 
-        Args:
-          workdir: The run's folder.
-          step: Which checkpoint; None means the newest.
-
         Raises:
           ConfigError: If there is no such run or step.
         """
@@ -85,14 +81,11 @@ class Bench:
         *,
         length: int | None = None,
     ) -> "Bench":
-        """Returns the bench with model and parameters spread over devices.
+        """Returns the bench with model and parameters spread over devices; None: all.
 
         Heads and positions are split as the config says, if the number of devices
-        allows; else each device has the whole model and a part of the examples.
-
-        Args:
-          available: The devices; None: all of all processes.
-          length: T, positions of an example; None: those of the task.
+        allows; else each device has the whole model and a part of the examples. These
+        have `length` positions; None: as the task says.
         """
         run = self.run
         length = run.task.sequence_length if length is None else length
@@ -159,14 +152,9 @@ class Bench:
     ) -> tuple[models.Output, list[Any]]:
         """Returns the output on a batch, and a function of the maps of some layers.
 
-        Inside a program. The function runs where the map is made, so that no map
-        outlives its layer.
-
-        Args:
-          params: The parameters.
-          example: The batch.
-          function: From an attention map and the kind of its layer to a tree of arrays.
-          layers: Which layers, of all kinds.
+        Inside a program. The function, of a map and the kind of its layer, runs where
+        the map is made, so that no map outlives its layer. Layers are counted over all
+        kinds.
         """
         run = self.run
         parts = models.heads_of_layers(run.config.model)
@@ -215,12 +203,7 @@ class Bench:
         return self.whole_batch(min(examples, most))
 
     def batches(self, examples: int, *, name: str = "") -> "Batches":
-        """Returns held-out examples, rounded up to whole batches.
-
-        Args:
-          examples: N.
-          name: The name of the progress bar; "": no bar.
-        """
+        """Returns held-out examples in whole batches; with a name they show a bar."""
         return Batches(self, examples, self.batch_size(examples), name)
 
     def subject(
@@ -274,11 +257,9 @@ class Bench:
         return name or own[0]
 
     def closing(self, name: str, examples: int) -> heads.Closing:
-        """Returns what closed heads pass on.
+        """Returns what closed heads pass on, by a name of `CLOSINGS`.
 
-        Args:
-          name: A name of `CLOSINGS`.
-          examples: How many held-out examples a mean is over.
+        A mean is over that many held-out examples.
 
         Raises:
           ConfigError: If there is no such closing.

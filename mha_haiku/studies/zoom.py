@@ -47,10 +47,7 @@ def masked_cells(
 ) -> Array:
     """Returns where a map has no weight because its mask forbids it.
 
-    Args:
-      attention_map: The map, `[B..., H, T, S]`.
-      rows: How many bins of queries a pooled map has at most; None: it is whole.
-      columns: How many bins of keys, likewise.
+    Of a map that is pooled to at most so many rows and columns it returns the cells.
 
     Returns:
       `[B..., H, P, Q]` booleans, H being 1 where all heads have the same mask. In a
@@ -92,9 +89,6 @@ def masked_cells(
 
 def channels(attention_map: attention.AttentionMap) -> tuple[Array, Array, bool]:
     """Returns queries and keys whose products, summed over channels, are the scores.
-
-    Args:
-      attention_map: The map, `[B..., H, T, S]`.
 
     Returns:
       Scaled queries `[B..., H, T, K]`, keys `[B..., H, S, K]`, and whether the scores

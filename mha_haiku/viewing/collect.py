@@ -49,6 +49,27 @@ class Sides(NamedTuple):
 _NOTHING = Sides()
 
 
+def sides(
+    attention_map: attention.AttentionMap,
+    tokens: Any,
+    key_tokens: Any = None,
+    images: Any = None,
+) -> Sides:
+    """Returns what stands along the sides of a map; arguments as of `show`.
+
+    Raises:
+      ValueError: If there are not as many texts or images as examples and positions, or
+        values of images are out of range.
+    """
+    *batch_shape, _, num_queries, num_keys = attention_map.shape
+    count = math.prod(batch_shape)
+    queries = _texts("tokens", tokens, count, num_queries)
+    keys = _texts("key_tokens", key_tokens, count, num_keys)
+    if not keys and num_queries == num_keys:
+        keys = queries
+    return Sides(queries, keys, _all_images(images, count, num_keys))
+
+
 def is_maps(value: Any) -> bool:
     """Returns whether a value is a map, or maps in something."""
     if isinstance(value, attention.AttentionMap | models.Output):
@@ -63,10 +84,6 @@ def named_maps(
     value: Any, names: Sequence[str] | None = None
 ) -> dict[str, attention.AttentionMap]:
     """Returns the map of each layer by its name.
-
-    Args:
-      value: A map, a list of them, a dict by path, or what has such.
-      names: The names of the layers; None: as in a dict, or "layer 0" and so on.
 
     Raises:
       TypeError: If something else than maps is among them.
@@ -318,3 +335,75 @@ def _axes(sides, kind, example, edges) -> dossier.Axes:
 def _axis(texts, example, edges) -> dossier.Axis:
     tokens = texts[example] if texts else ("",) * int(edges[-1])
     return dossier.Axis(tokens, edges)
+
+
+def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
+    """Returns N tuples of T strings; () where the tokens are None."""
+    if tokens is None:
+        return ()
+    if isinstance(tokens, jax.Array):
+        tokens = np.asarray(tokens)
+    tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
+    is_nested = bool(tokens) and all(
+        isinstance(x, list | tuple | np.ndarray | jax.Array) for x in tokens
+    )
+    rows = [list(row) for row in tokens] if is_nested else [tokens] * count
+    if len(rows) < count:
+        raise ValueError(
+            f"{name} must be those of {count} examples, or of one for all, got "
+            f"{len(rows)}."
+        )
+    for i, row in enumerate(rows):
+        if len(row) != length:
+            example = f" for example {i}" if is_nested else ""
+            raise ValueError(
+                f"{name} must be {length}, one for each position of the map, got "
+                f"{len(row)}{example}."
+            )
+    return tuple(tuple(map(_text, row)) for row in rows)
+
+
+def _all_images(images: Any, count: int, length: int) -> tuple:
+    """Returns N `dossier.Images`; () where there are none."""
+    if images is None:
+        return ()
+    is_one = hasattr(images, "shape") or isinstance(images, dossier.Images)
+    rows = [images] * count if is_one else list(images)
+    if len(rows) != count:
+        raise ValueError(
+            f"images must be those of {count} examples, or of one for all, got "
+            f"{len(rows)}."
+        )
+    return tuple(_images(each, length) for each in rows)
+
+
+def _text(token: Any) -> str:
+    if isinstance(token, bytes):
+        return token.decode("utf-8", "replace")
+    return token if isinstance(token, str) else str(token)
+
+
+def _images(images: Any, length: int) -> dossier.Images:
+    if isinstance(images, dossier.Images):
+        return images
+    pixels = np.asarray(images)
+    is_grey, is_coloured = pixels.ndim == 3, pixels.ndim == 4 and pixels.shape[-1] == 3
+    if not (is_grey or is_coloured) or len(pixels) != length:
+        raise ValueError(
+            f"images must be [S, h, w] or [S, h, w, 3] with S = {length} positions, "
+            f"got shape {pixels.shape}."
+        )
+    if pixels.dtype.kind == "f":
+        if not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1):
+            raise ValueError(
+                "images of floats must be from 0 to 1, got "
+                f"{pixels.min()} to {pixels.max()}."
+            )
+        pixels = np.round(255 * pixels)
+    elif (
+        pixels.dtype.kind not in "iub"
+        or pixels.min(initial=0) < 0
+        or pixels.max(initial=0) > 255
+    ):
+        raise ValueError(f"images must be integers from 0 to 255, got {pixels.dtype}.")
+    return dossier.Images(pixels.astype(np.uint8))

@@ -46,13 +46,7 @@ def escaped(text: str) -> str:
 
 
 def block(title: str, *parts: str, note: str = "") -> Html:
-    """Returns what a notebook shows: a title, the parts below it, and a note.
-
-    Args:
-      title: A line in bold type.
-      *parts: `Html`, or text.
-      note: A line in small type at the end.
-    """
+    """Returns what a notebook shows: a title, the parts below it, and a note."""
     lines = [tag("div", title, style="font-weight:bold;margin-bottom:4px"), *parts]
     if note:
         lines.append(tag("div", note, style="font-size:smaller;margin-top:4px"))
@@ -122,12 +116,7 @@ def heat_table(
 
 
 def plain_table(rows: Sequence[Sequence[str]], *, columns: Sequence[str] = ()) -> Html:
-    """Returns a table of text, its first column to the left and others to the right.
-
-    Args:
-      rows: The text of each cell.
-      columns: The names of the columns; none: no line of names.
-    """
+    """Returns a table of text, its first column to the left and others to the right."""
     lines = (
         [tag("tr", *(tag("th", x, style=_CELL) for x in columns))] if columns else []
     )

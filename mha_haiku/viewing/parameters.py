@@ -64,10 +64,6 @@ def head_norms(
     That is the root of the sum of squares of the queries' and the output's weights (and
     biases and scores) that belong to the head alone; NaN where a layer has fewer heads.
 
-    Args:
-      params: By the names of modules and of their parameters.
-      heads: For each layer the names of its heads.
-
     Raises:
       ValueError: If a parameter does not hold that many heads.
     """

@@ -31,12 +31,7 @@ PAPER = np.array([255, 255, 255], np.uint8)
 
 
 def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
-    """Returns the colours of numbers, `[..., 3]` uint8; grey where they are NaN.
-
-    Args:
-      values: `[...]`.
-      scale: From which number to which, and on which colour map.
-    """
+    """Returns the colours of numbers, `[..., 3]` uint8; grey where they are NaN."""
     stops = _STOPS[scale.colours]
     share = (np.asarray(values, float) - scale.low) / (scale.high - scale.low)
     at = np.clip(np.nan_to_num(share), 0, 1) * (len(stops) - 1)
@@ -96,10 +91,7 @@ def thumbnails(
 
 
 def png(image: np.ndarray) -> bytes:
-    """Returns a PNG file.
-
-    Args:
-      image: `[height, width, 3]` uint8.
+    """Returns a PNG file of `[height, width, 3]` uint8.
 
     Source: https://www.w3.org/TR/png-3/.
     """

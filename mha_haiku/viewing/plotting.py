@@ -15,7 +15,7 @@ from mha_haiku import attention, checks, heads
 from mha_haiku.report import curves, drawing, panels
 from mha_haiku.report import heads as per_head
 from mha_haiku.report.heads import PerHead
-from mha_haiku.viewing import collect, shown, texts
+from mha_haiku.viewing import collect, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,14 +92,9 @@ def plot(
 
 def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
     maps, kinds = collect.named_maps(what), collect.kinds_of(what)
-    *batch_shape, _, num_queries, num_keys = list(maps.values())[-1].shape
-    count = int(np.prod(batch_shape))
-    queries = texts.of_each("tokens", tokens, count, num_queries)
-    keys = texts.of_each("key_tokens", key_tokens, count, num_keys)
-    if not keys and num_queries == num_keys:
-        keys = queries
-    checks.integer_in("example", example, 0, count - 1)
-    sides = collect.Sides(queries, keys)
+    last = list(maps.values())[-1]
+    sides = collect.sides(last, tokens, key_tokens)
+    checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
     chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
     maps = dict(list(maps.items())[i] for i in chosen)
     kinds = [kinds[i] for i in chosen] if kinds else ()
@@ -108,7 +103,7 @@ def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figu
     whole = collect.map_set(
         maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
     )
-    return _of_set(whole, 0, **options)
+    return _of_set(whole, **options)
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:
@@ -134,37 +129,31 @@ def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Fig
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
     chosen = _chosen_layers(names, kinds, layer)
-    wanted = _list_of(head)
-    layers, weights, masked = [], [], []
-    for i in chosen:
-        own = whole.layers[i]
-        places = range(len(own.heads))
-        if wanted is not None:
-            for each in wanted:
-                checks.choice(f"head of {own.name}", str(each), own.heads)
-            places = [own.heads.index(str(each)) for each in wanted]
-        one = whole.examples[example]
-        layers.append(own._replace(heads=tuple(own.heads[j] for j in places)))
-        weights.append(one.weights[i][list(places)])
-        hidden = one.masked_cells(i)
-        masked.append(
-            hidden[list(places)] if hidden is not None and hidden.ndim == 3 else hidden
-        )
-    one = whole.examples[example]._replace(weights=tuple(weights), masked=tuple(masked))
-    whole = whole._replace(
-        layers=tuple(layers), examples=(one,), numbers={}, roles=None
+    one = whole.examples[example]._replace(channels=None, patches=())
+    one = one._replace(
+        weights=tuple(one.weights[i] for i in chosen),
+        masked=tuple(one.masked_cells(i) for i in chosen),
     )
-    return _of_set(whole, 0, **options)
+    layers = tuple(whole.layers[i] for i in chosen)
+    whole = whole._replace(layers=layers, examples=(one,), numbers={}, roles=None)
+    if head is not None:
+        wanted, places = list(map(str, _list_of(head))), []
+        for layer in layers:
+            for name in wanted:
+                checks.choice(f"head of {layer.name}", name, layer.heads)
+            places.append([layer.heads.index(name) for name in wanted])
+        whole = dossier.with_heads(whole, places)
+    return _of_set(whole, **options)
 
 
-def _of_set(whole, example, *, colours, scale, size, title) -> "Figure":
+def _of_set(whole, *, colours, scale, size, title) -> "Figure":
     import matplotlib
 
     colours = colours or "viridis"
     checks.choice("colours", colours, list(matplotlib.colormaps))
     if scale is not None:
         checks.choice("scale", scale, panels.SCALES)
-    one = whole.examples[example]
+    (one,) = whole.examples
     axes = one.axes(whole.layers[0])
     shown_panels = []
     for i, layer in enumerate(whole.layers):

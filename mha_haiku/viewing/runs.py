@@ -18,15 +18,12 @@ from mha_haiku.studies import attention_dump, dossiers
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.viewing import collect, markup, parameters, showing
 
-_LIKELIEST = dossier.MOST_LIKELIEST
+_MOST_PROGRAMS = 32
+_PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles nothing
 
 
 def fragment(run: folders.Run) -> markup.Html:
-    """Returns what a run is, and its parameters by layer and head.
-
-    Args:
-      run: The run; its model does not run.
-    """
+    """Returns what a run is, and its parameters by layer and head."""
     config = run.config
     rows = [
         ("task", f"{config.task.name}, {run.task.sequence_length} positions"),
@@ -50,15 +47,10 @@ def view(
     heads: Any = None,
     **given: Any,
 ) -> showing.View:
-    """Returns the page of a run; arguments as of `show`.
+    """Returns the page of a run, or of two; arguments as of `show`.
 
-    Args:
-      value: A run in memory, which is shown on held-out examples, or the path of its
-        folder, with all that lies in it where its maps were saved.
-      budget: Bytes.
-      compare: Another run, likewise.
-      heads: Which heads of every layer.
-      **given: Of other arguments, which must be None: a run has tokens of its own.
+    A run in memory is shown on held-out examples, a folder with all that lies in it
+    where its maps were saved.
 
     Raises:
       ValueError: If another argument is given, or the runs do not fit one page.
@@ -108,11 +100,7 @@ def _run(name, value) -> folders.Run:
 
 
 def _with_heads(maps: dossier.MapSet, heads) -> dossier.MapSet:
-    """Returns the maps of some heads, by their names in the unpruned model.
-
-    Raises:
-      ValueError: If a layer has none of them at all and no other has.
-    """
+    """Returns the maps of some heads, by their names in the unpruned model."""
     if not np.ndim(heads) or not len(heads):
         raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
     wanted = list(map(str, heads))
@@ -123,132 +111,27 @@ def _with_heads(maps: dossier.MapSet, heads) -> dossier.MapSet:
         [layer.heads.index(name) for name in wanted if name in layer.heads]
         for layer in maps.layers
     ]
-    width = max(map(len, places))
-
-    def columns(values, missing):
-        if values is None:
-            return None
-        kept = np.full((len(values), width, *values.shape[2:]), missing, values.dtype)
-        for row, own, each in zip(kept, values, places, strict=True):
-            row[: len(each)] = own[each]
-        return kept
-
-    numbers = {
-        name: each._replace(
-            mean=columns(each.mean, np.nan),
-            standard_error=columns(each.standard_error, np.nan),
-            ranks=columns(each.ranks, np.nan),
-        )
-        for name, each in maps.numbers.items()
-    }
-    roles = maps.roles and dossier.Roles(
-        columns(maps.roles.names, ""), columns(maps.roles.scores, np.nan)
-    )
-    layers = tuple(
-        layer._replace(heads=tuple(layer.heads[j] for j in each))
-        for layer, each in zip(maps.layers, places, strict=True)
-    )
-    examples = tuple(_example_with(each, places) for each in maps.examples)
-    return maps._replace(layers=layers, examples=examples, numbers=numbers, roles=roles)
-
-
-def _example_with(example, places):
-    masked = [example.masked_cells(i) for i in range(len(places))]
-    masked = tuple(
-        own[each] if own is not None and own.ndim == 3 else own
-        for own, each in zip(masked, places, strict=True)
-    )
-    channels = example.channels and tuple(
-        own and own._replace(query=own.query[each], key=own.key[each])
-        for own, each in zip(example.channels, places, strict=True)
-    )
-    patches = tuple(
-        each._replace(head=places[each.layer].index(each.head))
-        for each in example.patches
-        if each.head in places[each.layer]
-    )
-    return example._replace(
-        weights=tuple(
-            own[each] for own, each in zip(example.weights, places, strict=True)
-        ),
-        masked=masked,
-        channels=channels,
-        patches=patches,
-    )
+    return dossier.with_heads(maps, places)
 
 
 def _set(run, name) -> dossier.MapSet:
     """Returns the maps of a run on its held-out examples."""
-    if run.task.target_length is not None:
-        folder = folders.Folder(Path(run.task.name))
-        bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
-        arrays, statistics = attention_dump.measured(bench, means=False)
-        return dossiers.of_arrays(arrays, statistics, name)
-    run = run.looped()
-    example = run.examples(run.config.attention.examples)
-    output = run.model.apply(
-        run.params, None, example.inputs, lengths=example.lengths, is_training=False
+    config = run.config.copy_and_resolve_references()
+    config.attention.dtype = "float32"
+    if len(_PROGRAMS) > _MOST_PROGRAMS:
+        _PROGRAMS.clear()
+    bench = Bench(
+        run._replace(config=config),
+        folders.Folder(Path(run.task.name)),
+        lambda iterable, **_: iterable,
+        _PROGRAMS,
     )
-    count = len(example.inputs)
-    rows = [jax.tree.map(lambda x, i=i: x[i], example) for i in range(count)]
-    tokens = tuple(tuple(run.task.labels(row)) for row in rows)
-    lengths = [len(tokens[0])] * count if example.lengths is None else example.lengths
-    notes = [
-        ""
-        if length == len(row)
-        else f"its last {len(row) - length} positions are padding"
-        for row, length in zip(tokens, np.asarray(lengths).tolist(), strict=True)
-    ]
-    sides = collect.Sides(
-        tokens,
-        tokens,
-        answers=_answers(run.task, example, output.logits),
-        names=tuple(f"held-out example {i}" for i in range(count)),
-        notes=tuple(notes),
+    devices = jax.local_devices()[:1]
+    is_short = run.task.sequence_length <= collect.WHOLE
+    measured = attention_dump.measured(
+        bench, means=False, weights=is_short, channels=True, devices=devices
     )
-    maps = {f"layer {i}": each for i, each in enumerate(output.maps)}
-    names = _names(run)
-    whole = collect.map_set(maps, sides, name=name)
-    layers = [
-        layer._replace(heads=tuple(map(str, row)))
-        for layer, row in zip(whole.layers, names, strict=True)
-    ]
-    return whole._replace(layers=tuple(layers))
-
-
-def _answers(task, example, logits) -> tuple[dossier.Answers, ...]:
-    """Returns the likeliest answers of a model and what was asked for."""
-    if logits is None:
-        return ()
-    shares = np.asarray(jax.nn.softmax(logits, -1), np.float64)
-    targets = np.asarray(example.targets)
-    counts = np.asarray(example.weights) > 0
-    whole = targets.ndim == 1
-    if whole:
-        shares, targets, counts = (
-            shares[:, None],
-            targets[:, None],
-            counts.reshape(-1, 1),
-        )
-    order = np.argsort(-shares, axis=-1, kind="stable")[..., :_LIKELIEST]
-    answers = []
-    for own_order, own_shares, own_targets, own_counts in zip(
-        order, shares, targets, counts, strict=True
-    ):
-        likeliest = tuple(
-            tuple((task.class_label(int(c)), float(share[c])) for c in best)
-            if is_counted
-            else ()
-            for best, share, is_counted in zip(
-                own_order, own_shares, own_counts, strict=True
-            )
-        )
-        wanted = tuple(
-            task.class_label(int(c)) if is_counted else ""
-            for c, is_counted in zip(own_targets, own_counts, strict=True)
-        )
-        answers.append(dossier.Answers(wanted, likeliest, whole))
-    return tuple(answers)
+    return dossiers.of_arrays(*measured)._replace(name=name)
 
 
 def _names(run) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from mha_haiku import checks
 from mha_haiku.report import dossier, fitting, page
-from mha_haiku.viewing import collect, markup, pixels, texts
+from mha_haiku.viewing import collect, markup, pixels
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook
@@ -35,10 +34,7 @@ class View:
     inline: str
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Writes the document, whole or not at all.
-
-        Args:
-          path: The file; its folder is made if it is missing.
+        """Writes the document, whole or not at all, into a folder that may be missing.
 
         Returns:
           The path.
@@ -117,10 +113,6 @@ def show(
 def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
     """Returns the view of a dossier, of which as much is shown as fits.
 
-    Args:
-      whole: All that there is.
-      budget: The largest number of bytes in a notebook.
-
     Raises:
       ValueError: If parts of it do not fit together, or nothing fits.
     """
@@ -152,7 +144,7 @@ def document(title: str, fragment: str) -> str:
 def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
     maps, kinds = collect.named_maps(value, names), collect.kinds_of(value)
     # The last: with a decoder that is a cross map, which has both texts.
-    sides = _sides(list(maps.values())[-1], tokens, key_tokens, images)
+    sides = collect.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
         sets = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
@@ -174,17 +166,6 @@ def _compared(compare) -> tuple[str, Any]:
         (name, value), *_ = compare.items()
         return str(name), value
     return "compared", compare
-
-
-def _sides(attention_map, tokens, key_tokens, images) -> collect.Sides:
-    *batch_shape, _, num_queries, num_keys = attention_map.shape
-    count = math.prod(batch_shape)
-    queries = texts.of_each("tokens", tokens, count, num_queries)
-    keys = texts.of_each("key_tokens", key_tokens, count, num_keys)
-    if not keys and num_queries == num_keys:
-        keys = queries
-    images = texts.images_of_each(images, count, num_keys)
-    return collect.Sides(queries, keys, images)
 
 
 def _title(maps, kinds) -> str:

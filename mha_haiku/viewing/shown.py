@@ -179,8 +179,7 @@ def means_of(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns each statistic of each head, `[H]`, and its standard error over examples.
 
-    Args:
-      statistics: `[B..., H]`; per query they are averaged.
+    Statistics per query are averaged.
 
     Raises:
       ValueError: If there are no examples or no heads.

@@ -17,7 +17,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.heads.flow import flow
 from mha_haiku.heads.rollout import rollout_dense
 from mha_haiku.runs import folders
-from mha_haiku.studies import blank_out, rollouts
+from mha_haiku.studies import rollouts
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 
@@ -70,7 +70,7 @@ def _looked(loaded, draws=8):
     name = loaded.task.name, draws
     if name not in _FOUND:
         indices = np.arange(N, dtype=np.int32)
-        look = functools.partial(blank_out.look, loaded, draws)
+        look = functools.partial(rollouts.look, loaded, draws)
         _FOUND[name] = jax.device_get(jax.jit(look)(loaded.params, (), indices))
     return jax.tree.map(np.copy, _FOUND[name])
 
@@ -116,7 +116,7 @@ def test_other_tokens_stand_in_where_there_is_no_mask(of_task):
     inputs, lengths = np.asarray(example.inputs), np.asarray(example.lengths)
     row = lengths - 1
     blanks = np.random.default_rng(0).integers(0, 7, (3, N, T)).astype(np.int32)
-    drops = jax.jit(functools.partial(blank_out.drops, loaded))
+    drops = jax.jit(functools.partial(rollouts.drops, loaded))
     found = drops(loaded.params, example, row, blanks)
     probabilities = _probabilities(loaded, example, row)
     for s in range(T):
@@ -127,7 +127,7 @@ def test_other_tokens_stand_in_where_there_is_no_mask(of_task):
             drop += (probabilities(inputs) - probabilities(other)) / 3
         np.testing.assert_allclose(found[:, s], drop, atol=1e-6)
     valid = np.arange(T) < lengths[:, None]
-    np.testing.assert_array_equal(blank_out._counted(loaded, example, row), valid)
+    np.testing.assert_array_equal(rollouts._counted(loaded, example, row), valid)
     assert not valid.all()
     assert (np.abs(np.asarray(found)[~valid]) < 1e-6).all()  # it cannot be felt
 
@@ -137,7 +137,7 @@ def test_what_comes_after_the_question_is_not_ranked_in_causal_models(of_task):
     loaded = of_task(Masked(), model__family="causal")
     example, row = _held_out(loaded), np.array([0, 4, 2, 3, 1, 0])
     expected = (np.arange(T) <= row[:, None]) & (np.asarray(example.inputs) != 3)
-    found = blank_out._counted(loaded, example, row)
+    found = rollouts._counted(loaded, example, row)
     np.testing.assert_array_equal(found, expected)
     assert expected.any()
 
@@ -148,7 +148,7 @@ def test_questions_are_all_positions_that_ask():
     tokens = jnp.array([3, 3, 0, 1, 3])
     for task, asking in ((Masked(), {0, 4}), (Padded(), {0, 2, 4})):
         question = functools.partial(
-            blank_out._question, task, example=tasks.Example(tokens, tokens, weights)
+            rollouts._question, task, example=tasks.Example(tokens, tokens, weights)
         )
         row, asks = jax.vmap(question)(keys)
         assert set(np.unique(row)) == asking
@@ -158,7 +158,7 @@ def test_questions_are_all_positions_that_ask():
 def test_stand_ins_are_all_other_tokens():
     keys = jax.random.split(jax.random.key(0), 200)
     inputs = jnp.array([0, 6, 3, 3, 1])
-    blanks = jax.vmap(lambda key: blank_out._blanks(Padded(), 2, key, inputs))(keys)
+    blanks = jax.vmap(lambda key: rollouts._blanks(Padded(), 2, key, inputs))(keys)
     for s, token in enumerate(inputs):
         assert set(np.unique(blanks[..., s])) == set(range(7)) - {int(token)}
 
