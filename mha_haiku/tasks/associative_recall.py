@@ -1,8 +1,6 @@
 """Look up values by their keys, among pairs given before."""
 
 import dataclasses
-import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +11,7 @@ from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AssociativeRecall(base.Task):
+class AssociativeRecall(base.UniformTask):
     """First key-value pairs with keys that are all different, then queries: keys alone.
 
     The target of a query is the value that followed its key. Keys, values and queries
@@ -65,13 +63,7 @@ class AssociativeRecall(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, one per value."""
         return self.num_values
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: values are uniform."""
-        return {"accuracy": 1 / self.num_values, "loss": math.log(self.num_values)}
 
     def token_label(self, token: int) -> str:
         """Returns "k0", "k1", ... for keys and "v0", "v1", ... for values."""
@@ -84,7 +76,6 @@ class AssociativeRecall(base.Task):
         return f"v{c}"
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         num_queries = self.sequence_length - 2 * self.num_pairs
         random = sampling.words(key, self.num_keys + self.num_pairs + num_queries)

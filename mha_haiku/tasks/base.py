@@ -6,6 +6,8 @@ sequence is turned into another one, the source has `S` positions and the target
 
 import abc
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -92,10 +94,6 @@ class Task(abc.ABC):
     num_classes: int
     """C, classes of the logits of a position or of the whole example; 1 for a set task,
     which has a logit per element."""
-    train_data: Any = ()
-    """Host arrays from which `example` draws training examples; () if it needs none."""
-    held_out_data: Any = ()
-    """The same for evaluation: has nothing in common with `train_data`."""
     baseline: dict[str, float]
     """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
     sees the position but no input, so that its answer is the same for every example; or
@@ -138,6 +136,19 @@ class Task(abc.ABC):
           key: The PRNG key that decides the example.
           data: `train_data` or `held_out_data`, on the device or not.
         """
+
+    # To train on, and to evaluate on.
+    _split: tuple[Any, Any] = ((), ())
+
+    @property
+    def train_data(self) -> Any:
+        """Host arrays from which training examples are drawn; () if it needs none."""
+        return self._split[0]
+
+    @property
+    def held_out_data(self) -> Any:
+        """The same for evaluation: has nothing in common with `train_data`."""
+        return self._split[1]
 
     @property
     def data_shapes(self) -> Any:
@@ -310,6 +321,15 @@ class Task(abc.ABC):
         ]
         edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
         return edits, lengths
+
+
+class UniformTask(Task):
+    """A task whose targets are uniform over the classes, whatever their position."""
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: a guess among the classes."""
+        return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
 
 
 def all_count(targets: jax.Array) -> jax.Array:

@@ -62,7 +62,6 @@ class BigramBackcopy(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, one per symbol."""
         return self.num_symbols
 
     @functools.cached_property
@@ -99,7 +98,6 @@ class BigramBackcopy(base.Task):
         return f"t{c}" if c < self.num_triggers else f"{c}"
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         random = sampling.words(key, self.sequence_length)
         not_triggers = self.num_symbols - self.num_triggers

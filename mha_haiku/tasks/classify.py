@@ -106,7 +106,7 @@ class Classify(text.TextTask):
         numbered = [(each, labels.index(label)) for each, label in rows]
         parts: tuple[list, list] = [], []
         for pair in numbered:
-            parts[_is_held_out(pair[0], self.held_out_fraction)].append(pair)
+            parts[sampling.is_held_out(pair[0], self.held_out_fraction)].append(pair)
         if not all(parts):
             raise checks.ConfigError(
                 "held_out_fraction must leave texts to both parts, got "
@@ -114,14 +114,8 @@ class Classify(text.TextTask):
                 f"and {len(parts[1])} held out."
             )
         described = {"name": name, "sha256": sha256, "labels": labels}
-        tokenizer = text.tokenizer_of(
-            self.tokenizer,
-            "\n".join(each for each, _ in parts[0]),
-            self.vocabulary_size,
-            described,
-            self._kept,
-        )
-        return Labelled(tokenizer, described, *parts)
+        whole = "\n".join(each for each, _ in parts[0])
+        return Labelled(self.made_tokenizer(whole, described), described, *parts)
 
     @property
     def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -183,18 +177,8 @@ class Classify(text.TextTask):
         return self.corpus.text["labels"]
 
     def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
-        room = self.sequence_length - self._num_special
-        if room < 1:
-            raise checks.ConfigError(
-                f"config.task.sequence_length must be above {self._num_special}, the "
-                f"number of special tokens around a text, got {self.sequence_length}."
-            )
-        rows = np.zeros((len(pairs), self.sequence_length), np.int32)
-        lengths = np.zeros(len(pairs), np.int32)
-        for i, (each, _) in enumerate(pairs):
-            tokens = [*self.before, *self.encoder.encode(each)[:room], *self.after]
-            rows[i, : len(tokens)], lengths[i] = tokens, len(tokens)
-        return rows, lengths, np.array([label for _, label in pairs], np.int32)
+        rows = self.padded([each for each, _ in pairs])
+        return *rows, np.array([label for _, label in pairs], np.int32)
 
 
 def read_table(path: str) -> list[tuple[str, str]]:
@@ -251,8 +235,3 @@ def _read(path: str) -> tuple[list[tuple[str, str]], str]:
     """Returns texts with labels, and the sha256 of them all."""
     rows = read_table(path) if path else list(python_expressions.load())
     return rows, hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def _is_held_out(each: str, share: float) -> bool:
-    digest = hashlib.sha256(each.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64

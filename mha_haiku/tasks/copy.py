@@ -22,9 +22,7 @@ class Copy(uniform_tokens.UniformTokensTask):
     log(num_tokens) nats. A head that solves it attends along the diagonal; a residual
     connection alone solves it too.
 
-    Attributes:
-      sequence_length: T.
-      num_tokens: Number of different tokens, 0 to num_tokens - 1; also the classes.
+    Attributes: see `uniform_tokens.UniformTokensTask`.
     """
 
     name: ClassVar[str] = "copy"

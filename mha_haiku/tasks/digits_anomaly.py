@@ -72,16 +72,6 @@ class DigitsAnomaly(base.Task):
                     f"which leaves {images.counts.min()}."
                 )
 
-    @property
-    def train_data(self) -> Images:
-        """The images to train on."""
-        return self._split[0]
-
-    @property
-    def held_out_data(self) -> Images:
-        """The images to evaluate on."""
-        return self._split[1]
-
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
         """Chance level: the position is uniform."""

@@ -25,9 +25,8 @@ class Histogram(uniform_tokens.UniformTokensTask):
     plus a binomial variable of T - 1 trials with probability 1 / num_tokens, whose
     largest probability and entropy are computed exactly.
 
-    Attributes:
-      sequence_length: T. Class c is the count c, so there are T + 1 (0 never occurs).
-      num_tokens: Number of different tokens, 0 to num_tokens - 1.
+    Class c is the count c (0 never occurs). Attributes: see
+    `uniform_tokens.UniformTokensTask`.
 
     Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981.
     """

@@ -1,8 +1,6 @@
 """Continue a random sequence that was seen once before."""
 
 import dataclasses
-import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +11,7 @@ from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Induction(base.Task):
+class Induction(base.UniformTask):
     """T / 2 different random tokens, then the same tokens in a random rotation.
 
     The target is the next token, as for a causal language model. Targets count only in
@@ -61,16 +59,9 @@ class Induction(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, one per token."""
         return self.num_tokens
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: every target is uniform over the tokens."""
-        return {"accuracy": 1 / self.num_tokens, "loss": math.log(self.num_tokens)}
-
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         half = self.sequence_length // 2
         random = sampling.words(key, self.num_tokens + 1)

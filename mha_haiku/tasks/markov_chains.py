@@ -1,8 +1,6 @@
 """Continue a sequence of a Markov chain that is another in each example."""
 
 import dataclasses
-import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +13,7 @@ _MOST_STATES = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MarkovChains(base.Task):
+class MarkovChains(base.UniformTask):
     """Each example draws a chain, then T + 1 states of it; the target is the next one.
 
     The rows of the transition matrix are independent and uniform over all
@@ -52,16 +50,9 @@ class MarkovChains(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, one per state."""
         return self.num_tokens
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: before anything is seen, every state is as likely."""
-        return {"accuracy": 1 / self.num_tokens, "loss": math.log(self.num_tokens)}
-
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         count = self.num_tokens
         random = sampling.words(key, count**2 + self.sequence_length + 1)

@@ -1,8 +1,6 @@
 """Name the class of the item with the largest priority."""
 
 import dataclasses
-import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +11,7 @@ from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaxRetrieval(base.Task):
+class MaxRetrieval(base.UniformTask):
     """A query, then items, each with a priority and a class: the class of the largest.
 
     One target for the whole example, which a model reads from the first position, the
@@ -62,11 +60,6 @@ class MaxRetrieval(base.Task):
         """D."""
         return 2 + self.num_classes
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: classes are uniform."""
-        return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
-
     def labels(self, example: base.Example) -> list[str]:
         """Returns "query", then the class and priority of each item."""
         items = jnp.asarray(example.inputs)[1:]
@@ -78,7 +71,6 @@ class MaxRetrieval(base.Task):
         ]
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         random = sampling.words(key, 2 * self.max_items + 1)
         choices = self.max_items - self.min_items + 1

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -17,7 +16,7 @@ _SPLIT_SEED = 0  # the split is part of the task: every run has the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModularAddition(base.Task):
+class ModularAddition(base.UniformTask):
     """The inputs are `a + b =`; the target at the last position is a + b mod p.
 
     The p * p sums are split into a training and a held-out part, the same for every
@@ -66,23 +65,7 @@ class ModularAddition(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, one per number."""
         return self.modulus
-
-    @property
-    def train_data(self) -> np.ndarray:
-        """The pairs to train on, `[N, 2]` int32."""
-        return self._split[0]
-
-    @property
-    def held_out_data(self) -> np.ndarray:
-        """The pairs to evaluate on, `[N, 2]` int32."""
-        return self._split[1]
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: every number is the sum of equally many pairs."""
-        return {"accuracy": 1 / self.modulus, "loss": math.log(self.modulus)}
 
     def token_label(self, token: int) -> str:
         """Returns the number, "+" or "="."""

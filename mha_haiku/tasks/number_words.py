@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base, sequence_to_sequence, spelling, tokenization
+from mha_haiku.tasks import base, sampling, sequence_to_sequence, spelling, tokenization
 
 _TOKENIZERS = ("characters", "bpe")
 _LEARNT_FROM = 10_000  # numbers, by byte pairs
@@ -277,9 +277,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
     def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
         numbers = range(self.largest + 1)
         fraction = self.held_out_fraction
-        held_out = np.array(
-            [sequence_to_sequence.is_held_out(str(n), fraction) for n in numbers]
-        )
+        held_out = np.array([sampling.is_held_out(str(n), fraction) for n in numbers])
         for part, chosen in (("training", ~held_out), ("held-out", held_out)):
             if not chosen.any():
                 raise checks.ConfigError(

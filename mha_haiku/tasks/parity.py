@@ -1,8 +1,6 @@
 """Decide whether the number of ones so far is odd."""
 
 import dataclasses
-import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +11,7 @@ from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parity(base.Task):
+class Parity(base.UniformTask):
     """The target at position t is the parity of the ones at positions 0 to t.
 
     A target per position, as in the studies of state tracking below; the last one is
@@ -58,11 +56,6 @@ class Parity(base.Task):
         """Number of tokens: the bits, and the start token if there is one."""
         return 2 + self.has_start
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: every parity is a fair coin."""
-        return {"accuracy": 0.5, "loss": math.log(2)}
-
     def token_label(self, token: int) -> str:
         """Returns "0", "1", and "start"."""
         return ("0", "1", "start")[token]
@@ -72,7 +65,6 @@ class Parity(base.Task):
         return ("even", "odd")[c]
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         # The parities of uniform bits are uniform and independent themselves. So these
         # are drawn, and a bit is 1 where they change: no cumulative sum is needed.

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from mha_haiku import checks, fields
-from mha_haiku.tasks import base, edit_distance, sequence_to_sequence
+from mha_haiku.tasks import base, edit_distance, sampling, sequence_to_sequence
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
@@ -189,7 +189,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
             )
         parts: tuple[list, list] = ([], [])
         for word, pronunciations in self._pronunciations.items():
-            held_out = sequence_to_sequence.is_held_out(word, self.held_out_fraction)
+            held_out = sampling.is_held_out(word, self.held_out_fraction)
             which = pronunciations[:1] if held_out else pronunciations
             parts[held_out].extend((_encoded(word), each) for each in which)
         for part, pairs in zip(("training", "held-out"), parts, strict=True):

@@ -21,9 +21,7 @@ class Reverse(uniform_tokens.UniformTokensTask):
     Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
     log(num_tokens) nats. A head that solves it attends along the anti-diagonal.
 
-    Attributes:
-      sequence_length: T.
-      num_tokens: Number of different tokens, 0 to num_tokens - 1; also the classes.
+    Attributes: see `uniform_tokens.UniformTokensTask`.
     """
 
     name: ClassVar[str] = "reverse"

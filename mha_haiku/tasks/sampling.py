@@ -3,8 +3,10 @@
 `jax.random.randint` splits its key and draws twice, and `jax.random.choice` without
 replacement sorts several times, which costs much in a training step of a few
 milliseconds. A task draws all the words it needs at once and passes them to these
-functions.
+functions. Which examples are held out is decided here, too.
 """
+
+import hashlib
 
 import jax
 import jax.numpy as jnp
@@ -57,3 +59,12 @@ def distinct(
         return jnp.sum(lower, axis=-1, dtype=jnp.int32)
     position = np.uint32((1 << int(index_bits)) - 1)
     return (jnp.sort(tickets)[:num_drawn] & position).astype(jnp.int32)
+
+
+def is_held_out(what: str, fraction: float) -> bool:
+    """Returns whether a text is in a held-out part of this share, in [0, 1).
+
+    Its hash decides: what is added to the data leaves all the rest in its part.
+    """
+    digest = hashlib.sha256(what.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64

@@ -74,20 +74,14 @@ class Sentences(text.TextTask):
         return sentences(whole[:cut]), sentences(whole[cut:])
 
     def _encoded(self, texts, part) -> tuple[np.ndarray, np.ndarray]:
-        before, after = self.encoder.before, self.encoder.after
-        room = self.sequence_length - len(before) - len(after)
+        room = self.sequence_length - self._num_special
         if not texts or room < 1:
             raise checks.ConfigError(
                 f"path must have sentences in its {part} part, and the "
                 f"length room, got {len(texts)} from {self.path!r} and room for {room} "
                 "tokens."
             )
-        rows = np.zeros((len(texts), self.sequence_length), np.int32)
-        lengths = np.zeros(len(texts), np.int32)
-        for i, each in enumerate(texts):
-            tokens = [*before, *self.encoder.encode(each)[:room], *after]
-            rows[i, : len(tokens)], lengths[i] = tokens, len(tokens)
-        return rows, lengths
+        return self.padded(texts)
 
 
 def sentences(whole: str) -> list[str]:

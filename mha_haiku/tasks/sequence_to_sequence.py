@@ -6,7 +6,6 @@ target.
 
 import abc
 import functools
-import hashlib
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -153,16 +152,6 @@ class PairsTask(SequenceToSequence):
     def _split(self) -> tuple[Pairs, Pairs]:
         """The pairs to train on, and those to evaluate on."""
 
-    @property
-    def train_data(self) -> Pairs:
-        """The pairs to train on."""
-        return self._split[0]
-
-    @property
-    def held_out_data(self) -> Pairs:
-        """The pairs to evaluate on, which have no source in common with the others."""
-        return self._split[1]
-
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
         """The unigram predictor; see `unigram_baseline`."""
@@ -200,19 +189,6 @@ def padded(tokens: np.ndarray, lengths: np.ndarray, length: int) -> np.ndarray:
     rows = np.full((len(lengths), length), _PADDING, np.int16)
     rows[np.arange(length) < lengths[:, None]] = tokens
     return rows
-
-
-def is_held_out(what: str, fraction: float) -> bool:
-    """Returns whether something is held out, which its name alone decides.
-
-    What is added to the data or left out leaves all the rest in its part.
-
-    Args:
-      what: Its name, any text.
-      fraction: The share to hold out, in [0, 1).
-    """
-    digest = hashlib.sha256(what.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
 def unigram_baseline(

@@ -25,9 +25,7 @@ class Sort(uniform_tokens.UniformTokensTask):
     position, since small tokens come first. That is well above 1 / num_tokens; computed
     exactly, from the binomial distribution of the number of tokens that are at most c.
 
-    Attributes:
-      sequence_length: T.
-      num_tokens: Number of different tokens, 0 to num_tokens - 1; also the classes.
+    Attributes: see `uniform_tokens.UniformTokensTask`.
     """
 
     name: ClassVar[str] = "sort"

@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -105,15 +106,46 @@ class TextTask(base.Task):
         Raises:
           ConfigError: If it cannot be read, or is not the text of the run.
         """
-        corpus = load(
-            path=self.path,
-            tokenizer=self.tokenizer,
-            vocabulary_size=self.vocabulary_size,
-            held_out_fraction=self.held_out_fraction,
-            kept=self._kept,
-        )
+        if self.held_out_fraction == 0:
+            raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
+        text = read(self.path)
+        # At least one character to train the tokenizer on; short texts are refused.
+        cut = max(1, round(len(text) * (1 - self.held_out_fraction)))
+        parts = text[:cut], text[cut:]
+        sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        topics = f"pydoc_data.topics of Python {platform.python_version()}"
+        described = {"name": self.path or topics, "sha256": sha256}
+        tokenizer = self.made_tokenizer(parts[0], described)
+        corpus = Corpus(tokenizer, described, *map(tokenizer.encode, parts))
         self._check_lengths(corpus)
         return corpus
+
+    def made_tokenizer(
+        self, text: str, described: dict[str, Any]
+    ) -> tokenization.Tokenizer:
+        """Returns the tokenizer of the run, that of a file, or one trained on a text.
+
+        Args:
+          text: What a new one is trained on.
+          described: The "name" and "sha256" of all the text of the task.
+
+        Raises:
+          ConfigError: If the text is not that of the run.
+        """
+        kept = self._kept
+        if kept is None:
+            if self.tokenizer in _TOKENIZERS:
+                return _TOKENIZERS[self.tokenizer](text, self.vocabulary_size)
+            return tokenization.read_file(self.tokenizer, self.vocabulary_size)
+        if kept.text is not None and kept.text["sha256"] != described["sha256"]:
+            raise checks.ConfigError(
+                "The text is not the one that the run has learnt from: "
+                f"{described['name']} has the sha256 {described['sha256'][:12]}..., "
+                f"and {kept.text['name']} had {kept.text['sha256'][:12]}....\n"
+                "Training and held-out examples need that text; a text or tokens of "
+                "your own do not."
+            )
+        return self.encoder
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
@@ -243,22 +275,34 @@ class TextTask(base.Task):
         Raises:
           ConfigError: If the length leaves no room between special tokens.
         """
-        before, after = self.before, self.after
-        room = length - self._num_special
-        if room < 1:
-            raise checks.ConfigError(
-                f"config.task.sequence_length must be above {self._num_special}, the "
-                f"number of special tokens around a text, got {self.sequence_length}."
-            )
+        before, after, room = self.before, self.after, self._room(length)
         start = sampling.integers(word, len(data) - room + 1)
         tokens = jax.lax.dynamic_slice_in_dim(jnp.asarray(data), start, room)
         if self._num_special:
-            around = (np.array(each, np.int32) for each in (before, after))
-            first, last = around
+            first, last = (np.array(each, np.int32) for each in (before, after))
             tokens = jnp.concatenate([first, tokens, last])
         is_text = np.arange(length)
         is_text = (is_text >= len(before)) & (is_text < length - len(after))
         return tokens, is_text
+
+    def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens `[N, T]` of texts, cut or padded, and their lengths `[N]`."""
+        room = self._room(self.sequence_length)
+        rows = np.zeros((len(texts), self.sequence_length), np.int32)
+        lengths = np.zeros(len(texts), np.int32)
+        for i, text in enumerate(texts):
+            tokens = [*self.before, *self.encoder.encode(text)[:room], *self.after]
+            rows[i, : len(tokens)], lengths[i] = tokens, len(tokens)
+        return rows, lengths
+
+    def _room(self, length: int) -> int:
+        """Returns how many tokens of a text have room between special ones."""
+        if length <= self._num_special:
+            raise checks.ConfigError(
+                f"config.task.sequence_length must be above {self._num_special}, the "
+                f"number of special tokens around a text, got {self.sequence_length}."
+            )
+        return length - self._num_special
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -287,77 +331,6 @@ class TextTask(base.Task):
 
     def _tokens(self, text: str) -> np.ndarray:
         return self.encoder.encode(text)
-
-
-def load(
-    *,
-    path: str,
-    tokenizer: str,
-    vocabulary_size: int,
-    held_out_fraction: float,
-    kept: base.Kept | None = None,
-) -> Corpus:
-    """Returns the text at a path as tokens; see `TextTask` for the arguments.
-
-    Raises:
-      ConfigError: If an argument is not what it must be, or the text is missing, empty,
-        binary, or not UTF-8, or is not the text of the run.
-    """
-    _tokenizer_name("tokenizer", tokenizer)
-    checks.fraction("held_out_fraction", held_out_fraction)
-    if held_out_fraction == 0:
-        raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
-    text = read(path)
-    # At least one character to train the tokenizer on; the task refuses short texts.
-    cut = max(1, round(len(text) * (1 - held_out_fraction)))
-    sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    name = path or f"pydoc_data.topics of Python {platform.python_version()}"
-    described = {"name": name, "sha256": sha256}
-    trained = tokenizer_of(tokenizer, text[:cut], vocabulary_size, described, kept)
-    return Corpus(
-        trained,
-        described,
-        trained.encode(text[:cut]),
-        trained.encode(text[cut:]),
-    )
-
-
-def tokenizer_of(
-    tokenizer: str,
-    text: str,
-    vocabulary_size: int,
-    described: dict[str, Any],
-    kept: base.Kept | None,
-) -> tokenization.Tokenizer:
-    """Returns the tokenizer of a run, or a new one.
-
-    Args:
-      tokenizer: See `TextTask`.
-      text: What a new one is trained on.
-      vocabulary_size: See `TextTask`.
-      described: The "name" and "sha256" of all the text of the task.
-      kept: What a run stored; None: the tokenizer is new.
-
-    Raises:
-      ConfigError: If the text is not that of the run.
-    """
-    if kept is None:
-        return _made(tokenizer, text, vocabulary_size)
-    if kept.text is not None and kept.text["sha256"] != described["sha256"]:
-        raise checks.ConfigError(
-            "The text is not the one that the run has learnt from: "
-            f"{described['name']} has the sha256 {described['sha256'][:12]}..., and "
-            f"{kept.text['name']} had {kept.text['sha256'][:12]}....\nTraining and "
-            "held-out examples need that text; a text or tokens of your own do not."
-        )
-    return tokenization.from_json(kept.tokenizer)
-
-
-def _made(tokenizer: str, text: str, vocabulary_size: int) -> tokenization.Tokenizer:
-    """Returns a tokenizer that was trained on a text, or that of a file."""
-    if tokenizer in _TOKENIZERS:
-        return _TOKENIZERS[tokenizer](text, vocabulary_size)
-    return tokenization.read_file(tokenizer, vocabulary_size)
 
 
 def read(path: str) -> str:

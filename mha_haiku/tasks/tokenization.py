@@ -10,7 +10,7 @@ import pathlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,10 +35,10 @@ class Tokenizer(Protocol):
       end: The token that ends a text; None: there is none.
     """
 
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    mask: tuple[int, str] | None
-    end: int | None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    mask: tuple[int, str] | None = None
+    end: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -64,17 +64,13 @@ class Tokenizer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Characters:
+class Characters(Tokenizer):
     """A token is a character; token 0 stands for all unknown characters.
 
     Attributes:
       alphabet: The known characters, in the order of their tokens 1, 2, ...
     """
 
-    before: ClassVar[tuple[int, ...]] = ()
-    after: ClassVar[tuple[int, ...]] = ()
-    mask: ClassVar[None] = None
-    end: ClassVar[None] = None
     alphabet: str
 
     @classmethod
@@ -141,7 +137,7 @@ class Characters:
 
 
 @dataclasses.dataclass(frozen=True)
-class BytePairs:
+class BytePairs(Tokenizer):
     """A token is a run of bytes: a single byte, or a run merged from shorter ones.
 
     As every byte is a token, no text is unknown.
@@ -150,10 +146,6 @@ class BytePairs:
       tokenizer: A `tokenizers.Tokenizer` of byte-level BPE.
     """
 
-    before: ClassVar[tuple[int, ...]] = ()
-    after: ClassVar[tuple[int, ...]] = ()
-    mask: ClassVar[None] = None
-    end: ClassVar[None] = None
     tokenizer: Any
 
     @classmethod
@@ -193,9 +185,6 @@ class BytePairs:
         return np.concatenate([np.zeros(0), *(e.ids for e in encodings)]).astype(
             np.int32
         )
-
-    def check_known(self, text: str) -> None:
-        """Does nothing: every byte is a token."""
 
     def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens of all texts on end, and how many each has, int32."""

@@ -2,8 +2,6 @@
 
 import abc
 import dataclasses
-import functools
-import math
 from typing import Any
 
 import jax
@@ -13,7 +11,7 @@ from mha_haiku.tasks import base, sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UniformTokensTask(base.Task):
+class UniformTokensTask(base.UniformTask):
     """A target at each position of a sequence of independent, uniform tokens.
 
     All positions count. Unless a subclass says otherwise, the targets are tokens, and
@@ -33,20 +31,13 @@ class UniformTokensTask(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, one per token."""
         return self.num_tokens
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        """Chance level: every target is uniform over the tokens."""
-        return {"accuracy": 1 / self.num_tokens, "loss": math.log(self.num_tokens)}
 
     @abc.abstractmethod
     def targets(self, inputs: jax.Array) -> jax.Array:
         """Returns the `[T]` int32 targets of `[T]` int32 tokens."""
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example; `data` is unused."""
         del data
         random = sampling.words(key, self.sequence_length)
         inputs = sampling.integers(random, self.num_tokens)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mha_haiku import checks, tasks
-from mha_haiku.tasks import edit_distance, sequence_to_sequence
+from mha_haiku.tasks import edit_distance, sampling
 
 OPTIONS = {
     "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},
@@ -159,8 +159,8 @@ def test_distance_of_a_case_by_hand():
 
 def test_share_that_is_held_out_is_as_asked_and_stays():
     names = [str(number) for number in range(4000)]
-    few = {each for each in names if sequence_to_sequence.is_held_out(each, 0.1)}
-    more = {each for each in names if sequence_to_sequence.is_held_out(each, 0.3)}
+    few = {each for each in names if sampling.is_held_out(each, 0.1)}
+    more = {each for each in names if sampling.is_held_out(each, 0.3)}
     assert few < more
     np.testing.assert_allclose([len(few), len(more)], [400, 1200], rtol=0.1)
 
