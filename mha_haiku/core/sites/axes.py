@@ -15,7 +15,7 @@ from mha_haiku.core.sites import flat
 Axis = tuple[int, ...]
 
 # How many values a walk may pass; between a softmax and its products lie a few.
-FARTHEST = 200
+FARTHEST = 100
 
 # An axis of the output may be longer or shorter than that of the input.
 _RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
@@ -81,7 +81,10 @@ class Axes:
             if link is not None and size == value.shape[link]:
                 axes[link] = axis
             elif link is not None and equation.name in _RESIZING:
-                marks = tuple(axes[link] if mark == axis else mark for mark in marks)
+                marks = tuple(
+                    axes[link] if self.of(mark) == self.of(axis) else mark
+                    for mark in marks
+                )
         has_marks = set(self.of(*marks)) <= set(self.of(*axes))
         return Step(value, axes, marks) if has_marks else None
 

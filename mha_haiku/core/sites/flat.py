@@ -41,13 +41,13 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.aval.shape
+        """Its shape; () for what is no array, such as a token."""
+        return getattr(self.aval, "shape", ())
 
     @property
     def is_data(self) -> bool:
         """Whether it is an array of floats."""
-        return self.aval.ndim > 0 and jnp.issubdtype(self.aval.dtype, jnp.inexact)
+        return bool(self.shape) and jnp.issubdtype(self.aval.dtype, jnp.inexact)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -148,10 +148,10 @@ def _summing(equation, value) -> list[int]:
 
 
 def _scoring(equation, value) -> list[int]:
-    """Returns the inputs that may be scores, if the output is: any with its axes."""
+    """Returns the inputs that may be scores, if the output is: what products made."""
     if len(equation.outputs) > 1:
         return _neutral(equation, value)
-    return list(range(len(equation.inputs)))
+    return [i for i, x in enumerate(equation.inputs) if x.is_made]
 
 
 def _exponential(equation, step) -> flat.Equation | None:
@@ -268,9 +268,10 @@ class _Search:
         is_sigmoid = not equation.inputs[0].is_made  # 1 / (1 + exp(-x))
         if is_sigmoid:
             total = back(equation, 1, step)
-            total = walk(total, _neutral, lambda *x: x if x[0].name == "add" else None)
-            terms = [back(total[1][0], i, total[1][1]) for i in (0, 1)] if total else []
-            (begin,) = [x for x in terms if x and x.value.is_made] or [None]
+            adding = total and total.value.maker
+            if adding is None or adding.name != "add":
+                return None
+            begin = back(adding, int(adding.inputs[1].is_made), total)
         else:
             begin = back(equation, 0, step)
         found = walk(begin, _weighing, _exponential)
@@ -323,7 +324,9 @@ class _Search:
             own = axes[chosen]
         own = own or ()
         for each in merged:  # grouped heads, from [B, T, G, H / G, V] to [B, T, H, V]
-            if set(own) < set(each) <= {*own, *self.of(*(axes[i] for i in free))}:
+            is_known = set(each) <= {*own, *self.of(*(axes[i] for i in free))}
+            is_left = any(not axes[i] or set(axes[i]) - set(each) for i in free)
+            if set(own) < set(each) and is_known and is_left:
                 own = each
         rest = [i for i in free if not axes[i] or set(axes[i]) - set(own)]
         queries = ([i for i in rest if axes[i]] or rest)[-1]
@@ -468,8 +471,9 @@ class _Search:
         """Returns the sites of an attention: those that variables of the level show."""
         weights = self.weights(steps, groups)
         while heads is not None and heads.value.variable is None:
-            users = [x for x in heads.value.users if x.name in _NEUTRAL]
-            heads = self.axes.ahead(users[0], 0, heads) if len(users) == 1 else None
+            users = heads.value.users
+            is_kept = len(users) == 1 and users[0].name in _NEUTRAL
+            heads = self.axes.ahead(users[0], 0, heads) if is_kept else None
         if weights is None or heads is None:
             return []
         (queries, query_size), (scored, key_size) = scores.query.marks, scores.key.marks

@@ -302,6 +302,16 @@ def test_own_attention_is_no_attention_of_others(implementation):
         }
 
 
+def test_attention_that_is_said_to_have_sites_is_not_recognised():
+    def function(query, key):
+        with jax.named_scope(sites.SEEN):
+            return jax.nn.dot_product_attention(query, key, key)
+
+    query, key = jnp.ones((B, T, H, 7)), jnp.ones((B, S, H, 7))
+    assert not sites.sites(function, query, key)
+    assert not sites.sites(lambda *x: jax.jit(function)(*x), query, key)
+
+
 # --- Axes of size 1, and what has no heads
 
 
