@@ -103,7 +103,10 @@ def _heads(model, metric, per_position, into_clean) -> Callable:
             head, position = row
             chosen = paired_runs.single(head, counts)
             given = [
-                (1 - _chosen(position, length, per_position)[:, None] * here, values)
+                (
+                    1 - _chosen(position, length, per_position)[:, None] * here[None],
+                    values,
+                )
                 for here, length, values in zip(
                     chosen, lengths, theirs.values(), strict=True
                 )

@@ -187,7 +187,7 @@ def test_a_pattern_is_frozen_while_values_change(case):
     other = inputs_of(case.of, seed=3) | {"lengths": case.given["lengths"]}
     name = f"{LAYER}/attention/map"
     look = sites.look(case.apply, [name])
-    _, found = look(case.params, None, **other)
+    _, found = jax.jit(look)(case.params, None, **other)
     (frozen,) = found.values()
     weights = np.float64(frozen.weights())
     at = LAYER + "/attention"

@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 
@@ -227,10 +228,10 @@ def _attending(encoder, decoder, cross):
 
     def apply(params, rng, inputs, *, lengths, decoder_inputs, decoder_lengths, **_):
         maps = []
-        for scores, own, other in (
-            (encoder, lengths, lengths),
-            (decoder, decoder_lengths, decoder_lengths),
-            (cross, decoder_lengths, lengths),
+        for path, scores, own, other in (
+            ("encoder/layer_0/attention", encoder, lengths, lengths),
+            ("decoder/layer_0/attention", decoder, decoder_lengths, decoder_lengths),
+            ("decoder/layer_0/cross_attention", cross, decoder_lengths, lengths),
         ):
             scores = jnp.asarray(np.stack(scores), jnp.float32)
             query = jnp.repeat(scores.swapaxes(0, 1)[None], len(inputs), 0)
@@ -239,11 +240,19 @@ def _attending(encoder, decoder, cross):
             key = key.repeat(len(inputs), 0)
             mask = masks.padding(other, own)
             score = attention.dot_product(1.0)
-            _, each = attention.attend(query, key, key, mask=mask, score=score)
+            with jax.named_scope(path):
+                _, each = attention.attend(query, key, key, mask=mask, score=score)
             maps.append(each)
         return models.Output(None, models.Maps(maps, (1, 1, 1)))
 
-    return models.Model(None, apply)
+    counts = [list(range(len(each))) for each in (encoder, decoder, cross)]
+    of = model_config(
+        family="encoder_decoder",
+        num_layers=1,
+        attention__num_heads=max(map(len, counts)),
+        attention__kept_heads=counts,
+    )
+    return models.Model(None, apply, config=ml_collections.FrozenConfigDict(of))
 
 
 @pytest.mark.slow

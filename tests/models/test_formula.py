@@ -137,6 +137,8 @@ OPTIONS = {
     },
     "decoder, grouped heads, rotary": {
         "family": "encoder_decoder",
+        "num_layers": 1,
+        "decoder__num_layers": 2,
         "attention__num_key_value_heads": 1,
         "attention__qk_norm": True,
         "attention__with_bias": False,

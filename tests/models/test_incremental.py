@@ -277,7 +277,6 @@ def test_edits_and_looks_hold_in_steps():
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=1e-5)
         np.testing.assert_allclose(logits[:, b], wanted[b, n : n + STEPS], atol=1e-5)
-    assert np.abs(wanted - _whole(model, params)[0]).max() > 0.1
     step = sites.look(model.decoding.step, ["layer_1/attention/weights", "stream"])
     (_, maps, _), found = step(params, TOKENS[:, P], cache)
     weights = found.pop("encoder/layer_1/attention/weights")
