@@ -98,26 +98,11 @@ def forward(
 ) -> tuple[Output, Any]:
     """Returns the output, and the changed caches where there are any; under Haiku.
 
-    Inputs and the sizes are those of `build.Model.apply` and of `build.build`.
-
-    Args:
-      config: `config.model`.
-      inputs: Those of the encoder, or of the only stack; None where the caches of an
-        encoder-decoder have the keys and values of its source.
-      lengths: See `inputs`.
-      segments: See `inputs`.
-      decoder_inputs: None where there is no decoder.
-      decoder_lengths: See `decoder_inputs`.
-      caches: What each layer keeps of earlier tokens, see `modules.Encoder` and
-        `modules.Decoder`.
-      first: The position of the first token that the caches get.
-      last: `[B]`, the one token of each text whose logits are wanted; None: all.
-      is_training: Whether there is dropout.
-      num_tokens: The vocabulary of inputs; None where they are features.
-      num_classes: C.
-      implementation: That of attention, as in `attend`.
-      policy: Of the model's precision.
-      stack: How the layers run.
+    Inputs and sizes are those of `build.Model.apply` and `build.build`; inputs are None
+    where the caches of an encoder-decoder have the keys and values of its source.
+    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder` and
+    `modules.Decoder`; the first token that they get is at position `first`. `last`,
+    `[B]`, says of which one token of each text logits are wanted; None: of all.
     """
     has_decoder = config.family == "encoder_decoder"
     cached = {} if caches is None else {"caches": caches, "first_query": first}
