@@ -13,9 +13,9 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value that a message repeats
 _LONGEST_PATH = 1000
@@ -104,6 +104,44 @@ def user_mistakes() -> Iterator[None]:
         if type(error) is not ValueError:
             raise
         raise ConfigError(str(error)) from error
+
+
+def write_file(
+    path: str | os.PathLike, content: str | bytes | Callable[[BinaryIO], Any]
+) -> Path:
+    """Writes a file whole or not at all; creates its folder if it is missing.
+
+    A reader sees the old file or the new one, never a part, even after a kill: the
+    content goes to another file, which is then renamed.
+
+    Args:
+      path: The file; `~` is the user's home.
+      content: Text (UTF-8), bytes, or a function that writes to the open file.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: If it cannot be written.
+    """
+    path = as_path(path)
+    # With the process's id, so that two processes writing the same file do not mix.
+    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+        os.replace(partial, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path} cannot be written: {reason}.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return path
 
 
 def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:

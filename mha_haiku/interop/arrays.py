@@ -39,17 +39,12 @@ _MOST_BYTES = 2**27  # of a header; a larger number is damage
 
 
 class Stored(NamedTuple):
-    """An array in a file.
+    """An array in a file."""
 
-    Attributes:
-      shape: Its shape.
-      read: Returns it, as a view of the file where the format allows.
-      file: The file's name.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # its shape
+    # Returns it, as a view of the file where the format allows.
     read: Callable[[], np.ndarray]
-    file: str
+    file: str  # the file's name
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:

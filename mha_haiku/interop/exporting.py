@@ -85,18 +85,7 @@ def export(
         )
     ]
     exported = jax.export.export(jax.jit(forward), platforms=platforms)(*shapes)
-    path = checks.as_path(file)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(exported.serialize())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise checks.ConfigError(
-            f"{path} cannot be written: {error.strerror}."
-        ) from None
-    return path
+    return checks.write_file(file, exported.serialize())
 
 
 def _weights(maps) -> dict[str, jax.Array]:

@@ -19,8 +19,7 @@ from mha_haiku.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
-# What GGUF files are read, and the `model_type` of the same.
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# What GGUF files are read, by the `model_type` of the same, and the class of it.
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -77,7 +76,7 @@ def translated(
     """
     kind = fields.get("general.architecture")
     with checks.user_mistakes():
-        checks.choice(f"{path}: the architecture", kind, _ARCHITECTURES)
+        checks.choice(f"{path}: the architecture", kind, _CLASSES)
     width, num_heads = (
         _count(path, fields, f"{kind}.{name}")
         for name in ("embedding_length", "attention.head_count")
@@ -107,7 +106,7 @@ def translated(
             "supported; the same model as safetensors is."
         )
     config |= {
-        "model_type": _ARCHITECTURES[kind],
+        "model_type": kind,
         "architectures": [_CLASSES[kind]],
         "tie_word_embeddings": "output.weight" not in stored,
     }
@@ -161,12 +160,6 @@ def tokenizer(
         with checks.user_mistakes():
             name = f"{path}: tokenizer.ggml.bos_token_id"
             checks.integer_in(name, first, 0, len(tokens) - 1)
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
     return tokenization.Pretrained(
         json.dumps(
             {
@@ -180,7 +173,7 @@ def tokenizer(
                     "pretokenizers": _SPLITS[split],
                 },
                 "post_processor": _template(tokens, first),
-                "decoder": byte_level,
+                "decoder": _BYTE_LEVEL,
                 "model": {
                     "type": "BPE",
                     "dropout": None,
@@ -202,6 +195,14 @@ def tokenizer(
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens in GGUF
 
 
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+
+
 def _pieces(pattern: str) -> list[dict[str, Any]]:
     """Returns the splitting of a text by a pattern, into bytes as letters."""
     return [
@@ -211,21 +212,10 @@ def _pieces(pattern: str) -> list[dict[str, Any]]:
             "behavior": "Isolated",
             "invert": False,
         },
-        {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
+        _BYTE_LEVEL | {"use_regex": False},
     ]
 
 
-_BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": True,
-}
 # How a text is cut before pairs are merged, by the names of llama.cpp.
 _SPLITS = {
     "gpt-2": [_BYTE_LEVEL],

@@ -29,16 +29,12 @@ _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
 
 class _Entry(NamedTuple):
-    """Where a parameter of ours stands in another library.
+    """Where a parameter of ours stands in another library."""
 
-    Attributes:
-      name: Its name there.
-      is_transposed: Whether it is a matrix `[out, in]` there; ours are `[in, out]`.
-      third: Which of three parts of that parameter it is; None: all of it.
-    """
-
-    name: str
+    name: str  # its name there
+    # Whether it is a matrix `[out, in]` there; ours are `[in, out]`.
     is_transposed: bool = False
+    # Which of three parts of that parameter it is; None: all of it.
     third: int | None = None
 
 

@@ -5,10 +5,9 @@ again by the same table, is the model's config. So no list says which models can
 written: a pruned one is refused because no `config.json` brings its heads back.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +64,20 @@ def save(
         looped = models.unstacked(params) if config.scan_layers else params
         contents, stored = _of_a_family(config, looped, sizes, family)
     folder = checks.as_path(folder)
-    text = json.dumps(contents, indent=2) + "\n"
+    # The config last: without it the folder is no model, should this be cut off.
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # The config last: without it the folder is no model, should this be cut off.
-        _write(folder / "config.json", None)
-        _write(
-            folder / "model.safetensors",
-            lambda path: arrays.write_safetensors(path, stored),
-        )
-        if tokenizer is not None:
-            content = _tokenizer_file(tokenizer)
-            _write(folder / "tokenizer.json", lambda path: path.write_text(content))
-        _write(folder / "config.json", lambda path: path.write_text(text))
+        (folder / "config.json").unlink(missing_ok=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise checks.ConfigError(f"{folder} cannot be written: {reason}.") from None
+        raise checks.ConfigError(
+            f"{folder} cannot be written: {error.strerror}."
+        ) from None
+    checks.write_file(
+        folder / "model.safetensors",
+        lambda file: arrays.write_safetensors(file.name, stored),
+    )
+    if tokenizer is not None:
+        checks.write_file(folder / "tokenizer.json", _tokenizer_file(tokenizer))
+    checks.write_file(folder / "config.json", json.dumps(contents, indent=2) + "\n")
     return folder
 
 
@@ -112,13 +109,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
     Raises:
       CannotSayError: If there is none.
     """
-    ours = {**_flat(config.to_dict()), **sizes._asdict()}
-    ours["attention.key_size"] = models.key_size(config)
-    ours["attention.num_key_value_heads"] = (
-        config.attention.num_key_value_heads or config.attention.num_heads
-    )
-    if ours["attention.scale"] is None:
-        ours["attention.scale"] = ours["attention.key_size"] ** -0.5
+    ours = _said(config, sizes)
     theirs: dict[str, Any] = {}
     for setting in (*family.settings, *head.settings):
         for name, value in setting.write(ours).items():
@@ -145,15 +136,10 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
 
 def _meaning(config, sizes) -> dict[str, Any]:
     """Returns the values of fields, those that can be said in several ways in one."""
-    fields = {**_flat(config.to_dict()), **sizes._asdict()}
+    fields = _said(config, sizes)
     for name in _FREE:
         del fields[name]
-    fields["attention.key_size"] = models.key_size(config)
-    fields["attention.num_key_value_heads"] = (
-        config.attention.num_key_value_heads or config.attention.num_heads
-    )
-    scale = config.attention.scale or models.key_size(config) ** -0.5
-    fields["attention.scale"] = float(f"{scale:.6g}")
+    fields["attention.scale"] = float(f"{fields['attention.scale']:.6g}")
     fields["embedding.scale"] = float(f"{config.embedding.scale:.6g}")
     fields["attention.window"] = models.windows(config)
     if config.embedding.positions == "rotary":
@@ -166,6 +152,18 @@ def _meaning(config, sizes) -> dict[str, Any]:
         for name in ("with_bias", "pool"):
             fields.pop(f"output.{name}")
         fields.pop("num_classes")
+    return fields
+
+
+def _said(config, sizes) -> dict[str, Any]:
+    """Returns all fields and sizes, with numbers for the defaults of heads."""
+    fields = {**_flat(config.to_dict()), **sizes._asdict()}
+    size = models.key_size(config)
+    fields["attention.key_size"] = size
+    fields["attention.num_key_value_heads"] = (
+        config.attention.num_key_value_heads or config.attention.num_heads
+    )
+    fields["attention.scale"] = config.attention.scale or size**-0.5
     return fields
 
 
@@ -237,17 +235,3 @@ def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:
             "no tokenizer.json."
         )
     return json.dumps(content) + "\n"
-
-
-def _write(path: Path, write: Callable[[Path], Any] | None) -> None:
-    """Writes a file whole or not at all; None: removes it."""
-    if write is None:
-        path.unlink(missing_ok=True)
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -23,19 +23,12 @@ _TOKENIZER = "tokenizer.json"
 
 
 class Source(NamedTuple):
-    """A model as it is stored.
+    """A model as it is stored."""
 
-    Attributes:
-      name: What to call it in messages.
-      config: What its `config.json` says.
-      arrays: Its arrays, by their names there.
-      read_tokenizer: From the model's vocabulary to its tokenizer, or to None where it
-        has none.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    arrays: Mapping[str, arrays.Stored]
+    name: str  # what to call it in messages
+    config: Mapping[str, Any]  # what its `config.json` says
+    arrays: Mapping[str, arrays.Stored]  # its arrays, by their names there
+    # From the model's vocabulary to its tokenizer, or to None where it has none.
     read_tokenizer: Callable[[int], tokenization.Pretrained | None]
 
 

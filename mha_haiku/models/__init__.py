@@ -12,8 +12,7 @@ from mha_haiku.models.architecture import (
 )
 from mha_haiku.models.build import Model, build, of_function
 from mha_haiku.models.consistency import check
-from mha_haiku.models.forward import Output
-from mha_haiku.models.kinds import Maps
+from mha_haiku.models.forward import Maps, Output
 from mha_haiku.models.parts import (
     LayerHeads,
     find_part,

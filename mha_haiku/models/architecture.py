@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 
 
 class Activation(NamedTuple):
-    """What hidden units go through.
+    """What hidden units go through."""
 
-    Attributes:
-      activation: Applied to the hidden units, or to the gate.
-      gated: Whether the hidden units are multiplied by a gate, a linear map of its own.
-    """
-
+    # Applied to the hidden units, or to the gate.
     activation: Callable[[jax.Array], jax.Array]
+    # Whether the hidden units are multiplied by a gate, a linear map of its own.
     gated: bool = False
 
 
@@ -156,9 +153,7 @@ FIELDS = {
     ),
     "embedding": {
         "positions": Field(
-            "learned",
-            "how the order of positions enters the model",
-            OneOf(POSITIONS),
+            "learned", "how the order of positions enters the model", OneOf(POSITIONS)
         ),
         "max_length": Field(
             16,
@@ -192,9 +187,7 @@ FIELDS = {
     },
     "attention": {
         "num_heads": Field(
-            1,
-            "query heads of each layer; 0: no attention part",
-            _SIZE_OR_NONE,
+            1, "query heads of each layer; 0: no attention part", _SIZE_OR_NONE
         ),
         "num_key_value_heads": Field(
             None,
@@ -261,19 +254,13 @@ FIELDS = {
             _window,
         ),
         "with_bias": Field(
-            True,
-            "whether queries, keys and values have a bias",
-            fields.boolean,
+            True, "whether queries, keys and values have a bias", fields.boolean
         ),
         "output_bias": Field(
-            True,
-            "whether the output projection has a bias",
-            fields.boolean,
+            True, "whether the output projection has a bias", fields.boolean
         ),
         "qk_norm": Field(
-            False,
-            "whether queries and keys are normalized, per head",
-            fields.boolean,
+            False, "whether queries and keys are normalized, per head", fields.boolean
         ),
         "smear_keys": Field(
             False,
@@ -307,9 +294,7 @@ FIELDS = {
             OneOf(ACTIVATIONS),
         ),
         "with_bias": Field(
-            True,
-            "whether both projections have a bias",
-            fields.boolean,
+            True, "whether both projections have a bias", fields.boolean
         ),
         "residual": Field(
             True, "whether this part adds its output to its input", fields.boolean
@@ -326,11 +311,7 @@ FIELDS = {
         ),
     },
     "norm": {
-        "kind": Field(
-            "layer_norm",
-            "how activations are normalized",
-            OneOf(NORMS),
-        ),
+        "kind": Field("layer_norm", "how activations are normalized", OneOf(NORMS)),
         "epsilon": Field(
             1e-5,
             "added to the variance, so that no division is by 0",

@@ -3,7 +3,7 @@
 B batch, T positions, S positions of a source, D width, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +12,50 @@ import jmp
 
 from mha_haiku import attention, display
 from mha_haiku.models import ends, layers
-from mha_haiku.models.kinds import Maps
 from mha_haiku.modules import layer_stacks
 
 Array = jax.Array
+
+
+@jax.tree_util.register_pytree_node_class
+class Maps(tuple):
+    """The attention maps of an encoder-decoder: a tuple that knows kinds of attention.
+
+    Attributes:
+      kinds: How many of the maps are of each of `architecture.KINDS`, in turn.
+    """
+
+    kinds: tuple[int, int, int]
+
+    def __new__(cls, maps: Iterable[Any], kinds: tuple[int, int, int]) -> "Maps":
+        """Returns the maps of the encoder, the decoder, and cross-attention."""
+        result = super().__new__(cls, maps)
+        result.kinds = kinds
+        return result
+
+    @property
+    def encoder(self) -> tuple:
+        """Those of the encoder's layers, `(B, H, S, S)` each."""
+        return tuple(self[: self.kinds[0]])
+
+    @property
+    def decoder(self) -> tuple:
+        """Those of the decoder's self-attention, `(B, H, T, T)` each."""
+        return tuple(self[self.kinds[0] : sum(self.kinds[:2])])
+
+    @property
+    def cross(self) -> tuple:
+        """Those of the decoder's positions on the encoder's, `(B, H, T, S)` each."""
+        return tuple(self[sum(self.kinds[:2]) :])
+
+    def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
+        """Returns the maps, and their kinds."""
+        return tuple(self), self.kinds
+
+    @classmethod
+    def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
+        """Returns the maps of these kinds."""
+        return cls(maps, kinds)
 
 
 class Output(NamedTuple):
@@ -58,26 +98,11 @@ def forward(
 ) -> tuple[Output, Any]:
     """Returns the output, and the changed caches where there are any; under Haiku.
 
-    Inputs and the sizes are those of `build.Model.apply` and of `build.build`.
-
-    Args:
-      config: `config.model`.
-      inputs: Those of the encoder, or of the only stack; None where the caches of an
-        encoder-decoder have the keys and values of its source.
-      lengths: See `inputs`.
-      segments: See `inputs`.
-      decoder_inputs: None where there is no decoder.
-      decoder_lengths: See `decoder_inputs`.
-      caches: What each layer keeps of earlier tokens, see `modules.Encoder` and
-        `modules.Decoder`.
-      first: The position of the first token that the caches get.
-      last: `[B]`, the one token of each text whose logits are wanted; None: all.
-      is_training: Whether there is dropout.
-      num_tokens: The vocabulary of inputs; None where they are features.
-      num_classes: C.
-      implementation: That of attention, as in `attend`.
-      policy: Of the model's precision.
-      stack: How the layers run.
+    Inputs and sizes are those of `build.Model.apply` and `build.build`; inputs are None
+    where the caches of an encoder-decoder have the keys and values of its source.
+    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder` and
+    `modules.Decoder`; the first token that they get is at position `first`. `last`,
+    `[B]`, says of which one token of each text logits are wanted; None: of all.
     """
     has_decoder = config.family == "encoder_decoder"
     cached = {} if caches is None else {"caches": caches, "first_query": first}

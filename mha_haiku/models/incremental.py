@@ -16,7 +16,7 @@ import jmp
 
 from mha_haiku import attention, checks, modules, tiles
 from mha_haiku.models import parts
-from mha_haiku.models.kinds import Maps
+from mha_haiku.models.forward import Maps
 from mha_haiku.modules import multi_head_attention
 
 Array = jax.Array

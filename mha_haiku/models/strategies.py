@@ -4,7 +4,6 @@ B batch, C tokens of the vocabulary. A strategy is a static value: a program is 
 for each.
 """
 
-import abc
 import dataclasses
 
 import jax
@@ -16,33 +15,24 @@ Array = jax.Array
 
 
 class Strategy:
-    """How texts are continued."""
+    """How texts are continued.
 
-
-class TokenByToken(Strategy, abc.ABC):
-    """A strategy whose choice of a token is final."""
-
-    @abc.abstractmethod
-    def choose(self, logits: Array, keys: Array) -> Array:
-        """Returns a token `[B]` for each row of logits.
-
-        Args:
-          logits: `[B, C]`.
-          keys: `[B]` PRNG keys, one for each choice.
-        """
+    `choose(logits, keys)` gives a token `[B]` for logits `[B, C]` and PRNG keys `[B]`,
+    unless it is a `Beam`, whose choice is not final.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy(TokenByToken):
+class Greedy(Strategy):
     """The likeliest token, the first of those that are alike."""
 
-    def choose(self, logits, keys):
+    def choose(self, logits: Array, keys: Array) -> Array:
         del keys
         return jnp.argmax(logits, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled(TokenByToken):
+class Sampled(Strategy):
     """A random token, by the model's probabilities.
 
     Attributes:
@@ -66,7 +56,7 @@ class Sampled(TokenByToken):
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be a number in (0, 1], got {self.top_p!r}.")
 
-    def choose(self, logits, keys):
+    def choose(self, logits: Array, keys: Array) -> Array:
         if not self.temperature:
             return jnp.argmax(logits, axis=-1)
         logits = logits / self.temperature

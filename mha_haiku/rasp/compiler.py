@@ -27,23 +27,14 @@ Place = tuple[int, int]  # layer and head
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model, beside its heads and its length.
+    """The sizes of a model, beside its heads and its length."""
 
-    Attributes:
-      num_layers: L.
-      model_size: D.
-      key_size: K.
-      hidden_size: F.
-      num_tokens: Those of the program, and the one that stands first.
-      num_classes: The program's answers, and None.
-    """
-
-    num_layers: int
-    model_size: int
-    key_size: int
-    hidden_size: int
-    num_tokens: int
-    num_classes: int
+    num_layers: int  # L
+    model_size: int  # D
+    key_size: int  # K
+    hidden_size: int  # F
+    num_tokens: int  # those of the program, and the one that stands first
+    num_classes: int  # the program's answers, and None
 
     def __or__(self, other: "Sizes") -> "Sizes":
         """Returns the larger ones of both."""

@@ -84,20 +84,14 @@ class Selector:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Head(Sequence):
-    """What a head gathers from the positions that it selects.
+    """What a head gathers from the positions that it selects."""
 
-    Attributes:
-      selector: Which positions.
-      values: What they hold.
-      name: What the head does, in a few words.
-      gathers: "value": the one value that all of them hold, None where none is
-        selected; "mean": the mean of their numbers, 0 where none is; "share":
-        1 / (1 + their number), and there are no values.
-    """
-
-    selector: Selector
-    values: Sequence | None
-    name: str
+    selector: Selector  # which positions
+    values: Sequence | None  # what they hold
+    name: str  # what the head does, in a few words
+    # "value": the one value that all of them hold, None where none is selected; "mean":
+    # the mean of their numbers, 0 where none is; "share": 1 / (1 + their number), and
+    # there are no values.
     gathers: str
 
     @property

@@ -27,35 +27,21 @@ SHARPNESS = 24.0  # what one condition, or a step of an order, adds to a score
 
 
 class HeadMatrices(NamedTuple):
-    """What a head computes.
+    """What a head computes."""
 
-    Attributes:
-      query: `[D, K]`.
-      query_bias: `[K]`.
-      key: `[D, K]`.
-      value: `[D, V]`.
-      slot: Where in the stream the V values are written.
-    """
-
-    query: np.ndarray
-    query_bias: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    slot: slice
+    query: np.ndarray  # `[D, K]`
+    query_bias: np.ndarray  # `[K]`
+    key: np.ndarray  # `[D, K]`
+    value: np.ndarray  # `[D, V]`
+    slot: slice  # where in the stream the V values are written
 
 
 class Units(NamedTuple):
-    """What the hidden units of a layer compute.
+    """What the hidden units of a layer compute."""
 
-    Attributes:
-      weights: `[D, F]`, what they read.
-      biases: `[F]`.
-      outputs: `[F, D]`, what each writes.
-    """
-
-    weights: np.ndarray
-    biases: np.ndarray
-    outputs: np.ndarray
+    weights: np.ndarray  # `[D, F]`, what they read
+    biases: np.ndarray  # `[F]`
+    outputs: np.ndarray  # `[F, D]`, what each writes
 
 
 class Layout:

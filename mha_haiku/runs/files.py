@@ -8,16 +8,15 @@ so that a line that was changed on the disk is noticed, and left out with a warn
 Logs are only appended to and truncated, never rewritten, so that a kill loses no line.
 """
 
-import contextlib
 import io
 import json
 import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,43 +26,7 @@ from mha_haiku.checks import ConfigError
 _logger = logging.getLogger("mha_haiku")
 _LINE = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
 
-Content = str | bytes | Callable[[BinaryIO], Any]
-
-
-def write(path: str | os.PathLike, content: Content) -> Path:
-    """Writes a file whole or not at all; creates its folder if it is missing.
-
-    A reader sees the old file or the new one, never a part, even after a kill: the
-    content goes to another file, which is then renamed.
-
-    Args:
-      path: The file; `~` is the user's home.
-      content: Text (UTF-8), bytes, or a function that writes to the open file.
-
-    Returns:
-      The path.
-
-    Raises:
-      ConfigError: If it cannot be written.
-    """
-    path = checks.as_path(path)
-    # With the process's id, so that two processes writing the same file do not mix.
-    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content.encode() if isinstance(content, str) else content)
-        os.replace(partial, path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{path} cannot be written: {reason}.") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return path
+write = checks.write_file
 
 
 def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:

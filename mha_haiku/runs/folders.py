@@ -27,58 +27,27 @@ if TYPE_CHECKING:
 _FORM = 2  # version of the folder's format
 
 
+def _path(name: str) -> property:
+    return property(lambda self: self.root / name)
+
+
 class Folder(NamedTuple):
     """The paths of a run's folder."""
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        return self.root / "config.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "tokenizer.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def attention(self) -> Path:
-        return self.root / "attention"
-
-    @property
-    def snapshots(self) -> Path:
-        return self.attention / "snapshots"
-
-    @property
-    def heads(self) -> Path:
-        return self.root / "heads"
-
-    @property
-    def timeline(self) -> Path:
-        return self.heads / "timeline.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.root / "samples.jsonl"
-
-    @property
-    def generated(self) -> Path:
-        return self.root / "generated.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "summary.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock.json"
+    config = _path("config.json")
+    tokenizer = _path("tokenizer.json")
+    metrics = _path("metrics.jsonl")
+    checkpoints = _path("checkpoints")
+    attention = _path("attention")
+    snapshots = _path("attention/snapshots")
+    heads = _path("heads")
+    timeline = _path("heads/timeline.jsonl")
+    samples = _path("samples.jsonl")
+    generated = _path("generated.jsonl")
+    summary = _path("summary.json")
+    lock = _path("lock.json")
 
     def of_seed(self, seed: int) -> "Folder":
         """The folder of one run of several that trained together, from its seed."""

@@ -55,21 +55,15 @@ class SeedsSummary(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A run's folder, open for training.
+    """A run's folder, open for training."""
 
-    Attributes:
-      config: The run's config.
-      folder: The folder.
-      stored: Its checkpoints, to be entered; the null object `Elsewhere` on other
-        processes than the first.
-      finished: The summary if the run has ended already, else None.
-      name: What it is called among several that train together: "seed 3"; or "".
-    """
-
-    config: ml_collections.ConfigDict
-    folder: folders.Folder
+    config: ml_collections.ConfigDict  # the run's config
+    folder: folders.Folder  # the folder
+    # Its checkpoints, to be entered; the null object `Elsewhere` on other processes
+    # than the first.
     stored: checkpoints.Checkpoints | checkpoints.Elsewhere
-    finished: Summary | None
+    finished: Summary | None  # the summary if the run has ended already, else None
+    # What it is called among several that train together: "seed 3"; or "".
     name: str = ""
 
 

@@ -39,15 +39,8 @@ def train_seeds(
 ) -> list[Trained]:
     """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
 
-    Args:
-      config: A whole config; its `training.seeds` is set to `seeds`.
-      seeds: How many.
-      workdir: The folder of the runs, which are resumed there or have ended; None: a
-        temporary one, of which nothing is left.
-      task: See `loop.train`, as the three that follow.
-      override_config: Whether to resume with another config.
-      observers: Called with the parameters; see `loop.Observer`.
-      devices: The devices; None: all.
+    Arguments are those of `loop.train`; in place of a `workdir` None is a temporary
+    folder, of which nothing is left.
 
     Returns:
       The runs, by seed. They share one model and one task, so that what is compiled for

@@ -39,17 +39,11 @@ _MOST_SHOWN = 3
 
 
 class Source(NamedTuple):
-    """The run to start from.
+    """The run to start from."""
 
-    Attributes:
-      path: `config.init_from`.
-      run: The run, with looped layers.
-      kept: Its tokenizer, for any text; None: it has none.
-    """
-
-    path: str
-    run: folders.Run
-    kept: tasks.Kept | None
+    path: str  # `config.init_from`
+    run: folders.Run  # the run, with looped layers
+    kept: tasks.Kept | None  # its tokenizer, for any text; None: it has none
 
     def __str__(self) -> str:
         return f"Embeddings and layers are those of {self.path}, step {self.run.step}."

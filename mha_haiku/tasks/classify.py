@@ -29,19 +29,12 @@ _CLS = "[CLS]"
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """Texts with their labels, in a part to train on and a held-out part.
+    """Texts with their labels, in a part to train on and a held-out part."""
 
-    Attributes:
-      tokenizer: Trained on the training part.
-      text: The name and sha256 of the file, and its `labels`, sorted.
-      train: Pairs of a text and the number of its label.
-      held_out: The same.
-    """
-
-    tokenizer: tokenization.Tokenizer
-    text: dict[str, Any]
-    train: list[tuple[str, int]]
-    held_out: list[tuple[str, int]]
+    tokenizer: tokenization.Tokenizer  # trained on the training part
+    text: dict[str, Any]  # the name and sha256 of the file, and its `labels`, sorted
+    train: list[tuple[str, int]]  # pairs of a text and the number of its label
+    held_out: list[tuple[str, int]]  # the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

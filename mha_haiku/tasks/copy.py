@@ -21,8 +21,6 @@ class Copy(uniform_tokens.UniformTokensTask):
     Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
     log(num_tokens) nats. A head that solves it attends along the diagonal; a residual
     connection alone solves it too.
-
-    Attributes: see `uniform_tokens.UniformTokensTask`.
     """
 
     name: ClassVar[str] = "copy"

@@ -22,8 +22,6 @@ class CopySeq2Seq(uniform_sequences.UniformSequencesTask):
     Metric: accuracy over the targets and the end token; exact match of all of them.
     Chance: see `uniform_sequences`. A cross head that solves it attends along the
     diagonal.
-
-    Attributes: see `uniform_sequences.UniformSequencesTask`.
     """
 
     name: ClassVar[str] = "copy_seq2seq"

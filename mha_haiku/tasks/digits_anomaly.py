@@ -44,10 +44,6 @@ class DigitsAnomaly(base.Task):
 
     Metric: accuracy, the share of sets whose odd image has the largest logit.
     Chance: accuracy 1 / T, loss log T nats.
-
-    Attributes:
-      sequence_length: T, images in a set, 3 to 64.
-      held_out_fraction: The share of the images of each digit to evaluate on.
     """
 
     name: ClassVar[str] = "digits_anomaly"

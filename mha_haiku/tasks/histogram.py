@@ -25,8 +25,7 @@ class Histogram(uniform_tokens.UniformTokensTask):
     plus a binomial variable of T - 1 trials with probability 1 / num_tokens, whose
     largest probability and entropy are computed exactly.
 
-    Class c is the count c (0 never occurs). Attributes: see
-    `uniform_tokens.UniformTokensTask`.
+    Class c is the count c (0 never occurs).
 
     Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981.
     """

@@ -31,10 +31,6 @@ class Induction(base.UniformTask):
     Metric: accuracy over the positions that count. Chance: accuracy 1 / num_tokens,
     loss log(num_tokens) nats.
 
-    Attributes:
-      sequence_length: T, even and at least 4.
-      num_tokens: Number of different tokens, at least T / 2; also the classes.
-
     Source: Olsson et al. 2022, https://arxiv.org/abs/2209.11895.
     """
 

@@ -31,10 +31,6 @@ class MarkovChains(base.UniformTask):
     Metric: accuracy over all positions. Chance: 1 / num_tokens, loss log(num_tokens)
     nats.
 
-    Attributes:
-      sequence_length: T.
-      num_tokens: Number of states.
-
     Source: Edelman et al. 2024, https://arxiv.org/abs/2402.11004.
     """
 

@@ -24,11 +24,6 @@ class MaxRetrieval(base.UniformTask):
 
     Metric: accuracy. Chance: 1 / num_classes, loss log(num_classes) nats.
 
-    Attributes:
-      min_items: The fewest items of an example.
-      max_items: The most; T is one more, for the query.
-      num_classes: C, classes of items.
-
     Source: Velickovic et al. 2024, https://arxiv.org/abs/2410.01104.
     """
 

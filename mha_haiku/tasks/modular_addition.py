@@ -21,6 +21,7 @@ class ModularAddition(base.UniformTask):
 
     The p * p sums are split into a training and a held-out part, the same for every
     seed; a + b and b + a are in the same part, so no held-out sum is seen in training.
+    Tokens 0 to p - 1 are numbers, p is "+" and p + 1 is "="; the classes are numbers.
     Example, p = 7:
 
         inputs   3 + 6 =
@@ -30,18 +31,13 @@ class ModularAddition(base.UniformTask):
     Metric: accuracy at the last position. Chance: accuracy 1 / p, loss log p nats;
     every result is equally frequent in the whole table.
 
-    Attributes:
-      modulus: p. Tokens 0 to p - 1 are numbers, p is "+" and p + 1 is "="; the classes
-        are the numbers.
-      train_fraction: The share of the table to train on, above 0 and below 1.
-
     Source: Power et al. 2022, https://arxiv.org/abs/2201.02177.
     """
 
     name: ClassVar[str] = "modular_addition"
     sequence_length: ClassVar[int] = 4
     modulus: int = fields.option(
-        47, "numbers are 0 to modulus - 1", fields.integer(2, _LARGEST_MODULUS)
+        47, "p: numbers are 0 to p - 1", fields.integer(2, _LARGEST_MODULUS)
     )
     train_fraction: float = fields.option(
         0.8,

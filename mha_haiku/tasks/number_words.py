@@ -35,16 +35,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     Metric: accuracy and exact match; of answers that a model has decoded see `score`.
     Baseline: see `sequence_to_sequence.unigram_baseline`.
-
-    Attributes:
-      source_language: The source's, a code that `num2words` knows, such as "en".
-      target_language: The target's.
-      largest: Numbers are 0 to `largest`, each as likely as another.
-      tokenizer: What a token is, "characters" or "bpe", which merges common pairs of
-        bytes.
-      vocabulary_size: The largest number of tokens of either language.
-      held_out_fraction: The share of the numbers to evaluate on.
-      kept: What a run stored of this task; the words must be those of the run.
     """
 
     name: ClassVar[str] = "number_words"

@@ -27,10 +27,6 @@ class Parity(base.UniformTask):
     A model without positions sees in 1 and 1 1 the same: the share of ones. Where a
     start token comes before the bits, it can count them. That position does not count.
 
-    Attributes:
-      sequence_length: T, with the start token if there is one.
-      has_start: Whether the first token is a start token, the last of the tokens.
-
     Sources: Bhattamishra et al. 2020, https://arxiv.org/abs/2009.11264; Liu et al.
     2023, https://arxiv.org/abs/2210.10749.
     """

@@ -40,21 +40,15 @@ class Pronounce(sequence_to_sequence.PairsTask):
     decoded word and phoneme error rate, see `score`. Baseline: see
     `sequence_to_sequence.unigram_baseline`.
 
-    Attributes:
-      stress: Whether vowels have their stress, 0 (none), 1 or 2, as "AA1": 69 phonemes
-        in place of 39.
-      longest: Letters of the longest word, and phonemes of the longest pronunciation;
-        others are left out. S is `longest`, T is `longest` + 1.
-      held_out_fraction: The share of the words to evaluate on.
-      kept: What a run stored of this task; the dictionary must be that of the run.
-
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
     """
 
     name: ClassVar[str] = "pronounce"
     num_tokens: ClassVar[int] = len(_LETTERS)
     stress: bool = fields.option(
-        False, "whether vowels are told with their stress, as AA1", fields.boolean
+        False,
+        "whether vowels have their stress, as AA1: 69 phonemes, not 39",
+        fields.boolean,
     )
     longest: int = fields.option(
         20,

@@ -20,8 +20,6 @@ class Reverse(uniform_tokens.UniformTokensTask):
 
     Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
     log(num_tokens) nats. A head that solves it attends along the anti-diagonal.
-
-    Attributes: see `uniform_tokens.UniformTokensTask`.
     """
 
     name: ClassVar[str] = "reverse"

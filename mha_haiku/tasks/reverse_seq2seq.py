@@ -22,8 +22,6 @@ class ReverseSeq2Seq(uniform_sequences.UniformSequencesTask):
     Metric: accuracy over the targets and the end token; exact match of all of them.
     Chance: see `uniform_sequences`. A cross head that solves it attends along the
     anti-diagonal, which begins where the source ends.
-
-    Attributes: see `uniform_sequences.UniformSequencesTask`.
     """
 
     name: ClassVar[str] = "reverse_seq2seq"

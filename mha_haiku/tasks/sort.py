@@ -24,8 +24,6 @@ class Sort(uniform_tokens.UniformTokensTask):
     Metric: accuracy over all positions. Chance: the likeliest token at each
     position, since small tokens come first. That is well above 1 / num_tokens; computed
     exactly, from the binomial distribution of the number of tokens that are at most c.
-
-    Attributes: see `uniform_tokens.UniformTokensTask`.
     """
 
     name: ClassVar[str] = "sort"

@@ -19,11 +19,6 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
     """A target that holds the tokens of the source at other places.
 
     The tokens of sources and targets are the same; lengths and tokens are uniform.
-
-    Attributes:
-      min_length: Tokens of the shortest source, at least 1.
-      max_length: Those of the longest, S; T is one more, for the end token.
-      num_tokens: Number of different tokens, 0 to num_tokens - 1.
     """
 
     min_length: int = fields.option(

@@ -16,10 +16,6 @@ class UniformTokensTask(base.UniformTask):
 
     All positions count. Unless a subclass says otherwise, the targets are tokens, and
     each is uniform on its own.
-
-    Attributes:
-      sequence_length: T.
-      num_tokens: Number of different tokens, 0 to num_tokens - 1.
     """
 
     sequence_length: int = fields.option(

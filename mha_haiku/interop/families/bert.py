@@ -53,15 +53,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 
 def _words(table: str, hidden: str, normed: str, decoder: str, bias: str) -> dict:
-    """Returns fields and rows of a head that tells the masked words.
-
-    Args:
-      table: The name of the embedding table.
-      hidden: The linear map before the logits.
-      normed: The norm after it.
-      decoder: The map to the logits; of tied ones files may have a copy.
-      bias: The bias of the logits.
-    """
+    """Returns fields and rows of a head that tells the masked words."""
     return {
         "fields": {"output.norm": True, "output.with_bias": True},
         "rows": (

@@ -13,17 +13,11 @@ import numpy as np
 
 
 class Place(NamedTuple):
-    """Where an array stands.
+    """Where an array stands."""
 
-    Attributes:
-      config: `config.model`.
-      theirs: The contents of `config.json`.
-      layer: The layer's number; 0 outside of layers.
-    """
-
-    config: Any
-    theirs: Mapping[str, Any]
-    layer: int
+    config: Any  # `config.model`
+    theirs: Mapping[str, Any]  # the contents of `config.json`
+    layer: int  # the layer's number; 0 outside of layers
 
 
 Arrays = list[np.ndarray]

@@ -16,17 +16,13 @@ _REQUIRED = object()
 
 
 class Row(NamedTuple):
-    """One or more arrays of ours and the one or more of theirs that hold the same.
+    """One or more arrays of ours and the one or more of theirs that hold the same."""
 
-    Attributes:
-      ours: Names such as `attention/query/w`, without `encoder/layer_i/`.
-      theirs: Names such as `attention.self.query.weight`, without the layer's prefix.
-      change: From theirs to ours.
-    """
-
+    # Names such as `attention/query/w`, without `encoder/layer_i/`.
     ours: tuple[str, ...]
+    # Names such as `attention.self.query.weight`, without the layer's prefix.
     theirs: tuple[str, ...]
-    change: changes.Change
+    change: changes.Change  # from theirs to ours
 
 
 def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
@@ -55,19 +51,15 @@ def norm(
 
 
 class Setting(NamedTuple):
-    """A field of `config.model` and the one of `config.json` that says it.
+    """A field of `config.model` and the one of `config.json` that says it."""
 
-    Attributes:
-      ours: Its name within `config.model`, as `feed_forward.hidden_size`; or one of the
-        other arguments of `models.build`: num_tokens, feature_size, num_classes.
-      theirs: Its name there.
-      default: What `transformers` takes where `config.json` leaves it out.
-      names: Where values have other names: theirs to ours.
-    """
-
+    # Its name within `config.model`, as `feed_forward.hidden_size`; or one of the other
+    # arguments of `models.build`: num_tokens, feature_size, num_classes.
     ours: str
-    theirs: str
+    theirs: str  # its name there
+    # What `transformers` takes where `config.json` leaves it out.
     default: Any = _REQUIRED
+    # Where values have other names: theirs to ours.
     names: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,53 +109,34 @@ class CannotSayError(Exception):
 
 
 class Head(NamedTuple):
-    """What reads the last layer.
+    """What reads the last layer."""
 
-    Attributes:
-      architecture: Its class in `transformers`, as `BertForMaskedLM`.
-      fields: What it sets in `config.model`.
-      rows: Its arrays, by their whole names.
-      has: A name that a file has if it has this head, and no head before it has.
-      unused: Prefixes of arrays that the class stores and this head does not read.
-      copies: Names under which files may repeat an array: theirs to theirs.
-      settings: What it reads of `config.json`.
-    """
-
-    architecture: str
-    fields: Mapping[str, Any]
-    rows: tuple[Row, ...] = ()
+    architecture: str  # its class in `transformers`, as `BertForMaskedLM`
+    fields: Mapping[str, Any]  # what it sets in `config.model`
+    rows: tuple[Row, ...] = ()  # its arrays, by their whole names
+    # A name that a file has if it has this head, and no head before it has.
     has: str | None = None
+    # Prefixes of arrays that the class stores and this head does not read.
     unused: tuple[str, ...] = ()
+    # Names under which files may repeat an array: theirs to theirs.
     copies: Mapping[str, str] = {}
-    settings: tuple[Setting | Rule, ...] = ()
+    settings: tuple[Setting | Rule, ...] = ()  # what it reads of `config.json`
 
 
 class Family(NamedTuple):
-    """A family of models.
+    """A family of models."""
 
-    Attributes:
-      name: Its `model_type` in `config.json`.
-      prefix: What names of the model's own arrays begin with where there is a head.
-      layer: What names of a layer's arrays begin with; `{}` is its number.
-      fields: What all its models have in `config.model`.
-      settings: What `config.json` says of the rest.
-      rows: Arrays outside of the layers.
-      layer_rows: Arrays of a layer.
-      heads: What may read the last layer, the first that fits.
-      supported: Values of fields of `config.json` that change numbers and have to be
-        as here, where they are there at all.
-      buffers: Ends of names of arrays that hold no parameters.
-      renamed: Ends and parts of names that older files have, and what they are now.
-    """
-
-    name: str
-    prefix: str
-    layer: str
-    fields: Mapping[str, Any]
-    settings: tuple[Setting | Rule, ...]
-    rows: tuple[Row, ...]
-    layer_rows: tuple[Row, ...]
-    heads: tuple[Head, ...]
+    name: str  # its `model_type` in `config.json`
+    prefix: str  # what names of the model's own arrays begin with where there is a head
+    layer: str  # what names of a layer's arrays begin with; `{}` is its number
+    fields: Mapping[str, Any]  # what all its models have in `config.model`
+    settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest
+    rows: tuple[Row, ...]  # arrays outside of the layers
+    layer_rows: tuple[Row, ...]  # arrays of a layer
+    heads: tuple[Head, ...]  # what may read the last layer, the first that fits
+    # Values of fields of `config.json` that change numbers and have to be as here,
+    # where they are there at all.
     supported: Mapping[str, tuple[Any, ...]] = {}
-    buffers: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()  # ends of names of arrays that hold no parameters
+    # Ends and parts of names that older files have, and what they are now.
     renamed: Mapping[str, str] = {}

@@ -310,12 +310,6 @@ class Elsewhere:
         del tree, held_out_loss
         self._latest = step
 
-    def restore(
-        self, abstract: Any, step: int | None = None, *, partly: bool = False
-    ) -> Any:
-        """Raises RuntimeError: only the first process reads checkpoints."""
-        raise RuntimeError("checkpoints are read by the first process alone.")
-
     def close(self) -> None:
         """Does nothing."""
 
