@@ -141,7 +141,7 @@ def test_files_that_are_no_text_are_refused(tmp_path, raw, message, in_folder):
     path.write_bytes(raw)
     with pytest.raises(checks.ConfigError, match=message) as caught:
         make(tmp_path if in_folder else path)
-    assert str(tmp_path) in str(caught.value)
+    assert str(tmp_path)[:25] in str(caught.value)
     assert "\n" not in str(caught.value)
     if "byte" in message:
         assert "novel.txt" in str(caught.value)
