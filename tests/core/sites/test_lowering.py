@@ -1,6 +1,8 @@
 """Programs in which nothing is looked at are those without sites."""
 
+import collections
 import contextlib
+import re
 from unittest import mock
 
 import jax
@@ -80,4 +82,15 @@ def test_a_site_leaves_no_instruction_in_compiled_programs(name):
 
     with without_sites():
         plain = texts()
-    assert texts() == plain
+    own = texts()
+    if jax.__version_info__ >= (
+        0,
+        11,
+    ):  # which may keep a scan's residuals in any order
+        plain, own = map(instructions, plain), map(instructions, own)
+    assert list(own) == list(plain)
+
+
+def instructions(text):
+    """Returns how often each instruction is in a program."""
+    return collections.Counter(re.findall(r"stablehlo\.\w+", text))
