@@ -6,7 +6,8 @@ under jit, vmap, grad and scan.
 """
 
 from mha_haiku.core.sites.looking import Sites, edit, look, sites
-from mha_haiku.core.sites.program import Resume, numbered_by_layer
+from mha_haiku.core.sites.naming import numbered_by_layer
+from mha_haiku.core.sites.program import Resume
 from mha_haiku.core.sites.site import SEEN, Facet, faceted, site
 
 __all__ = [

@@ -11,10 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend import core
 
-_CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-}
+from mha_haiku.core.sites import jaxprs
+
+_CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -87,7 +86,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
         for number, eqn in enumerate(jaxpr.eqns):
             place = number if index is None else index
             inputs = [value_of(x, values) for x in eqn.invars]
-            name, inner = eqn.primitive.name, _jaxprs(eqn)
+            name, inner = eqn.primitive.name, jaxprs.inner(eqn)
             if name in _CALLS:
                 (called,) = inner
                 within = {x: Value(x.aval) for x in called.constvars}
@@ -121,14 +120,5 @@ def primitives(jaxpr: core.Jaxpr) -> set[str]:
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CALLS:
-            names |= primitives(*_jaxprs(eqn))
+            names |= primitives(*jaxprs.inner(eqn))
     return names
-
-
-def _jaxprs(eqn) -> list[core.Jaxpr]:
-    return [
-        getattr(each, "jaxpr", each)
-        for value in eqn.params.values()
-        for each in (value if isinstance(value, tuple | list) else (value,))
-        if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
-    ]

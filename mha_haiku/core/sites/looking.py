@@ -11,7 +11,7 @@ from haiku._src import base as haiku_base
 from haiku._src import stateful
 
 from mha_haiku import checks, display
-from mha_haiku.core.sites import program
+from mha_haiku.core.sites import naming, program, surveying
 
 Array = jax.Array
 Change = Callable[..., Any]
@@ -190,7 +190,7 @@ def _surveyed(function, args, kwargs):
             ],
         )
 
-    return program.Survey(closed.jaxpr), closed, arrays, outputs_of
+    return surveying.Survey(closed.jaxpr), closed, arrays, outputs_of
 
 
 def _match(survey, reads, edits, strict) -> None:
@@ -205,7 +205,7 @@ def _match(survey, reads, edits, strict) -> None:
     for stop in stops:
         turns = list(stop.turns())
         names_of_all += [name for _, names in turns for name in names]
-        for i, facet in enumerate(stop.params["facets"]):
+        for i, facet in enumerate(stop.site.params["facets"]):
             numbers = {_first(patterns, names[i]) for _, names in turns} - {None}
             for number in sorted(numbers):
                 if stop.in_while:
@@ -218,7 +218,7 @@ def _match(survey, reads, edits, strict) -> None:
             for pattern, change in edits.items():
                 chosen = np.zeros(stop.lengths, bool)
                 for turn, names in turns:
-                    chosen[turn] = program.matches(pattern, names[i])
+                    chosen[turn] = naming.matches(pattern, names[i])
                 if not chosen.any():
                     continue
                 if facet.write is None:
@@ -240,7 +240,7 @@ def _match(survey, reads, edits, strict) -> None:
 
 def _first(patterns, name) -> int | None:
     return next(
-        (i for i, each in enumerate(patterns) if program.matches(each, name)), None
+        (i for i, each in enumerate(patterns) if naming.matches(each, name)), None
     )
 
 

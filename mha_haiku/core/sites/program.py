@@ -1,44 +1,24 @@
-"""Traced programs with their sites: found, named, and run again with some changed.
+"""Runs a traced program again, with what happens at its sites.
 
-A program is a tree of levels: a level is a jaxpr, with the sites that are equations of
-it, and the levels inside its loops, branches and calls. Naming and matching happen
-before anything runs. A level in which nothing is looked at or changed is run by JAX as
-it is, custom gradients and all; in the others the equations between two sites are.
+A level in which nothing is looked at or changed is run by JAX as it is, custom
+gradients and all; in the others the equations between two sites are.
 """
 
 import dataclasses
-import fnmatch
 import functools
 import inspect
-import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
 from mha_haiku import display
-from mha_haiku.core.sites import recognition
-from mha_haiku.core.sites.site import SEEN, site_p
+from mha_haiku.core.sites import jaxprs, naming, surveying
+from mha_haiku.core.sites.site import site_p, under_vmaps
 
 Array = jax.Array
-
-# Stands in a name for the turn of a scan, which only the run knows.
-_TURN = "\0"
-# Ends a path behind which the number of the next part is the turn.
-_NUMBERED = "\1"
-
-# The number of a layer: a part of a name, or what ends one.
-_LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{_TURN})(?=$|[/_.#])")
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
-_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-_REMAT = ("checkpoint", "remat", "remat2")
-# What may hold the whole of an attention where nothing can be seen.
-_KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,232 +44,27 @@ class Resume:
         )
 
 
-@dataclasses.dataclass
-class Stop:
-    """A site in a level, and what happens there.
-
-    Attributes:
-      index: The equation that the site is, or in front of which it stands.
-      inputs: The variables of its leaves.
-      outputs: The variables that take what it returns.
-      params: Those of the site's equation.
-      scope: The path of its equation within the level.
-      names: The full name of each facet.
-      lengths: Those of the scans around, from the outermost.
-      reads: Facets that are looked at: their index, the pattern's number, a function.
-      edits: Facets that are changed: their index, a function, and at which turns of
-        the scans around.
-    """
-
-    index: int
-    inputs: list
-    outputs: list
-    params: dict[str, Any]
-    scope: str
-    names: tuple[str, ...]
-    lengths: tuple[int, ...]
-    in_while: bool
-    place: tuple  # in the program, with None for the turns of the scans around
-    group: int | None = None  # the attention that was recognised, of which it is one
-
-    @property
-    def is_equation(self) -> bool:
-        """Whether it stands in the program itself."""
-        return self.group is None
-
-    reads: list[tuple[int, int, Callable]] = dataclasses.field(default_factory=list)
-    edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
-        default_factory=list
-    )
-    is_kept: bool = False  # because another site of the same attention is active
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the run must stop here."""
-        return bool(self.reads or self.edits or self.is_kept)
-
-    def views(self) -> list[Any]:
-        """Returns what each facet shows, as shapes and dtypes, at one turn."""
-
-        def view(*leaves):
-            value = jax.tree.unflatten(self.params["tree"], leaves)
-            return [facet.read(value) for facet in self.params["facets"]]
-
-        mapped = _mapped(view, self.params["batched"], own_axes=False)
-        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.inputs]
-        return jax.eval_shape(mapped, *shapes)
-
-    def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
-        """Returns the order of the site among all, at a turn of the scans around."""
-        turns = iter(turn)
-        return tuple(next(turns) if x is None else x for x in self.place)
-
-    def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """Yields the turns of the scans around, and the facets' names there."""
-        for turn in itertools.product(*map(range, self.lengths)):
-            yield turn, tuple(_numbered(name, turn) for name in self.names)
-
-
-@dataclasses.dataclass
-class Level:
-    """A jaxpr and what is inside.
-
-    Attributes:
-      jaxpr: The jaxpr, without constants.
-      stops: Its sites, in order.
-      inner: The levels inside of equations, by their index.
-    """
-
-    jaxpr: core.Jaxpr
-    stops: list[Stop]
-    inner: dict[int, list["Level"]]
-
-    def all_stops(self) -> Iterator[Stop]:
-        """Yields the sites of the level and of those inside, in order."""
-        own = [(stop.index, [stop]) for stop in self.stops]
-        own += [
-            (index, itertools.chain.from_iterable(each.all_stops() for each in levels))
-            for index, levels in self.inner.items()
-        ]
-        for _, stops in sorted(own, key=lambda pair: pair[0]):
-            yield from stops
-
-    def is_active(self) -> bool:
-        """Whether anything is looked at or changed here or inside."""
-        return any(stop.is_active for stop in self.all_stops())
-
-    def has_edits(self) -> bool:
-        """Whether anything is changed here or inside."""
-        return any(stop.edits for stop in self.all_stops())
-
-
-class Survey:
-    """Finds and names the sites of a program.
-
-    Attributes:
-      top: The level of the whole program.
-      kernels: The names of kernels that cannot be seen into.
-    """
-
-    def __init__(self, jaxpr: core.Jaxpr):
-        self.kernels: set[str] = set()
-        self._counts: dict[str, int] = {}
-        self._groups = itertools.count()
-        # An edit inside has made sites of some of these; the others keep their numbers.
-        taken = set(_paths_of_sites(jaxpr))
-        numbered = (f"attention_{i}" for i in itertools.count())
-        self._pathless = (name for name in numbered if name not in taken)
-        self.top = self._level(jaxpr, "", (), False, ())
-        several = {name for name, count in self._counts.items() if count > 1}
-        for stop in self.top.all_stops():
-            stop.names = tuple(
-                _call(name, 0) if name in several else name for name in stop.names
-            )
-
-    def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
-        """Returns each site and its facets' names, in the order in which it is passed.
-
-        A site of scanned layers is there once for each turn.
-        """
-        found = [
-            (stop.place_at(turn), stop, names)
-            for stop in self.top.all_stops()
-            for turn, names in stop.turns()
-        ]
-        found.sort(key=lambda each: each[0])
-        return [(stop, names) for _, stop, names in found]
-
-    def _level(self, jaxpr, prefix, lengths, in_while, place) -> Level:
-        is_seen = SEEN in prefix.split("/")
-        attentions = [] if is_seen else recognition.attentions(jaxpr)
-        found: dict[int, list] = {}
-        for attention in attentions:
-            for each in attention.sites:
-                found.setdefault(each.index, []).append((attention, each))
-        paths: dict[int, tuple[int, str]] = {}
-        level = Level(jaxpr, [], {})
-        # A site may stand behind the last equation.
-        for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for attention, each in found.get(index, ()):
-                if id(attention) not in paths:
-                    local = _path(attention.eqn)
-                    if not _joined(prefix, local).strip(f"{_TURN}{_NUMBERED}/"):
-                        local = next(self._pathless)
-                    paths[id(attention)] = next(self._groups), local
-                group, local = paths[id(attention)]
-                level.stops.append(
-                    self._stop(each, local, prefix, lengths, in_while, place, group)
-                )
-            if eqn is None:
-                break
-            local = _path(eqn)
-            if eqn.primitive is site_p:
-                if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
-                    own = recognition.Site(
-                        index, list(eqn.invars), list(eqn.outvars), eqn.params
-                    )
-                    level.stops.append(
-                        self._stop(own, local, prefix, lengths, in_while, place)
-                    )
-                continue
-            if _KERNEL.search(eqn.primitive.name):
-                self.kernels.add(eqn.primitive.name)
-                continue
-            is_loop = eqn.primitive.name == "scan"
-            path = _joined(prefix, local)
-            inner = [
-                self._level(
-                    each,
-                    _behind_scan(path, each) if is_loop else path,
-                    (*lengths, eqn.params["length"]) if is_loop else lengths,
-                    in_while or eqn.primitive.name == "while",
-                    (*place, index, None) if is_loop else (*place, index, i),
-                )
-                for i, each in enumerate(_jaxprs(eqn))
-            ]
-            if any(True for each in inner for _ in each.all_stops()):
-                level.inner[index] = inner
-        return level
-
-    def _stop(self, own, local, prefix, lengths, in_while, place, group=None) -> Stop:
-        path = _joined(prefix, local)
-        names = []
-        for facet in own.params["facets"]:
-            name = "/".join(filter(None, (path.partition(_NUMBERED)[0], facet.name)))
-            count = self._counts.get(name, 0)
-            self._counts[name] = count + 1
-            names.append(_call(name, count) if count else name)
-        return Stop(
-            own.index,
-            own.inputs,
-            own.outputs,
-            own.params,
-            local,
-            tuple(names),
-            lengths,
-            in_while,
-            (*place, own.index),
-            group,
-        )
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Returns whether a pattern, or its end, names a site.
-
-    Args:
-      pattern: In which `*` stands for anything; it may begin at any part of the path.
-      name: A full name. A site that is passed more than once has a number there,
-        `path#1/heads`, which a pattern may leave out.
-    """
-    names = {name, re.sub(r"#\d+", "", name)}
-    return any(
-        fnmatch.fnmatchcase(each, pattern) or fnmatch.fnmatchcase(each, f"*/{pattern}")
-        for each in names
-    )
+def with_layer(change: Callable) -> Callable:
+    """Returns a change that takes the value and the layer, of one that takes less."""
+    if isinstance(change, Resume):
+        return change
+    try:
+        given = inspect.signature(change).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return lambda value, layer: change(value)
+    required = [
+        each
+        for each in given
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        and each.default is each.empty
+    ]
+    if len(required) > 1:
+        return change
+    return lambda value, layer: change(value)
 
 
 def run(
-    level: Level, consts: Sequence, args: Sequence, turns: tuple = ()
+    level: surveying.Level, consts: Sequence, args: Sequence, turns: tuple = ()
 ) -> tuple[list, dict[tuple[str, int], Any]]:
     """Returns the outputs of a level, and what was seen, by name and pattern.
 
@@ -313,23 +88,25 @@ def run(
     }
     last_use = _last_uses(jaxpr, stops)
     begin = 0
-    for index in sorted({*inner, *(stop.index for stop in stops), len(jaxpr.eqns)}):
+    for index in sorted(
+        {*inner, *(stop.site.index for stop in stops), len(jaxpr.eqns)}
+    ):
         _run_plain(jaxpr, begin, index, last_use, values)
         begin = index
-        for stop in (stop for stop in stops if stop.index == index):
+        for stop in (stop for stop in stops if stop.site.index == index):
             # Also what an edit computes belongs to the layer, where one looks again.
             with jax.named_scope(stop.scope or "/"):
-                leaves = _passed(stop, [read(x) for x in stop.inputs], turns, seen)
-            values.update(zip(stop.outputs, leaves, strict=True))
-            begin = index + stop.is_equation
+                leaves = _passed(stop, [read(x) for x in stop.site.inputs], turns, seen)
+            values.update(zip(stop.site.outputs, leaves, strict=True))
+            begin = index + (stop.group is None)
         if index in inner:
             eqn = jaxpr.eqns[index]
-            with jax.named_scope(_path(eqn) or "/"):
+            with jax.named_scope(jaxprs.path(eqn) or "/"):
                 outputs, inside = _run_nested(
                     eqn, inner[index], [read(x) for x in eqn.invars], turns
                 )
             seen |= inside
-            if eqn.primitive.name in _CUSTOM and not inner[index][0].has_edits():
+            if eqn.primitive.name in jaxprs.CUSTOM and not inner[index][0].has_edits():
                 continue  # it runs as it is, and keeps the gradient that it was given
             values.update(zip(eqn.outvars, outputs, strict=True))
             begin = index + 1
@@ -366,9 +143,9 @@ def _last_uses(jaxpr, stops) -> dict:
     """Returns the index of the last equation that reads each variable."""
     last = {}
     for stop in stops:
-        for x in stop.inputs:
+        for x in stop.site.inputs:
             if not isinstance(x, core.Literal):
-                last[x] = max(last.get(x, 0), stop.index)
+                last[x] = max(last.get(x, 0), stop.site.index)
     for index, eqn in enumerate(jaxpr.eqns):
         for x in eqn.invars:
             if not isinstance(x, core.Literal):
@@ -381,10 +158,10 @@ def _last_uses(jaxpr, stops) -> dict:
 
 def _passed(stop, leaves, turns, seen) -> list:
     """Returns the leaves of a site after its edits, and enters what is looked at."""
-    original, params = leaves, stop.params
-    layer = _layer(stop.names[0], turns)
+    original, params = leaves, stop.site.params
+    layer = naming.layer(stop.names[0], turns)
     for i, change, chosen in stop.edits:
-        name = stop.names[i].replace(_TURN, "*")
+        name = stop.names[i].replace(naming.TURN, "*")
         changed = functools.partial(_chosen, change, chosen, turns, layer, name)
         leaves, params = _edited(leaves, params, params["facets"][i], changed)
     for i, number, function in stop.reads:
@@ -393,19 +170,19 @@ def _passed(stop, leaves, turns, seen) -> list:
         def read(*leaves, facet=facet, tree=tree, function=function):
             return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
 
-        mapped = _mapped(read, params["batched"], own_axes=False)
+        mapped = under_vmaps(read, params["batched"], own_axes=False)
         seen[stop.names[i], number] = mapped(*leaves)
     leaves = site_p.bind(*leaves, **params)
-    if params["tree"] == stop.params["tree"]:
+    if params["tree"] == stop.site.params["tree"]:
         return leaves
 
     # The program goes on with a value of the form that it knows.
     def fitted(original, *leaves):
-        value = jax.tree.unflatten(stop.params["tree"], original)
+        value = jax.tree.unflatten(stop.site.params["tree"], original)
         changed = jax.tree.unflatten(params["tree"], leaves)
         return jax.tree.leaves(params["fit"](value, changed))
 
-    for old, new in zip(stop.params["batched"], params["batched"], strict=True):
+    for old, new in zip(stop.site.params["batched"], params["batched"], strict=True):
         fitted = jax.vmap(fitted, (list(old), *new), list(old))
     return fitted(original, *leaves)
 
@@ -438,29 +215,16 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
 
     batched = params["batched"]
     if batched:
-        jax.eval_shape(_mapped(changed, batched, own_axes=False), *leaves)
+        jax.eval_shape(under_vmaps(changed, batched, own_axes=False), *leaves)
         if trees[-1] == params["tree"]:
-            return _mapped(changed, batched, own_axes=True)(*leaves), params
-    leaves = _mapped(changed, batched, own_axes=False)(*leaves)
+            return under_vmaps(changed, batched, own_axes=True)(*leaves), params
+    leaves = under_vmaps(changed, batched, own_axes=False)(*leaves)
     count = len(leaves)
     return leaves, params | {
         "tree": trees[-1],
         "kept": tuple(range(count)),
         "batched": ((0,) * count,) * len(batched),
     }
-
-
-def _mapped(function, batched, *, own_axes):
-    """Returns a function of a site's leaves as under the vmaps around the site.
-
-    Args:
-      function: Of leaves without the axes of these vmaps.
-      batched: Where each vmap has the axis of each leaf.
-      own_axes: Whether results have the axes where leaves do; else they come first.
-    """
-    for axes in batched:
-        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
-    return function
 
 
 def _check(name, before, after) -> None:
@@ -503,8 +267,8 @@ def _like(before, after):
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     """Returns the outputs of an equation that holds levels, and what was seen."""
     name, params = eqn.primitive.name, eqn.params
-    if name in _CALLS:
-        (level,), (consts,) = levels, _consts(eqn)
+    if name in jaxprs.CALLS:
+        (level,), consts = levels, jaxprs.consts(eqn)
         body = lambda *inputs: run(level, consts, inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
             shardings = {
@@ -514,10 +278,10 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
             }
             body = jax.jit(body, **shardings)
         return body(*inputs)
-    if name in _CUSTOM:
-        (level,), (consts,) = levels, _consts(eqn)
+    if name in jaxprs.CUSTOM:
+        (level,), consts = levels, jaxprs.consts(eqn)
         return run(level, consts, inputs, turns)
-    if name in _REMAT:
+    if name in jaxprs.REMAT:
         (level,) = levels
         again = jax.checkpoint(
             lambda *inputs: run(level, (), inputs, turns),
@@ -533,9 +297,9 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
         return _repeated(eqn, levels, inputs, turns), {}
     if name == "shard_map":
         return _sharded(eqn, levels[0], inputs, turns)
-    names = [stop.names[0] for level in levels for stop in level.all_stops()]
+    inside = [stop.names[0] for level in levels for stop in level.all_stops()]
     raise ValueError(
-        f"the site {names[0]!r} is inside of {name}, which cannot be run again with "
+        f"the site {inside[0]!r} is inside of {name}, which cannot be run again with "
         "changes; call look or edit on the function inside of it."
     )
 
@@ -589,7 +353,7 @@ def _scanned(eqn, level, inputs, turns):
     )
     by_turn = {}
     for (name, number), value in seen.items():
-        before, _, after = name.rpartition(_TURN)
+        before, _, after = name.rpartition(naming.TURN)
         for i in range(length):
             by_turn[f"{before}{i}{after}", number] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
@@ -661,141 +425,3 @@ def _sharded(eqn, level, inputs, turns):
         axis_names=set(axes),
     )
     return mapped(*inputs)
-
-
-def _consts(eqn) -> list:
-    return [call.consts for call in _closed(eqn)]
-
-
-def _closed(eqn) -> list:
-    return [
-        each
-        for value in eqn.params.values()
-        for each in (value if isinstance(value, tuple | list) else (value,))
-        if isinstance(each, core.ClosedJaxpr)
-    ]
-
-
-def _jaxprs(eqn) -> list:
-    """Returns the jaxprs inside of an equation, in the order of its parameters."""
-    if eqn.primitive.name == "while":
-        return [eqn.params[key].jaxpr for key in ("cond_jaxpr", "body_jaxpr")]
-    if eqn.primitive.name in _CUSTOM:
-        call = eqn.params.get("call_jaxpr") or eqn.params["fun_jaxpr"]
-        return [getattr(call, "jaxpr", call)]
-    return [
-        getattr(each, "jaxpr", each)
-        for value in eqn.params.values()
-        for each in (value if isinstance(value, tuple | list) else (value,))
-        if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
-    ]
-
-
-def _paths_of_sites(jaxpr) -> Iterator[str]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is site_p:
-            yield _path(eqn)
-        for inner in _jaxprs(eqn):
-            yield from _paths_of_sites(inner)
-
-
-def _path(eqn) -> str:
-    """Returns the path of an equation within its level, from the stack of names.
-
-    `transpose(jvp(encoder))/layer_0` is `encoder/layer_0`.
-    """
-    path, before = str(eqn.source_info.name_stack), None
-    while path != before:
-        path, before = re.sub(r"\w+\(([^()]*)\)", r"\1", path), path
-    return "/".join(filter(None, path.split("/")))
-
-
-def _joined(prefix: str, local: str) -> str:
-    """Returns a path behind another; `_behind_scan` says what may end the first."""
-    prefix, is_behind_scan, head = prefix.partition(_NUMBERED)
-    if is_behind_scan and local:
-        _, _, rest = local.partition("/")
-        local = "/".join(filter(None, (f"{head[:-1]}{_TURN}", rest)))
-    elif is_behind_scan:
-        local = f"{_NUMBERED}{head}"
-        return f"{prefix}{local}"
-    return "/".join(filter(None, (prefix, local)))
-
-
-def _behind_scan(path: str, jaxpr) -> str:
-    """Returns the path of what is in a scan, with a place for the turn.
-
-    Where all that is inside is in one module whose name ends in 0, the turn is to take
-    the place of the 0, once that module is reached: layer 3 has the same name in a loop
-    of Python and in a scan.
-    """
-    heads = _heads(jaxpr)
-    (head,) = heads if len(heads) == 1 else ("",)
-    if head.endswith("_0"):
-        return f"{path}{_NUMBERED}{head}"
-    return "/".join(filter(None, (path, _TURN)))
-
-
-def _heads(jaxpr) -> set[str]:
-    """Returns the first parts of all paths in a jaxpr."""
-    heads = set()
-    for eqn in jaxpr.eqns:
-        path = _path(eqn)
-        if path:
-            heads.add(path.partition("/")[0])
-        else:
-            for inner in _jaxprs(eqn):
-                heads |= _heads(inner)
-    return heads
-
-
-def _numbered(name: str, turn: Sequence[int]) -> str:
-    for each in turn:
-        name = name.replace(_TURN, str(each), 1)
-    return name
-
-
-def _call(name: str, count: int) -> str:
-    """Returns the name of the site where its path is passed for the n-th time."""
-    parent, _, last = name.rpartition("/")
-    return f"{parent}#{count}/{last}"
-
-
-def numbered_by_layer(name: str) -> tuple[str, int | None]:
-    """Returns a name with `*` for the number of its layer, and the number.
-
-    Args:
-      name: `encoder/layer_3/attention/heads`, say: the first number counts.
-    """
-    found = _LAYER.search(name)
-    if not found:
-        return name, None
-    number = None if found[1] == _TURN else int(found[1])
-    return f"{name[: found.start(1)]}*{name[found.end(1) :]}", number
-
-
-def _layer(name: str, turns: Sequence) -> int | Array | None:
-    """Returns the layer of a site: a number of its name, or the turn of a scan."""
-    found = _LAYER.search(name)
-    if not found:
-        return None
-    return turns[0] if found[1] == _TURN else int(found[1])
-
-
-def with_layer(change: Callable) -> Callable:
-    """Returns a change that takes the value and the layer, of one that takes less."""
-    if isinstance(change, Resume):
-        return change
-    try:
-        given = inspect.signature(change).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
-        return lambda value, layer: change(value)
-    required = [
-        each
-        for each in given
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        and each.default is each.empty
-    ]
-    if len(required) > 1:
-        return change
-    return lambda value, layer: change(value)

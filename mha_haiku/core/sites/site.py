@@ -72,6 +72,21 @@ def faceted(
     return jax.tree.unflatten(tree, leaves)
 
 
+def under_vmaps(
+    function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
+) -> Callable:
+    """Returns a function of a site's leaves as under the vmaps around the site.
+
+    Args:
+      function: Of leaves without the axes of these vmaps.
+      batched: Where each vmap has the axis of each leaf, from the innermost vmap out.
+      own_axes: Whether results have the axes where leaves do; else they come first.
+    """
+    for axes in batched:
+        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
+    return function
+
+
 def _itself(value):
     return value
 

@@ -1,0 +1,121 @@
+"""Names of sites: paths of modules, in which a scan's turn stands for a layer's number.
+
+While a program is surveyed, a path holds a mark where the turn of a scan will stand,
+which only the run knows.
+"""
+
+import fnmatch
+import re
+from collections.abc import Sequence
+
+import jax
+from jax.extend import core
+
+from mha_haiku.core.sites import jaxprs
+
+Array = jax.Array
+
+# Stands in a name for the turn of a scan.
+TURN = "\0"
+# Ends a path behind which the number of the next part is the turn.
+_NUMBERED = "\1"
+
+# The number of a layer: a part of a name, or what ends one.
+_LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Returns whether a pattern, or its end, names a site.
+
+    Args:
+      pattern: In which `*` stands for anything; it may begin at any part of the path.
+      name: A full name. A site that is passed more than once has a number there,
+        `path#1/heads`, which a pattern may leave out.
+    """
+    names = {name, re.sub(r"#\d+", "", name)}
+    return any(
+        fnmatch.fnmatchcase(each, pattern) or fnmatch.fnmatchcase(each, f"*/{pattern}")
+        for each in names
+    )
+
+
+def numbered_by_layer(name: str) -> tuple[str, int | None]:
+    """Returns a name with `*` for the number of its layer, and the number.
+
+    Args:
+      name: `encoder/layer_3/attention/heads`, say: the first number counts.
+    """
+    found = _LAYER.search(name)
+    if not found:
+        return name, None
+    number = None if found[1] == TURN else int(found[1])
+    return f"{name[: found.start(1)]}*{name[found.end(1) :]}", number
+
+
+def layer(name: str, turns: Sequence) -> int | Array | None:
+    """Returns the layer of a site: a number of its name, or the turn of a scan."""
+    found = _LAYER.search(name)
+    if not found:
+        return None
+    return turns[0] if found[1] == TURN else int(found[1])
+
+
+def at_turn(name: str, turn: Sequence[int]) -> str:
+    """Returns a name with the turns of the scans around in their places."""
+    for each in turn:
+        name = name.replace(TURN, str(each), 1)
+    return name
+
+
+def of_call(name: str, count: int) -> str:
+    """Returns the name of the site where its path is passed for the n-th time."""
+    parent, _, last = name.rpartition("/")
+    return f"{parent}#{count}/{last}"
+
+
+def of_facet(path: str, name: str) -> str:
+    """Returns the name of a facet of a site with this path."""
+    return "/".join(filter(None, (path.partition(_NUMBERED)[0], name)))
+
+
+def is_empty(path: str) -> bool:
+    """Returns whether a path says no more than the turns of scans."""
+    return not path.strip(f"{TURN}{_NUMBERED}/")
+
+
+def joined(path: str, local: str) -> str:
+    """Returns a path behind another; `inside_scan` says what may end the first."""
+    path, is_inside_scan, head = path.partition(_NUMBERED)
+    if is_inside_scan and local:
+        _, _, rest = local.partition("/")
+        local = "/".join(filter(None, (f"{head[:-1]}{TURN}", rest)))
+    elif is_inside_scan:
+        return f"{path}{_NUMBERED}{head}"
+    return "/".join(filter(None, (path, local)))
+
+
+def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
+    """Returns the path of what is in a scan, with a place for the turn.
+
+    Where all that is inside is in one module whose name ends in 0, the turn is to take
+    the place of the 0, once that module is reached: layer 3 has the same name in a loop
+    of Python and in a scan.
+    """
+    heads = _heads(jaxpr)
+    (head,) = heads if len(heads) == 1 else ("",)
+    if head.endswith("_0"):
+        return f"{path}{_NUMBERED}{head}"
+    return "/".join(filter(None, (path, TURN)))
+
+
+def _heads(jaxpr) -> set[str]:
+    """Returns the first parts of all paths in a jaxpr."""
+    heads = set()
+    for eqn in jaxpr.eqns:
+        path = jaxprs.path(eqn)
+        if path:
+            heads.add(path.partition("/")[0])
+        else:
+            for inner in jaxprs.inner(eqn):
+                heads |= _heads(inner)
+    return heads

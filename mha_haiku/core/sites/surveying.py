@@ -1,0 +1,241 @@
+"""Finds and names the sites of a traced program, before anything runs.
+
+A program is a tree of levels: a level is a jaxpr, with the sites that are equations of
+it or that recognition adds, and the levels inside its loops, branches and calls.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from mha_haiku.core.sites import jaxprs, naming, recognition
+from mha_haiku.core.sites.site import SEEN, site_p, under_vmaps
+
+# What may hold the whole of an attention where nothing can be seen.
+_KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
+
+
+class _Around(NamedTuple):
+    """What is around a level.
+
+    Attributes:
+      path: The path of modules.
+      lengths: The lengths of the scans, from the outermost.
+      in_while: Whether a while loop is among them.
+      place: The equations that hold the level, with None for the turn of a scan.
+    """
+
+    path: str = ""
+    lengths: tuple[int, ...] = ()
+    in_while: bool = False
+    place: tuple[int | None, ...] = ()
+
+    def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
+        """Returns what is around a jaxpr inside of an equation of the level."""
+        path = naming.joined(self.path, jaxprs.path(eqn))
+        in_while = self.in_while or eqn.primitive.name == "while"
+        if eqn.primitive.name != "scan":
+            place = (*self.place, index, number)
+            return _Around(path, self.lengths, in_while, place)
+        return _Around(
+            naming.inside_scan(path, jaxpr),
+            (*self.lengths, eqn.params["length"]),
+            in_while,
+            (*self.place, index, None),
+        )
+
+
+@dataclasses.dataclass
+class Stop:
+    """A site in a level, and what happens there.
+
+    Attributes:
+      site: The site.
+      scope: The path of its equation within the level.
+      names: The full name of each facet.
+      lengths: The lengths of the scans around, from the outermost.
+      in_while: Whether it is inside of a while loop.
+      place: Where it is in the program, with None for the turns of the scans around.
+      group: The attention that was recognised, of which it is one; None for a site that
+        is an equation of the program.
+      reads: Facets that are looked at: their index, the pattern's number, a function.
+      edits: Facets that are changed: their index, a function, and at which turns of
+        the scans around.
+      is_kept: Whether another site of the same attention is active.
+    """
+
+    site: recognition.Site
+    scope: str
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    in_while: bool
+    place: tuple[int | None, ...]
+    group: int | None = None
+    reads: list[tuple[int, int, Callable]] = dataclasses.field(default_factory=list)
+    edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
+        default_factory=list
+    )
+    is_kept: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run must stop here."""
+        return bool(self.reads or self.edits or self.is_kept)
+
+    def views(self) -> list[Any]:
+        """Returns what each facet shows, as shapes and dtypes, at one turn."""
+        params = self.site.params
+
+        def view(*leaves):
+            value = jax.tree.unflatten(params["tree"], leaves)
+            return [facet.read(value) for facet in params["facets"]]
+
+        mapped = under_vmaps(view, params["batched"], own_axes=False)
+        avals = [x.aval for x in self.site.inputs]
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        return jax.eval_shape(mapped, *shapes)
+
+    def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
+        """Returns the order of the site among all, at a turn of the scans around."""
+        turns = iter(turn)
+        return tuple(next(turns) if x is None else x for x in self.place)
+
+    def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+        """Yields the turns of the scans around, and the facets' names there."""
+        for turn in itertools.product(*map(range, self.lengths)):
+            yield turn, tuple(naming.at_turn(name, turn) for name in self.names)
+
+
+@dataclasses.dataclass
+class Level:
+    """A jaxpr and what is inside.
+
+    Attributes:
+      jaxpr: The jaxpr, without constants.
+      stops: Its sites, in order.
+      inner: The levels inside of equations, by their index.
+    """
+
+    jaxpr: core.Jaxpr
+    stops: list[Stop] = dataclasses.field(default_factory=list)
+    inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
+
+    def all_stops(self) -> Iterator[Stop]:
+        """Yields the sites of the level and of those inside."""
+        yield from self.stops
+        for level in itertools.chain.from_iterable(self.inner.values()):
+            yield from level.all_stops()
+
+    def is_active(self) -> bool:
+        """Whether anything is looked at or changed here or inside."""
+        return any(stop.is_active for stop in self.all_stops())
+
+    def has_edits(self) -> bool:
+        """Whether anything is changed here or inside."""
+        return any(stop.edits for stop in self.all_stops())
+
+
+class Survey:
+    """The sites of a program.
+
+    Attributes:
+      top: The level of the whole program.
+      kernels: The names of kernels that cannot be seen into.
+    """
+
+    def __init__(self, jaxpr: core.Jaxpr):
+        self.kernels: set[str] = set()
+        self._counts: dict[str, int] = {}
+        self._group = itertools.count().__next__
+        # An edit inside has made sites of some of these; the others keep their numbers.
+        taken = set(_paths_of_sites(jaxpr))
+        numbered = (f"attention_{i}" for i in itertools.count())
+        self._pathless = (name for name in numbered if name not in taken)
+        self.top = self._level(jaxpr, _Around())
+        several = {name for name, count in self._counts.items() if count > 1}
+        for stop in self.top.all_stops():
+            stop.names = tuple(
+                naming.of_call(name, 0) if name in several else name
+                for name in stop.names
+            )
+
+    def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
+        """Returns each site and its facets' names, in the order in which it is passed.
+
+        A site of scanned layers is there once for each turn.
+        """
+        found = [
+            (stop.place_at(turn), stop, names)
+            for stop in self.top.all_stops()
+            for turn, names in stop.turns()
+        ]
+        found.sort(key=lambda each: each[0])
+        return [(stop, names) for _, stop, names in found]
+
+    def _level(self, jaxpr, around) -> Level:
+        is_seen = SEEN in around.path.split("/")
+        recognised, named = {}, {}
+        for attention in () if is_seen else recognition.attentions(jaxpr):
+            for site in attention.sites:
+                recognised.setdefault(site.index, []).append((attention.eqn, site))
+        level = Level(jaxpr)
+        # A site may stand behind the last equation.
+        for index, eqn in enumerate((*jaxpr.eqns, None)):
+            for first, site in recognised.get(index, ()):
+                if id(first) not in named:
+                    named[id(first)] = self._local_path(first, around), self._group()
+                local, group = named[id(first)]
+                level.stops.append(self._stop(site, local, around, group))
+            if eqn is None:
+                break
+            if eqn.primitive is site_p:
+                if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
+                    leaves = list(eqn.invars), list(eqn.outvars)
+                    site = recognition.Site(index, *leaves, eqn.params)
+                    local = jaxprs.path(eqn)
+                    level.stops.append(self._stop(site, local, around, None))
+                continue
+            if _KERNEL.search(eqn.primitive.name):
+                self.kernels.add(eqn.primitive.name)
+                continue
+            inner = [
+                self._level(each, around.inside(eqn, index, number, each))
+                for number, each in enumerate(jaxprs.inner(eqn))
+            ]
+            if any(each.stops or each.inner for each in inner):
+                level.inner[index] = inner
+        return level
+
+    def _local_path(self, eqn, around) -> str:
+        """Returns the path of an attention within its level, or its number."""
+        local = jaxprs.path(eqn)
+        if naming.is_empty(naming.joined(around.path, local)):
+            return next(self._pathless)
+        return local
+
+    def _stop(self, site, local, around, group) -> Stop:
+        path = naming.joined(around.path, local)
+        given = []
+        for facet in site.params["facets"]:
+            name = naming.of_facet(path, facet.name)
+            count = self._counts.get(name, 0)
+            self._counts[name] = count + 1
+            given.append(naming.of_call(name, count) if count else name)
+        place = (*around.place, site.index)
+        return Stop(
+            site, local, tuple(given), around.lengths, around.in_while, place, group
+        )
+
+
+def _paths_of_sites(jaxpr) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is site_p:
+            yield jaxprs.path(eqn)
+        for inner in jaxprs.inner(eqn):
+            yield from _paths_of_sites(inner)
