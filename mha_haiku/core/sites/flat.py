@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from mha_haiku.core.sites import jaxprs
+from mha_haiku.core.sites.site import SEEN
 
 _CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
 
@@ -116,9 +117,15 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
 
 
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
-    """Returns the names of the primitives of a level and of its calls."""
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    """Returns the names of the primitives of a level and of its calls.
+
+    Those of attention that has its own sites are left out.
+    """
+    names = set()
     for eqn in jaxpr.eqns:
+        if SEEN in jaxprs.path(eqn):
+            continue
+        names.add(eqn.primitive.name)
         if eqn.primitive.name in _CALLS:
             names |= primitives(*jaxprs.inner(eqn))
     return names

@@ -9,6 +9,8 @@ CALLS = ("jit", "pjit", "closed_call", "core_call")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 REMAT = ("checkpoint", "remat", "remat2")
 
+_HELD = (core.ClosedJaxpr, core.Jaxpr)
+
 
 def inner(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
     """Returns the jaxprs inside of an equation, in the order of its parameters."""
@@ -29,8 +31,10 @@ def consts(eqn: core.JaxprEqn) -> list:
 def _held(eqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
     held = []
     for value in eqn.params.values():
-        values = value if isinstance(value, tuple | list) else (value,)
-        held += [x for x in values if isinstance(x, core.ClosedJaxpr | core.Jaxpr)]
+        if isinstance(value, _HELD):
+            held.append(value)
+        elif isinstance(value, tuple | list):
+            held += [x for x in value if isinstance(x, _HELD)]
     return held
 
 

@@ -35,7 +35,7 @@ import jax
 from jax.extend import core
 
 from mha_haiku.core.sites import axes as axes_lib
-from mha_haiku.core.sites import canonical, flat
+from mha_haiku.core.sites import canonical, flat, jaxprs
 from mha_haiku.core.sites.site import SEEN, Facet
 
 Axis = axes_lib.Axis
@@ -534,7 +534,7 @@ def _is_readable(value, index) -> bool:
 
 def _has_sites(equation) -> bool:
     """Returns whether an equation is of an attention that has its own sites."""
-    return SEEN in str(equation.eqn.source_info.name_stack)
+    return SEEN in jaxprs.path(equation.eqn)
 
 
 def _have_common_source(*values: flat.Value) -> bool:

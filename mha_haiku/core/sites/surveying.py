@@ -153,10 +153,7 @@ class Survey:
         self.kernels: set[str] = set()
         self._counts: dict[str, int] = {}
         self._group = itertools.count().__next__
-        # An edit inside has made sites of some of these; the others keep their numbers.
-        taken = set(_paths_of_sites(jaxpr))
-        numbered = (f"attention_{i}" for i in itertools.count())
-        self._pathless = (name for name in numbered if name not in taken)
+        self._pathless = _pathless(jaxpr)
         self.top = self._level(jaxpr, _Around())
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
@@ -231,6 +228,17 @@ class Survey:
         return Stop(
             site, local, tuple(given), around.lengths, around.in_while, place, group
         )
+
+
+def _pathless(jaxpr) -> Iterator[str]:
+    """Yields names for attentions that have no path.
+
+    An edit inside has made sites of some of these; the others keep their numbers.
+    """
+    taken = set(_paths_of_sites(jaxpr))
+    for i in itertools.count():
+        if f"attention_{i}" not in taken:
+            yield f"attention_{i}"
 
 
 def _paths_of_sites(jaxpr) -> Iterator[str]:
