@@ -57,6 +57,7 @@ def attention(
     score: Callable = dot_product,
     sinks: np.ndarray | None = None,
     is_normalized: bool = True,
+    tap: Callable = lambda scores: scores,
 ) -> Reference:
     """Returns attention computed one query at a time.
 
@@ -69,6 +70,7 @@ def attention(
       score: `score(query [K], key [K], head)`.
       sinks: `[H]`, a score more in the denominator of each row; None: none.
       is_normalized: Whether weights are over a denominator; its log is 0 if not.
+      tap: From scores `[B..., H, T, S]`, -inf where not allowed, to those that count.
     """
     query, key, value = (np.asarray(a, np.float64) for a in (query, key, value))
     *batch, num_queries, num_heads, _ = query.shape
@@ -78,14 +80,18 @@ def attention(
     bias = np.broadcast_to(0.0 if bias is None else np.asarray(bias, float), shape)
     values = np.zeros((*batch, num_queries, num_heads, value.shape[-1]))
     logsumexp, weights = np.full(shape[:-1], -np.inf), np.zeros(shape)
+    groups = num_heads // num_key_heads
+    all_scores = np.full(shape, -np.inf)
+    for *b, h, t, s in np.argwhere(allowed):
+        of_pair = score(query[*b, t, h], key[*b, s, h // groups], h)
+        all_scores[*b, h, t, s] = of_pair + bias[*b, h, t, s]
+    all_scores = tap(all_scores)
     for *b, h, t in np.ndindex(shape[:-1]):
-        b, g = tuple(b), h // (num_heads // num_key_heads)
+        b, g = tuple(b), h // groups
         seen = np.flatnonzero(allowed[*b, h, t])
         if not len(seen):
             continue
-        scores = np.asarray(
-            [score(query[*b, t, h], key[*b, s, g], h) + bias[*b, h, t, s] for s in seen]
-        )
+        scores = all_scores[*b, h, t, seen]
         if sinks is not None:
             scores = np.append(scores, sinks[h])
         masses = np.exp(scores - scores.max())
@@ -398,6 +404,7 @@ def transformer(
             score=score,
             sinks=sinks,
             is_normalized=own.normalizer != "none",
+            tap=functools.partial(tap, f"{name}/scores"),
         ).weights
         weights = tap(f"{name}/weights", weights)
         value = np.repeat(value, query.shape[-2] // value.shape[-2], axis=-2)

@@ -121,6 +121,16 @@ class AttentionMap:
         """Returns the whole map, `[B..., H, T, S]`; O(T S) memory."""
         return self.tile(slice(None), slice(None))
 
+    def scores(self) -> Array:
+        """Returns what the weights are exponentials of; O(T S) memory.
+
+        Returns:
+          `[B..., H, T, S]`, scaled, with the bias, -inf where a key is masked.
+        """
+        num_queries, num_keys = self.shape[-2:]
+        rows, columns = jnp.arange(num_queries), jnp.arange(num_keys)
+        return views.scores_of(self._factors(), rows, columns)
+
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
         """Returns the weights of some queries on some keys.
 

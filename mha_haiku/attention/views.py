@@ -127,6 +127,22 @@ def masked_scores(
     return jnp.where(mask.aligned_tile(rows, columns, batch_ndim), tile, hidden)
 
 
+def scores_of(factors: Factors, rows: Array, columns: Array) -> Array:
+    """Returns the scores of the queries at `rows` for the keys at `columns`.
+
+    See `weights_of`; -inf where a key is masked.
+    """
+    return masked_scores(
+        tiles.take(factors.query, rows, axis=-3),
+        tiles.take(factors.key, columns, axis=-3),
+        factors.mask,
+        factors.bias,
+        factors.score,
+        factors.origin.rows(rows),
+        factors.origin.columns(columns),
+    )
+
+
 def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
     """Returns the weights of the queries at `rows` on the keys at `columns`.
 
@@ -138,15 +154,7 @@ def weights_of(factors: Factors, rows: Array, columns: Array) -> Array:
     Returns:
       `[B..., H, R, C]`.
     """
-    tile = masked_scores(
-        tiles.take(factors.query, rows, axis=-3),
-        tiles.take(factors.key, columns, axis=-3),
-        factors.mask,
-        factors.bias,
-        factors.score,
-        factors.origin.rows(rows),
-        factors.origin.columns(columns),
-    )
+    tile = scores_of(factors, rows, columns)
     logsumexp = tiles.take(factors.logsumexp, rows, axis=-1)[..., None]
     # A row of NaN is like a fully masked one until the end; see `inputs`.
     is_nan = jnp.isnan(logsumexp)

@@ -34,10 +34,13 @@ def mixed(weights):
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])
 def test_the_map_weights_and_heads_are_those_that_attend_returns(implementation):
-    (values, whole), found = mh.look(attend, ["map", "weights", "heads"])(
-        QUERY, implementation
+    (values, whole), found = mh.look(attend, ["*"])(QUERY, implementation)
+    assert list(found) == ["scores", "map", "weights", "heads"]
+    scores = np.where(np.tri(T, S, dtype=bool), found["scores"], -np.inf)
+    np.testing.assert_array_equal(found["scores"], scores)
+    np.testing.assert_allclose(
+        found["weights"], jax.nn.softmax(scores), atol=1e-6, err_msg="softmax of scores"
     )
-    assert set(found) == {"map", "weights", "heads"}
     np.testing.assert_array_equal(found["heads"], values)
     np.testing.assert_array_equal(found["weights"], whole.weights())
     np.testing.assert_allclose(found["heads"], mixed(found["weights"]), atol=1e-5)
@@ -102,6 +105,26 @@ def test_gradients_reach_edited_weights():
     values = np.repeat(np.asarray(VALUE), H // G, axis=-2) @ np.arange(V)
     expected = np.einsum("bsh,bth->bhts", values, np.asarray(GATES)[..., 0])
     np.testing.assert_allclose(slopes, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_scores_that_are_cut_are_masked(implementation):
+    is_cut = jnp.zeros((T, S), bool).at[1, 0].set(True).at[2].set(True)
+    mask = MASK & mh.masks.as_mask(jnp.broadcast_to(~is_cut, (B, T, S)))
+    options = {"normalizer": attention.sink(jnp.arange(float(H)))}
+
+    def cut(query):
+        change = {"scores": lambda scores: jnp.where(is_cut, -jnp.inf, scores)}
+        run = mh.edit(lambda query: attend(query, implementation, **options), change)
+        return mh.look(run, ["scores", "weights", "map"])(query)
+
+    (values, _), found = cut(QUERY)
+    expected, whole = attend(QUERY, implementation, **options | {"mask": mask})
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+    np.testing.assert_allclose(found["weights"], whole.weights(), atol=1e-6)
+    np.testing.assert_array_equal(found["scores"] == -jnp.inf, found["weights"] == 0)
+    assert found["map"].rows_sum_to == whole.rows_sum_to
+    assert np.isfinite(jax.grad(lambda x: cut(x)[0][0].sum())(QUERY)).all()
 
 
 def test_weights_alone_are_a_map():
