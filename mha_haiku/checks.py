@@ -47,7 +47,7 @@ def as_path(value: str | os.PathLike) -> Path:
     """Returns a path, in which `~` stands for the user's home.
 
     Raises:
-      ConfigError: If no file can be there: `~name` is the home of nobody, say.
+      ConfigError: If no file can be there: `~name` names no user, say.
     """
     if "\0" in str(value) or len(str(value)) > _LONGEST_PATH:
         raise ConfigError(

@@ -307,9 +307,9 @@ class _Looker(loop.Observer):
 
 
 def essence(config: ml_collections.ConfigDict) -> list[str]:
-    """Returns what a config differs in from the defaults of its task, but the seed.
+    """Returns the fields of a config that differ from the defaults, but the seed.
 
-    A field that the package gets later changes nothing of it.
+    A field added to the package later does not change it.
     """
     config = _with_seed(config, 0)
     with config.unlocked():

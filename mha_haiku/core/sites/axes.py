@@ -17,7 +17,7 @@ Axis = tuple[int, ...]
 # How many values a walk may pass; between a softmax and its products lie a few.
 FARTHEST = 100
 
-# An axis of the output may be longer or shorter than that of the input.
+# An axis of the output may be longer or shorter than the input's.
 _RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
 _REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     Attributes:
       value: The value.
       axes: Its axes.
-      marks: Axes that the walk must not lose: those of keys, say.
+      marks: Axes that the walk must not lose: the axis of keys, say.
     """
 
     value: flat.Value

@@ -56,8 +56,8 @@ class Equation:
 
     Attributes:
       eqn: The equation.
-      name: That of its primitive.
-      index: Its place in the level, or that of the call.
+      name: The name of its primitive.
+      index: Its place in the level, or the place of the call.
       calls: A number for each call around it, from the outermost.
       inputs: What it reads.
       outputs: What it computes.
@@ -72,7 +72,7 @@ class Equation:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Those of its primitive."""
+        """The parameters of its primitive."""
         return self.eqn.params
 
 
@@ -119,7 +119,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
     """Returns the names of the primitives of a level and of its calls.
 
-    Those of attention that has its own sites are left out.
+    Attention that has its own sites is left out.
     """
     names = set()
     for eqn in jaxpr.eqns:

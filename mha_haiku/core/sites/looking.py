@@ -64,9 +64,9 @@ def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
         name a site change it, in their order.
 
     Returns:
-      A function of the same arguments that gives the changed output. Its gradient is
-      that of the changed function: `jax.grad(edit(f, ...))`; to change what
-      `jax.grad(f)` computes changes the values and leaves the derivatives.
+      A function of the same arguments that gives the changed output. To differentiate
+      the changed function, take `jax.grad(edit(f, ...))`; `edit(jax.grad(f), ...)`
+      changes values and leaves the derivatives as they were.
 
     Raises:
       ValueError: From the returned function, if a pattern names no site, one that can
@@ -98,7 +98,7 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     Args:
       function: As for `look`.
       *args: Its arguments, or `jax.ShapeDtypeStruct`s for arrays.
-      **kwargs: Likewise.
+      **kwargs: Its keyword arguments, in the same form.
     """
     found = Sites()
 

@@ -70,9 +70,9 @@ def run(
 
     Args:
       level: Its stops say what is looked at and changed.
-      consts: Of its jaxpr.
-      args: Likewise.
-      turns: Those of the scans around.
+      consts: The constants of its jaxpr.
+      args: The arguments of its jaxpr.
+      turns: The turn of each scan around, from the outermost.
     """
     jaxpr, seen = level.jaxpr, {}
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
@@ -176,7 +176,7 @@ def _passed(stop, leaves, turns, seen) -> list:
     if params["tree"] == stop.site.params["tree"]:
         return leaves
 
-    # The program goes on with a value of the form that it knows.
+    # The program continues with a value of the form that it knows.
     def fitted(original, *leaves):
         value = jax.tree.unflatten(stop.site.params["tree"], original)
         changed = jax.tree.unflatten(params["tree"], leaves)

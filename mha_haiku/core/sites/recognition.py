@@ -49,7 +49,7 @@ class Site(NamedTuple):
       index: The equation in front of which it stands.
       inputs: The variables of its leaves.
       outputs: The variables that take what it returns.
-      params: Those of a site's equation.
+      params: The parameters of a site's equation.
     """
 
     index: int
@@ -77,7 +77,7 @@ def register(make_map: Callable) -> None:
     """Sets what makes the map of an attention that was recognised.
 
     Args:
-      make_map: From weights `[B..., H, T, S]`, those of `query`, `key` and `value` that
+      make_map: From weights `[B..., H, T, S]`, any of `query`, `key` and `value` that
         are known, by name, and whether rows sum to 1, `are_shares`, to the map.
     """
     global _make_map
@@ -93,7 +93,7 @@ def attentions(jaxpr: core.Jaxpr) -> list[Attention]:
     for product in flat.equations(jaxpr):
         for side in (0, 1) if product.name == "dot_general" else ():
             softmax, sites = _Search(product, side).attention()
-            # The same weights in a second product are those of a derivative.
+            # The same weights in a second product belong to a derivative.
             if sites and softmax not in found:
                 found[softmax] = Attention(jaxpr.eqns[softmax.maker.index], sites)
                 break
@@ -349,7 +349,7 @@ class _Search:
         Args:
           heads: The average, with the size of values marked.
           shared: The factors that weights share with values.
-          free: The other axes of weights, of which one is that of queries.
+          free: The other axes of weights, of which one is the axis of queries.
 
         Returns:
           The factors of heads, in order; () if the size is contracted alone, None if
@@ -478,8 +478,8 @@ class _Search:
             return []
         (queries, query_size), (scored, key_size) = scores.query.marks, scores.key.marks
         keys, size = values.marks
-        # In front of which equation a value stands, and its axes behind those of
-        # batches; None is for those of heads: all that is left.
+        # In front of which equation a value stands, and its axes behind the batch
+        # axes; None stands for the axes of heads: all that is left.
         wanted = {
             "query": (scores.product, scores.query, queries, None, query_size),
             "key": (scores.product, scores.key, scored, None, key_size),

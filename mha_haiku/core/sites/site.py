@@ -56,7 +56,7 @@ def faceted(
       value: Arrays, in any pytree.
       facets: The ways.
       fit: From the value and a changed one of another structure to one of its own, with
-        which the program goes on; None: facets keep the structure.
+        which the program continues; None: facets keep the structure.
     """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
