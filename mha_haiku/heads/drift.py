@@ -106,8 +106,7 @@ class _Compared:
         self._vectors = _vectors(mean_pooled(model))
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        if iter(self._batches) is self._batches:
-            subject.refuse_generator(self._batches)
+        subject.check_batches(self._batches)
         for example in self._batches:
             targets = self._vectors(self._params, example)
             yield example._replace(targets=targets)

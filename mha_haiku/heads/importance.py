@@ -120,7 +120,9 @@ def ablation(of: subject.Subject, *, closing: Closing = zero) -> Importance:
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
     """
-    return _over_batches(of, programs.changes(of.model, of.metric, closing))
+    return _over_batches(
+        of, programs.changes(of.model, metric=of.metric, closing=closing)
+    )
 
 
 @_offered("nats", "slope of the loss by the head's gate")
@@ -139,7 +141,9 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
     _check_slope(of)
-    found = _over_batches(of, programs.slopes(of.model, of.metric, closing))
+    found = _over_batches(
+        of, programs.slopes(of.model, metric=of.metric, closing=closing)
+    )
     _warn_if_flat(found, of, closing)
     return found
 
@@ -160,7 +164,8 @@ def unit_gradient(of: subject.Subject) -> Importance:
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
     _check_slope(of)
-    return _over_batches(of, programs.unit_slopes(of.model, of.metric))
+    found = _over_batches(of, programs.unit_slopes(of.model, metric=of.metric))
+    return found._replace(kinds=())
 
 
 @_offered("nats", "share of what closing all heads costs")
@@ -183,7 +188,9 @@ def attribution(
     """
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
-    return _over_batches(of, programs.shares(of.model, of.metric, closing, points))
+    return _over_batches(
+        of, programs.shares(of.model, metric=of.metric, closing=closing, points=points)
+    )
 
 
 @_offered("weight", "largest weight of a query")
@@ -210,7 +217,7 @@ def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importanc
 
     Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
     """
-    return _over_batches(of, programs.numbers(of.model, name))
+    return _over_batches(of, programs.numbers(of.model, name=name))
 
 
 def closed(
@@ -226,9 +233,9 @@ def closed(
       gates: `[P, L, H]`; entries beyond the heads of a layer are ignored.
       closing: What a closed head passes on.
     """
-    program = programs.metrics(of.model, of.metric, closing)
+    program = programs.metrics(of.model, metric=of.metric, closing=closing)
     gates = jnp.asarray(gates, jnp.float32)
-    metric = subject.over(of.batches, lambda each: program(of.params, gates, each))
+    metric = subject.over(of.batches, lambda each: program(of.params, each, gates))
     return np.concatenate(metric).astype(np.float64)
 
 
@@ -265,10 +272,8 @@ def _check_slope(of: subject.Subject) -> None:
         )
 
 
-def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
-    """Returns the importance from a program of a batch to P arrays `[B, H]`."""
-    batches = subject.over(of.batches, lambda example: measure(of.params, example))
-    per_example = np.concatenate([subject.padded(layers) for layers in batches])
-    kinds = tuple(subject.kinds_of(of.model))
-    is_of_heads = len(kinds) == per_example.shape[1]  # not of units
-    return Importance(per_example, kinds if is_of_heads else ())
+def _over_batches(of: subject.Subject, program: Callable) -> Importance:
+    """Returns the importance from a program of a batch to `[B, P, H]`."""
+    found = subject.over(of.batches, lambda example: program(of.params, example))
+    per_example = np.concatenate(found).astype(np.float64)
+    return Importance(per_example, tuple(subject.kinds_of(of.model)))

@@ -1,6 +1,6 @@
 """Runs of a clean and a corrupted example, and what one changes in the other.
 
-B batch, P attention parts, H heads of a part, N pairs. The two examples of a pair
+B batch, N pairs. The two examples of a pair
 differ in what the model should answer by. `patching` and `paths` share what is here.
 """
 
@@ -14,8 +14,6 @@ import numpy as np
 
 from mha_haiku import display, models, tasks
 from mha_haiku.heads import means, subject
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -75,8 +73,7 @@ def over_pairs(
       ValueError: If batches do not pair.
     """
     for batches in (of.batches, corrupted):
-        if iter(batches) is batches:
-            subject.refuse_generator(batches)
+        subject.check_batches(batches)
     counts = len(list(of.batches)), len(list(corrupted))
     if counts[0] != counts[1]:
         raise ValueError(
@@ -115,14 +112,3 @@ def both(
         lambda example: subject.look(model, params, example, at, strict=False), pair
     )
     return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(2)]
-
-
-def single(head: Array, counts: Sequence[int]) -> list[Array]:
-    """Returns 1 at one head and 0 elsewhere, P arrays `[H]`.
-
-    Args:
-      head: Its index, counted over all parts; may be traced. Any other: all are 0.
-      counts: H of each part.
-    """
-    ends = np.cumsum(counts)[:-1]
-    return jnp.split(jax.nn.one_hot(head, sum(counts)), ends)

@@ -195,5 +195,5 @@ def _one_more_closed(of, gates, heads, closing) -> np.ndarray:
 
 def _existing(of) -> np.ndarray:
     """Returns `[L, H]` booleans, True where the layer has that head."""
-    counts = subject.num_heads(of.model, of.params, next(iter(of.batches)))
-    return np.arange(max(counts))[None] < np.array(counts)[:, None]
+    example = next(iter(of.batches))
+    return subject.exists(subject.num_heads(of.model, of.params, example))

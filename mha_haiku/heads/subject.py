@@ -15,6 +15,7 @@ import numpy as np
 
 from mha_haiku import models, tasks
 from mha_haiku.core import sites
+from mha_haiku.modules import anatomy
 
 Array = jax.Array
 
@@ -55,20 +56,42 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
       TypeError: If the batches can be gone through only once, like a generator.
       ValueError: If there are none.
     """
-    if iter(batches) is batches:
-        refuse_generator(batches)
+    check_batches(batches)
     results = [fetched(function(example)) for example in batches]
     if not results:
         raise ValueError("batches must not be empty.")
     return results
 
 
-def refuse_generator(batches: Any) -> None:
-    """Raises TypeError about batches that can be gone through only once."""
-    raise TypeError(
-        "batches must be a list, or something else that can be gone through again, "
-        f"got {type(batches).__name__}; list(batches) makes one."
-    )
+def check_batches(batches: Iterable[tasks.Example]) -> None:
+    """Raises TypeError if batches can be gone through only once."""
+    if iter(batches) is batches:
+        raise TypeError(
+            "batches must be a list, or something else that can be gone through again, "
+            f"got {type(batches).__name__}; list(batches) makes one."
+        )
+
+
+def compiled(function: Callable) -> Callable:
+    """Returns what makes the program of a function, by model and keywords.
+
+    Programs are kept, so that measuring again, for instance at each evaluation of a
+    training, compiles nothing. Layers that are many and alike are scanned in them.
+
+    Args:
+      function: Of a model, its parameters, a batch and other arrays; and by keyword of
+        what is known when compiling, such as a metric.
+    """
+
+    @functools.lru_cache(maxsize=8)
+    def program(model, **known):
+        @jax.jit
+        def run(params, *given):
+            return function(*compact(model, params), *given, **known)
+
+        return run
+
+    return program
 
 
 def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
@@ -147,9 +170,9 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
     return (model.scanned, models.stacked(params)) if is_deep else (model, params)
 
 
-def is_scanned(own: models.Model, model: models.Model) -> bool:
-    """Returns whether layers are scanned in a model that `compact` made of another."""
-    return own is not model or bool(model.config and model.config.scan_layers)
+def is_scanned(params: Any) -> bool:
+    """Returns whether parameters are those of scanned layers."""
+    return any(anatomy.is_stacked(module) for module in params)
 
 
 def kinds_of(model: models.Model) -> list[str]:
@@ -201,6 +224,11 @@ def tokens(example: tasks.Example, kind: str) -> Array | None:
     return own if is_tokens and kind != "cross" else None
 
 
+def exists(counts: Sequence[int]) -> np.ndarray:
+    """Returns `[P, H]` booleans: where parts of so many heads have one."""
+    return np.arange(max(counts))[None] < np.array(counts)[:, None]
+
+
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
     """Returns the number of heads of each attention part."""
     if model.config is not None:
@@ -237,12 +265,3 @@ def fetched(tree: Any) -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(tree, tiled=True)
-
-
-def padded(layers: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns `[N, L, H]` float64 from L arrays `[N, H]`, NaN where heads are fewer."""
-    widest = max(layer.shape[-1] for layer in layers)
-    result = np.full((len(layers[0]), len(layers), widest), np.nan)
-    for i, layer in enumerate(layers):
-        result[:, i, : layer.shape[-1]] = layer
-    return result
