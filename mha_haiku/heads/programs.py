@@ -100,27 +100,20 @@ class Clean(NamedTuple):
         Returns:
           `[B, P, H, T or 1]`, NaN where there is no such head or position.
         """
-        # Part, head and position of what is ablated; -1 for all positions.
-        rows = [
-            np.array(
-                [
-                    (part, head, position)
-                    for head in range(x.shape[-2])
-                    for position in (range(x.shape[-3]) if per_position else [-1])
-                ],
-                int,
-            ).reshape(-1, 3)
-            for part, x in enumerate(self.heads.values())
-        ]
+        lengths = [x.shape[-3] if per_position else 1 for x in self.heads.values()]
+        exists = self.exists[..., None] & subject.exists(lengths)[:, None]
+        places = np.argwhere(exists)  # part, head and position
+        rows = [places[places[:, 0] == part] for part in range(len(lengths))]
 
         def ablation(row):
             def change(heads, given):
                 part, value = given
                 *_, length, count, _ = heads.shape
-                at = (row[2] < 0) | (jnp.arange(length) == row[2])
                 is_it = (part == row[0]) & (jnp.arange(count) == row[1])
-                gates = 1.0 - (at[:, None] & is_it[None])
-                gates = jnp.broadcast_to(gates, heads.shape[:-1])
+                at = jnp.arange(length) == row[2] if per_position else np.ones(length)
+                gates = jnp.broadcast_to(
+                    1 - at[:, None] * is_it[None], heads.shape[:-1]
+                )
                 return edits.gated(heads, gates, value)
 
             return edits.on_parts(self.heads, [*enumerate(self.values)], change)
@@ -130,7 +123,6 @@ class Clean(NamedTuple):
             begun = self.from_layer(layer, stream)
             return over(lambda row: self.run(begun | ablation(row)), rows, self.example)
 
-        places = np.concatenate(rows)
         # To compile the layers above each of many takes longer than to run them all.
         is_deep = len(rows) > 2 * subject.FEW_LAYERS and not self.is_scanned
         if len(self.streams) == len(rows) and not is_deep:
@@ -138,8 +130,7 @@ class Clean(NamedTuple):
             after = self.each_layer(of_layer, layers)
         else:
             after = over(lambda row: self.run(ablation(row)), places, self.example)
-        shape = (len(self.before), *self.exists.shape, 1 + places[:, 2].max(initial=0))
-        changes = jnp.full(shape, jnp.nan)
+        changes = jnp.full((len(self.before), *exists.shape), jnp.nan)
         return changes.at[:, *places.T].set((after - self.before[None]).T)
 
     def from_layer(self, layer: int | Array, stream: Array) -> edits.Edits:
