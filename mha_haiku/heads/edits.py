@@ -61,13 +61,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
       gates: `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`; or a list of L of them.
       at: The paths of the attentions, of which the first number is the layer.
     """
-
-    def change(values, layer):
-        if isinstance(layer, int):
-            return gated(values, gates[layer])
-        return gated(values, jnp.stack([jnp.asarray(each) for each in gates])[layer])
-
-    return {f"{at}/heads": change}
+    return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
 
 
 def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
