@@ -22,11 +22,7 @@ KINDS = ("q", "k", "v")  # through which a head reads what another has written
 
 
 def ov(weights: HeadWeights) -> np.ndarray:
-    """Returns the OV circuit, `[D, D]`: what a vector that is looked at becomes.
-
-    Args:
-      weights: Of one head; of several, their leading axis stays.
-    """
+    """Returns the OV circuit, `[D, D]`: what a vector that is looked at becomes."""
     return weights.value @ weights.output
 
 
@@ -172,11 +168,7 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     """Returns through which of q, k and v heads of one part read those of another.
 
     Without other heads in between: "" where they do not, as those of a layer below.
-
-    Args:
-      kinds: The kind of each attention part, "" where there is one kind.
-      sender: The index of the part that writes.
-      receiver: The index of the part that reads.
+    `kinds` are those of all parts, "" where there is one kind.
     """
     first, second = kinds[sender], kinds[receiver]
     if first == "encoder" and second == "cross":

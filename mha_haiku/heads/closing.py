@@ -58,10 +58,8 @@ def _sums(model, params, example) -> list[tuple[Array, Array]]:
     """Returns the sum of what heads of each part pass on, and over how many."""
 
     def total(name, values):
-        counted = jnp.ones(values.shape[:2], jnp.float32)
-        _, lengths = subject.queries(example, subject.kind_of(name))
-        if lengths is not None:
-            counted = (jnp.arange(values.shape[1])[None] < lengths[:, None]) * 1.0
+        kind = subject.kind_of(name)
+        counted = 1.0 * subject.valid(values.shape[1], example, kind)
         return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
 
     _, found = subject.look(model, params, example, ["*/heads"])

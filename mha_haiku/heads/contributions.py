@@ -157,14 +157,14 @@ def _contributions(model, params, example, weights, classes):
     at = ["*/heads", "*attention/output", f"{stack}/stream"]
     _, found = subject.look(model, params, example, at)
     end = found[f"{stack}/stream"].astype(jnp.float32)
-    _, lengths = subject.queries(example, stack)
+    valid = subject.valid(end.shape[1], example, stack)
     if config.family == "set_classifier":  # one logit, of each element
         classes = jnp.zeros(example.inputs.shape[:2], int)
 
     def read(x):
         """Returns the logits `[B, T, C]` of what leaves the last layer, or chosen."""
         x = _normed(config, x, weights.ends[0])
-        x = _pooled(config, x, lengths)
+        x = _pooled(config, x, valid)
         for norm in weights.ends[1:]:
             x = _normed(config, x, norm)
         if classes is None:
@@ -199,15 +199,12 @@ def _normed(config, x, norm) -> Array:
     return x * factor * _last(norm.scale, x) + _last(norm.offset, x)
 
 
-def _pooled(config, x, lengths) -> Array:
+def _pooled(config, x, valid) -> Array:
     """Returns `[B, ...]` of `[B, T, ...]`, or x itself without pooling."""
     if config.output.pool == "first":
         return x[:, 0]
     if config.output.pool is None:
         return x
-    valid = jnp.ones(x.shape[:2], bool)
-    if lengths is not None:
-        valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
     share = valid / jnp.maximum(valid.sum(1, keepdims=True), 1)
     return jnp.einsum("bt,bt...->b...", share, x)
 

@@ -175,13 +175,7 @@ class Norm(NamedTuple):
 
 
 def norm_of(config: Any, params: Any, module: str) -> Norm:
-    """Returns a norm of a model.
-
-    Args:
-      config: `config.model`.
-      params: The parameters.
-      module: See `leaves_of`.
-    """
+    """Returns a norm of a model; see `leaves_of`."""
     size = config.model_size
     own = {"scale": np.ones(size), "offset": np.zeros(size)}
     own |= leaves_of(params, module)
@@ -220,11 +214,7 @@ def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
 
 
 def config_of(model: models.Model) -> Any:
-    """Returns the config of a model.
-
-    Raises:
-      ValueError: If it has none.
-    """
+    """Returns the config of a model, and raises ValueError if it has none."""
     if model.config is None:
         raise ValueError(
             "model must be one that models.build or interop.load made, whose "

@@ -1,7 +1,7 @@
 """Runs of a clean and a corrupted example, and what one changes in the other.
 
-B batch, N pairs. The two examples of a pair
-differ in what the model should answer by. `patching` and `paths` share what is here.
+B batch, N pairs. The two examples of a pair differ in what the model should answer by.
+`patching` and `paths` share what is here.
 """
 
 import dataclasses

@@ -65,7 +65,7 @@ class Clean(NamedTuple):
             return metric(edited.logits, example)
 
         before, values = metric(output.logits, example), closing([*heads.values()])
-        is_scanned = subject.is_scanned(params)
+        is_scanned = subject.is_scanned(model, params)
         return cls(example, run, before, heads, values, streams, is_scanned)
 
     @property

@@ -95,13 +95,7 @@ def compiled(function: Callable) -> Callable:
 
 
 def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
-    """Returns the model's `Output` on a batch, without dropout.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      example: The batch.
-    """
+    """Returns the model's `Output` on a batch, without dropout."""
     given = example.model_inputs()
     inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
     return model.apply(params, None, inputs, **given, is_training=False)
@@ -159,10 +153,6 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
 
     A model of many layers that are alike becomes the one that scans them: one layer is
     compiled for all. For programs, which call it once: parameters are copied.
-
-    Args:
-      model: The model.
-      params: Its parameters.
     """
     if model.scanned is None:
         return model, params
@@ -170,9 +160,9 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
     return (model.scanned, models.stacked(params)) if is_deep else (model, params)
 
 
-def is_scanned(params: Any) -> bool:
+def is_scanned(model: models.Model, params: Any) -> bool:
     """Returns whether parameters are those of scanned layers."""
-    return any(anatomy.is_stacked(module) for module in params)
+    return model.config is not None and any(map(anatomy.is_stacked, params))
 
 
 def kinds_of(model: models.Model) -> list[str]:
@@ -197,12 +187,7 @@ def label(kinds: Sequence[str], layer: int) -> str:
 def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
     """Returns what stands at the queries of maps of a kind, and how many are valid.
 
-    Args:
-      example: The batch.
-      kind: As `kind_of` gives it.
-
-    Returns:
-      Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
+    They are tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
     """
     if kind in ("decoder", "cross"):
         return example.decoder_inputs, example.decoder_lengths
@@ -212,16 +197,19 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
 def tokens(example: tasks.Example, kind: str) -> Array | None:
     """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
 
-    Args:
-      example: The batch.
-      kind: As `kind_of` gives it.
-
-    Returns:
-      None where there are features, or where queries and keys are of different texts.
+    None where there are features, or where queries and keys are of different texts.
     """
     own, _ = queries(example, kind)
     is_tokens = jnp.issubdtype(own.dtype, jnp.integer)
     return own if is_tokens and kind != "cross" else None
+
+
+def valid(size: int, example: tasks.Example, kind: str) -> Array:
+    """Returns which of so many queries of maps of a kind are valid, `[B, T]`."""
+    _, lengths = queries(example, kind)
+    if lengths is None:
+        return jnp.ones((len(example.inputs), size), bool)
+    return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
 
 
 def exists(counts: Sequence[int]) -> np.ndarray:
