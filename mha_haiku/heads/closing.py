@@ -39,10 +39,7 @@ def resample(heads: Sequence[Array]) -> list[Array]:
 def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
     """Returns the closing where heads pass on their mean over data and positions.
 
-    Args:
-      model: The model.
-      params: Its parameters.
-      batches: The data; padding positions are left out of the mean.
+    Padding positions are left out of the mean.
 
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """

@@ -74,16 +74,16 @@ def over_pairs(
     """
     for batches in (of.batches, corrupted):
         subject.check_batches(batches)
-    counts = len(list(of.batches)), len(list(corrupted))
-    if counts[0] != counts[1]:
+    cleans, others = list(of.batches), list(corrupted)
+    if len(cleans) != len(others):
         raise ValueError(
-            f"corrupted must have as many batches as the clean examples, {counts[0]}, "
-            f"got {counts[1]}."
+            "corrupted must have as many batches as the clean examples, "
+            f"{len(cleans)}, got {len(others)}."
         )
     # A metric reads the clean targets alone, which may be other than tokens: vectors.
     pairs = [
         (clean, other._replace(targets=clean.targets, weights=clean.weights))
-        for clean, other in zip(of.batches, corrupted, strict=True)
+        for clean, other in zip(cleans, others, strict=True)
     ]
     for clean, other in pairs:
         shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]

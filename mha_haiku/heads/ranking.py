@@ -90,14 +90,9 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def pairs(of: subject.Subject, *, closing: Closing = zero) -> np.ndarray:
-    """Returns the mean change of the metric when two heads are closed.
+    """Returns the mean change of the metric when two heads are ablated.
 
-    Args:
-      of: What is measured.
-      closing: What closed heads pass on.
-
-    Returns:
-      `[L, H, L, H]` float64, symmetric; on the diagonal one head is closed.
+    It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
     """
     exists = _existing(of)
     heads = np.argwhere(exists)

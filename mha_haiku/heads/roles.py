@@ -226,15 +226,7 @@ def _sums(attention_map, kind, example, separators, aligned):
 
 
 def _repeated(tokens, counted) -> Array:
-    """Returns the share of the counted queries whose token has occurred before.
-
-    Args:
-      tokens: `[B, T]`.
-      counted: `[B, T]` booleans.
-
-    Returns:
-      `[B]` in [0, 1].
-    """
+    """Returns the share `[B]` of counted queries whose token has occurred before."""
     # A stable sort puts equal tokens side by side, in the order of their positions: all
     # but the first of each group have occurred before.
     order = jnp.argsort(tokens, axis=-1, stable=True)
@@ -245,15 +237,9 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Returns the correlations of queries that see with the places of their keys.
+    """Returns correlations `[B, H]` of the places of queries and of their keys.
 
-    Args:
-      rows: `[1, 1, T]`, the queries' places.
-      places: `[B, H, T]`, those of the keys with their largest weights.
-      seen: `[B, H, T]` booleans: the queries that count.
-
-    Returns:
-      `[B, H]` in [-1, 1]; 0 where all keys or all queries are at one place.
+    Of those queries that are seen; 0 where all keys or all queries are at one place.
     """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
     x, y = (

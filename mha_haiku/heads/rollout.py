@@ -204,18 +204,12 @@ def _mixed(attention_map, sizes, residual, columns) -> Array:
 def _by_sizes(attention_map, weights, residual, columns) -> Array:
     """Returns what `_mixed` does, for the norms of what weights move."""
     values = layer_chain.values_of(attention_map)
-    upper = None if weights is None else _upper(weights, values)
-    gates = attention_map.gates
+    upper, gates = _upper(weights, values), attention_map.gates
     if gates is not None and gates.shape[-1] > 1:  # another norm for each query
-        if upper is None:
-            upper = jnp.broadcast_to(
-                jnp.eye(values.shape[-1]), (*values.shape[-2:], values.shape[-1])
-            )
         parts = jnp.einsum("...shv,huv->...shvu", values, upper)
     else:
-        if upper is not None:
-            values = jnp.einsum("...shv,huv->...shu", values, upper)
-        sizes = jnp.linalg.norm(values, axis=-1)
+        written = jnp.einsum("...shv,huv->...shu", values, upper)
+        sizes = jnp.linalg.norm(written, axis=-1)
         if gates is None:
             return _mixed(attention_map, sizes, residual, columns)
         parts = sizes[..., None, None]
@@ -249,8 +243,11 @@ def _by_gradients(attention_map, gradient, columns) -> Array:
 def _upper(weights, values):
     """Returns U `[H, V, V]` or smaller, with `|v W| = |U v|`: V numbers instead of D.
 
-    W^T = Q U with orthonormal columns in Q.
+    W^T = Q U with orthonormal columns in Q. Without weights U is the identity.
     """
+    if weights is None:
+        *_, num_heads, size = values.shape
+        return jnp.broadcast_to(jnp.eye(size), (num_heads, size, size))
     shape, wanted = jnp.shape(weights), values.shape[-2:]
     if len(shape) != 3 or shape[:2] != wanted:
         raise ValueError(
