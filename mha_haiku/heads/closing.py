@@ -16,16 +16,16 @@ from mha_haiku.heads import subject
 Array = jax.Array
 
 # From the heads' outputs with no head ablated, P arrays `[B, T, H, V]`, to the ablation
-# values of each part: a number, `[H, V]` or `[B, T, H, V]`.
-Closing = Callable[[Sequence[Array]], list[Array]]
+# values of each part: `[H, V]` or `[B, T, H, V]`, or None for zeros.
+Closing = Callable[[Sequence[Array]], list[Array | None]]
 
 
-def zero(heads: Sequence[Array]) -> list[float]:
+def zero(heads: Sequence[Array]) -> list[None]:
     """Ablated heads pass on zeros.
 
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
-    return [0.0 for _ in heads]
+    return [None for _ in heads]
 
 
 def resample(heads: Sequence[Array]) -> list[Array]:

@@ -42,7 +42,7 @@ class Clean(NamedTuple):
     run: Callable[[edits.Edits], Array]
     before: Array
     heads: dict[str, Array]
-    values: list[Array]
+    values: list[Array | None]
     streams: dict[str, Array]
     is_scanned: bool
 
@@ -103,14 +103,17 @@ class Clean(NamedTuple):
         lengths = [x.shape[-3] if per_position else 1 for x in self.heads.values()]
         exists = self.exists[..., None] & subject.exists(lengths)[:, None]
         places = np.argwhere(exists)  # part, head and position
-        rows = [places[places[:, 0] == part] for part in range(len(lengths))]
+        rows = [places[places[:, 0] == part, 1:] for part in range(len(lengths))]
 
-        def ablation(row):
+        def ablation(at_part, head, position):
             def change(heads, given):
                 part, value = given
+                is_part = part == at_part
+                if is_part is False:  # as is known of layers that are not scanned
+                    return heads
                 *_, length, count, _ = heads.shape
-                is_it = (part == row[0]) & (jnp.arange(count) == row[1])
-                at = jnp.arange(length) == row[2] if per_position else np.ones(length)
+                is_it = is_part & (jnp.arange(count) == head)
+                at = jnp.arange(length) == position if per_position else np.ones(length)
                 gates = jnp.broadcast_to(
                     1 - at[:, None] * is_it[None], heads.shape[:-1]
                 )
@@ -121,7 +124,8 @@ class Clean(NamedTuple):
         def of_layer(layer, given):
             rows, stream = given
             begun = self.from_layer(layer, stream)
-            return over(lambda row: self.run(begun | ablation(row)), rows, self.example)
+            run = lambda row: self.run(begun | ablation(layer, *row))  # noqa: E731
+            return over(run, rows, self.example)
 
         # To compile the layers above each of many takes longer than to run them all.
         is_deep = len(rows) > 2 * subject.FEW_LAYERS and not self.is_scanned
@@ -129,7 +133,8 @@ class Clean(NamedTuple):
             layers = [*zip(rows, self.streams.values(), strict=True)]
             after = self.each_layer(of_layer, layers)
         else:
-            after = over(lambda row: self.run(ablation(row)), places, self.example)
+            run = lambda place: self.run(ablation(*place))  # noqa: E731
+            after = over(run, places, self.example)
         changes = jnp.full((len(self.before), *exists.shape), jnp.nan)
         return changes.at[:, *places.T].set((after - self.before[None]).T)
 
