@@ -23,6 +23,8 @@ Array = jax.Array
 _POSITIONS_AT_ONCE = {"cpu": 2**10}
 _POSITIONS_ON_ACCELERATORS = 2**16
 
+AT = ("*/heads", "layer_*/stream")  # what a clean run looks at
+
 
 class Clean(NamedTuple):
     """A run without edits, and what edits of its heads do to the metric.
@@ -157,9 +159,6 @@ class Clean(NamedTuple):
         indices = jnp.arange(len(self.streams))
         found = jax.lax.map(lambda each: function(*each), (indices, layers))
         return found.reshape(-1, found.shape[-1])
-
-
-AT = ("*/heads", "layer_*/stream")
 
 
 @subject.compiled
