@@ -330,6 +330,31 @@ def test_layers_below_run_once_even_where_heads_run_one_by_one(
     assert [runs.count(i) for i in range(L)] == [2 + 1 + i for i in range(L)]
 
 
+def test_parameters_of_a_function_may_be_any_tree():
+    """And the layers of a site are those of its name, wherever they begin."""
+    params = [np.float32(np.eye(NUM_TOKENS)), np.float32(np.ones((2, NUM_TOKENS)))]
+
+    def forward(params, inputs):
+        x = params[0][inputs]
+        for i in (3, 5):
+            with jax.named_scope(f"block_{i}"):
+                weights = jax.nn.softmax(jax.numpy.einsum("btd,bsd->bts", x, x))
+                x = x + (i - 2) * jax.numpy.einsum("bts,bsd->btd", weights, x)
+        return x
+
+    def first(logits, batch):
+        return logits[:, 0, 0]
+
+    of = heads.Subject(models.of_function(forward), first, params, [example()])
+    found, both = heads.ablation(of), heads.closed(of, np.ones((1, 2, 1)))
+    wanted = []
+    for name in ("block_3/heads", "block_5/heads"):
+        run = sites.edit(forward, {name: lambda x: 0 * x})
+        wanted.append(first(run(params, example().inputs), None) - both[:, 0])
+    assert np.abs(wanted).max() > 1e-3
+    np.testing.assert_allclose(found.per_example[..., 0].T, wanted, atol=1e-6)
+
+
 def test_layer_normalized_means_have_norm_one(subject):
     found = heads.gradient(subject).layer_normalized()
     np.testing.assert_allclose((found.mean**2).sum(-1), np.ones(L), rtol=1e-6)
