@@ -103,14 +103,8 @@ def weights(
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
     """Returns what tokens put into the residual stream, `[N, D]` float64.
 
-    Without positions, segments and a norm of embeddings.
-
-    Args:
-      model: As `models.build` or `interop.load` makes it.
-      params: Its parameters.
-
-    Raises:
-      ValueError: If the model's inputs are no tokens.
+    Without positions, segments and a norm of embeddings. ValueError if the model's
+    inputs are no tokens.
     """
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:

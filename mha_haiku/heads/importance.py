@@ -201,10 +201,7 @@ def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importanc
 
 
 def closed(
-    of: subject.Subject,
-    gates: np.ndarray,
-    *,
-    closing: Closing = zero,
+    of: subject.Subject, gates: np.ndarray, *, closing: Closing = zero
 ) -> np.ndarray:
     """Returns the metric of each example under each pattern of gates, `[N, P]`.
 

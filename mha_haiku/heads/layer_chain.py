@@ -95,11 +95,7 @@ def mixed(
 
 
 def values_of(attention_map: attention.AttentionMap) -> Array:
-    """Returns the values that each head reads, `[B..., S, H, V]`.
-
-    Raises:
-      ValueError: If the map has none.
-    """
+    """Returns the values that each head reads, `[B..., S, H, V]`."""
     if attention_map.value is None:
         raise ValueError(
             "maps must have values, as those of attend do; got one with value=None."

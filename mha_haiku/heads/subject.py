@@ -173,12 +173,7 @@ def kinds_of(model: models.Model) -> list[str]:
 
 
 def label(kinds: Sequence[str], layer: int) -> str:
-    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3".
-
-    Args:
-      kinds: The kind of each layer; (): there is one kind.
-      layer: Its index.
-    """
+    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3"."""
     if not kinds:
         return f"layer {layer}"
     return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
