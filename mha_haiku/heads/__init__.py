@@ -17,7 +17,6 @@ from mha_haiku.heads.closing import Closing
 from mha_haiku.heads.contributions import Contributions, logit_attribution, logit_lens
 from mha_haiku.heads.drift import drift_subject, mean_pooled
 from mha_haiku.heads.flow import flow
-from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
 from mha_haiku.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -49,7 +48,12 @@ from mha_haiku.heads.ranking import (
     rank_intervals,
 )
 from mha_haiku.heads.roles import MIXED, ROLES, SCORES, Roles, role_of, roles
-from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
+from mha_haiku.heads.rollout import (
+    gradient_rollout,
+    output_gradients,
+    rollout,
+    value_rollout,
+)
 from mha_haiku.heads.subject import Metric, Subject
 
 __all__ = [
@@ -103,7 +107,6 @@ __all__ = [
     "role_of",
     "roles",
     "rollout",
-    "rollout_dense",
     "scaled",
     "statistic",
     "token_embedding",

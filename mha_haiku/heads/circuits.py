@@ -21,42 +21,32 @@ from mha_haiku.heads.head_weights import HeadWeights
 KINDS = ("q", "k", "v")  # through which a head reads what another has written
 
 
-def qk(weights: HeadWeights) -> np.ndarray:
-    """Returns the QK circuit, `[D, D]`: the score of any two vectors, but for biases.
-
-    Args:
-      weights: Of one head; of several, their leading axis stays.
-    """
-    return weights.query @ _transposed(weights.key)
-
-
 def ov(weights: HeadWeights) -> np.ndarray:
-    """Returns the OV circuit, `[D, D]`: what a vector that is looked at becomes.
-
-    Args:
-      weights: Of one head; of several, their leading axis stays.
-    """
+    """Returns the OV circuit, `[D, D]`: what a vector that is looked at becomes."""
     return weights.value @ weights.output
 
 
-def copying_eigenvalues(
+def copying_score(
     weights: HeadWeights,
     embedding: np.ndarray | None = None,
     unembedding: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns the V eigenvalues of the OV circuit, complex; its rank makes others 0.
+    """Returns the sum of the OV circuit's eigenvalues over the sum of their sizes.
 
-    With both ends it is the circuit from tokens to logits, `embedding OV unembedding`
-    `[N, C]`: a positive eigenvalue is a direction of tokens that makes the same tokens
-    likelier.
+    In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
+    0 for random weights. With both ends it is the circuit from tokens to logits,
+    `embedding OV unembedding` `[N, C]`: a positive eigenvalue is a direction of tokens
+    that makes the same tokens likelier.
 
     Args:
-      weights: Of one head; of several, their leading axis stays.
+      weights: Of one head; of several, the result has their leading axis.
       embedding: `[N, D]`, such as `token_embedding` gives; None: no end.
       unembedding: `[D, C]`, such as `unembedding` gives; C is N.
 
     Raises:
       ValueError: If one end is given, or tokens and classes are not the same.
+
+    Source: Elhage et al. 2021, "Detecting copying behavior".
     """
     if (embedding is None) != (unembedding is None):
         raise ValueError("embedding and unembedding must be given both, or neither.")
@@ -68,28 +58,8 @@ def copying_eigenvalues(
                 f"got shapes {embedding.shape} and {unembedding.shape}."
             )
         inner = unembedding @ embedding
-    # Those of A B are those of B A: V x V in place of N x N.
-    return np.linalg.eigvals(weights.output @ inner @ weights.value)
-
-
-def copying_score(
-    weights: HeadWeights,
-    embedding: np.ndarray | None = None,
-    unembedding: np.ndarray | None = None,
-) -> np.ndarray:
-    """Returns the sum of the OV circuit's eigenvalues over the sum of their sizes.
-
-    In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
-    0 for random weights.
-
-    Args:
-      weights: Of one head; of several, the result has their leading axis.
-      embedding: As in `copying_eigenvalues`.
-      unembedding: Likewise.
-
-    Source: Elhage et al. 2021, "Detecting copying behavior".
-    """
-    return _positivity(copying_eigenvalues(weights, embedding, unembedding))
+    # Eigenvalues of A B are those of B A, V x V in place of N x N; others are 0.
+    return _positivity(weights.output @ inner @ weights.value)
 
 
 def matching_score(
@@ -117,9 +87,7 @@ def matching_score(
     if earlier is not None:  # keys are tokens, through OV of the earlier head
         inner = _transposed(ov(earlier)) @ inner
     # E Q K^T (E OV)^T, and K^T OV^T E^T E Q of the same eigenvalues.
-    return _positivity(
-        np.linalg.eigvals(_transposed(weights.key) @ inner @ weights.query)
-    )
+    return _positivity(_transposed(weights.key) @ inner @ weights.query)
 
 
 def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
@@ -200,11 +168,7 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     """Returns through which of q, k and v heads of one part read those of another.
 
     Without other heads in between: "" where they do not, as those of a layer below.
-
-    Args:
-      kinds: The kind of each attention part, "" where there is one kind.
-      sender: The index of the part that writes.
-      receiver: The index of the part that reads.
+    `kinds` are those of all parts, "" where there is one kind.
     """
     first, second = kinds[sender], kinds[receiver]
     if first == "encoder" and second == "cross":
@@ -221,7 +185,8 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     return "q" if second == "cross" else "qkv"
 
 
-def _positivity(values: np.ndarray) -> np.ndarray:
+def _positivity(matrix: np.ndarray) -> np.ndarray:
+    values = np.linalg.eigvals(matrix)
     sizes = np.abs(values).sum(-1)
     return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
 

@@ -16,16 +16,16 @@ from mha_haiku.heads import subject
 Array = jax.Array
 
 # From the heads' outputs with no head ablated, P arrays `[B, T, H, V]`, to the ablation
-# values of each part, `[H, V]` or `[B, T, H, V]`, or None for zeros.
-Closing = Callable[[Sequence[Array]], list[Array] | None]
+# values of each part: `[H, V]` or `[B, T, H, V]`, or None for zeros.
+Closing = Callable[[Sequence[Array]], list[Array | None]]
 
 
-def zero(heads: Sequence[Array]) -> None:
+def zero(heads: Sequence[Array]) -> list[None]:
     """Ablated heads pass on zeros.
 
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
-    del heads
+    return [None for _ in heads]
 
 
 def resample(heads: Sequence[Array]) -> list[Array]:
@@ -39,32 +39,25 @@ def resample(heads: Sequence[Array]) -> list[Array]:
 def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
     """Returns the closing where heads pass on their mean over data and positions.
 
-    Args:
-      model: The model.
-      params: Its parameters.
-      batches: The data; padding positions are left out of the mean.
+    Padding positions are left out of the mean.
 
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """
-
-    @jax.jit
-    def sums(params, example):
-        model_and_params = subject.compact(model, params)
-        _, found = subject.look(*model_and_params, example, ["*/heads"])
-
-        def total(name, values):
-            batch_size, length, *_ = values.shape
-            counted = jnp.ones((batch_size, length), jnp.float32)
-            _, lengths = subject.queries(example, subject.kind_of(name))
-            if lengths is not None:
-                counted = (jnp.arange(length)[None] < lengths[:, None]) * 1.0
-            return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
-
-        return [total(name, values) for name, values in found.items()]
-
-    batch_sums = subject.over(batches, lambda example: sums(params, example))
-    layers = functools.reduce(
-        lambda total, each: jax.tree.map(jnp.add, total, each), batch_sums
-    )
-    means = [total / count for total, count in layers]
+    program = _sums(model)
+    sums = subject.over(batches, lambda example: program(params, example))
+    totals = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), sums)
+    means = [total / count for total, count in totals]
     return lambda heads: means
+
+
+@subject.compiled
+def _sums(model, params, example) -> list[tuple[Array, Array]]:
+    """Returns the sum of what heads of each part pass on, and over how many."""
+
+    def total(name, values):
+        kind = subject.kind_of(name)
+        counted = 1.0 * subject.valid(values.shape[1], example, kind)
+        return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
+
+    _, found = subject.look(model, params, example, ["*/heads"])
+    return [total(name, values) for name, values in found.items()]

@@ -74,9 +74,8 @@ def logit_attribution(
             f"attention.residual = {config.attention.residual} and "
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
-    weights = _weights(model, params)
-    found = _contributions(model)(params, weights, example, classes)
-    return subject.fetched(found)
+    program, weights = _contributions(model), _weights(config, params, model)
+    return subject.fetched(program(params, example, weights, classes))
 
 
 def logit_lens(
@@ -110,170 +109,102 @@ def logit_lens(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    return subject.fetched(_lens(model, of)(params, example))
+    return subject.fetched(_lens(model, of=of)(params, example))
 
 
-@functools.lru_cache(maxsize=8)
-def _lens(model, of) -> Callable:
-    @jax.jit
-    def program(params, example):
-        own, params = subject.compact(model, params)
-        _, streams = subject.look(own, params, example, ["stream"])
-        last = next(reversed(streams))
+@subject.compiled
+def _lens(model, params, example, *, of):
+    _, streams = subject.look(model, params, example, ["stream"])
+    last = next(reversed(streams))
 
-        def read(stream):
-            output = subject.run_edited(own, params, example, {last: lambda _: stream})
-            return output.logits if of is None else of(output.logits, example)
+    def read(stream):
+        output = subject.run_edited(model, params, example, {last: lambda _: stream})
+        return output.logits if of is None else of(output.logits, example)
 
-        return jax.lax.map(read, jnp.stack(list(streams.values())))
-
-    return program
+    return jax.lax.map(read, jnp.stack(list(streams.values())))
 
 
 class _Weights(NamedTuple):
-    """What is read of the parameters, on the host: see `_weights`."""
+    """What is read of the parameters, on the host."""
 
     outputs: list  # of each part [H, V, D]
-    biases: list  # of each part's last map [D]
-    after: list  # scales of the norms behind the parts, or None
-    ends: list  # scales and offsets of the norms before the logits
+    after: list  # the norms behind the parts
+    ends: list  # the norms before the logits
     unembedding: Array  # [D, C]
     bias: Array  # [C]
 
 
-def _weights(model, params) -> _Weights:
-    config, float32 = head_weights.config_of(model), np.float32
-    outputs, biases, after = [], [], []
-    for part, place in enumerate(models.heads_of_layers(config)):
-        leaves = head_weights.part_leaves(config, params, part)
-        outputs.append(None)
-        if place.names:
-            w = leaves["linear/w"]
-            outputs[-1] = float32(w.reshape(len(place.names), -1, w.shape[-1]))
-        biases.append(float32(leaves.get("linear/b", np.zeros(config.model_size))))
-        norm = None
-        if config.norm.position == "both":
-            norm = float32(
-                head_weights.layer_norm_of(config, params, part, "_after").scale
-            )
-        after.append(norm)
-    ends = [
-        (float32(norm.scale), float32(norm.offset))
-        for norm in head_weights.end_norms(config, params)
-    ]
-    matrix = float32(head_weights.unembedding(model, params))
-    bias = params.get("logits", {}).get("b", np.zeros(matrix.shape[1], float32))
-    return _Weights(outputs, biases, after, ends, matrix, float32(bias))
+def _weights(config, params, model) -> _Weights:
+    outputs, after = [], []
+    for place in models.heads_of_layers(config):
+        w = head_weights.leaves_of(params, f"{place.path}/linear").get("w")
+        outputs.append(
+            w.reshape(len(place.names), -1, w.shape[-1]) if place.names else None
+        )
+        name = f"{head_weights.norm_name(place)}_after"
+        after.append(head_weights.norm_of(config, params, name))
+    ends = head_weights.end_norms(config, params)
+    matrix = head_weights.unembedding(model, params)
+    bias = params.get("logits", {}).get("b", np.zeros(matrix.shape[1]))
+    weights = _Weights(outputs, after, ends, matrix, bias)
+    return jax.tree.map(np.float32, weights)
 
 
-@functools.lru_cache(maxsize=8)
-def _contributions(model) -> Callable:
+@subject.compiled
+def _contributions(model, params, example, weights, classes):
     config = model.config
-    places = models.heads_of_layers(config)
+    stack = "decoder" if config.family == "encoder_decoder" else "encoder"
+    at = ["*/heads", "*attention/output", f"{stack}/stream"]
+    _, found = subject.look(model, params, example, at)
+    end = found[f"{stack}/stream"].astype(jnp.float32)
+    valid = subject.valid(end.shape[1], example, stack)
+    if config.family == "set_classifier":  # one logit, of each element
+        classes = jnp.zeros(example.inputs.shape[:2], int)
 
-    @jax.jit
-    def program(params, weights, example, classes):
-        stack = "decoder" if config.family == "encoder_decoder" else "encoder"
-        own_and_params = subject.compact(model, params)
-        at = ["*/heads", f"{stack}/stream"]
-        _, found = subject.look(*own_and_params, example, at)
-        last = found.pop(f"{stack}/stream")
-        outputs = list(found.values())
-        end, read = _ends(config, weights, last, example)
-        if config.family == "set_classifier":  # one logit, of each element
-            classes = jnp.zeros(example.inputs.shape[:2], int)
-        heads, rest = [], end
-        for part, place in enumerate(places):
-            if place.kind == "encoder" or not place.names:
-                z = jnp.zeros((*end.shape[:-1], len(place.names), end.shape[-1]))
-            else:
-                z = read(_written(config, weights, part, outputs[part]))
-            rest = rest - z.sum(-2)
-            heads.append(_logits(weights, z, classes))
-        rest = _logits(weights, rest[..., None, :], classes)
+    def read(x):
+        """Returns the logits `[B, T, C]` of what leaves the last layer, or chosen."""
+        x = _normed(config, x, weights.ends[0])
+        x = _pooled(config, x, valid)
+        for norm in weights.ends[1:]:
+            x = _normed(config, x, norm)
         if classes is None:
-            rest = rest[..., 0, :]
-            rest = rest + _last(weights.bias, rest)
-        else:
-            rest = rest[..., 0] + weights.bias[classes]
-        return Contributions(tuple(heads), rest)
+            return x @ weights.unembedding + _last(weights.bias, x)
+        chosen = weights.unembedding.T[classes]
+        return jnp.einsum("...d,...d->...", x, chosen) + weights.bias[classes]
 
-    return program
-
-
-def _ends(config, weights, last, example):
-    """Returns what logits read `[B, T, D]`, and how they read parts of the stream.
-
-    The latter is a function of `[B, T, X, D]` to `[B, T, X, D]`, without T where
-    positions are pooled.
-    """
-    decoder_or_own = "decoder" if config.family == "encoder_decoder" else ""
-    _, lengths = subject.queries(example, decoder_or_own)
-    x, steps = last.astype(jnp.float32), []
-    for i, (scale, offset) in enumerate(weights.ends):
-        if i == 1:
-            x, steps = _pooled(config, x, lengths), [*steps, None]
-        steps.append((_factor(config, x), scale))
-        x = _held(config, x, *steps[-1])
-        x = x + _last(offset, x)
-    if len(weights.ends) < 2:
-        x, steps = _pooled(config, x, lengths), [*steps, None]
-
-    def read(parts):
-        for step in steps:
-            if step is None:
-                parts = _pooled(config, parts, lengths)
-            else:
-                parts = _held(config, parts, step[0][..., None, :], step[1])
-        return parts
-
-    return x, read
+    # Factors of norms are held, so that what the parts of a sum add is linear.
+    logits, read = jax.linearize(read, end)
+    heads_axis, heads = -2 if classes is None else -1, []
+    for part, place in enumerate(models.heads_of_layers(config)):
+        z = jnp.zeros((*end.shape[:-1], len(place.names), end.shape[-1]))
+        if place.names and place.kind != "encoder":
+            values = found[f"{place.path}/heads"].astype(jnp.float32)
+            z = jnp.einsum("bthv,hvd->bthd", values, weights.outputs[part])
+            written = found[f"{place.path}/output"].astype(jnp.float32)
+            after = functools.partial(_normed, config, norm=weights.after[part])
+            if config.norm.position == "both":
+                z = jax.vmap(jax.linearize(after, written)[1], -2, -2)(z)
+        heads.append(jax.vmap(read, -2, heads_axis)(z))
+    rest = logits - sum(each.sum(heads_axis) for each in heads)
+    return Contributions(tuple(heads), rest)
 
 
-def _written(config, weights, part, heads) -> Array:
-    """Returns what the heads of a part add to the stream, `[B, T, H, D]`."""
-    z = heads.astype(jnp.float32)
-    z = jnp.einsum("bthv,hvd->bthd", z, weights.outputs[part])
-    if weights.after[part] is None:
-        return z
-    total = z.sum(-2, keepdims=True) + _last(weights.biases[part], z)
-    return _held(config, z, _factor(config, total), weights.after[part])
-
-
-def _logits(weights, x, classes) -> Array:
-    """Returns `[..., X, C]` of `[..., X, D]`; `[..., X]` of chosen classes `[...]`."""
-    if classes is None:
-        return x @ weights.unembedding
-    return jnp.einsum("...xd,...d->...x", x, weights.unembedding.T[classes])
-
-
-def _factor(config, x) -> Array:
-    """Returns what the norm of `[..., D]` multiplies it by, `[..., 1]`."""
+def _normed(config, x, norm) -> Array:
+    """Returns `[..., D]` through a norm, whose factor counts as a constant."""
     if config.norm.kind == "none":
-        return jnp.ones((*x.shape[:-1], 1), x.dtype)
-    size = jnp.square(_centered(config, x)).mean(-1, keepdims=True)
-    return jax.lax.rsqrt(size + config.norm.epsilon)
+        return x
+    x = x - norm.is_centered * x.mean(-1, keepdims=True)
+    size = jnp.square(x).mean(-1, keepdims=True)
+    factor = jax.lax.stop_gradient(jax.lax.rsqrt(size + config.norm.epsilon))
+    return x * factor * _last(norm.scale, x) + _last(norm.offset, x)
 
 
-def _held(config, x, factor, scale) -> Array:
-    """Returns `[..., D]` through a norm of a given factor, without its offset."""
-    return _centered(config, x) * factor * _last(scale, x)
-
-
-def _centered(config, x) -> Array:
-    is_centered = config.norm.kind == "layer_norm"
-    return x - x.mean(-1, keepdims=True) if is_centered else x
-
-
-def _pooled(config, x, lengths) -> Array:
+def _pooled(config, x, valid) -> Array:
     """Returns `[B, ...]` of `[B, T, ...]`, or x itself without pooling."""
     if config.output.pool == "first":
         return x[:, 0]
     if config.output.pool is None:
         return x
-    valid = jnp.ones(x.shape[:2], bool)
-    if lengths is not None:
-        valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
     share = valid / jnp.maximum(valid.sum(1, keepdims=True), 1)
     return jnp.einsum("bt,bt...->b...", share, x)
 

@@ -47,10 +47,7 @@ def mean_pooled(model: models.Model) -> models.Model:
     """Returns the model with vectors `[B, D]` in place of logits.
 
     A vector is the mean of an example's outputs over its valid positions; of an
-    encoder-decoder those of the decoder.
-
-    Args:
-      model: The model; its `Output` must have `output`.
+    encoder-decoder those of the decoder. The model's `Output` must have `output`.
     """
 
     def apply(params, rng, inputs, *, lengths=None, **options):
@@ -59,22 +56,14 @@ def mean_pooled(model: models.Model) -> models.Model:
             lengths = options.get("decoder_lengths")
         return output._replace(logits=_means(output.output, lengths))
 
-    scanned = getattr(model, "scanned", None)
-    if scanned is None:
-        return model._replace(apply=apply)
-    return model._replace(apply=apply, scanned=mean_pooled(scanned))
+    scanned = model.scanned and mean_pooled(model.scanned)
+    return model._replace(apply=apply, scanned=scanned)
 
 
 def vectors(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> np.ndarray:
-    """Returns the mean-pooled outputs of all examples, `[N, D]` float32.
-
-    Args:
-      model: The model; its `Output` must have `output`.
-      params: Its parameters.
-      batches: The examples.
-    """
+    """Returns the vectors of `mean_pooled` of all examples, `[N, D]` float32."""
     program = _vectors(mean_pooled(model))
     return np.concatenate(subject.over(batches, lambda x: program(params, x)))
 
@@ -106,8 +95,7 @@ class _Compared:
         self._vectors = _vectors(mean_pooled(model))
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        if iter(self._batches) is self._batches:
-            subject.refuse_generator(self._batches)
+        subject.check_batches(self._batches)
         for example in self._batches:
             targets = self._vectors(self._params, example)
             yield example._replace(targets=targets)

@@ -9,7 +9,7 @@ F hidden units, P attention parts. An edit is a change by the pattern of a site:
 ['layer_2/attention/heads', 'layer_3/stream']
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -61,13 +61,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
       gates: `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`; or a list of L of them.
       at: The paths of the attentions, of which the first number is the layer.
     """
-
-    def change(values, layer):
-        if isinstance(layer, int):
-            return gated(values, gates[layer])
-        return gated(values, jnp.stack([jnp.asarray(each) for each in gates])[layer])
-
-    return {f"{at}/heads": change}
+    return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
 
 
 def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
@@ -124,7 +118,7 @@ def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edit
 
 
 def on_parts(
-    names: Sequence[str], given: Sequence[Any], change: Callable[[Array, Any], Array]
+    names: Iterable[str], given: Iterable[Any], change: Callable[[Array, Any], Array]
 ) -> Edits:
     """Returns edits that call a change with what is given for each part.
 
@@ -132,36 +126,24 @@ def on_parts(
 
     Args:
       names: The sites of P parts, such as their heads.
-      given: A tree of arrays for each part; None: the part is left as it is.
+      given: A tree of arrays for each part.
       change: From the value of the site and what is given to the changed value.
     """
-    groups: dict[str, dict[int | None, Any]] = {}
+    stacks: dict[str, dict[int | None, Any]] = {}
     for name, own in zip(names, given, strict=True):
         pattern, layer = sites.numbered_by_layer(name)
-        groups.setdefault(pattern, {})[layer] = own
-    edits = {}
-    for pattern, layers in groups.items():
-        own = [layers.get(i) for i in range(len(layers))]
-        if not any(each is None for each in own) and _are_alike(own):
-            edits[pattern] = _of_layers(own, change)
-            continue
-        for layer, each in layers.items():
-            if each is not None:
-                name = pattern if layer is None else pattern.replace("*", str(layer), 1)
-                edits[name] = lambda value, each=each: change(value, each)
-    return edits
+        stacks.setdefault(pattern, {})[layer] = own
+    return {pattern: _of_layers(own, change) for pattern, own in stacks.items()}
 
 
-def gated(
-    values: Array, gates: Array | None, replacement: Array | None = None
-) -> Array:
+def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
     """Returns heads' outputs, or hidden units, as far as their gates are open.
 
     Args:
       values: `[B..., T, H, V]`, or of units `[B..., T, F]` with gates `[..., F, 1]`.
-      gates: `[H]`, `[B..., H]` or `[B..., T, H]`; None: all are open.
-      replacement: `[H, V]` or `[B..., T, H, V]`, what ablated heads pass on: the output
-        becomes `gate * output + (1 - gate) * replacement`; None: zeros.
+      gates: `[H]`, `[B..., H]` or `[B..., T, H]`.
+      replacement: What ablated heads pass on, a number, `[H, V]` or `[B..., T, H, V]`:
+        the output becomes `gate * output + (1 - gate) * replacement`; None: zeros.
 
     Returns:
       `[B..., T, H, V]`.
@@ -169,8 +151,6 @@ def gated(
     Raises:
       ValueError: If shapes do not fit.
     """
-    if gates is None:
-        return values
     gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
     gates = gates[..., None]
     if replacement is None:
@@ -196,23 +176,18 @@ def _aligned(gates, shape):
     )
 
 
-def _of_layers(own, change):
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *own)
+def _of_layers(given, change):
+    """Returns an edit by what is given for each layer; scanned ones are stacked."""
+    shapes = [jax.tree.map(jnp.shape, own) for own in given.values()]
+    if all(each == shapes[0] for each in shapes):
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *given.values())
 
     def of_layer(value, layer):
-        if isinstance(layer, int):
-            return change(value, own[layer])
-        return change(value, jax.tree.map(lambda x: x[layer], stacked))
+        if isinstance(layer, jax.Array):
+            return change(value, jax.tree.map(lambda x: x[layer], stacked))
+        return change(value, given[layer]) if layer in given else value
 
     return of_layer
-
-
-def _are_alike(trees) -> bool:
-    kinds = {
-        (jax.tree.structure(each), tuple(map(jnp.shape, jax.tree.leaves(each))))
-        for each in trees
-    }
-    return len(kinds) == 1
 
 
 def _path(at: int | str) -> str:

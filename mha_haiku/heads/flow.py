@@ -5,13 +5,15 @@ each layer and T above the last. Entry (t, s) of a layer's matrix is the capacit
 edge from position s below the layer to position t above it.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from mha_haiku import attention, checks
+from mha_haiku import attention
 from mha_haiku.heads import layer_chain
+from mha_haiku.heads.rollout import rollout
 
 # scipy's maximum flow takes integer capacities; this is a capacity of 1.
 _UNIT = 2**30
@@ -29,9 +31,9 @@ def flow(
     on the host, one per row and input, in a graph of L T^2 edges: for short inputs.
 
     Args:
-      maps: One per layer, of shape (B..., H, T, T); H may differ.
-      rows: Which of the T positions of the last layer; see `layer_chain.positions_of`.
-      residual: Share of the residual connection, in [0, 1).
+      maps: One per layer, as in `rollout`, like the rest.
+      rows: Which of the T positions of the last layer.
+      residual: Share of the residual connection.
 
     Returns:
       `[B..., R, T]` float64, in [0, 1]; a row may sum to more than 1. Capacities are
@@ -45,9 +47,7 @@ def flow(
     from scipy.sparse import csgraph
 
     positions = np.asarray(layer_chain.positions_of(maps, rows))
-    checks.fraction("residual", residual)
-    matrix = jax.jit(layer_chain.matrix, static_argnames="residual")
-    matrices = [matrix(layer, residual=residual) for layer in maps]
+    matrices = [_matrix(layer, residual) for layer in maps]
     matrices = np.stack(jax.device_get(matrices)).astype(np.float64)
     num_layers, size = matrices.shape[0], matrices.shape[-1]
     flows = np.zeros((*positions.shape, size))
@@ -58,6 +58,12 @@ def flow(
             flow_value = csgraph.maximum_flow(edges, source, s).flow_value
             flows[*example, r, s] = flow_value / _UNIT
     return flows
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _matrix(layer, residual):
+    """Returns the matrix of a layer, `[B..., T, T]`."""
+    return rollout([layer], slice(None), residual=residual)
 
 
 def _capacities(matrices):

@@ -69,25 +69,30 @@ def weights(
     on layer normalization.
     """
     config = config_of(model)
-    part = part_index(config, layer)
-    place = models.heads_of_layers(config)[part]
+    parts = models.heads_of_layers(config)
+    if isinstance(layer, str):
+        place = parts[models.find_part(config, layer)]
+    else:
+        place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
     num_heads, num_groups = len(place.names), place.num_key_value_heads
     if not num_heads:
         raise ValueError(f"{place.label} has no heads: all are pruned.")
     groups = place.groups or [h * num_groups // num_heads for h in range(num_heads)]
-    leaves = part_leaves(config, params, part)
-    maps = {
-        "query": _split(leaves, "query", num_heads),
-        "key": [x[np.asarray(groups)] for x in _split(leaves, "key", num_groups)],
-        "value": [x[np.asarray(groups)] for x in _split(leaves, "value", num_groups)],
-    }
-    if folded:
-        for name, own in maps.items():
+    maps = []
+    for name in ("query", "key", "value"):
+        own = leaves_of(params, f"{place.path}/{name}")
+        count = num_heads if name == "query" else num_groups
+        w = own["w"].reshape(len(own["w"]), count, -1).swapaxes(0, 1)
+        b = own.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
+        if name != "query":
+            w, b = w[np.asarray(groups)], b[np.asarray(groups)]
+        if folded:
             norm = _norm_in_front(config, params, place, name)
-            maps[name] = [norm.matrix @ own[0], own[1] + norm.offset @ own[0]]
-    output = leaves["linear/w"]
-    (query, key, value), biases = zip(*maps.values(), strict=True)
+            w, b = norm.matrix @ w, b + norm.offset @ w
+        maps.append((w, b))
+    output = leaves_of(params, f"{place.path}/linear")["w"]
     output = output.reshape(num_heads, -1, output.shape[-1])
+    (query, key, value), biases = zip(*maps, strict=True)
     result = HeadWeights(query, key, value, output, *biases)
     if head is None:
         return result
@@ -98,14 +103,8 @@ def weights(
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
     """Returns what tokens put into the residual stream, `[N, D]` float64.
 
-    Without positions, segments and a norm of embeddings.
-
-    Args:
-      model: As `models.build` or `interop.load` makes it.
-      params: Its parameters.
-
-    Raises:
-      ValueError: If the model's inputs are no tokens.
+    Without positions, segments and a norm of embeddings. ValueError if the model's
+    inputs are no tokens.
     """
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:
@@ -156,13 +155,11 @@ class Norm(NamedTuple):
       scale: `[D]`; ones where there is no norm.
       offset: `[D]`.
       is_centered: Whether the mean over the D features is subtracted first.
-      is_identity: Whether there is no norm, and no factor.
     """
 
     scale: np.ndarray
     offset: np.ndarray
     is_centered: bool
-    is_identity: bool
 
     @property
     def matrix(self) -> np.ndarray:
@@ -171,24 +168,12 @@ class Norm(NamedTuple):
         return centers * self.scale
 
 
-def norm_of(config: Any, params: Any, module: str, index: int | None = None) -> Norm:
-    """Returns a norm of a model.
-
-    Args:
-      config: `config.model`.
-      params: The parameters.
-      module: Its name among them.
-      index: Which of stacked layers; None: it is not stacked.
-    """
-    if config.norm.kind == "none":
-        size = config.model_size
-        return Norm(np.ones(size), np.zeros(size), False, True)
-    leaves = params[module]
-    own = {
-        name: _float64(x if index is None else x[index]) for name, x in leaves.items()
-    }
-    offset = own.get("offset", np.zeros_like(own["scale"]))
-    return Norm(own["scale"], offset, config.norm.kind == "layer_norm", False)
+def norm_of(config: Any, params: Any, module: str) -> Norm:
+    """Returns a norm of a model; see `leaves_of`."""
+    size = config.model_size
+    own = {"scale": np.ones(size), "offset": np.zeros(size)}
+    own |= leaves_of(params, module)
+    return Norm(own["scale"], own["offset"], config.norm.kind == "layer_norm")
 
 
 def end_norms(config: Any, params: Any) -> list[Norm]:
@@ -199,86 +184,37 @@ def end_norms(config: Any, params: Any) -> list[Norm]:
     return [norm_of(config, params, name) for name in names]
 
 
-def layer_norm_of(config: Any, params: Any, part: int, suffix: str = "") -> Norm:
-    """Returns the norm of an attention part, in front of it or with a suffix after it.
+def norm_name(place: models.LayerHeads) -> str:
+    """Returns the module of the norm in front of an attention part.
+
+    The one after the part has "_after" behind it.
+    """
+    layer, _, attention = place.path.rpartition("/")
+    return f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
+
+
+def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a module, float64 by name; {}: there are none.
 
     Args:
-      config: `config.model`.
-      params: The parameters.
-      part: The attention part's index.
-      suffix: "_after" for the norm after it.
+      params: The parameters, looped or stacked.
+      module: The module's name, as looped layers have it.
     """
-    place = models.heads_of_layers(config)[part]
-    name = ("norm_2" if place.kind == "cross" else "norm_1") + suffix
-    stack = "encoder" if place.kind in ("", "encoder") else "decoder"
-    looped = anatomy.LayerName(f"{stack}/", place.layer, f"/{name}")
-    stacked = looped._replace(index=None)
-    if config.norm.kind != "none" and str(looped) not in params:
-        return norm_of(config, params, str(stacked), place.layer)
-    return norm_of(config, params, str(looped))
+    leaves, layer = params.get(module), anatomy.layer_of(module)
+    if leaves is None and layer is not None:
+        stacked = params.get(str(layer._replace(index=None)), {})
+        leaves = {name: x[layer.index] for name, x in stacked.items()}
+    return {name: _float64(x) for name, x in (leaves or {}).items()}
 
 
 def config_of(model: models.Model) -> Any:
-    """Returns the config of a model.
-
-    Raises:
-      ValueError: If it has none.
-    """
+    """Returns the config of a model, and raises ValueError if it has none."""
     if model.config is None:
         raise ValueError(
             "model must be one that models.build or interop.load made, whose "
             "architecture is known; got one without a config."
         )
     return model.config
-
-
-def part_index(config: Any, layer: int | str) -> int:
-    """Returns the index of an attention part, of 0 to P - 1.
-
-    Args:
-      config: `config.model`.
-      layer: The index, or an address such as "cross.3".
-
-    Raises:
-      ValueError: If there is none.
-    """
-    if isinstance(layer, str):
-        return models.find_part(config, layer)
-    count = len(models.heads_of_layers(config))
-    return checks.integer_in("layer", layer, 0, count - 1)
-
-
-def part_leaves(config: Any, params: Any, part: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of an attention part, float64, by names as "query/w".
-
-    Args:
-      config: `config.model`.
-      params: The parameters, looped or stacked.
-      part: The attention part's index.
-    """
-    result = {}
-    for module, leaves in params.items():
-        own = models.part_of(config, module)
-        is_stacked = isinstance(own, slice)
-        if own is None or not (
-            own.start <= part < own.stop if is_stacked else own == part
-        ):
-            continue
-        inside = anatomy.layer_of(module).part.split("/")[1:]
-        if inside[0] not in ("attention", "cross_attention"):
-            continue
-        for name, leaf in leaves.items():
-            x = leaf[part - own.start] if is_stacked else leaf
-            result["/".join([*inside[1:], name])] = _float64(x)
-    return result
-
-
-def _split(leaves, name, count) -> list[np.ndarray]:
-    """Returns weights `[count, D, K]` and biases `[count, K]`, zeros where none are."""
-    w = leaves[f"{name}/w"]
-    w = w.reshape(len(w), count, -1).swapaxes(0, 1)
-    b = leaves.get(f"{name}/b", np.zeros(w.shape[0] * w.shape[2]))
-    return [w, b.reshape(count, -1)]
 
 
 def _norm_in_front(config, params, place, name) -> Norm:
@@ -290,8 +226,7 @@ def _norm_in_front(config, params, place, name) -> Norm:
         )
     if place.kind == "cross" and name != "query":
         return norm_of(config, params, "encoder/norm")
-    parts = models.heads_of_layers(config)
-    return layer_norm_of(config, params, parts.index(place))
+    return norm_of(config, params, norm_name(place))
 
 
 def _float64(x) -> np.ndarray:

@@ -11,7 +11,7 @@ statistic shows). `unit_gradient` does the same for hidden units.
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -109,29 +109,22 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 
 @_offered(None, "change of the {metric} when the head is closed")
 def ablation(of: subject.Subject, *, closing: Closing = zero) -> Importance:
-    """Returns the change of the metric when one head is closed, for each head.
+    """Returns the change of the metric when one head is ablated, for each head.
 
-    One compiled program per batch shape runs all gates. The layers below the closed
-    head run once for all heads, and so does the attention of the head's own layer.
-
-    Args:
-      of: What is measured.
-      closing: What a closed head passes on.
+    The layers below the ablated head run once for all heads.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
     """
-    return _over_batches(of, programs.changes(of.model, of.metric, closing))
+    return _measured(of, programs.changes, metric=of.metric, closing=closing)
 
 
 @_offered("nats", "slope of the loss by the head's gate")
 def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     """Returns the absolute derivative of the metric with respect to each head's gate.
 
-    Args:
-      of: What is measured; the metric must be differentiable, a loss. Where it is at
-        its best with all heads open, as a distance to the whole model's own output is,
-        slopes are 0 but for rounding: that is warned about.
-      closing: What a gate of 0 would pass on.
+    The metric must be differentiable, a loss. Where it is at its best with all heads
+    open, as a distance to the whole model's own output is, slopes are 0 but for
+    rounding: that is warned about.
 
     Raises:
       ValueError: If the metric is the drift, which has no slope at the whole model.
@@ -139,7 +132,7 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
     _check_slope(of)
-    found = _over_batches(of, programs.slopes(of.model, of.metric, closing))
+    found = _measured(of, programs.slopes, metric=of.metric, closing=closing)
     _warn_if_flat(found, of, closing)
     return found
 
@@ -147,35 +140,30 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
 def unit_gradient(of: subject.Subject) -> Importance:
     """Returns the absolute derivative of the metric by each hidden unit's gate.
 
-    Args:
-      of: What is measured; the metric must be differentiable, a loss.
-
-    Returns:
-      `[N, L, F]`; a gate multiplies a unit at all positions of an example.
-
-    Raises:
-      ValueError: As `gradient`.
+    The metric is one for `gradient`; a gate multiplies a unit at all positions of an
+    example, and the importance is `[N, L, F]`.
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, for heads;
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
     _check_slope(of)
-    return _over_batches(of, programs.unit_slopes(of.model, of.metric))
+    found = _measured(of, programs.unit_slopes, metric=of.metric)
+    return found._replace(kinds=())
 
 
 @_offered("nats", "share of what closing all heads costs")
 def attribution(
     of: subject.Subject, *, closing: Closing = zero, points: int = 16
 ) -> Importance:
-    """Returns integrated gradients: each head's share of the cost of closing all.
+    """Returns integrated gradients: each head's share of the cost of ablating all.
 
     The gradients of the gates are integrated along the straight line from all gates
     open to all closed. So for each example the heads' shares add up to the change of
-    the metric when every head is closed, as far as the quadrature is exact.
+    the metric when every head is ablated, as far as the quadrature is exact.
 
     Args:
       of: What is measured; the metric must be differentiable, a loss.
-      closing: What a closed head passes on.
+      closing: What an ablated head passes on.
       points: The number of points of the Gauss-Legendre quadrature.
 
     Source: Sundararajan et al. 2017, eq. 1, https://arxiv.org/abs/1703.01365;
@@ -183,16 +171,15 @@ def attribution(
     """
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
-    return _over_batches(of, programs.shares(of.model, of.metric, closing, points))
+    known = {"metric": of.metric, "closing": closing, "points": points}
+    return _measured(of, programs.shares, **known)
 
 
 @_offered("weight", "largest weight of a query")
 def confidence(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     """Returns the confidence of each head: the mean largest weight of a query.
 
-    Args:
-      of: What is measured; the metric is not used.
-      closing: Not used: no head is closed.
+    No head is ablated, and the metric is not used.
 
     Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
     """
@@ -210,14 +197,11 @@ def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importanc
 
     Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
     """
-    return _over_batches(of, programs.numbers(of.model, name))
+    return _measured(of, programs.numbers, name=name)
 
 
 def closed(
-    of: subject.Subject,
-    gates: np.ndarray,
-    *,
-    closing: Closing = zero,
+    of: subject.Subject, gates: np.ndarray, *, closing: Closing = zero
 ) -> np.ndarray:
     """Returns the metric of each example under each pattern of gates, `[N, P]`.
 
@@ -226,9 +210,9 @@ def closed(
       gates: `[P, L, H]`; entries beyond the heads of a layer are ignored.
       closing: What a closed head passes on.
     """
-    program = programs.metrics(of.model, of.metric, closing)
+    program = programs.metrics(of.model, metric=of.metric, closing=closing)
     gates = jnp.asarray(gates, jnp.float32)
-    metric = subject.over(of.batches, lambda each: program(of.params, gates, each))
+    metric = subject.over(of.batches, lambda each: program(of.params, each, gates))
     return np.concatenate(metric).astype(np.float64)
 
 
@@ -265,10 +249,9 @@ def _check_slope(of: subject.Subject) -> None:
         )
 
 
-def _over_batches(of: subject.Subject, measure: Callable) -> Importance:
-    """Returns the importance from a program of a batch to P arrays `[B, H]`."""
-    batches = subject.over(of.batches, lambda example: measure(of.params, example))
-    per_example = np.concatenate([subject.padded(layers) for layers in batches])
-    kinds = tuple(subject.kinds_of(of.model))
-    is_of_heads = len(kinds) == per_example.shape[1]  # not of units
-    return Importance(per_example, kinds if is_of_heads else ())
+def _measured(of: subject.Subject, program: Callable, **known: Any) -> Importance:
+    """Returns the importance from one of `programs` and what it is compiled for."""
+    program = program(of.model, **known)
+    found = subject.over(of.batches, lambda example: program(of.params, example))
+    per_example = np.concatenate(found).astype(np.float64)
+    return Importance(per_example, tuple(subject.kinds_of(of.model)))

@@ -8,6 +8,7 @@ by its transposed matrix.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,76 +19,75 @@ from mha_haiku import attention, models, tiles
 Array = jax.Array
 Rows = int | tiles.Index
 
-# Multiplies columns [B..., T, R] by the transposed matrix of a layer.
-Layer = Callable[[Array], Array]
+# Multiplies columns `[B..., T, R]` by the transposed matrix of a layer: a function of
+# its map, of what is given for it, and of the columns.
+Layer = Callable[[attention.AttentionMap, Any, Array], Array]
 
 
-def chained(layers: Sequence[Layer], start: Array, *, per_layer: bool) -> Array:
+def chained(
+    layer: Layer,
+    maps: Sequence[attention.AttentionMap],
+    rows: Rows,
+    *,
+    per_layer: bool,
+    **given: Sequence[Any] | None,
+) -> Array:
     """Returns rows of the product of the layers' matrices.
 
+    A layer without heads (all pruned) passes everything on.
+
     Args:
-      layers: From the first layer to the last.
-      start: `[B..., T, R]`, the weights of the rows of the product: a column with a
-        single 1 chooses one row.
+      layer: The matrices.
+      maps: One per layer, from the first to the last.
+      rows: Which rows of the product; see `positions_of`.
       per_layer: Whether to return the products up to each layer too; in one pass.
+      **given: One argument, what is given for each layer; None: nothing.
 
     Returns:
       `[B..., R, T]`; with `per_layer` `[L, B..., R, T]`, entry l being the product of
       layers 0 to l.
+
+    Raises:
+      ValueError: If maps or rows do not fit, or something is given for other layers.
     """
+    rows = jnp.asarray(positions_of(maps, rows))
+    size, dtype = maps[0].shape[-1], maps[0].dtype
+    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
+    ((name, given),) = given.items() or [("", None)]
+    if given is not None and len(given) != len(maps):
+        raise ValueError(
+            f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
+        )
+    given = given or [None] * len(maps)
     # Going down, each layer adds its own start columns: those that began at layer l end
     # as the product of layers 0 to l.
     columns = start[..., :0]
-    for i, layer in enumerate(reversed(layers)):
-        if per_layer or i == 0:
+    for i in reversed(range(len(maps))):
+        if per_layer or i == len(maps) - 1:
             columns = jnp.concatenate([columns, start], axis=-1)
-        columns = layer(columns)
+        if maps[i].shape[-3]:
+            columns = layer(maps[i], given[i], columns)
     rows = jnp.swapaxes(columns, -1, -2)
     if not per_layer:
         return rows
-    by_layer = (len(layers), start.shape[-1], start.shape[-2])
+    by_layer = (len(maps), start.shape[-1], start.shape[-2])
     rows = rows.reshape(*rows.shape[:-2], *by_layer)
     return jnp.moveaxis(rows, -3, 0)[::-1]
 
 
 def mixed(
-    attention_map: attention.AttentionMap,
-    sizes: Array | None,
-    residual: float,
-    columns: Array,
+    totals: Array, gather: Callable[[Array], Array], residual: float, columns: Array
 ) -> Array:
-    """Returns a layer's transposed matrix times columns `[B..., T, R]`.
+    """Returns the transposed matrix of a layer times columns `[B..., T, R]`.
 
-    The matrix is `residual I + (1 - residual) A`. A row of A is the sum over heads of
-    weights times sizes, normalized to sum to 1. Where that sum is 0, and in a layer
-    without heads, the row is that of I.
+    The matrix is `residual I + (1 - residual) A`. Rows of A are divided by their sums;
+    where a sum is 0, the row is that of I.
 
     Args:
-      attention_map: The map of the layer.
-      sizes: `[B..., S, H]`, by which weights are multiplied; None: by 1.
+      totals: `[B..., T]`, the sums of rows.
+      gather: Multiplies columns by A transposed, before that division.
       residual: Share of the residual connection.
       columns: The columns.
-    """
-    if not attention_map.shape[-3]:
-        return columns
-
-    def gather(columns):
-        received = attention_map.apply_transposed(columns[..., None, :])
-        if sizes is not None:
-            received = received * sizes[..., None]
-        return received.sum(-2)
-
-    return normalized(_row_totals(attention_map, sizes), gather, residual, columns)
-
-
-def normalized(totals: Array, gather: Layer, residual: float, columns: Array) -> Array:
-    """Returns what `mixed` does, of any matrix whose rows are divided by their sums.
-
-    Args:
-      totals: `[B..., T]`, these sums.
-      gather: Multiplies columns by the transposed matrix.
-      residual: Share of the residual connection.
-      columns: `[B..., T, R]`.
     """
     share = jnp.where(totals == 0, 0, 1 - residual)
     scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
@@ -95,11 +95,7 @@ def normalized(totals: Array, gather: Layer, residual: float, columns: Array) ->
 
 
 def values_of(attention_map: attention.AttentionMap) -> Array:
-    """Returns the values that each head reads, `[B..., S, H, V]`.
-
-    Raises:
-      ValueError: If the map has none.
-    """
+    """Returns the values that each head reads, `[B..., S, H, V]`."""
     if attention_map.value is None:
         raise ValueError(
             "maps must have values, as those of attend do; got one with value=None."
@@ -108,27 +104,6 @@ def values_of(attention_map: attention.AttentionMap) -> Array:
     value = attention_map.value
     value = jnp.repeat(value, num_heads // value.shape[-2], axis=-2)
     return value.astype(attention_map.dtype)
-
-
-def matrix(attention_map: attention.AttentionMap, residual: float) -> Array:
-    """Returns the matrix `[B..., T, T]` of a layer that `mixed` uses for sizes of 1."""
-    eye = jnp.eye(attention_map.shape[-1], dtype=attention_map.dtype)
-    eye = jnp.broadcast_to(eye, (*attention_map.shape[:-3], *eye.shape))
-    total = attention_map.weights().sum(-3)
-    count = _row_totals(attention_map, None)[..., None]
-    share = jnp.where(count == 0, 0, 1 - residual)
-    return (1 - share) * eye + share * total / jnp.where(count == 0, 1, count)
-
-
-def start_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
-    """Returns `[B..., T, R]`, a single 1 in each column at the position of the row.
-
-    Args:
-      maps: One per layer.
-      rows: Positions; see `positions_of`.
-    """
-    rows = jnp.asarray(positions_of(maps, rows))
-    return jax.nn.one_hot(rows, maps[0].shape[-1], axis=-2, dtype=maps[0].dtype)
 
 
 def positions_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
@@ -143,7 +118,7 @@ def positions_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
     Raises:
       ValueError: If maps or rows do not fit.
     """
-    check_maps(maps)
+    _check_maps(maps)
     *batch_shape, _, size, _ = maps[0].shape
     shape = (-1,)
     if not isinstance(rows, slice | range):
@@ -161,7 +136,7 @@ def positions_of(maps: Sequence[attention.AttentionMap], rows: Rows) -> Array:
     return xnp.broadcast_to(positions, (*batch_shape, positions.shape[-1]))
 
 
-def check_maps(maps: Sequence[attention.AttentionMap]) -> None:
+def _check_maps(maps: Sequence[attention.AttentionMap]) -> None:
     """Raises ValueError unless maps are of layers of self-attention over one input."""
     if not maps:
         raise ValueError("maps must have at least one layer, got none.")
@@ -176,21 +151,3 @@ def check_maps(maps: Sequence[attention.AttentionMap]) -> None:
             "maps must be (B..., H, T, T) with the same B... and T in each layer, got "
             f"{', '.join(str(layer.shape) for layer in maps)}."
         )
-
-
-def check_per_layer(name, given, maps) -> None:
-    """Raises ValueError unless `given` is None or has an entry per layer."""
-    if given is not None and len(given) != len(maps):
-        raise ValueError(
-            f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
-        )
-
-
-def _row_totals(attention_map, sizes):
-    """Returns the sum over keys and heads of each row of `mixed`, `[B..., T]`."""
-    if sizes is None and attention_map.rows_sum_to != "1":
-        return attention_map.row_sums().sum(-2)
-    if sizes is None:  # known without a pass: a head's row sums to 1, or 0 if masked
-        sees = attention_map.logsumexp != -jnp.inf
-        return sees.sum(-2, dtype=attention_map.dtype)
-    return attention_map.apply(sizes[..., None]).sum((-1, -2))

@@ -82,13 +82,7 @@ def match(
     rows, columns = rows[of_one_kind], columns[of_one_kind]
     example = next(iter(batches))
     places = [
-        np.array(
-            [
-                (i, h)
-                for i, count in enumerate(subject.num_heads(*each, example))
-                for h in range(count)
-            ]
-        )
+        np.argwhere(subject.exists(subject.num_heads(*each, example)))
         for each in (first, second)
     ]
     return Matching(places[0][rows], places[1][columns], divergence[rows, columns])

@@ -52,7 +52,13 @@ def mistakes(
       correct: From logits and batch to booleans like the targets, such as a task's
         `correct`; None: whether the likeliest class is the target.
     """
-    return _mistakes(correct or _likeliest)
+    correct = correct or _likeliest
+
+    def share_wrong(logits, example):
+        wrong = jnp.where(correct(logits, example), 0.0, 1.0)
+        return _mean(wrong, example.weights)
+
+    return share_wrong
 
 
 def failures(
@@ -97,14 +103,6 @@ def _unit(vectors):
 
 def _likeliest(logits, example):
     return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
-
-
-def _mistakes(correct):
-    def share_wrong(logits, example):
-        wrong = jnp.where(correct(logits, example), 0.0, 1.0)
-        return _mean(wrong, example.weights)
-
-    return share_wrong
 
 
 def _mean(values, weights):

@@ -1,7 +1,7 @@
 """Runs of a clean and a corrupted example, and what one changes in the other.
 
-B batch, P attention parts, H heads of a part, N pairs. The two examples of a pair
-differ in what the model should answer by. `patching` and `paths` share what is here.
+B batch, N pairs. The two examples of a pair differ in what the model should answer by.
+`patching` and `paths` share what is here.
 """
 
 import dataclasses
@@ -14,8 +14,6 @@ import numpy as np
 
 from mha_haiku import display, models, tasks
 from mha_haiku.heads import means, subject
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -75,18 +73,17 @@ def over_pairs(
       ValueError: If batches do not pair.
     """
     for batches in (of.batches, corrupted):
-        if iter(batches) is batches:
-            subject.refuse_generator(batches)
-    counts = len(list(of.batches)), len(list(corrupted))
-    if counts[0] != counts[1]:
+        subject.check_batches(batches)
+    cleans, others = list(of.batches), list(corrupted)
+    if len(cleans) != len(others):
         raise ValueError(
-            f"corrupted must have as many batches as the clean examples, {counts[0]}, "
-            f"got {counts[1]}."
+            "corrupted must have as many batches as the clean examples, "
+            f"{len(cleans)}, got {len(others)}."
         )
     # A metric reads the clean targets alone, which may be other than tokens: vectors.
     pairs = [
         (clean, other._replace(targets=clean.targets, weights=clean.weights))
-        for clean, other in zip(of.batches, corrupted, strict=True)
+        for clean, other in zip(cleans, others, strict=True)
     ]
     for clean, other in pairs:
         shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]
@@ -115,14 +112,3 @@ def both(
         lambda example: subject.look(model, params, example, at, strict=False), pair
     )
     return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(2)]
-
-
-def single(head: Array, counts: Sequence[int]) -> list[Array]:
-    """Returns 1 at one head and 0 elsewhere, P arrays `[H]`.
-
-    Args:
-      head: Its index, counted over all parts; may be traced. Any other: all are 0.
-      counts: H of each part.
-    """
-    ends = np.cumsum(counts)[:-1]
-    return jnp.split(jax.nn.one_hot(head, sum(counts)), ends)

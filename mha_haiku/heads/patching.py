@@ -4,16 +4,14 @@ B batch, T positions, P attention parts, H heads of a part, L layers, N examples
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, tasks
-from mha_haiku.core import sites
-from mha_haiku.heads import edits, paired_runs, programs, subject
+from mha_haiku.heads import closing, paired_runs, programs, subject
 
 Array = jax.Array
 
@@ -71,8 +69,9 @@ def activation_patching(
     """
     checks.choice("what", what, ("heads", "layers"))
     checks.choice("into", into, ("clean", "corrupted"))
-    make = _heads if what == "heads" else _layers
-    program = make(of.model, of.metric, per_position, into == "clean")
+    program = _changes(
+        of.model, metric=of.metric, what=what, per_position=per_position, into=into
+    )
     changes, base, other = paired_runs.over_pairs(of, corrupted, program)
     axes, kinds = ("layer", "position"), ()
     if what == "heads":
@@ -83,118 +82,43 @@ def activation_patching(
     return Patched(changes, base, other, axes, kinds)
 
 
-@functools.lru_cache(maxsize=8)
-def _heads(model, metric, per_position, into_clean) -> Callable:
-    """Returns a program of a pair of batches to changes `[B, P, H, T or 1]`."""
-
-    @jax.jit
-    def program(params, clean, corrupted):
-        own, params = subject.compact(model, params)
-        patched, giving = (clean, corrupted) if into_clean else (corrupted, clean)
-        (base, heads), (other, theirs) = paired_runs.both(
-            own, params, patched, giving, ["*/heads"]
+@subject.compiled
+def _changes(model, params, clean, corrupted, *, metric, what, per_position, into):
+    """Returns changes `[B, P, H, T or 1]` or `[B, L, T or 1]`, and both metrics."""
+    examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
+    pair = paired_runs.both(model, params, *examples, programs.AT)
+    ours, theirs = (
+        programs.Clean.of(
+            model, params, example, lambda x, _: metric(x, clean), closing.zero, seen
         )
-        before, after = (metric(x.logits, clean) for x in (base, other))
-        counts = [each.shape[-2] for each in heads.values()]
-        lengths = [each.shape[-3] for each in heads.values()]
-        positions = max(lengths) if per_position else 1
-
-        def change(row):
-            head, position = row
-            chosen = paired_runs.single(head, counts)
-            given = [
-                (
-                    1 - _chosen(position, length, per_position)[:, None] * here[None],
-                    values,
-                )
-                for here, length, values in zip(
-                    chosen, lengths, theirs.values(), strict=True
-                )
-            ]
-            patch = edits.on_parts(list(heads), given, _patched)
-            output = subject.run_edited(own, params, patched, patch)
-            return metric(output.logits, clean) - before
-
-        rows = jnp.repeat(jnp.arange(sum(counts)), positions)
-        rows = rows, jnp.tile(jnp.arange(positions), sum(counts))
-        changes = programs.over(change, rows, clean).T
-        changes = changes.reshape(len(before), sum(counts), positions)
-        return _by_part(changes, counts, lengths), before, after
-
-    return program
+        for example, seen in zip(examples, pair, strict=True)
+    )
+    if what == "heads":
+        ours = ours._replace(values=[*theirs.heads.values()])
+        changes = ours.ablated(per_position=per_position)
+    else:
+        changes = _of_layers(ours, theirs, per_position)
+    return changes, ours.before, theirs.before
 
 
-@functools.lru_cache(maxsize=8)
-def _layers(model, metric, per_position, into_clean) -> Callable:
-    """Returns a program of a pair of batches to changes `[B, L, T or 1]`."""
-
-    @jax.jit
-    def program(params, clean, corrupted):
-        own, params = subject.compact(model, params)
-        patched, giving = (clean, corrupted) if into_clean else (corrupted, clean)
-        (base, ours), (other, theirs) = paired_runs.both(
-            own, params, patched, giving, ["layer_*/stream"]
+def _of_layers(ours, theirs, per_position) -> Array:
+    """Returns what changes by the streams of another run, `[B, L, T or 1]`."""
+    if not ours.streams:
+        raise ValueError(
+            "what must be 'heads' for a model that has no streams of one stack of "
+            "layers, got 'layers'."
         )
-        if not ours or subject.kinds_of(model):
-            raise ValueError(
-                "what must be 'heads' for a model that has no streams of one stack of "
-                "layers, got 'layers'."
-            )
-        before, after = (metric(x.logits, clean) for x in (base, other))
-        streams = [*zip(theirs.values(), ours.values(), strict=True)]
-        length = streams[0][0].shape[1]
-        pattern, _ = sites.numbered_by_layer(next(iter(ours)))
+    layers = [*zip(theirs.streams.values(), ours.streams.values(), strict=True)]
+    places = np.arange(layers[0][0].shape[1])
+    positions = places if per_position else np.array([-1])  # -1 for all
 
-        def at_layer(layer):
-            i, (theirs, ours) = layer
+    def of_layer(layer, streams):
+        def patched(position):
+            at = (position < 0) | (places == position)
+            stream = jnp.where(at[None, :, None], *streams)
+            return ours.run(ours.from_layer(layer, stream))
 
-            def change(position):
-                at = _chosen(position, length, per_position)
-                stream = jnp.where(at[None, :, None] > 0, theirs, ours)
-                resumed = {pattern: sites.Resume(i, stream)}
-                output = subject.run_edited(own, params, patched, resumed)
-                return metric(output.logits, clean) - before
+        return programs.over(patched, positions, ours.example)
 
-            positions = jnp.arange(length if per_position else 1)
-            return programs.over(change, positions, clean).T
-
-        if subject.is_scanned(own, model):
-            # One layer is compiled, and which one runs first is an array.
-            layers = jax.tree.map(lambda *x: jnp.stack(x), *streams)
-            changes = jax.lax.map(at_layer, (jnp.arange(len(streams)), layers))
-        else:
-            changes = jnp.stack([at_layer(each) for each in enumerate(streams)])
-        return changes.swapaxes(0, 1), before, after
-
-    return program
-
-
-def _patched(values, given) -> Array:
-    """Returns heads' outputs with others where gates `[T, H]` are closed."""
-    gates, others = given
-    gates = jnp.broadcast_to(gates, values.shape[:-1])
-    return edits.gated(values, gates, others)
-
-
-def _chosen(position, length, per_position) -> Array:
-    """Returns `[T]`, 1 at the position and 0 elsewhere, or 1 everywhere."""
-    return (jnp.arange(length) == position) * 1.0 if per_position else jnp.ones(length)
-
-
-def _by_part(changes, counts, lengths) -> Array:
-    """Returns `[B, P, H, T or 1]`, NaN where there is no such place.
-
-    Args:
-      changes: `[B, X, T or 1]` of the X heads of all parts.
-      counts: H of each part.
-      lengths: T of each part.
-    """
-    size, _, positions = changes.shape
-    result = jnp.full((size, len(counts), max(counts), positions), jnp.nan)
-    first = 0
-    for part, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        length = min(length, positions)
-        own = changes[:, first : first + count, :length]
-        result = result.at[:, part, :count, :length].set(own)
-        first += count
-    return result
+    after = ours.each_layer(of_layer, layers) - ours.before[None]
+    return after.T.reshape(-1, len(layers), len(positions))

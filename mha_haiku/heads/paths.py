@@ -7,7 +7,7 @@ examples, E edges.
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -126,74 +126,75 @@ def path_patching(
         raise ValueError(
             f"senders and receivers must have edges of kinds {tuple(kinds)}, got none."
         )
-    program = functools.partial(
-        _program(of.model, of.metric, through_units), _numbered(edges, counts)
+    numbers = np.array(
+        [(*sender, *receiver, KINDS.index(kind)) for sender, receiver, kind in edges]
     )
-    changes = paired_runs.over_pairs(of, corrupted, program)
+    program = _changes(of.model, metric=of.metric, through_units=through_units)
+    changes = paired_runs.over_pairs(
+        of, corrupted, lambda params, *pair: program(params, *pair, numbers)
+    )
     return Edges(*changes, *map(np.array, zip(*edges, strict=True)))
 
 
-@functools.lru_cache(maxsize=8)
-def _program(model, metric, through_units) -> Callable:
-    """Returns a program of edges, as `_numbered`, and a pair to changes `[B, E]`."""
+@subject.compiled
+def _changes(model, params, clean, corrupted, edges, *, metric, through_units):
+    """Returns changes `[B, E]` by edges `[E, 5]`, and both metrics.
+
+    An edge is part and head of its sender and of its receiver, and the kind.
+    """
     at = ["*/heads", *(f"*/{name}" for names in _READ.values() for name in names)]
     if not through_units:
         at.append("feed_forward/output")
+    pair = paired_runs.both(model, params, clean, corrupted, at)
+    (base, ours), (other, theirs) = pair
+    before, after = (metric(x.logits, clean) for x in (base, other))
+    parts = [name for name in ours if name.endswith("/heads")]
+    units = [name for name in ours if name.endswith("feed_forward/output")]
+    heads = [(part, ours[name], theirs[name]) for part, name in enumerate(parts)]
+    read = {
+        name: (parts.index(f"{path}/heads"), kind)
+        for name in ours
+        for path, _, end in [name.rpartition("/")]
+        for kind, ends in enumerate(_READ.values())
+        if end in ends
+    }
+    units_held = edits.on_parts(units, [ours[name] for name in units], _replaced)
 
-    @jax.jit
-    def program(edges, params, clean, corrupted):
-        own, params = subject.compact(model, params)
-        pair = paired_runs.both(own, params, clean, corrupted, at)
-        (base, ours), (other, theirs) = pair
-        before, after = (metric(x.logits, clean) for x in (base, other))
-        heads, units = (
-            [name for name in ours if name.endswith(end)]
-            for end in ("/heads", "feed_forward/output")
-        )
-        counts = [ours[name].shape[-2] for name in heads]
-        read = {
-            name: (heads.index(f"{name.rpartition('/')[0]}/heads"), kind)
-            for kind, ends in enumerate(_READ.values())
-            for name in ours
-            if name.rpartition("/")[2] in ends
-        }
-        units_held = edits.on_parts(units, [ours[name] for name in units], _replaced)
+    def held(sender):
+        """Returns what is read, and logits, where only the sender has changed."""
 
-        def held(sender):
-            """Returns what is read, and logits, where only the sender has changed."""
-            passed = [
-                jnp.where(here[None, None, :, None] > 0, theirs[name], ours[name])
-                for here, name in zip(
-                    paired_runs.single(sender, counts), heads, strict=True
-                )
-            ]
-            changed = edits.on_parts(heads, passed, _replaced) | units_held
-            run = sites.edit(functools.partial(subject.run, own, params), changed)
-            return sites.look(run, list(read), strict=False)(clean)
+        def passed(_, given):
+            part, own, other = given
+            return jnp.where(_is_head(sender, part, own), other, own)
 
-        def change(edge):
-            sender, receiver, kind = edge
-            output, changed = held(sender)
-            chosen = paired_runs.single(receiver, counts)
-            # All heads of the receiver's part read anew, and all others of them are
-            # what they were.
-            anew = [
-                (jnp.where(kind == own_kind, chosen[part].sum(), 0), changed[name])
-                for name, (part, own_kind) in read.items()
-            ]
-            kept = [
-                (here, ours[name]) for here, name in zip(chosen, heads, strict=True)
-            ]
-            patched = edits.on_parts(list(read), anew, _read_anew)
-            patched |= edits.on_parts(heads, kept, _kept_but_one)
-            after = subject.run_edited(own, params, clean, patched)
-            is_direct = kind == KINDS.index("logits")
-            logits = jnp.where(is_direct, output.logits, after.logits)
-            return metric(logits, clean) - before
+        changed = edits.on_parts(parts, heads, passed) | units_held
+        run = sites.edit(functools.partial(subject.run, model, params), changed)
+        return sites.look(run, list(read), strict=False)(clean)
 
-        return programs.over(change, edges, clean).T, before, after
+    def change(edge):
+        sender, receiver, kind = edge[:2], edge[2:4], edge[4]
+        output, changed = held(sender)
 
-    return program
+        # All heads of the receiver's part read anew, and all others of them are what
+        # they were.
+        def read_anew(own, given):
+            part, own_kind, other = given
+            return jnp.where((part == receiver[0]) & (kind == own_kind), other, own)
+
+        def kept_but_one(values, given):
+            part, own, _ = given
+            is_kept = (part == receiver[0]) & ~_is_head(receiver, part, own)
+            return jnp.where(is_kept, own, values)
+
+        anew = [(*place, changed[name]) for name, place in read.items()]
+        patched = edits.on_parts(read, anew, read_anew)
+        patched |= edits.on_parts(parts, heads, kept_but_one)
+        after = subject.run_edited(model, params, clean, patched)
+        is_direct = kind == KINDS.index("logits")
+        logits = jnp.where(is_direct, output.logits, after.logits)
+        return metric(logits, clean) - before
+
+    return programs.over(change, edges, clean).T, before, after
 
 
 # Of which sites an edge of a kind is read; gates are made of what queries are.
@@ -204,35 +205,10 @@ def _replaced(_, other) -> Array:
     return other
 
 
-def _read_anew(own, given) -> Array:
-    is_receiver, changed = given
-    return jnp.where(is_receiver > 0, changed, own)
-
-
-def _kept_but_one(values, given) -> Array:
-    """Returns what heads of the receiver's part did before, but for the receiver."""
-    chosen, before = given
-    is_kept = (chosen.sum() > 0) & (chosen == 0)
-    return jnp.where(is_kept[None, None, :, None], before, values)
-
-
-def _numbered(edges, counts) -> np.ndarray:
-    """Returns `[E, 3]`: sender and receiver, counted over all parts, and the kind.
-
-    Args:
-      edges: Sender, receiver and kind of each.
-      counts: H of each part.
-    """
-    before = np.cumsum([0, *counts])
-    numbers = [
-        (
-            before[sender[0]] + sender[1],
-            -1 if receiver == LOGITS else before[receiver[0]] + receiver[1],
-            KINDS.index(kind),
-        )
-        for sender, receiver, kind in edges
-    ]
-    return np.array(numbers, np.int32)
+def _is_head(head, part, values) -> Array:
+    """Returns which of a part's heads is this one, booleans `[1, 1, H, 1]`."""
+    is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
+    return is_it[None, None, :, None]
 
 
 def _checked(name, heads, counts) -> list[tuple[int, int]]:

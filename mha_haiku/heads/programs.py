@@ -1,12 +1,10 @@
 """The compiled programs of the measures of importance: looks and edits of a model.
 
-Each maps parameters and a batch to numbers. Programs are cached by model and metric, so
-that measuring again, for instance at each evaluation of a training, compiles nothing.
-
-B batch, P attention parts, H heads and F hidden units of a layer, X patterns of gates.
+B batch, T positions, P attention parts, H heads of a part, V value size per head, L
+layers, F hidden units of a layer, X patterns of gates. Gates and results are `[P, H]`
+with P as wide as its widest part; where there is no head results are NaN.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,38 +17,41 @@ from mha_haiku.core import sites
 from mha_haiku.heads import edits, subject
 
 Array = jax.Array
-Program = Callable[[Any, tasks.Example], list[Array]]
 
 # How many positions, over all examples and patterns of gates, run at once. On the CPU
 # more of them overflow the caches and take 1.5 times as long.
 _POSITIONS_AT_ONCE = {"cpu": 2**10}
 _POSITIONS_ON_ACCELERATORS = 2**16
 
+AT = ("*/heads", "layer_*/stream")  # what a clean run looks at
+
 
 class Clean(NamedTuple):
-    """A run without edits, and what the gates of heads do to the metric of others.
+    """A run without edits, and what edits of its heads do to the metric.
 
     Attributes:
+      example: The batch.
       run: From edits to the metric `[B]`.
       before: The metric without any.
-      names: The sites of the heads of P parts.
-      heads: What they pass on, P arrays `[B, T, H, V]`.
-      streams: What enters each layer, by the name of the site.
-      values: What ablated heads pass on; None: zeros.
+      heads: What the heads of P parts pass on, `[B, T, H, V]` by the name of the site.
+      values: What ablated heads pass on, see `edits.gated`.
+      streams: What enters each layer, by the name of the site; {} where the model is
+        not one stack of layers.
+      is_scanned: Whether the model scans its layers.
     """
 
+    example: tasks.Example
     run: Callable[[edits.Edits], Array]
     before: Array
-    names: list[str]
-    heads: list[Array]
+    heads: dict[str, Array]
+    values: list[Array | None]
     streams: dict[str, Array]
-    values: list[Array] | None
+    is_scanned: bool
 
     @classmethod
-    def of(cls, model, metric, closing, params, example) -> "Clean":
-        """Runs the model once."""
-        at = ["*/heads", "layer_*/stream"]
-        output, found = subject.look(model, params, example, at, strict=False)
+    def of(cls, model, params, example, metric, closing, seen=None) -> "Clean":
+        """Runs the model once, unless `seen` is what a look at `AT` gives."""
+        output, found = seen or subject.look(model, params, example, AT, strict=False)
         streams = {name: x for name, x in found.items() if name.endswith("stream")}
         heads = {name: x for name, x in found.items() if name not in streams}
         if not heads:
@@ -58,140 +59,168 @@ class Clean(NamedTuple):
                 "the model has no heads: no attention was found in it; mh.sites lists "
                 "what there is."
             )
+        if len({sites.numbered_by_layer(name)[0] for name in streams}) > 1:
+            streams = {}
 
         def run(edits):
             edited = subject.run_edited(model, params, example, edits)
             return metric(edited.logits, example)
 
-        before = metric(output.logits, example)
-        names, heads = list(heads), list(heads.values())
-        return cls(run, before, names, heads, streams, closing(heads))
+        before, values = metric(output.logits, example), closing([*heads.values()])
+        is_scanned = subject.is_scanned(model, params)
+        return cls(example, run, before, heads, values, streams, is_scanned)
 
     @property
-    def counts(self) -> list[int]:
-        """H of each part."""
-        return [each.shape[-2] for each in self.heads]
+    def exists(self) -> np.ndarray:
+        """`[P, H]` booleans: where there is a head."""
+        return subject.exists([x.shape[-2] for x in self.heads.values()])
 
-    def gated(self, gates: Sequence[Array | None]) -> edits.Edits:
-        """Returns the edits that gate the heads of each part."""
-        values = self.values or [None] * len(self.names)
-        given = [
-            None if gate is None else (gate, value)
-            for gate, value in zip(gates, values, strict=True)
-        ]
-        return edits.on_parts(
-            self.names, given, lambda heads, own: edits.gated(heads, *own)
-        )
+    def gated(self, gates: Array) -> Array:
+        """Returns the metric with heads gated by `[P, H]` or `[B, P, H]`."""
 
-    def open_gates(self) -> list[Array]:
-        """Returns open gates of each example, P arrays `[B, H]`."""
-        size = len(self.before)
-        return [jnp.ones((size, count), jnp.float32) for count in self.counts]
+        def change(heads, given):
+            part, value = given
+            return edits.gated(heads, gates[..., part, : heads.shape[-2]], value)
 
+        return self.run(edits.on_parts(self.heads, [*enumerate(self.values)], change))
 
-@functools.lru_cache(maxsize=8)
-def changes(model, metric, closing) -> Program:
-    """Returns the change of the metric when one head is ablated, P arrays `[B, H]`."""
+    def slopes(self, gate: Array) -> Array:
+        """Returns the slopes of the metric by gates, where all are the same.
 
-    @jax.jit
-    def program(params, example):
-        own, params = subject.compact(model, params)
-        clean = Clean.of(own, metric, closing, params, example)
-        if subject.is_scanned(own, model):
-            return _changes_by_scan(clean, example)
-        has_kinds = any(name.startswith("decoder/") for name in clean.names)
-        is_deep = len(clean.names) > 2 * subject.FEW_LAYERS
-        if has_kinds or is_deep or not clean.streams:
-            return _changes_of_a_whole(clean, example)
-        streams = list(clean.streams.items())
-        layers = []
-        for i, count in enumerate(clean.counts):
-            # Layers below i do not depend on its gates: they are left out.
-            name, stream = streams[i]
+        They are `[B, P, H]`, NaN where there is no head.
+        """
+        gates = jnp.full((len(self.before), *self.exists.shape), gate, jnp.float32)
+        found = jax.grad(lambda gates: self.gated(gates).sum())(gates)
+        return jnp.where(self.exists[None], found, jnp.nan)
 
-            def ablated(gates, i=i, name=name, stream=stream):
-                own = [gates if j == i else None for j in range(len(clean.names))]
-                return clean.run({name: lambda _: stream} | clean.gated(own))
+    def ablated(self, *, per_position: bool = False) -> Array:
+        """Returns the change of the metric when one head is ablated.
 
-            after = over(ablated, 1 - jnp.eye(count), example)
-            layers.append((after - clean.before[None]).T)
-        return layers
+        Args:
+          per_position: Whether it is ablated at each position alone; else at all.
 
-    return program
+        Returns:
+          `[B, P, H, T or 1]`, NaN where there is no such head or position.
+        """
+        lengths = [x.shape[-3] if per_position else 1 for x in self.heads.values()]
+        exists = self.exists[..., None] & subject.exists(lengths)[:, None]
+        places = np.argwhere(exists)  # part, head and position
+        rows = [places[places[:, 0] == part, 1:] for part in range(len(lengths))]
 
+        def ablation(at_part, head, position):
+            def change(heads, given):
+                part, value = given
+                is_part = part == at_part
+                if is_part is False:  # as is known of layers that are not scanned
+                    return heads
+                *_, length, count, _ = heads.shape
+                is_it = is_part & (jnp.arange(count) == head)
+                at = jnp.arange(length) == position if per_position else np.ones(length)
+                gates = jnp.broadcast_to(
+                    1 - at[:, None] * is_it[None], heads.shape[:-1]
+                )
+                return edits.gated(heads, gates, value)
 
-@functools.lru_cache(maxsize=8)
-def slopes(model, metric, closing) -> Program:
-    """Returns the absolute slopes of the metric by gates, P arrays `[B, H]`."""
+            return edits.on_parts(self.heads, [*enumerate(self.values)], change)
 
-    @jax.jit
-    def program(params, example):
-        own, params = subject.compact(model, params)
-        clean = Clean.of(own, metric, closing, params, example)
-        found = jax.grad(lambda gates: clean.run(clean.gated(gates)).sum())(
-            clean.open_gates()
-        )
-        return [jnp.abs(layer) for layer in found]
+        def of_layer(layer, given):
+            rows, stream = given
+            begun = self.from_layer(layer, stream)
+            run = lambda row: self.run(begun | ablation(layer, *row))  # noqa: E731
+            return over(run, rows, self.example)
 
-    return program
+        # To compile the layers above each of many takes longer than to run them all.
+        is_deep = len(rows) > 2 * subject.FEW_LAYERS and not self.is_scanned
+        if len(self.streams) == len(rows) and not is_deep:
+            layers = [*zip(rows, self.streams.values(), strict=True)]
+            after = self.each_layer(of_layer, layers)
+        else:
+            run = lambda place: self.run(ablation(*place))  # noqa: E731
+            after = over(run, places, self.example)
+        changes = jnp.full((len(self.before), *exists.shape), jnp.nan)
+        return changes.at[:, *places.T].set((after - self.before[None]).T)
 
+    def from_layer(self, layer: int | Array, stream: Array) -> edits.Edits:
+        """Returns the edits of a run that begins with what enters a layer."""
+        pattern, _ = sites.numbered_by_layer(next(iter(self.streams)))
+        return {pattern: sites.Resume(layer, stream)}
 
-@functools.lru_cache(maxsize=8)
-def unit_slopes(model, metric) -> Program:
-    """Returns the absolute slopes of the metric by gates of units, L of `[B, F]`."""
+    def each_layer(self, function: Callable, layers: Sequence[Any]) -> Array:
+        """Returns `[X, B]`, the concatenated results of a function of each layer.
 
-    @jax.jit
-    def program(params, example):
-        own, params = subject.compact(model, params)
-        _, hidden = subject.look(own, params, example, ["*/hidden"])
-
-        def total(gates):
-            gated = edits.on_parts(
-                list(hidden), gates, lambda units, gate: units * gate[:, None]
-            )
-            output = subject.run_edited(own, params, example, gated)
-            return metric(output.logits, example).sum()
-
-        gates = [jnp.ones((len(x), x.shape[-1])) for x in hidden.values()]
-        found = iter(jax.grad(total)(gates))
-        sizes = [x.shape[-1] for x in hidden.values()]
-        if model.config is not None:  # which knows of layers without any, too
-            sizes = models.hidden_sizes(model.config)
-        nothing = jnp.zeros((len(example.inputs), 0))
-        return [jnp.abs(next(found)) if size else nothing for size in sizes]
-
-    return program
+        Args:
+          function: Of a layer's index and what is given for it.
+          layers: What is given for each of the L layers.
+        """
+        if not self.is_scanned:
+            return jnp.concatenate([function(*each) for each in enumerate(layers)])
+        # One layer is compiled, and which one runs first is an array.
+        layers = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+        indices = jnp.arange(len(self.streams))
+        found = jax.lax.map(lambda each: function(*each), (indices, layers))
+        return found.reshape(-1, found.shape[-1])
 
 
-@functools.lru_cache(maxsize=8)
-def shares(model, metric, closing, points) -> Program:
-    """Returns integrated gradients of the gates, P arrays `[B, H]`."""
+@subject.compiled
+def changes(model, params, example, *, metric, closing) -> Array:
+    """Returns the change of the metric when one head is ablated, `[B, P, H]`."""
+    return Clean.of(model, params, example, metric, closing).ablated()[..., 0]
+
+
+@subject.compiled
+def slopes(model, params, example, *, metric, closing) -> Array:
+    """Returns the absolute slopes of the metric by gates, `[B, P, H]`."""
+    return jnp.abs(Clean.of(model, params, example, metric, closing).slopes(1.0))
+
+
+@subject.compiled
+def shares(model, params, example, *, metric, closing, points) -> Array:
+    """Returns integrated gradients of the gates, `[B, P, H]`."""
     nodes, weights = np.polynomial.legendre.leggauss(points)
-    nodes, weights = jnp.asarray((nodes + 1) / 2), jnp.asarray(weights / 2)
+    nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
+    clean = Clean.of(model, params, example, metric, closing)
 
-    @jax.jit
-    def program(params, example):
-        own, params = subject.compact(model, params)
-        clean = Clean.of(own, metric, closing, params, example)
+    def add(total, point):
+        node, weight = point
+        return total - weight * clean.slopes(node), None
 
-        def add(sums, point):
-            node, weight = point
-            gates = [node * gate for gate in clean.open_gates()]
-            slopes = jax.grad(lambda gates: clean.run(clean.gated(gates)).sum())(gates)
-            return [s - weight * each for s, each in zip(sums, slopes, strict=True)], ()
-
-        init = [jnp.zeros_like(gate) for gate in clean.open_gates()]
-        points = (nodes.astype(jnp.float32), weights.astype(jnp.float32))
-        return jax.lax.scan(add, init, points)[0]
-
-    return program
+    init = jnp.zeros((len(clean.before), *clean.exists.shape))
+    return jax.lax.scan(add, init, (nodes, weights))[0]
 
 
-@functools.lru_cache(maxsize=8)
-def numbers(model, name) -> Program:
-    """Returns a statistic of the maps, P arrays `[B, H]`."""
+@subject.compiled
+def metrics(model, params, example, gates, *, metric, closing) -> Array:
+    """Returns the metric under patterns of gates `[X, P, H]`, `[B, X]`."""
+    clean = Clean.of(model, params, example, metric, closing)
+    return over(clean.gated, gates, example).T
 
-    def number(attention_map, kind, *, example):
+
+@subject.compiled
+def unit_slopes(model, params, example, *, metric) -> Array:
+    """Returns the absolute slopes of the metric by gates of units, `[B, L, F]`."""
+    _, hidden = subject.look(model, params, example, ["*/hidden"])
+    sizes = [x.shape[-1] for x in hidden.values()]
+    if model.config is not None:  # which knows of layers without any, too
+        sizes = models.hidden_sizes(model.config)
+    layers, exists = np.flatnonzero(sizes).tolist(), subject.exists(sizes)
+
+    def total(gates):
+        def change(units, layer):
+            return units * gates[:, layer, None, : units.shape[-1]]
+
+        gated = edits.on_parts(hidden, layers, change)
+        output = subject.run_edited(model, params, example, gated)
+        return metric(output.logits, example).sum()
+
+    found = jax.grad(total)(jnp.ones((len(example.inputs), *exists.shape)))
+    return jnp.where(exists[None], jnp.abs(found), jnp.nan)
+
+
+@subject.compiled
+def numbers(model, params, example, *, name) -> Array:
+    """Returns a statistic of the maps, `[B, P, H]`."""
+
+    def number(attention_map, kind):
         tokens = subject.tokens(example, kind)
         values = getattr(attention_map.statistics(tokens=tokens), name)
         if values is None and kind == "cross":  # two texts have no equal tokens
@@ -200,90 +229,27 @@ def numbers(model, name) -> Program:
             raise ValueError(f"{name!r} is not one number per head.")
         return values
 
-    @jax.jit
-    def program(params, example):
-        own, params = subject.compact(model, params)
-        at = subject.by_kind(functools.partial(number, example=example), model)
-        return list(subject.look(own, params, example, at)[1].values())
-
-    return program
+    _, found = subject.look(model, params, example, subject.by_kind(number, model))
+    exists = subject.exists([x.shape[-1] for x in found.values()])
+    result = jnp.full((len(example.inputs), *exists.shape), jnp.nan)
+    return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
 
 
-@functools.lru_cache(maxsize=8)
-def metrics(model, metric, closing) -> Callable:
-    """Returns the metric under patterns of gates, `[B, X]`.
-
-    The program takes the gates `[X, P, H]` between parameters and batch.
-    """
-
-    @jax.jit
-    def program(params, gates, example):
-        own, params = subject.compact(model, params)
-        clean = Clean.of(own, metric, closing, params, example)
-
-        def gated(pattern):
-            own = [pattern[i, :count] for i, count in enumerate(clean.counts)]
-            return clean.run(clean.gated(own))
-
-        return over(gated, gates, example).T
-
-    return program
-
-
-def _changes_of_a_whole(clean, example) -> list[Array]:
-    """Returns what `changes` does, of a model that cannot leave layers out.
-
-    Or of one with so many layers, not alike, that to compile those above each of them
-    takes longer than to run all of them. The loop goes over the heads of all layers, so
-    that the model is compiled once.
-    """
-    ends = np.cumsum(clean.counts)[:-1]
-
-    def ablated(gates):
-        return clean.run(clean.gated(jnp.split(gates, ends)))
-
-    after = over(ablated, 1 - jnp.eye(sum(clean.counts)), example)
-    return jnp.split((after - clean.before[None]).T, ends, axis=-1)
-
-
-def _changes_by_scan(clean, example) -> list[Array]:
-    """Returns what `changes` returns, of a model with scanned layers.
-
-    The layer of the ablated head is an array here: a loop over layers, with one over
-    their heads in it, around the one layer that is compiled.
-    """
-    num_layers, count = len(clean.names), clean.counts[0]
-    pattern, _ = sites.numbered_by_layer(next(iter(clean.streams)))
-
-    def of_layer(layer):
-        i, stream = layer
-
-        def ablated(gates):
-            gates = jnp.ones((num_layers, count)).at[i].set(gates)
-            return clean.run({pattern: sites.Resume(i, stream)} | clean.gated([*gates]))
-
-        return over(ablated, 1 - jnp.eye(count), example)
-
-    streams = jnp.stack(list(clean.streams.values()))
-    after = jax.lax.map(of_layer, (jnp.arange(num_layers), streams))
-    return list((after - clean.before[None, None]).swapaxes(1, 2))
-
-
-def over(function: Callable, gates: Any, example: tasks.Example) -> Any:
-    """Returns the function of each row of gates; runs as many at once as is fastest.
+def over(function: Callable, rows: Any, example: tasks.Example) -> Any:
+    """Returns the function of each row; runs as many at once as is fastest.
 
     Memory is that of those at once.
 
     Args:
       function: Of a row, to a tree of arrays.
-      gates: `[X, ...]`, or a tree of such.
+      rows: `[X, ...]`, or a tree of such.
       example: A batch of the size that each row runs.
     """
     inputs = example.inputs, example.decoder_inputs
     length = max(x.shape[1] for x in inputs if x is not None)
     positions = example.inputs.shape[0] * length
     most = _POSITIONS_AT_ONCE.get(jax.default_backend(), _POSITIONS_ON_ACCELERATORS)
-    count = len(jax.tree.leaves(gates)[0])
+    count = len(jax.tree.leaves(rows)[0])
     at_once = max(1, min(count, most // positions))
     batch_size = at_once if at_once > 1 else None
-    return jax.lax.map(function, gates, batch_size=batch_size)
+    return jax.lax.map(function, rows, batch_size=batch_size)

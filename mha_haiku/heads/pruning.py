@@ -5,8 +5,7 @@ head is named by its index in the unpruned layer. In an encoder-decoder "layers"
 heads are its attention parts, in the order of `models.heads_of_layers`.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,30 +47,24 @@ def prune(
     """
     before = models.heads_of_layers(config)
     keep = _names(keep, before)
-    params, config = _looped(params, config)
-    config.attention.key_size = models.key_size(config)
-    config.attention.kept_heads = keep
-    after = models.heads_of_layers(config)
-
-    def kept(i, axis):
-        """Returns the number of heads along an axis, and the indices of the kept."""
-        if axis.holds == anatomy.HEADS:
-            names = before[i].names
-            return len(names), [names.index(name) for name in after[i].names]
-        names = before[i].key_value_names
-        return len(names), [names.index(name) for name in after[i].key_value_names]
+    params, pruned = _looped(params, config)
+    pruned.attention.key_size = models.key_size(config)
+    pruned.attention.kept_heads = keep
+    after = models.heads_of_layers(pruned)
 
     def without_heads(i, axis, leaf):
         if not after[i].names:
             return None  # nothing of the heads is left in a layer without any
         if axis.holds == anatomy.HEAD_FEATURES:
             return leaf
-        return anatomy.taken(leaf, axis, *kept(i, axis))
+        names, stay = (
+            x.names if axis.holds == anatomy.HEADS else x.key_value_names
+            for x in (before[i], after[i])
+        )
+        return anatomy.taken(leaf, axis, len(names), [names.index(x) for x in stay])
 
     holders = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.HEAD_FEATURES)
-    counts = [len(layer.names) for layer in before]
-    place = functools.partial(models.part_of, config)
-    return _changed(params, holders, counts, place, without_heads), config
+    return _changed(params, config, holders, without_heads), pruned
 
 
 def prune_units(
@@ -94,10 +87,8 @@ def prune_units(
         or none is, or the parameters of a layer have no hidden units by the names that
         `modules.anatomy` knows.
     """
-    keep = [_indices(row) for row in keep]
-    for i, (units, size) in enumerate(
-        zip(keep, models.hidden_sizes(config), strict=True)
-    ):
+    keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
+    for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
         if not size:
             raise ValueError(
                 f"layer {i} has no feed-forward part, and so no hidden units to keep "
@@ -108,15 +99,13 @@ def prune_units(
                 f"layer {i} must keep at least one of its hidden units 0 to {size - 1},"
                 f" each once, got {units}."
             )
-    params, config = _looped(params, config)
-    sizes = models.hidden_sizes(config)
-    config.feed_forward.hidden_sizes = [len(units) for units in keep]
+    params, pruned = _looped(params, config)
+    pruned.feed_forward.hidden_sizes = [len(units) for units in keep]
 
     def without_units(i, axis, leaf):
         return anatomy.taken(leaf, axis, sizes[i], keep[i])
 
-    place = functools.partial(models.layer_of, config)
-    return _changed(params, (anatomy.UNITS,), sizes, place, without_units), config
+    return _changed(params, config, (anatomy.UNITS,), without_units), pruned
 
 
 def open_gates(
@@ -151,7 +140,6 @@ def scaled(
       ValueError: If the parameters of a layer have no heads by the names that
         `modules.anatomy` knows.
     """
-    counts = [len(layer.names) for layer in models.heads_of_layers(config)]
 
     def with_gates(i, axis, leaf):
         if not axis.is_read:
@@ -159,41 +147,33 @@ def scaled(
         own = np.stack(gates[i]) if isinstance(i, slice) else gates[i]
         return anatomy.scaled(leaf, axis, own)
 
-    place = functools.partial(models.part_of, config)
-    return _changed(params, (anatomy.HEADS,), counts, place, with_gates)
+    return _changed(params, config, (anatomy.HEADS,), with_gates)
 
 
-def _changed(
-    params: Params,
-    holders: Sequence[str],
-    counts: Sequence[int],
-    place: Callable[[str], int | slice | None],
-    change: Callable,
-) -> dict[str, dict[str, Any]]:
+def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
     """Returns the parameters with those that belong to heads or units changed.
 
-    Args:
-      params: The parameters.
-      holders: A parameter is changed if one of its axes holds one of these.
-      counts: How many heads or units each layer has.
-      place: From the name of a module to its layer; see `models.part_of`.
-      change: `change(layer, axis, array)` returns the new array, or None to remove it;
-        a slice of layers means all of these, stacked.
-
-    Raises:
-      ValueError: If a layer with heads or units has no such parameter.
+    Those of which an axis holds one of `holders` are: `change(layer, axis, array)`
+    returns the new array, or None to remove it; a slice of layers means all of these,
+    stacked. A layer with heads or units, but without such a parameter, is an error.
     """
+    if anatomy.UNITS in holders:
+        counts, place = models.hidden_sizes(config), models.layer_of
+    else:
+        counts = [len(layer.names) for layer in models.heads_of_layers(config)]
+        place = models.part_of
     result, changed = {}, set()
     indices = range(len(counts))
     for module, leaves in params.items():
-        layer = place(module)
-        if isinstance(layer, int) and layer not in indices:
+        layer = place(config, module)
+        is_stacked = isinstance(layer, slice)
+        if layer is not None and not is_stacked and layer not in indices:
             raise ValueError(f"params must be of {len(counts)} layers, got {module!r}.")
         result[module] = {}
         for name, leaf in leaves.items():
             axis = None if layer is None else anatomy.axis_of(module, name)
             if axis and axis.holds in holders:
-                changed.update(_listed(layer))
+                changed.update(indices[layer] if is_stacked else [layer])
                 leaf = change(layer, axis, leaf)
             if leaf is not None:
                 result[module][name] = leaf
@@ -205,10 +185,6 @@ def _changed(
             f"{', '.join(params) or 'none'}."
         )
     return {module: leaves for module, leaves in result.items() if leaves}
-
-
-def _listed(layer: int | slice) -> Sequence[int]:
-    return range(layer.start, layer.stop) if isinstance(layer, slice) else [layer]
 
 
 def _looped(params, config):

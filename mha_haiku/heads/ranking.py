@@ -90,14 +90,9 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def pairs(of: subject.Subject, *, closing: Closing = zero) -> np.ndarray:
-    """Returns the mean change of the metric when two heads are closed.
+    """Returns the mean change of the metric when two heads are ablated.
 
-    Args:
-      of: What is measured.
-      closing: What closed heads pass on.
-
-    Returns:
-      `[L, H, L, H]` float64, symmetric; on the diagonal one head is closed.
+    It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
     """
     exists = _existing(of)
     heads = np.argwhere(exists)
@@ -195,5 +190,5 @@ def _one_more_closed(of, gates, heads, closing) -> np.ndarray:
 
 def _existing(of) -> np.ndarray:
     """Returns `[L, H]` booleans, True where the layer has that head."""
-    counts = subject.num_heads(of.model, of.params, next(iter(of.batches)))
-    return np.arange(max(counts))[None] < np.array(counts)[:, None]
+    example = next(iter(of.batches))
+    return subject.exists(subject.num_heads(of.model, of.params, example))

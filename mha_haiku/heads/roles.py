@@ -123,7 +123,7 @@ def roles(
     https://arxiv.org/abs/1906.04341; induction Olsson et al. 2022,
     https://arxiv.org/abs/2209.11895.
     """
-    observe = _observer(model, tuple(separators))
+    observe = _observed(model, separators=tuple(separators))
 
     def of_batch(example):
         aligned = None
@@ -134,20 +134,9 @@ def roles(
             aligned = known.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
-    sums = subject.over(batches, of_batch)
-    sums = jax.tree.map(np.float64, sums)
+    sums = jax.tree.map(np.float64, subject.over(batches, of_batch))
     total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
-    scores, offsets = zip(*total, strict=True)
-    means = [
-        {
-            # Where nothing is aligned, the share of it is not known.
-            name: np.where((count > 0) | (name != "aligned"), x, np.nan)
-            / np.maximum(count, 1e-9)
-            for name, (x, count) in layer.items()
-        }
-        for layer in scores
-    ]
-    return _named(means, offsets)._replace(kinds=tuple(subject.kinds_of(model)))
+    return _named(total)._replace(kinds=tuple(subject.kinds_of(model)))
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
@@ -168,23 +157,18 @@ def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
     return best, scores[ROLES[best].score or best] if margins else math.nan
 
 
-@functools.lru_cache(maxsize=8)
-def _observer(model, separators):
-    """Returns the compiled observation of a batch; cached, so it compiles once."""
-
-    @jax.jit
-    def observe(params, example, aligned):
-        chosen = jnp.array(separators, jnp.int32)
-        observed = functools.partial(
-            _observed, example=example, separators=chosen, aligned=aligned
-        )
-        at = subject.by_kind(observed, model)
-        return list(subject.look(model, params, example, at)[1].values())
-
-    return observe
+@subject.compiled
+def _observed(model, params, example, aligned, *, separators):
+    """Returns for each map the sums of scores over a batch, and counts of offsets."""
+    separators = jnp.array(separators, jnp.int32)
+    sums = functools.partial(
+        _sums, example=example, separators=separators, aligned=aligned
+    )
+    at = subject.by_kind(sums, model)
+    return list(subject.look(model, params, example, at)[1].values())
 
 
-def _observed(attention_map, kind, example, separators, aligned):
+def _sums(attention_map, kind, example, separators, aligned):
     """Returns sums of scores over a batch, by name, and counts of offsets.
 
     Each score is a pair: its sum `[H]`, and the number to divide by. That is the number
@@ -242,15 +226,7 @@ def _observed(attention_map, kind, example, separators, aligned):
 
 
 def _repeated(tokens, counted) -> Array:
-    """Returns the share of the counted queries whose token has occurred before.
-
-    Args:
-      tokens: `[B, T]`.
-      counted: `[B, T]` booleans.
-
-    Returns:
-      `[B]` in [0, 1].
-    """
+    """Returns the share `[B]` of counted queries whose token has occurred before."""
     # A stable sort puts equal tokens side by side, in the order of their positions: all
     # but the first of each group have occurred before.
     order = jnp.argsort(tokens, axis=-1, stable=True)
@@ -261,15 +237,9 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Returns the correlations of queries that see with the places of their keys.
+    """Returns correlations `[B, H]` of the places of queries and of their keys.
 
-    Args:
-      rows: `[1, 1, T]`, the queries' places.
-      places: `[B, H, T]`, those of the keys with their largest weights.
-      seen: `[B, H, T]` booleans: the queries that count.
-
-    Returns:
-      `[B, H]` in [-1, 1]; 0 where all keys or all queries are at one place.
+    Of those queries that are seen; 0 where all keys or all queries are at one place.
     """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
     x, y = (
@@ -290,23 +260,24 @@ def _entropy_of_equal_weights(attention_map) -> Array:
     return equal.statistics().entropy
 
 
-def _named(scores, counts) -> Roles:
-    """Returns roles from mean scores and counts of offsets, by layer."""
-    widest = max(len(layer) for layer in counts)
-    shape = (len(counts), widest)
-    names = np.full(shape, "", dtype=object)
-    offsets = np.zeros(shape, int)
+def _named(sums) -> Roles:
+    """Returns roles from what `_sums` gives for each layer, over all batches."""
+    shape = len(sums), max(len(counts) for _, counts in sums)
+    names, offsets = np.full(shape, "", dtype=object), np.zeros(shape, int)
     values = {name: np.full(shape, np.nan) for name in SCORES}
-    for i, (layer, head_counts) in enumerate(zip(scores, counts, strict=True)):
-        for h, count in enumerate(head_counts):
-            own = {name: float(x[h]) for name, x in layer.items()}
-            own["positional"] = float(count.max() / max(count.sum(), 1))
-            if "monotonic" in own:  # downwards too, as long as all examples do
-                own["monotonic"] = abs(own["monotonic"])
-            # The bin in the middle is offset 0.
-            offsets[i, h] = int(count.argmax()) - (len(count) - 1) // 2
-            names[i, h] = role_of(own)[0]
-            for name, value in own.items():
-                values[name][i, h] = value
+    for i, (scores, counts) in enumerate(sums):
+        num_heads, num_offsets = counts.shape
+        own = {name: x / np.maximum(count, 1e-9) for name, (x, count) in scores.items()}
+        if "aligned" in own and not scores["aligned"][1].all():
+            own["aligned"] = np.full(num_heads, np.nan)  # nothing is known
+        own["positional"] = counts.max(-1) / np.maximum(counts.sum(-1), 1)
+        if "monotonic" in own:  # downwards too, as long as all examples do
+            own["monotonic"] = np.abs(own["monotonic"])
+        # The bin in the middle is offset 0.
+        offsets[i, :num_heads] = counts.argmax(-1) - (num_offsets - 1) // 2
+        for name, x in own.items():
+            values[name][i, :num_heads] = x
+        for h in range(num_heads):
+            names[i, h], _ = role_of({name: x[h] for name, x in own.items()})
     known = {name: x for name, x in values.items() if not np.isnan(x).all()}
     return Roles(names, known, offsets)

@@ -15,6 +15,7 @@ import numpy as np
 
 from mha_haiku import models, tasks
 from mha_haiku.core import sites
+from mha_haiku.modules import anatomy
 
 Array = jax.Array
 
@@ -55,30 +56,46 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
       TypeError: If the batches can be gone through only once, like a generator.
       ValueError: If there are none.
     """
-    if iter(batches) is batches:
-        refuse_generator(batches)
+    check_batches(batches)
     results = [fetched(function(example)) for example in batches]
     if not results:
         raise ValueError("batches must not be empty.")
     return results
 
 
-def refuse_generator(batches: Any) -> None:
-    """Raises TypeError about batches that can be gone through only once."""
-    raise TypeError(
-        "batches must be a list, or something else that can be gone through again, "
-        f"got {type(batches).__name__}; list(batches) makes one."
-    )
+def check_batches(batches: Iterable[tasks.Example]) -> None:
+    """Raises TypeError if batches can be gone through only once."""
+    if iter(batches) is batches:
+        raise TypeError(
+            "batches must be a list, or something else that can be gone through again, "
+            f"got {type(batches).__name__}; list(batches) makes one."
+        )
+
+
+def compiled(function: Callable) -> Callable:
+    """Returns what makes the program of a function, by model and keywords.
+
+    Programs are kept, so that measuring again, for instance at each evaluation of a
+    training, compiles nothing. Layers that are many and alike are scanned in them.
+
+    Args:
+      function: Of a model, its parameters, a batch and other arrays; and by keyword of
+        what is known when compiling, such as a metric.
+    """
+
+    @functools.lru_cache(maxsize=8)
+    def program(model, **known):
+        @jax.jit
+        def run(params, *given):
+            return function(*compact(model, params), *given, **known)
+
+        return run
+
+    return program
 
 
 def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
-    """Returns the model's `Output` on a batch, without dropout.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      example: The batch.
-    """
+    """Returns the model's `Output` on a batch, without dropout."""
     given = example.model_inputs()
     inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
     return model.apply(params, None, inputs, **given, is_training=False)
@@ -136,10 +153,6 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
 
     A model of many layers that are alike becomes the one that scans them: one layer is
     compiled for all. For programs, which call it once: parameters are copied.
-
-    Args:
-      model: The model.
-      params: Its parameters.
     """
     if model.scanned is None:
         return model, params
@@ -147,9 +160,9 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
     return (model.scanned, models.stacked(params)) if is_deep else (model, params)
 
 
-def is_scanned(own: models.Model, model: models.Model) -> bool:
-    """Returns whether layers are scanned in a model that `compact` made of another."""
-    return own is not model or bool(model.config and model.config.scan_layers)
+def is_scanned(model: models.Model, params: Any) -> bool:
+    """Returns whether parameters are those of scanned layers."""
+    return model.config is not None and any(map(anatomy.is_stacked, params))
 
 
 def kinds_of(model: models.Model) -> list[str]:
@@ -160,12 +173,7 @@ def kinds_of(model: models.Model) -> list[str]:
 
 
 def label(kinds: Sequence[str], layer: int) -> str:
-    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3".
-
-    Args:
-      kinds: The kind of each layer; (): there is one kind.
-      layer: Its index.
-    """
+    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3"."""
     if not kinds:
         return f"layer {layer}"
     return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
@@ -174,12 +182,7 @@ def label(kinds: Sequence[str], layer: int) -> str:
 def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
     """Returns what stands at the queries of maps of a kind, and how many are valid.
 
-    Args:
-      example: The batch.
-      kind: As `kind_of` gives it.
-
-    Returns:
-      Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
+    They are tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
     """
     if kind in ("decoder", "cross"):
         return example.decoder_inputs, example.decoder_lengths
@@ -189,16 +192,24 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
 def tokens(example: tasks.Example, kind: str) -> Array | None:
     """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
 
-    Args:
-      example: The batch.
-      kind: As `kind_of` gives it.
-
-    Returns:
-      None where there are features, or where queries and keys are of different texts.
+    None where there are features, or where queries and keys are of different texts.
     """
     own, _ = queries(example, kind)
     is_tokens = jnp.issubdtype(own.dtype, jnp.integer)
     return own if is_tokens and kind != "cross" else None
+
+
+def valid(size: int, example: tasks.Example, kind: str) -> Array:
+    """Returns which of so many queries of maps of a kind are valid, `[B, T]`."""
+    _, lengths = queries(example, kind)
+    if lengths is None:
+        return jnp.ones((len(example.inputs), size), bool)
+    return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+
+
+def exists(counts: Sequence[int]) -> np.ndarray:
+    """Returns `[P, H]` booleans: where parts of so many heads have one."""
+    return np.arange(max(counts))[None] < np.array(counts)[:, None]
 
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
@@ -237,12 +248,3 @@ def fetched(tree: Any) -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(tree, tiled=True)
-
-
-def padded(layers: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns `[N, L, H]` float64 from L arrays `[N, H]`, NaN where heads are fewer."""
-    widest = max(layer.shape[-1] for layer in layers)
-    result = np.full((len(layers[0]), len(layers), widest), np.nan)
-    for i, layer in enumerate(layers):
-        result[:, i, : layer.shape[-1]] = layer
-    return result

@@ -22,8 +22,12 @@ import numpy as np
 from mha_haiku import checks, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import flow, means
-from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
-from mha_haiku.heads.rollout import rollout, value_rollout
+from mha_haiku.heads.rollout import (
+    gradient_rollout,
+    output_gradients,
+    rollout,
+    value_rollout,
+)
 from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders
 from mha_haiku.studies import workbench

@@ -197,7 +197,7 @@ def test_a_pattern_is_frozen_while_values_change(case):
 
 
 def test_parts_that_are_alike_are_edited_as_one(case):
-    """And others each by itself; None leaves a part as it is."""
+    """And others each by itself."""
     names = [f"{each.path}/heads" for each in models.heads_of_layers(case.of)]
     given = [_normal(1, 1, H, 1, seed=i) for i in range(len(names))]
     made = edits.on_parts(names, given, jnp.multiply)
@@ -207,10 +207,13 @@ def test_parts_that_are_alike_are_edited_as_one(case):
         for name, gate in zip(names, given, strict=True)
     }
     case.check(made, wanted)
-    del wanted[names[0]]
-    made = edits.on_parts(names, [None, *given[1:]], jnp.multiply)
-    assert names[0] not in made
-    case.check(made, wanted)
+
+
+def test_parts_that_nothing_is_given_for_stay_as_they_are(cases):
+    names = [f"encoder/layer_{i}/attention/heads" for i in range(L)]
+    gate = _normal(1, 1, H, 1)
+    made = edits.on_parts(names[1:], [gate], jnp.multiply)
+    cases["looped"].check(made, {names[1]: lambda x: x * gate})
 
 
 def test_gated_is_between_the_value_and_its_replacement():
@@ -221,7 +224,8 @@ def test_gated_is_between_the_value_and_its_replacement():
     np.testing.assert_allclose(
         found, each * values + (1 - each) * replacement, rtol=1e-5, atol=1e-6
     )
-    assert edits.gated(values, None) is values
+    found = edits.gated(values, gates, 2.0)
+    np.testing.assert_allclose(found, each * values + (1 - each) * 2, rtol=1e-5)
     with pytest.raises(
         ValueError, match=r"\(3,\), \(2, 3\) or \(2, 5, 3\), got \(2,\)"
     ):

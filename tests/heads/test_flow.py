@@ -8,7 +8,7 @@ from scipy import optimize
 
 from mha_haiku import attention, masks
 from mha_haiku.heads.flow import flow
-from mha_haiku.heads.rollout import rollout_dense
+from mha_haiku.heads.rollout import rollout
 
 B, T, K = 2, 4, 3
 HEADS = (2, 2, 2)
@@ -66,8 +66,8 @@ def test_flow_is_the_largest_of_the_linear_program():
     maps, rows = _layers(), [3, 1]
     found = flow(maps, rows, residual=0.3)
     assert found.shape == (B, 2, T)
-    layers = [np.asarray(rollout_dense([x], residual=0.3), np.float64) for x in maps]
-    matrices = np.stack(layers)
+    layers = [rollout([layer], slice(None), residual=0.3) for layer in maps]
+    matrices = np.float64(np.stack(layers))
     for b, r, s in np.ndindex(found.shape):
         expected = _largest_flow(matrices[:, b], rows[r], s)
         np.testing.assert_allclose(found[b, r, s], expected, atol=1e-7)
@@ -86,7 +86,7 @@ def test_two_layers_by_hand():
 def test_one_layer_flows_as_it_attends():
     (layer,) = _layers(heads=(2,))
     np.testing.assert_allclose(
-        flow([layer], range(T)), rollout_dense([layer]), atol=1e-7
+        flow([layer], range(T)), rollout([layer], slice(None)), atol=1e-7
     )
 
 
@@ -94,7 +94,7 @@ def test_one_layer_flows_as_it_attends():
 def test_at_least_what_rolls_out_flows(mask):
     maps = _layers(mask)
     found = flow(maps, range(T))
-    rolled = np.asarray(jax.jit(rollout_dense)(maps))
+    rolled = np.asarray(jax.jit(lambda maps: rollout(maps, slice(None)))(maps))
     assert (found >= rolled - 1e-6).all()
     assert found.max() <= 1 + 1e-6
     assert (rolled == 0).any()

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads
+from mha_haiku import heads, models
 from mha_haiku.core import sites
 from mha_haiku.heads import programs
 from tests.heads.conftest import (
@@ -291,15 +291,68 @@ def test_all_gates_run_in_one_program(subject):
 @pytest.mark.usefixtures("optimised")
 def test_layers_below_the_ablated_head_do_not_run_again(subject):
     """Operations of the sweep against those of as many whole models."""
-    of = subject.model, loss, heads.closing.zero
+    given = {"metric": loss, "closing": heads.closing.zero}
     batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
 
     def flops(program, *args):
-        return program.lower(*args).compile().cost_analysis()["flops"]
+        lowered = program(subject.model, **given).lower(subject.params, batch, *args)
+        return lowered.compile().cost_analysis()["flops"]
 
-    swept = flops(programs.changes(*of), subject.params, batch)
-    whole = flops(programs.metrics(*of), subject.params, gates, batch)
-    assert swept < 0.75 * whole
+    assert flops(programs.changes) < 0.75 * flops(programs.metrics, gates)
+
+
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_layers_below_run_once_even_where_heads_run_one_by_one(
+    is_scanned, subject, monkeypatch
+):
+    """And patched streams, too, begin at their layer."""
+    monkeypatch.setattr(programs, "_POSITIONS_AT_ONCE", {"cpu": 1})
+    of, params, runs = config(scan_layers=is_scanned), subject.params, []
+
+    def counted(x, layer):
+        def note(x, layer):
+            runs.append(int(layer))
+            return x
+
+        return jax.pure_callback(note, jax.ShapeDtypeStruct(x.shape, x.dtype), x, layer)
+
+    model = build(of)
+    apply = sites.edit(model.apply, {"feed_forward/hidden": counted})
+    own = subject._replace(
+        model=model._replace(apply=apply, scanned=None),
+        params=models.stacked(params) if is_scanned else params,
+        batches=subject.batches[:1],
+    )
+    heads.ablation(own)
+    assert [runs.count(i) for i in range(L)] == [1 + H * (1 + i) for i in range(L)]
+    runs.clear()
+    heads.activation_patching(own, subject.batches[1:], what="layers")
+    assert [runs.count(i) for i in range(L)] == [2 + 1 + i for i in range(L)]
+
+
+def test_parameters_of_a_function_may_be_any_tree():
+    """And the layers of a site are those of its name, wherever they begin."""
+    params = [np.float32(np.eye(NUM_TOKENS)), np.float32(np.ones((2, NUM_TOKENS)))]
+
+    def forward(params, inputs):
+        x = params[0][inputs]
+        for i in (3, 5):
+            with jax.named_scope(f"block_{i}"):
+                weights = jax.nn.softmax(jax.numpy.einsum("btd,bsd->bts", x, x))
+                x = x + (i - 2) * jax.numpy.einsum("bts,bsd->btd", weights, x)
+        return x
+
+    def first(logits, batch):
+        return logits[:, 0, 0]
+
+    of = heads.Subject(models.of_function(forward), first, params, [example()])
+    found, both = heads.ablation(of), heads.closed(of, np.ones((1, 2, 1)))
+    wanted = []
+    for name in ("block_3/heads", "block_5/heads"):
+        run = sites.edit(forward, {name: lambda x: 0 * x})
+        wanted.append(first(run(params, example().inputs), None) - both[:, 0])
+    assert np.abs(wanted).max() > 1e-3
+    np.testing.assert_allclose(found.per_example[..., 0].T, wanted, atol=1e-6)
 
 
 def test_layer_normalized_means_have_norm_one(subject):

@@ -201,6 +201,18 @@ def test_padding_is_not_felt_by_any_measure(of):
     assert not confidence[kinds != "decoder"].any()
 
 
+def test_ablation_of_scanned_layers_is_that_of_looped_ones(of):
+    config = CONFIG.copy_and_resolve_references()
+    config.scan_layers = True
+    scanned = models.build(
+        config, num_tokens=SOURCES, feature_size=None, num_classes=TARGETS
+    )
+    own = of._replace(model=scanned, params=models.stacked(of.params))
+    found, wanted = (heads.ablation(each).per_example for each in (own, of))
+    assert np.abs(wanted).max() > 1e-3
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 def test_statistics_of_tokens_are_of_one_text(of, clean):
     (example,) = of.batches
     found = heads.statistic(of, name="same_token").per_example

@@ -12,8 +12,12 @@ import pytest
 from mha_haiku import attention, masks, models, modules
 from mha_haiku.attention import sweep
 from mha_haiku.heads import layer_chain
-from mha_haiku.heads.gradient_rollout import gradient_rollout, output_gradients
-from mha_haiku.heads.rollout import rollout, rollout_dense, value_rollout
+from mha_haiku.heads.rollout import (
+    gradient_rollout,
+    output_gradients,
+    rollout,
+    value_rollout,
+)
 from tests import jaxprs, oracles
 from tests.heads import conftest
 
@@ -124,7 +128,7 @@ def test_rows_are_those_of_the_product_of_matrices(name):
     @jax.jit
     def found(maps):
         per_layer = rollout(maps, ROWS, residual=residual, per_layer=True)
-        return per_layer, rollout_dense(maps, residual=residual)
+        return per_layer, rollout(maps, slice(None), residual=residual)
 
     per_layer, dense = found(maps)
     _close(per_layer, expected[:, :, ROWS])
@@ -176,7 +180,6 @@ def test_a_layer_without_heads_passes_all_on():
             arrays_of.insert(i, None)
         return (
             rollout(stack, ROWS),
-            rollout_dense(stack),
             value_rollout(stack, ROWS, output_weights=weights_of),
             gradient_rollout(stack, arrays_of, ROWS),
         )
@@ -198,9 +201,8 @@ def test_a_layer_without_heads_passes_all_on():
 )
 def test_rows_are_chosen_as_tiles_are(rows, same):
     maps, _ = _layers()
-    found = layer_chain.start_of(maps, rows)
-    expected = np.eye(T)[same].T
-    np.testing.assert_array_equal(found, np.broadcast_to(expected, (B, T, len(same))))
+    found = layer_chain.positions_of(maps, rows)
+    np.testing.assert_array_equal(found, np.broadcast_to(same, (B, len(same))))
 
 
 def test_examples_may_have_rows_of_their_own():
@@ -209,8 +211,8 @@ def test_examples_may_have_rows_of_their_own():
     rows = np.array([[3, 1], [5, 0]])
     found = jax.jit(rollout)(maps, rows)
     _close(found, [expected[0, [3, 1]], expected[1, [5, 0]]])
-    start = layer_chain.start_of(maps, [[-1], [-7]])
-    np.testing.assert_array_equal(start[..., 0], np.eye(T)[[6, 0]])
+    found = layer_chain.positions_of(maps, [[-1], [-7]])
+    np.testing.assert_array_equal(found, [[6], [0]])
 
 
 def test_no_matrix_is_made():
@@ -353,7 +355,6 @@ def _without_value(maps):
     [
         (lambda maps: rollout([], 0), "at least one layer"),
         (lambda maps: rollout([maps[0], _made(size=5)[0]], 0), "the same B... and T"),
-        (lambda maps: rollout_dense([maps[0], _made(size=5)[0]]), "the same B..."),
         (lambda maps: rollout(maps, 7), "in -7..6, got 7"),
         (lambda maps: rollout(maps, 1.5), "integers"),
         (
@@ -361,7 +362,7 @@ def _without_value(maps):
             r"\[B..., R\] with B... = \(2,\)",
         ),
         (lambda maps: rollout(maps, 0, residual=1.0), "residual must be"),
-        (lambda maps: rollout_dense(maps, residual=-0.1), "residual must be"),
+        (lambda maps: rollout(maps, 0, residual=-0.1), "residual must be"),
         (lambda maps: value_rollout(maps, 0, residual=2), "residual must be"),
         (
             lambda maps: value_rollout(maps, 0, output_weights=[np.ones((6, V, D))]),
@@ -369,7 +370,7 @@ def _without_value(maps):
         ),
         (
             lambda maps: value_rollout(
-                maps, 0, output_weights=[np.ones((6, D, V))] * 2
+                maps[:1], 0, output_weights=[np.ones((6, D, V))]
             ),
             r"\[H, V, D\] .* = \(6, 4\), got shape \(6, 6, 4\)",
         ),
@@ -379,7 +380,7 @@ def _without_value(maps):
             "gradients must be of L = 2 layers",
         ),
         (
-            lambda maps: gradient_rollout(maps, [np.ones((B, T, 6, D))] * 2, 0),
+            lambda maps: gradient_rollout(maps[:1], [np.ones((B, T, 6, D))], 0),
             r"gradients must be .*\(2, 7, 6, 4\) here, got shape \(2, 7, 6, 6\)",
         ),
     ],
@@ -438,4 +439,4 @@ def test_what_a_sink_takes_is_nobodys():
     matrix = 0.5 * np.eye(T) + 0.5 * total / total.sum(-1, keepdims=True)
     wanted = (matrix @ matrix)[:, ROWS]
     _close(rollout(maps, ROWS), wanted)
-    _close(rollout_dense(maps)[:, ROWS], wanted)
+    _close(rollout(maps, slice(None))[:, ROWS], wanted)

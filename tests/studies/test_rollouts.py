@@ -15,7 +15,7 @@ from scipy import stats
 from mha_haiku import tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads.flow import flow
-from mha_haiku.heads.rollout import rollout_dense
+from mha_haiku.heads.rollout import rollout
 from mha_haiku.runs import folders
 from mha_haiku.studies import rollouts
 from mha_haiku.studies.workbench import Bench
@@ -172,7 +172,7 @@ def test_measures_are_those_of_the_row_that_is_asked_for(of_task):
     def dense(params):
         maps = loaded.model.apply(params, None, example.inputs, is_training=False).maps
         raw = [layer.weights().mean(1) for layer in maps]
-        return raw, [rollout_dense(maps[: i + 1]) for i in range(L)]
+        return raw, [rollout(maps[: i + 1], slice(None)) for i in range(L)]
 
     raw, rolled = dense(loaded.params)
     n = np.arange(N)
