@@ -4,17 +4,17 @@ Files of `transformers` 4 and of 5 say the same things in other words: rotary po
 as `rope_theta` and `rope_scaling`, or as `rope_parameters`; windows by a pattern, or by
 `layer_types`. Both are read, and what is written opens in both.
 
-L layers, K size of a head.
+L layers, D width, H heads, F hidden units, K size of a head.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.interop.families.tables import CannotSayError, Rule
+from mha_haiku.interop.families import changes, tables
+from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 
 Theirs = Mapping[str, Any]
 
@@ -63,6 +63,33 @@ def _write_labels(ours: Theirs) -> dict[str, Any]:
 
 # Classes other than tokens.
 LABELS = Rule(_labels, _write_labels)
+
+
+def sizes(
+    *defaults: int,
+    names: Sequence[str] = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "intermediate_size",
+    ),
+) -> tuple[Setting, ...]:
+    """Returns the settings of L, D, H and F; without defaults all must be given."""
+    ours = "num_layers model_size attention.num_heads feed_forward.hidden_size".split()
+    return tuple(map(Setting, ours, names, defaults or [tables.REQUIRED] * 4))
+
+
+def next_token(
+    name: str, logits: str, embeddings: str, *settings: Setting | Rule, tied: bool
+) -> tables.Head:
+    """Returns the head of a causal model, from names of arrays; `tied` is a default."""
+    return tables.Head(
+        name,
+        {"output.with_bias": False},
+        (tables.row("logits/w", logits, changes.transposed),),
+        copies={logits: embeddings},
+        settings=(Setting("output.tied", "tie_word_embeddings", tied), *settings),
+    )
 
 
 def positions_after_padding(default: int) -> Rule:
@@ -367,8 +394,3 @@ def _rounded(number: float) -> float:
 def _alike(values: list[Any]) -> Any:
     """Returns the one value that all are, or the list."""
     return values[0] if all(value == values[0] for value in values) else values
-
-
-def square_root_of_width(theirs: Theirs) -> dict[str, Any]:
-    """Returns the factor of embeddings in Gemma."""
-    return {"embedding.scale": math.sqrt(theirs["hidden_size"])}
