@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -158,7 +158,7 @@ class BytePairs(Tokenizer):
             pairs to merge.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
-        tokenizers = _tokenizers()
+        tokenizers = library()
         byte_level = tokenizers.pre_tokenizers.ByteLevel
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -229,16 +229,8 @@ class Pretrained:
 
     def __post_init__(self):
         """Reads the contents and tries them, so that errors show now."""
-        try:
-            with _rust():
-                _ = self._tokenizer, self._ids, self._around
-        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
-            raise
-        # A bare Exception of tokenizers, or a panic of Rust, which is none.
-        except BaseException as error:
-            raise checks.ConfigError(
-                f"tokenizer.json is damaged, or not that of a tokenizer: {error}."
-            ) from None
+        with errors_named("tokenizer.json"):
+            _ = self._tokenizer, self._ids, self._around
 
     def to_json(self) -> str:
         """Returns the contents and the vocabulary, in an object."""
@@ -322,7 +314,7 @@ class Pretrained:
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        tokenizer = _tokenizers().Tokenizer.from_str(self.content)
+        tokenizer = library().Tokenizer.from_str(self.content)
         tokenizer.no_truncation()  # windows are cut here, not there
         tokenizer.no_padding()
         return tokenizer
@@ -387,23 +379,38 @@ def from_json(text: str) -> Tokenizer:
         return Characters(contents["characters"])
     if "pretrained" in contents:
         return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
-    return BytePairs(_tokenizers().Tokenizer.from_str(text))
+    return BytePairs(library().Tokenizer.from_str(text))
 
 
 @contextlib.contextmanager
-def _rust():
-    """Keeps the traces off stderr that Rust writes when it panics."""
+def errors_named(file: str) -> Iterator[None]:
+    """Raises whatever goes wrong in `tokenizers` inside as ConfigError.
+
+    Keeps the traces off stderr that Rust writes when it panics.
+    """
     with open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
+        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+            raise
+        # A bare Exception of tokenizers, or a panic of Rust, which is none.
+        except BaseException as error:
+            raise checks.ConfigError(
+                f"{file} is damaged, or not that of a tokenizer: {error}."
+            ) from None
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
 
 
-def _tokenizers():
+def library() -> Any:
+    """Returns the package `tokenizers`.
+
+    Raises:
+      ConfigError: If it is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:

@@ -52,7 +52,7 @@ def _family(
     tied: bool = False,
     head_settings: tuple = (),
 ) -> tables.Family:
-    """Returns a family from what it has of its own; see the names in its table."""
+    """Returns a family; `kv_heads`, `head_size`, `tied` are those of `transformers`."""
     return tables.Family(
         name=name,
         prefix="model.",
