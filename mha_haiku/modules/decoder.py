@@ -130,34 +130,17 @@ class Decoder(encoder.Stack):
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
         """Returns the output `[B..., T, D]` and the maps of each layer.
 
-        Args:
-          x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, the encoder's output; None where caches have its
-            keys and values.
-          mask: As in `DecoderLayer`, in all layers; or a sequence of L masks, which
-            must be alike where layers are scanned.
-          cross_mask: As in `DecoderLayer`, in all layers.
-          is_training: Whether there is dropout.
-          bias: As in `DecoderLayer`, in all layers; or a sequence of L of them.
-          caches: As in `DecoderLayer`, of each of the L layers; with them the changed
-            caches are returned too.
-          first_query: The position of the first of x, where there are caches.
+        Arguments are those of `DecoderLayer`. Mask and bias are of all layers, or
+        sequences of L of them, which must be alike where layers are scanned; caches are
+        of each of the L layers.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        per_layer, shared = self._divided(mask=mask, bias=bias)
-        if caches is not None:
-            per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
             return layer(
-                x,
-                encoded,
-                cross_mask=cross_mask,
-                is_training=is_training,
-                **shared,
-                **own,
+                x, encoded, cross_mask=cross_mask, is_training=is_training, **own
             )
 
-        return self._run(x, per_layer, call)
+        return self._run(x, call, caches, first_query, mask=mask, bias=bias)
