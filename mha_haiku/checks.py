@@ -168,6 +168,16 @@ def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
     return value
 
 
+def maker(name: str, value: Any, example: Callable) -> Callable | None:
+    """Returns `value`, which must be None or a function of the kind of `example`."""
+    if value is not None and not callable(value):
+        raise TypeError(
+            f"{name} must be None or a function, as {example.__name__} is; got "
+            f"{shown(value)}."
+        )
+    return value
+
+
 def positive_integer(name: str, value: Any) -> int:
     """Returns `value`, which must be an integer of at least 1."""
     return integer_in(name, value, 1, None)

@@ -117,12 +117,14 @@ class MultiHeadAttention(hk.Module):
         self.with_bias = with_bias
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
-        self.make_score = make_score
-        self.make_normalizer = make_normalizer
-        self.make_gates = make_gates
-        self.rotary = rotary
+        self.make_score = checks.maker("make_score", make_score, additive_score)
+        self.make_normalizer = checks.maker(
+            "make_normalizer", make_normalizer, learned_sinks
+        )
+        self.make_gates = checks.maker("make_gates", make_gates, head_gates)
+        self.rotary = checks.maker("rotary", rotary, positions.rotary)
         self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
-        self.smear = smear
+        self.smear = checks.maker("smear", smear, smeared_keys)
         self.implementation = implementation
 
     def __call__(
