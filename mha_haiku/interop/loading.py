@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,10 +139,7 @@ def _load_own(found, dtype) -> Imported:
             f"{found.name}: config.json is not that of a model of mha_haiku: {error}."
         ) from None
     model = models.build(config, **sizes._asdict())
-    wanted = {
-        f"{module}/{name}": x.shape
-        for module, name, x in _leaves(shapes(config, model, sizes))
-    }
+    wanted = {name: x.shape for name, x in flat(shapes(config, model, sizes)).items()}
     missing = [name for name in wanted if name not in found.arrays]
     unknown = [name for name in found.arrays if name not in wanted]
     _refuse_names(found, missing, unknown)
@@ -324,10 +322,7 @@ def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, tuple[int, ...]]:
             if isinstance(value, list | tuple) and _is_by_layer(field, value):
                 config[section][field] = value[:1]
     model = models.build(config, **sizes._asdict())
-    return {
-        f"{module}/{name}": x.shape
-        for module, name, x in _leaves(shapes(config, model, sizes))
-    }
+    return {name: x.shape for name, x in flat(shapes(config, model, sizes)).items()}
 
 
 def shapes(config: Any, model: models.Model, sizes: Sizes) -> Any:
@@ -343,10 +338,10 @@ def _is_by_layer(field, value) -> bool:
     return field == "window" or isinstance(value[0], list | tuple)
 
 
-def _leaves(params) -> Iterator[tuple[str, str, Any]]:
-    for module, parameters in params.items():
-        for name, x in parameters.items():
-            yield module, name, x
+def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns parameters by the names of their module and their own together."""
+    leaves = hk.data_structures.traverse(params)
+    return {f"{module}/{name}": x for module, name, x in leaves}
 
 
 def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
@@ -356,8 +351,14 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
         raise checks.ConfigError(
             f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
         )
-    if x.size and np.isnan(x).all():
+    is_nan = np.isnan(x)
+    if x.size and is_nan.all():
         raise checks.ConfigError(f"{found.name} is damaged: {name} is NaN throughout.")
+    if is_nan.any():
+        _logger.warning(
+            f"{found.name}: {name} is NaN in {is_nan.sum()} of {x.size} places, and so "
+            "is what they reach."
+        )
     return x
 
 
@@ -386,17 +387,14 @@ def _check_names(found, head, needed, stored) -> None:
     _refuse_names(found, sorted(missing), unknown)
     if left_out:
         _logger.warning(
-            f"{found.name}: {head.architecture} leaves out {arrays.listed(left_out)}."
+            f"{found.name}: {head.architecture} leaves out {checks.listed(left_out)}."
         )
 
 
 def _refuse_names(found, missing, unknown) -> None:
-    parts = [("lacks", missing), ("also has", unknown)]
-    parts = [f"it {verb} {arrays.listed(names)}" for verb, names in parts if names]
-    if parts:
+    if differ := checks.lacks_and_has(missing, unknown):
         raise checks.ConfigError(
-            f"{found.name} does not hold the arrays of its config.json:\n"
-            f"{'; '.join(parts)}."
+            f"{found.name} does not hold the arrays of its config.json:\n{differ}."
         )
 
 

@@ -277,11 +277,11 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     if saved is None:
         return None
     try:
-        config = configuration.completed(saved["config"])
-        configuration.check_fields(ml_collections.ConfigDict(config))
+        config = configuration.of_json(saved["config"])
+        configuration.check_fields(config)
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return config
+    return configuration.to_json(config)
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:

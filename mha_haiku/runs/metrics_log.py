@@ -173,17 +173,10 @@ class Silent:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def advance(self, step: int) -> None:
+    def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
 
-    def report(self, step: int, metrics: Any, *, learning_rate: float = 0.0) -> None:
-        """Does nothing."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Does nothing."""
-
-    def say(self, line: str) -> None:
-        """Does nothing."""
+    advance = event = say = report
 
 
 def read(path: Path) -> list[dict[str, Any]]:
