@@ -9,7 +9,6 @@ from mha_haiku.tasks import (
     bigram_backcopy,
     classify,
     copy,
-    copy_seq2seq,
     digits_anomaly,
     histogram,
     induction,
@@ -22,10 +21,10 @@ from mha_haiku.tasks import (
     parity,
     pronounce,
     reverse,
-    reverse_seq2seq,
     sentences,
     sort,
     task_files,
+    uniform_sequences,
 )
 from mha_haiku.tasks.base import Example, Kept, Task, batch
 from mha_haiku.tasks.task_files import digest
@@ -62,8 +61,8 @@ _TASKS = {
         masked_language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
-        reverse_seq2seq.ReverseSeq2Seq,
-        copy_seq2seq.CopySeq2Seq,
+        uniform_sequences.ReverseSeq2Seq,
+        uniform_sequences.CopySeq2Seq,
         number_words.NumberWords,
         pronounce.Pronounce,
         classify.Classify,

@@ -324,7 +324,14 @@ class Task(abc.ABC):
 
 
 class UniformTask(Task):
-    """A task whose targets are uniform over the classes, whatever their position."""
+    """A task whose targets are uniform over the classes, whatever their position.
+
+    Unless a subclass says otherwise, the classes are the tokens.
+    """
+
+    @property
+    def num_classes(self) -> int:
+        return self.num_tokens
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:

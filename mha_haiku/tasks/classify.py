@@ -88,7 +88,8 @@ class Classify(text.TextTask):
         Raises:
           ConfigError: If they cannot be read, or are not those of the run.
         """
-        rows, sha256 = _read(self.path)
+        rows = read_table(self.path) if self.path else list(python_expressions.load())
+        sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         name = self.path or f"library of Python {platform.python_version()}"
         labels = sorted({label for _, label in rows})
         if len(labels) < 2:
@@ -112,7 +113,6 @@ class Classify(text.TextTask):
 
     @property
     def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The shapes of short `train_data`, for tracing without reading the texts."""
         shapes = ((1, self.sequence_length), (1,), (1,))
         return tuple(jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes)
 
@@ -128,7 +128,6 @@ class Classify(text.TextTask):
 
     @property
     def num_classes(self) -> int:
-        """Number of labels."""
         return len(self._labels)
 
     @functools.cached_property
@@ -138,8 +137,11 @@ class Classify(text.TextTask):
 
     @functools.cached_property
     def held_out_data(self) -> tuple[np.ndarray, ...]:
-        """The same of the held-out part."""
         return self._encoded(self.corpus.held_out)
+
+    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+        rows = self.padded([each for each, _ in pairs])
+        return *rows, np.array([label for _, label in pairs], np.int32)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -148,16 +150,13 @@ class Classify(text.TextTask):
         return bag_of_words.score(corpus.train, corpus.held_out, self.num_classes)
 
     def token_label(self, token: int) -> str:
-        """Returns the text of a token, `[CLS]` for the one before a text."""
         is_own = token == self.encoder.num_tokens and not self.encoder.before
         return _CLS if is_own else self.encoder.label(token)
 
     def class_label(self, c: int) -> str:
-        """Returns label `c`."""
         return self._labels[c]
 
     def example(self, key: jax.Array, data: tuple[np.ndarray, ...]) -> base.Example:
-        """Returns a random text of `data`."""
         tokens, lengths, labels = map(jnp.asarray, data)
         place = sampling.integers(sampling.words(key), len(tokens))
         label = labels[place]
@@ -168,10 +167,6 @@ class Classify(text.TextTask):
         if self._kept is not None and self._kept.text is not None:
             return self._kept.text["labels"]
         return self.corpus.text["labels"]
-
-    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
-        rows = self.padded([each for each, _ in pairs])
-        return *rows, np.array([label for _, label in pairs], np.int32)
 
 
 def read_table(path: str) -> list[tuple[str, str]]:
@@ -222,9 +217,3 @@ def read_table(path: str) -> list[tuple[str, str]]:
     if not pairs:
         raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
     return pairs
-
-
-def _read(path: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns texts with labels, and the sha256 of them all."""
-    rows = read_table(path) if path else list(python_expressions.load())
-    return rows, hashlib.sha256(json.dumps(rows).encode()).hexdigest()

@@ -26,5 +26,4 @@ class Copy(uniform_tokens.UniformTokensTask):
     name: ClassVar[str] = "copy"
 
     def targets(self, inputs: jax.Array) -> jax.Array:
-        """Returns the tokens as they are."""
         return inputs

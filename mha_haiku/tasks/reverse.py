@@ -25,5 +25,4 @@ class Reverse(uniform_tokens.UniformTokensTask):
     name: ClassVar[str] = "reverse"
 
     def targets(self, inputs: jax.Array) -> jax.Array:
-        """Returns the tokens in reverse order."""
         return inputs[::-1]

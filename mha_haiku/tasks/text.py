@@ -61,9 +61,7 @@ class TextTask(base.Task):
 
     baseline_name = "unigram"
     model_defaults = {"embedding.max_length": 64}
-    sequence_length: int = fields.option(
-        64, "tokens in an example", fields.integer(1, sampling.LARGEST)
-    )
+    sequence_length: int = fields.option(64, "tokens in an example", sampling.count(1))
     path: str = fields.option(
         "",
         "a UTF-8 file or a folder of them; empty: Python's own documentation",
@@ -81,7 +79,7 @@ class TextTask(base.Task):
         256,
         "largest number of tokens that the tokenizer may have; of a file's the "
         "smallest number of classes",
-        fields.integer(1, sampling.LARGEST),
+        sampling.count(1),
         section="data",
     )
     held_out_fraction: float = fields.option(
@@ -156,34 +154,25 @@ class TextTask(base.Task):
 
     @property
     def data_shapes(self) -> jax.ShapeDtypeStruct:
-        """The shape of a short `train_data`, for tracing without reading the text."""
         return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
 
     def keep(self) -> base.Kept:
-        """Returns the tokenizer, and the name and sha256 of the text."""
         if self._kept is not None and self._kept.text is not None:
             return self._kept
         return base.Kept(self.encoder.to_json(), self.corpus.text)
 
     @property
     def num_tokens(self) -> int:
-        """Number of the tokenizer's tokens."""
         return self.num_classes
 
     @property
     def num_classes(self) -> int:
-        """Number of the tokenizer's tokens."""
         return self.encoder.num_tokens
 
     @property
-    def train_data(self) -> np.ndarray:
-        """The tokens to train on, `[N]` int32."""
-        return self.corpus.train
-
-    @property
-    def held_out_data(self) -> np.ndarray:
-        """The tokens to evaluate on, `[M]` int32."""
-        return self.corpus.held_out
+    def _split(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of both parts, `[N]` and `[M]` int32."""
+        return self.corpus.train, self.corpus.held_out
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -201,15 +190,12 @@ class TextTask(base.Task):
         }
 
     def token_label(self, token: int) -> str:
-        """Returns the text of a token."""
         return self.class_label(token)
 
     def class_label(self, c: int) -> str:
-        """Returns the text of the tokenizer's token `c`."""
         return self.encoder.label(c)
 
     def piece(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes that a token adds to a text; parts of characters."""
         return self.encoder.piece(token)
 
     @property
@@ -219,12 +205,6 @@ class TextTask(base.Task):
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's text, special ones around it included.
-
-        Args:
-          text: Any text of at least 1 token; their number need not be T.
-
-        Returns:
-          `[t]` int32, t being the number of tokens.
 
         Raises:
           ConfigError: If there are none, or the text is not Unicode.
@@ -245,12 +225,6 @@ class TextTask(base.Task):
 
     def prompt(self, text: str) -> np.ndarray:
         """Returns the tokens of a text to go on with: no special ones behind it.
-
-        Args:
-          text: Any text of at least 1 token.
-
-        Returns:
-          `[t]` int32.
 
         Raises:
           ConfigError: If there are none, or the tokenizer lacks a part of the text.

@@ -87,7 +87,6 @@ class Characters(Tokenizer):
         return cls("".join(sorted(commonest[: vocabulary_size - 1])))
 
     def to_json(self) -> str:
-        """Returns the alphabet, in an object."""
         return json.dumps({"characters": self.alphabet}) + "\n"
 
     @property
@@ -96,7 +95,6 @@ class Characters(Tokenizer):
         return len(self.alphabet) + 1
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32, one per character."""
         code_points = _code_points(text)
         place = np.searchsorted(self._alphabet_code_points, code_points)
         place = np.minimum(place, len(self.alphabet) - 1)
@@ -104,7 +102,6 @@ class Characters(Tokenizer):
         return np.where(known, place + 1, 0).astype(np.int32)
 
     def check_known(self, text: str) -> None:
-        """Raises ConfigError at the first character that is not of the alphabet."""
         unknown = np.flatnonzero(self.encode(text) == 0)
         if len(unknown):
             known = repr(self.alphabet)
@@ -128,7 +125,6 @@ class Characters(Tokenizer):
         return (_UNKNOWN + self.alphabet)[token]
 
     def piece(self, token: int) -> bytes:
-        """Returns the label as UTF-8."""
         return self.label(token).encode("utf-8", errors="surrogatepass")
 
     @functools.cached_property
@@ -171,7 +167,6 @@ class BytePairs(Tokenizer):
         return cls(tokenizer)
 
     def to_json(self) -> str:
-        """Returns the JSON of `tokenizers`, which other tools read too."""
         return self.tokenizer.to_str(pretty=True) + "\n"
 
     @functools.cached_property
@@ -180,14 +175,12 @@ class BytePairs(Tokenizer):
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32."""
         encodings = self.tokenizer.encode_batch(_lines(text))
         return np.concatenate([np.zeros(0), *(e.ids for e in encodings)]).astype(
             np.int32
         )
 
     def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of all texts on end, and how many each has, int32."""
         ids = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
         tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
         return tokens, np.array(list(map(len, ids)), np.int32)
@@ -204,7 +197,6 @@ class BytePairs(Tokenizer):
         return self.piece(token).decode("utf-8", errors="backslashreplace")
 
     def piece(self, token: int) -> bytes:
-        """Returns the token's bytes."""
         return _bytes_of_letters(self.tokenizer.id_to_token(token))
 
 
@@ -233,34 +225,28 @@ class Pretrained:
             _ = self._tokenizer, self._ids, self._around
 
     def to_json(self) -> str:
-        """Returns the contents and the vocabulary, in an object."""
         content = json.loads(self.content)
         return json.dumps({"pretrained": content, "least_tokens": self.least_tokens})
 
     @functools.cached_property
     def num_tokens(self) -> int:
-        """Number of tokens, at least `least_tokens`."""
         return max(self.least_tokens, 1 + max(self._ids.values()))
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Special tokens before a text, as `[CLS]`."""
         return self._around[0]
 
     @property
     def after(self) -> tuple[int, ...]:
-        """Special tokens behind a text, as `[SEP]`."""
         return self._around[1]
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
-        """The token that hides another, and its text."""
         known = [(self._ids[text], text) for text in _MASKS if text in self._ids]
         return known[0] if known else None
 
     @functools.cached_property
     def end(self) -> int | None:
-        """The token that ends a text, as `<|endoftext|>`."""
         known = [self._ids[text] for text in _ENDS if text in self._ids]
         return known[0] if known else None
 
@@ -275,7 +261,6 @@ class Pretrained:
             )
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32, without special ones around."""
         # As one piece: a tokenizer may mark beginnings, and merge over ends of lines.
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return np.array(encoding.ids, np.int32)
@@ -303,7 +288,6 @@ class Pretrained:
         return whole.removeprefix(start) if whole.startswith(start) else piece
 
     def piece(self, token: int) -> bytes:
-        """Returns the bytes of a token's label, of parts of characters their own."""
         letters = self._tokenizer.id_to_token(token)
         if letters is not None and token not in self._special:
             if self._is_byte_level:

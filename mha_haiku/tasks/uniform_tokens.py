@@ -18,16 +18,8 @@ class UniformTokensTask(base.UniformTask):
     each is uniform on its own.
     """
 
-    sequence_length: int = fields.option(
-        16, "tokens in an example", fields.integer(1, sampling.LARGEST)
-    )
-    num_tokens: int = fields.option(
-        10, "number of different tokens", fields.integer(2, sampling.LARGEST)
-    )
-
-    @property
-    def num_classes(self) -> int:
-        return self.num_tokens
+    sequence_length: int = fields.option(16, "tokens in an example", sampling.count(1))
+    num_tokens: int = fields.option(10, "number of different tokens", sampling.count(2))
 
     @abc.abstractmethod
     def targets(self, inputs: jax.Array) -> jax.Array:
