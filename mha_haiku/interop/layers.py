@@ -104,12 +104,8 @@ def from_haiku(
 ) -> Params:
     """Returns the parameters of one `hk.MultiHeadAttention` under another name.
 
-    Both modules name and shape them alike, so that it serves for the way back too.
-
-    Args:
-      params: Of a whole Haiku model.
-      path: The attention's path in them.
-      name: The path in what is returned.
+    Both modules name and shape them alike, so that it serves for the way back too. The
+    attention's path in `params`, those of a whole Haiku model, becomes `name`.
 
     Raises:
       ValueError: If a parameter is missing, unknown, or of a shape that does not fit.

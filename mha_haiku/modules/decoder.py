@@ -65,17 +65,10 @@ class DecoderLayer(encoder.Layer):
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
-        Args:
-          x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, the encoder's output; None where caches have its
-            keys and values.
-          mask: Which position of the decoder may attend to which, besides causality.
-          cross_mask: Which of them may attend to which position of the encoder.
-          is_training: Whether there is dropout.
-          bias: What is added to the scores of the decoder's own positions.
-          cache: Those of self-attention and cross-attention, see `MultiHeadAttention`;
-            with them the changed caches are returned too.
-          first_query: The position of the first of x.
+        Arguments are those of `EncoderLayer`. `encoded` is `[B..., S, D]`, the encoder's
+        output; None where caches have its keys and values. The mask, besides causality,
+        and the bias are of the decoder's own positions, the cross-mask of these to the
+        encoder's. Caches are of self-attention and of cross-attention.
         """
         rate = self.dropout_rate if is_training else 0.0
         cached, cross_cached = (

@@ -21,9 +21,6 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
 
     Trees like the parameters, such as their gradients, convert too.
 
-    Args:
-      params: Arrays by the names of their module and their own.
-
     Returns:
       The arrays of `layer_0`, ..., `layer_{L - 1}` as `layers/layer_0` with a leading
       axis L; what belongs to no layer as it is. NumPy arrays stay such.
@@ -57,9 +54,6 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
     """Returns the parameters of scanned layers as looped layers have them.
 
     The inverse of `stacked`.
-
-    Args:
-      params: Arrays by the names of their module and their own.
 
     Returns:
       The arrays of `layers/layer_0` as `layer_0`, ..., `layer_{L - 1}`, without their

@@ -20,7 +20,8 @@ Array = jax.Array
 # Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map or
 # maps).
 CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
-# From (the call, L, x [..., T, D], L things given or None) to (x, the L layers' maps).
+# From (the call, L, x [..., T, D], [L, ...] or L trees of arrays given to the layers,
+# such as their masks, or None) to (x, the L layers' maps).
 LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
 
 
@@ -29,14 +30,7 @@ def looped(
 ) -> tuple[Array, tuple]:
     """Calls the layers one by one: each is compiled by itself, and they may differ.
 
-    Args:
-      call_layer: Calls layer i.
-      num_layers: L.
-      x: `[B..., T, D]`.
-      given: `[L, ...]`, or L trees of arrays, such as the layers' masks; or None.
-
-    Returns:
-      The last layer's output `[B..., T, D]`, and a map per layer.
+    Arguments and results are those of `LayerStack`.
     """
     maps = []
     for i in range(num_layers):
@@ -56,15 +50,9 @@ def scanned(
     `modules.stacked` and `modules.unstacked` convert. What layers share, such as a mask
     spelt out as an array, is held L times by maps that leave the compiled function.
 
-    Args:
-      call_layer: Calls layer i; must do the same for every i. Seen at initialisation
-        are parameters of other names, shapes or dtypes; not, say, another activation.
-      num_layers: L.
-      x: `[B..., T, D]`; every layer must return its dtype.
-      given: `[L, ...]`, or L trees of arrays of the same shapes; or None.
-
-    Returns:
-      The last layer's output `[B..., T, D]`, and a map per layer.
+    Arguments and results are those of `LayerStack`; the call must do the same for every
+    layer, and return x's dtype. Seen at initialisation are parameters of other names,
+    shapes or dtypes; not, say, another activation.
 
     Raises:
       ValueError: If what is given, or parameters, show that layers differ.
@@ -88,9 +76,6 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     computed inside, at the price of one more forward pass. Values stay the same. On
     the CPU only scanned layers need less memory so: in looped ones XLA lets nothing
     wait for the backward pass.
-
-    Args:
-      stack: `looped`, `scanned` or their like.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
     """

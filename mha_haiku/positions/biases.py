@@ -75,11 +75,8 @@ class ScoreBias(abc.ABC):
     ) -> "ScoreBias":
         """Returns `total` plus the gradient that a tile's cotangent gives.
 
-        Args:
-          total: A bias like this one, aligned, of gradients.
-          cotangent: `[B..., H, R, C]`.
-          rows: R positions.
-          columns: C positions.
+        `total` is a bias like this one, aligned, of gradients; the tile `[B..., H, R,
+        C]` is that of R rows and C columns.
         """
 
         def tile(bias):

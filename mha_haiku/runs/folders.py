@@ -111,9 +111,7 @@ class Run(NamedTuple):
     ) -> "heads.Importance":
         """Returns how much each head matters to the loss of held-out examples.
 
-        Args:
-          measure: A name of `heads.MEASURES`.
-          examples: N.
+        The measure is a name of `heads.MEASURES`, `examples` their number.
         """
         from mha_haiku import heads  # when asked for: training needs no laboratory
 
@@ -149,10 +147,7 @@ def of_runs(
 ) -> list[tuple[ml_collections.ConfigDict, Folder]]:
     """Returns config and folder of each run that a config describes.
 
-    Args:
-      folder: The folder that the config is trained in: that of the run, or one that
-        holds a folder for each of several seeds.
-      config: A valid config.
+    They are that of the run, or in `folder` one for each of several seeds.
     """
     if config.training.seeds == 1:
         return [(config, folder)]
@@ -162,10 +157,8 @@ def of_runs(
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Returns the folder to train in; creates it if it is missing.
 
-    Args:
-      workdir: The folder.
-      is_new: Whether a run is to begin at step 0, so that a checkpoint of that step
-        without a config.json, as a kill leaves it, may be there.
+    Where a new run is to begin at step 0, a checkpoint of that step without a
+    config.json, as a kill leaves it, may be there.
 
     Raises:
       ConfigError: If it is a file, or cannot be written to.

@@ -238,13 +238,8 @@ class TextTask(base.Task):
     ) -> tuple[jax.Array, np.ndarray]:
         """Returns tokens from a random position of `data`, special ones around them.
 
-        Args:
-          word: A random word, which decides the position.
-          data: Tokens, `[N]` int32.
-          length: T, of what is returned.
-
         Returns:
-          Tokens `[T]`, and which of them are not special, `[T]` booleans.
+          Tokens `[T]`, T the length, and which are not special, `[T]` booleans.
 
         Raises:
           ConfigError: If the length leaves no room between special tokens.
