@@ -65,10 +65,10 @@ class DecoderLayer(encoder.Layer):
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
-        Arguments are those of `EncoderLayer`. `encoded` is `[B..., S, D]`, the encoder's
-        output; None where caches have its keys and values. The mask, besides causality,
-        and the bias are of the decoder's own positions, the cross-mask of these to the
-        encoder's. Caches are of self-attention and of cross-attention.
+        Arguments are those of `EncoderLayer`. What the encoder has returned, `encoded`,
+        is `[B..., S, D]`; None where caches have its keys and values. The mask, besides
+        causality, and the bias are of the decoder's own positions, the cross-mask of
+        these to the encoder's. Caches are of self-attention and of cross-attention.
         """
         rate = self.dropout_rate if is_training else 0.0
         cached, cross_cached = (
