@@ -193,16 +193,14 @@ def one_window(default: int | None) -> Rule:
     return Rule(rule.read, write)
 
 
-def rotary(theta: float = 10_000.0, share: float = 1.0) -> Rule:
+def rotary(share: float = 1.0) -> Rule:
     """Returns the rule of rotary positions: one kind for all layers.
 
-    Args:
-      theta: The base where `config.json` does not say it.
-      share: The share of a head's features that turn, likewise.
+    A share of a head's features turns, where `config.json` does not say which.
     """
 
     def read(theirs):
-        rope = _rope(theirs, theta, share)
+        rope = _rope(theirs, 10_000.0, share)
         return _frequencies_field([rope], head_size(theirs))
 
     def write(ours):
