@@ -46,7 +46,9 @@ class MetricsLog:
         """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
-        self._tensorboard = _open_tensorboard(path.parent) if tensorboard else None
+        self._tensorboard = None
+        if tensorboard:
+            self._tensorboard = check_tensorboard().SummaryWriter(str(path.parent))
         self._before = f"{name}: " if name else ""
 
     def __enter__(self) -> "MetricsLog":
@@ -221,22 +223,16 @@ def events_of_steps(
     return events
 
 
-def check_tensorboard() -> None:
-    """Raises ConfigError if tensorboardX is not installed."""
+def check_tensorboard() -> Any:
+    """Returns the package tensorboardX; raises ConfigError if it is not installed."""
     try:
-        import tensorboardX  # noqa: F401
+        import tensorboardX
     except ImportError:
         raise ConfigError(
             "config.training.tensorboard needs the package tensorboardX: "
             "pip install tensorboardX installs it."
         ) from None
-
-
-def _open_tensorboard(folder):
-    check_tensorboard()
-    import tensorboardX
-
-    return tensorboardX.SummaryWriter(str(folder))
+    return tensorboardX
 
 
 def _shown(values: Sequence[float], digits: int) -> str:

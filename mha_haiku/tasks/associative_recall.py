@@ -25,11 +25,8 @@ class AssociativeRecall(base.UniformTask):
     values, accuracy 1 / num_values and loss log(num_values) nats. A model that knows
     which values occurred, but not with which key, reaches about 1 / num_pairs.
 
-    Attributes:
-      sequence_length: T; the last T - 2 num_pairs positions are queries.
-      num_pairs: Number of pairs.
-      num_keys: Tokens 0 to num_keys - 1 are keys, at least as many as pairs.
-      num_values: The tokens after them are values; class c is the value c.
+    Tokens 0 to num_keys - 1 are keys, at least as many as pairs; the tokens after them
+    are values, and class c is the value c.
 
     Source: Arora et al. 2023, https://arxiv.org/abs/2312.04927.
     """

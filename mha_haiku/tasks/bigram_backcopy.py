@@ -28,10 +28,8 @@ class BigramBackcopy(base.Task):
     that of the most frequent symbol at each position. The most that can be known of a
     symbol that follows no trigger is `table`.
 
-    Attributes:
-      sequence_length: T, with the start token.
-      num_symbols: Symbols of the chain; also the classes. The start token is one more.
-      num_triggers: Symbols 0 to num_triggers - 1 are triggers; 0: a chain alone.
+    Symbols are the classes, 0 to num_triggers - 1 of them triggers; the start token is
+    one more token. Without triggers it is a chain alone.
 
     Source: Guo et al. 2024, section 2, https://arxiv.org/abs/2410.13835.
     """

@@ -57,13 +57,9 @@ class Classify(text.TextTask):
     A text is held out by its sha256: texts that are equal are in the same part.
 
     Metric: accuracy, the share of texts with the right label. It is compared with a bag
-    of words, see `bag_of_words.score`. Attributes are those of `TextTask`, but:
-
-    Attributes:
-      path: A CSV or TSV file with the columns `text` and `label`; "" is expressions of
-        Python's own library, by their outermost operation: `f(a + b)` is a call,
-        `f(a) + b` is arithmetic. Their words say little of it, their brackets much.
-      held_out_fraction: The share of the texts to evaluate on.
+    of words, see `bag_of_words.score`. Without a file the texts are expressions of
+    Python's own library, by their outermost operation: `f(a + b)` is a call, `f(a) + b`
+    is arithmetic. Their words say little of it, their brackets much.
     """
 
     name: ClassVar[str] = "classify"

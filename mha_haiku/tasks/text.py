@@ -46,15 +46,11 @@ class TextTask(base.Task):
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
     tokenizer come first, 0 to num_classes - 1; they are the classes as well.
 
+    A tokenizer is trained on the training part alone; or it is of a file, whose special
+    tokens go around every window and are no targets. Models may have more classes than
+    a file names.
+
     Attributes:
-      sequence_length: T, in tokens.
-      path: A UTF-8 file, or a folder whose files are read in the order of their names;
-        "" is Python's own documentation, `pydoc_data.topics`.
-      tokenizer: "characters" or "bpe", trained on the training part alone; or a file,
-        tokenizer.json, whose special tokens go around every window and are no targets.
-      vocabulary_size: The largest number of tokens that the tokenizer may have; of a
-        file's the smallest number of classes, as models may have more than it names.
-      held_out_fraction: The share of the text to evaluate on, from its end.
       kept: What a run stored of this task. Its tokenizer is used, and the text is read
         only once examples are needed; it must then be the text of the run.
     """

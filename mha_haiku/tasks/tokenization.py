@@ -242,13 +242,12 @@ class Pretrained:
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
-        known = [(self._ids[text], text) for text in _MASKS if text in self._ids]
-        return known[0] if known else None
+        known = ((self._ids[text], text) for text in _MASKS if text in self._ids)
+        return next(known, None)
 
     @functools.cached_property
     def end(self) -> int | None:
-        known = [self._ids[text] for text in _ENDS if text in self._ids]
-        return known[0] if known else None
+        return next((self._ids[x] for x in _ENDS if x in self._ids), None)
 
     def check_known(self, text: str) -> None:
         """Raises ConfigError at the first part of a text that is the unknown token."""
@@ -321,13 +320,8 @@ class Pretrained:
     @functools.cached_property
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         encoding = self._tokenizer.encode("a")
-        is_special = [bool(each) for each in encoding.special_tokens_mask]
-        first = is_special.index(False) if False in is_special else 0
-        last = (
-            len(is_special) - is_special[::-1].index(False)
-            if not all(is_special)
-            else 0
-        )
+        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        first, last = (own[0], own[-1] + 1) if len(own) else (0, 0)
         return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
 
     @functools.cached_property
