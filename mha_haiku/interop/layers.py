@@ -212,10 +212,10 @@ def to_flax(
     """Returns the parameters of an attention of Flax, linen's or nnx's.
 
     Args:
-      params: Parameters that hold those of a `MultiHeadAttention`.
+      params: Parameters that hold those of a `MultiHeadAttention`, at the path `name`.
       num_heads: H.
       num_key_value_heads: G; H if left out, as it must be for linen.
-      name: The module's path in them.
+      name: The module's path.
 
     Returns:
       `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.

@@ -103,11 +103,7 @@ def _of_a_family(config, params, sizes, name):
 
 
 def _written(family, head, config, sizes) -> dict[str, Any]:
-    """Returns the config.json that reads as this config.
-
-    Raises:
-      CannotSayError: If there is none.
-    """
+    """Returns the config.json that reads as this config, or raises CannotSayError."""
     ours = _said(config, sizes)
     theirs: dict[str, Any] = {}
     for setting in (*family.settings, *head.settings):

@@ -126,19 +126,18 @@ class Run(NamedTuple):
         """Returns the run with unstacked layers, so that each can be reached."""
         if not self.config.model.scan_layers:
             return self
-        config = self.config.copy_and_resolve_references()
-        config.model.scan_layers = False
-        model = make_model(config, self.task)
-        params = models.unstacked(self.params)
-        return self._replace(config=config, model=model, params=params)
+        return self._with_layers(False, models.unstacked(self.params))
 
     def compact(self) -> "Run":
         """Returns the run with layers scanned, where they are alike."""
         if self.model.scanned is None:
             return self
+        return self._with_layers(True, models.stacked(self.params))
+
+    def _with_layers(self, are_scanned: bool, params: Any) -> "Run":
         config = self.config.copy_and_resolve_references()
-        config.model.scan_layers = True
-        model, params = make_model(config, self.task), models.stacked(self.params)
+        config.model.scan_layers = are_scanned
+        model = make_model(config, self.task)
         return self._replace(config=config, model=model, params=params)
 
 
@@ -362,19 +361,12 @@ def write_run(
     params: Any,
     task: tasks.Task,
 ) -> Path:
-    """Writes parameters as a new run at step 0, ready for training.
+    """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
     Where that fails or is interrupted, nothing of it is left. What a killed process
     has left is replaced: config.json is written last.
 
-    Args:
-      workdir: The folder of the new run, which must not hold one.
-      config: Its config.
-      params: The parameters of the config's model; no state of an optimizer is stored.
-      task: The task, whose tokenizer is kept.
-
-    Returns:
-      The folder.
+    No state of an optimizer is stored; the task's tokenizer is kept.
 
     Raises:
       ConfigError: If there is a run in the folder, or it cannot be written to.

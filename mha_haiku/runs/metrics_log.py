@@ -62,11 +62,8 @@ class MetricsLog:
     ) -> None:
         """Writes one report, at once, with the seconds that the run has trained.
 
-        Args:
-          step: The steps taken.
-          metrics: Numbers by name; with `held_out_loss` and `held_out_accuracy` when
-            this report has an evaluation.
-          learning_rate: That of the last step.
+        With an evaluation the metrics have `held_out_loss` and `held_out_accuracy` too.
+        The learning rate is that of the last step.
         """
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}

@@ -51,15 +51,9 @@ def prepare(
 ) -> tuple[stepping.TrainState, Programs]:
     """Returns the states to start from, on their devices, and the compiled programs.
 
-    Args:
-      config: The config of all runs, with as many `training.seeds` as there are.
-      task: Their task.
-      model: Their model.
-      stored: The checkpoints of each: a run starts from the newest, or anew. Where only
-        parameters are stored, the optimizer starts anew.
-      placement: The devices.
-      source: Where the parameters of runs without a checkpoint come from; None: from
-        their seeds.
+    Each run starts from the newest of its `stored` checkpoints, or anew. Where only
+    parameters are stored, the optimizer starts anew. Those of runs without a checkpoint
+    come from `source`, or from their seeds.
     """
     training = config.training
     together = devices.Together(placement, len(stored))

@@ -202,11 +202,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     @functools.cached_property
     def _words(self) -> tuple[list[str], list[str]]:
-        """The words of all numbers in both languages.
-
-        Raises:
-          ConfigError: If they are not those of the run.
-        """
+        """The words of all numbers in both languages."""
         words = tuple(spelling.words(each, self.largest) for each in self._languages)
         known = None if self._kept is None else self._kept.text
         if known is not None and known["sha256"] != _sha256(words):

@@ -361,9 +361,7 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
 def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]:
     """Yields the kinds of rotary positions that may have scaled frequencies so.
 
-    Args:
-      ratio: By what they were multiplied.
-      rounds: Turns per position before that.
+    They had `rounds` turns per position, and were multiplied by `ratio`.
     """
     yield {"rope_type": "default"}
     yield {"rope_type": "linear", "factor": _rounded(1 / ratio[0])}
