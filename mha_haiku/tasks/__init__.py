@@ -87,8 +87,12 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     Raises:
       ConfigError: If there is no such task.
     """
+    return _declared(_task(name))
+
+
+def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
     declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
-    for field in dataclasses.fields(_task(name)):
+    for field in dataclasses.fields(task):
         if field.init:
             section = field.metadata.get("section", "task")
             declared[section][field.name] = field.metadata.get(
@@ -162,12 +166,10 @@ def register(task: type[Task]) -> str:
 
 def values(task: Task) -> dict[str, dict[str, Any]]:
     """Returns the values of a task's options; see `options`."""
-    given: dict[str, dict[str, Any]] = {"task": {}, "data": {}}
-    for field in dataclasses.fields(task):
-        if field.init:
-            section = field.metadata.get("section", "task")
-            given[section][field.name] = getattr(task, field.name)
-    return given
+    return {
+        section: {name: getattr(task, name) for name in named}
+        for section, named in _declared(type(task)).items()
+    }
 
 
 def _task(name: str) -> type[Task]:

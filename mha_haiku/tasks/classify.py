@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import platform
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +20,10 @@ from mha_haiku.tasks import (
     python_expressions,
     sampling,
     text,
-    tokenization,
 )
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
-
-
-@dataclasses.dataclass(frozen=True)
-class Labelled:
-    """Texts with their labels, in a part to train on and a held-out part."""
-
-    tokenizer: tokenization.Tokenizer  # trained on the training part
-    text: dict[str, Any]  # the name and sha256 of the file, and its `labels`, sorted
-    train: list[tuple[str, int]]  # pairs of a text and the number of its label
-    held_out: list[tuple[str, int]]  # the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +67,8 @@ class Classify(text.TextTask):
     )
 
     @functools.cached_property
-    def corpus(self) -> Labelled:
-        """The texts of both parts.
+    def corpus(self) -> text.Corpus:
+        """The texts of both parts, each with the number of its label.
 
         Raises:
           ConfigError: If they cannot be read, or are not those of the run.
@@ -105,7 +94,7 @@ class Classify(text.TextTask):
             )
         described = {"name": name, "sha256": sha256, "labels": labels}
         whole = "\n".join(each for each, _ in parts[0])
-        return Labelled(self.made_tokenizer(whole, described), described, *parts)
+        return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
 
     @property
     def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -31,12 +31,13 @@ def _tokenizer_name(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text as tokens, cut in two: the first part to train on, the last held out."""
+    """A text as tokens, or texts with labels; a part to train on and one held out."""
 
-    tokenizer: tokenization.Tokenizer
-    text: dict[str, str]  # its "name" and "sha256"
-    train: np.ndarray  # [N] int32
-    held_out: np.ndarray  # [M] int32
+    tokenizer: tokenization.Tokenizer  # trained on the first part, or of a file
+    text: dict[str, Any]  # the "name" and "sha256"; of texts with labels "labels" too
+    # Tokens `[N]` int32, or pairs of a text and the number of its label.
+    train: np.ndarray | list[tuple[str, int]]
+    held_out: np.ndarray | list[tuple[str, int]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
