@@ -34,7 +34,10 @@ class Together:
     def initial_states(
         self, function: Callable[[np.uint32], Any], seeds: Sequence[np.uint32]
     ) -> Any:
-        """Returns the states `function(seed)` on the devices, with their bits alone."""
+        """Returns the states `function(seed)` on the devices.
+
+        Each has the bits that it has alone.
+        """
         if self._count == 1:
             return self.placement.initial_state(function, *seeds)
         alone = jax.jit(function)

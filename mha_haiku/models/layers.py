@@ -49,7 +49,7 @@ def make_decoder(
 def own_masks(
     config: Any, lengths: Array | None, *, decoder: bool = False
 ) -> Mask | list[Mask]:
-    """Returns the mask of self-attention, or a list of one per layer by windows."""
+    """Returns the mask of all layers, or a list of one per layer where they differ."""
     windows = parts.windows(config)
     windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
     is_causal = decoder or config.family == "causal"

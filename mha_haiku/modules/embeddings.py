@@ -23,7 +23,7 @@ class TokenEmbedding(hk.Module):
         *,
         w_init: hk.initializers.Initializer | None = None,
     ):
-        """Initialises the module for C = `num_tokens` vectors of D = `size` numbers.
+        """Initialises the module for C = `num_tokens` vectors of D = `size`.
 
         They are normal with deviation 1 at first unless `w_init` is given.
         """

@@ -111,7 +111,7 @@ class Run(NamedTuple):
     ) -> "heads.Importance":
         """Returns how much each head matters to the loss of held-out examples.
 
-        The measure is a name of `heads.MEASURES`, `examples` their number.
+        The measure is a name of `heads.MEASURES`; `examples` is the number of examples.
         """
         from mha_haiku import heads  # when asked for: training needs no laboratory
 
@@ -146,7 +146,7 @@ def of_runs(
 ) -> list[tuple[ml_collections.ConfigDict, Folder]]:
     """Returns config and folder of each run that a config describes.
 
-    They are that of the run, or in `folder` one for each of several seeds.
+    `folder` is that of the run, or holds a folder for each of several seeds.
     """
     if config.training.seeds == 1:
         return [(config, folder)]

@@ -49,7 +49,7 @@ class Report(NamedTuple):
 
 
 def stream(seed: int | Array, name: str) -> Array:
-    """Returns the PRNG key of one of the independent random streams of a run's seed."""
+    """Returns the PRNG key of a stream, one of `_STREAMS`, which are independent."""
     key = jax.random.key(jnp.asarray(seed, jnp.uint32))
     return jax.random.fold_in(key, _STREAMS.index(name))
 

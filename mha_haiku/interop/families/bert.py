@@ -53,7 +53,7 @@ def _heads(
     activation: str | None,
     unused: tuple[str, ...] = (),
 ) -> tuple[tables.Head, ...]:
-    """Returns the heads for masked words, whole texts and positions, and no head.
+    """Returns the heads for masked words, texts and positions, and one without logits.
 
     `activation` is the field of `config.json` that says the activation of the hidden
     layer for masked words; None: it is gelu.
