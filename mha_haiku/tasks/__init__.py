@@ -8,7 +8,6 @@ from mha_haiku.tasks import (
     associative_recall,
     bigram_backcopy,
     classify,
-    copy,
     digits_anomaly,
     histogram,
     induction,
@@ -20,11 +19,11 @@ from mha_haiku.tasks import (
     number_words,
     parity,
     pronounce,
-    reverse,
     sentences,
     sort,
     task_files,
     uniform_sequences,
+    uniform_tokens,
 )
 from mha_haiku.tasks.base import Example, Kept, Task, batch
 from mha_haiku.tasks.task_files import digest
@@ -48,8 +47,8 @@ __all__ = [
 _TASKS = {
     task.name: task
     for task in (
-        reverse.Reverse,
-        copy.Copy,
+        uniform_tokens.Reverse,
+        uniform_tokens.Copy,
         sort.Sort,
         histogram.Histogram,
         associative_recall.AssociativeRecall,
