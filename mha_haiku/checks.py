@@ -13,7 +13,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -168,6 +168,16 @@ def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
     return value
 
 
+def maker(name: str, value: Any, example: Callable) -> Callable | None:
+    """Returns `value`, which must be None or a function of the kind of `example`."""
+    if value is not None and not callable(value):
+        raise TypeError(
+            f"{name} must be None or a function, as {example.__name__} is; got "
+            f"{shown(value)}."
+        )
+    return value
+
+
 def positive_integer(name: str, value: Any) -> int:
     """Returns `value`, which must be an integer of at least 1."""
     return integer_in(name, value, 1, None)
@@ -218,6 +228,18 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def closest(word: str, words: Iterable[str], count: int = 5) -> list[str]:
     """Returns the `count` words that are most like a word, the most alike first."""
     return difflib.get_close_matches(word, tuple(words), n=count, cutoff=0.0)
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Returns the first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def lacks_and_has(missing: Sequence[str], unknown: Sequence[str], most: int = 8) -> str:
+    """Returns "it lacks a, b; it also has c", or "" where there are no names."""
+    parts = [("lacks", missing), ("also has", unknown)]
+    return "; ".join(f"it {verb} {listed(x, most)}" for verb, x in parts if x)
 
 
 def _number(name, value, wanted, accepts) -> float:

@@ -159,6 +159,17 @@ def flat(path: str, section: Section) -> Iterator[tuple[str, Field]]:
             yield from flat(f"{path}.{name}", entry)
 
 
+def flattened(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns nested values by their dotted names, which begin with `path`."""
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{path}{name}.")
+        else:
+            flat[path + name] = value
+    return flat
+
+
 @checks.user_mistakes()
 def check(path: str, values: Any, section: Section) -> None:
     """Checks that `values` has the fields of a section and no others, all in range.

@@ -2,18 +2,17 @@
 
 A placement divides the work among devices. `Replicas` divides the batch only;
 `Sharded`, a mesh, may divide heads and the sequence as well. Its programs are of one
-model (`Alone`) or of several (`Together`).
+model or of several (`Together`).
 """
 
 from mha_haiku.devices import cluster
 from mha_haiku.devices.mesh import Sharded, make_mesh
 from mha_haiku.devices.replicas import Replicas
-from mha_haiku.devices.together import Alone, Together
+from mha_haiku.devices.together import Together
 
 Placement = Replicas | Sharded
 
 __all__ = [
-    "Alone",
     "Placement",
     "Replicas",
     "Sharded",

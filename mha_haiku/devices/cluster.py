@@ -8,6 +8,7 @@ run.
 import json
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -17,12 +18,12 @@ import jax
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.devices import lifeline
 
 _logger = logging.getLogger("mha_haiku")
-_lifelines = lifeline.Lifelines()
 _HEARTBEAT_SECONDS = 30  # without a heartbeat, until a process counts as dead
 _LEAVE_SECONDS = 60  # that the first to end waits for the others
+_CONNECT_SECONDS = 10
+_GOODBYE = b"."
 
 
 def join(
@@ -249,3 +250,68 @@ def _gathered(array: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(array))
+
+
+class _Lifelines:
+    """Connections between processes that break when one dies, so that the others end.
+
+    JAX notices a death by missing heartbeats, tens of seconds later, and aborts. Here
+    every process holds a connection to the first, watched by a thread; the operating
+    system closes it when either dies. Then the process ends with status 1 and two lines
+    on stderr.
+    """
+
+    def __init__(self):
+        self._lines: list[socket.socket] = []
+        self._server: socket.socket | None = None
+        self._left = False
+
+    def open(self) -> str:
+        """Listens, on the first process; returns "host:port"."""
+        self._server = socket.create_server(("", 0))
+        return f"{socket.gethostname()}:{self._server.getsockname()[1]}"
+
+    def accept(self, count: int) -> None:
+        """Waits until `count` other processes have connected."""
+        self._server.settimeout(_CONNECT_SECONDS)
+        for _ in range(count):
+            self._watch(self._server.accept()[0])
+
+    def hold(self, host: str, port: int) -> None:
+        """Connects to the first process."""
+        self._watch(socket.create_connection((host, port), _CONNECT_SECONDS))
+
+    def leave(self) -> None:
+        """Announces the end, so that the others do not take it for a death."""
+        self._left = True
+        for line in self._lines:
+            try:
+                line.sendall(_GOODBYE)
+            except OSError:
+                pass  # gone already
+
+    def _watch(self, line):
+        line.settimeout(None)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._lines.append(line)
+        threading.Thread(
+            target=self._wait, args=(line,), daemon=True, name="lifeline"
+        ).start()
+
+    def _wait(self, line):
+        try:
+            said = line.recv(1)
+        except OSError:
+            said = b""
+        if said == _GOODBYE or self._left:
+            return
+        print(
+            "fault: another process has died, and training cannot go on without it.\n"
+            "The same command on all of them resumes from the newest checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+
+_lifelines = _Lifelines()

@@ -50,11 +50,9 @@ class Sharded:
 
     @property
     def batch_parts(self) -> int:
-        """Into how many equal parts a batch is divided."""
         return self.mesh.shape["data"]
 
     def implementation(self, name: str) -> attention.Sharded:
-        """Returns the argument `implementation` of `attend` for one of its names."""
         return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
@@ -68,7 +66,6 @@ class Sharded:
         )
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
-        """Returns `function(seed)`, a state, computed with its final shardings."""
         abstract = jax.eval_shape(function, seed)
         shardings = jax.tree.map_with_path(
             lambda path, x: self.sharding_of(path, x.shape), abstract
@@ -113,7 +110,6 @@ class Sharded:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> "_Program":
-        """Returns the function as a program on this mesh."""
         del num_scalars
         return _Program(function, self._everywhere, returns_state)
 

@@ -31,10 +31,13 @@ _DTYPES = {
     "I32": np.int32,
     "I16": np.int16,
     "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-_METADATA = "__metadata__"  # a name that safetensors reserves in the header
+METADATA = "__metadata__"  # a name that safetensors reserves in the header
 _MOST_BYTES = 2**27  # of a header; a larger number is damage
 
 
@@ -62,7 +65,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         )
     try:
         pairs = json.loads(content[8:start].tobytes(), object_pairs_hook=list)
-        arrays = [_entry(name, **dict(x)) for name, x in pairs if name != _METADATA]
+        arrays = [_entry(name, **dict(x)) for name, x in pairs if name != METADATA]
     except (ValueError, TypeError, RecursionError):
         raise checks.ConfigError(
             f"{path} is damaged: its header is not that of a safetensors file."
@@ -105,7 +108,7 @@ def read_shards(index: Path) -> dict[str, Stored]:
     missing = [name for name in file_of if name not in arrays]
     if missing:
         raise checks.ConfigError(
-            f"{index} names arrays that its files lack: {listed(missing)}."
+            f"{index} names arrays that its files lack: {checks.listed(missing)}."
         )
     return arrays
 
@@ -279,13 +282,7 @@ def check_names_once(path: Path, names: list[str]) -> None:
     """Raises ConfigError where a name is there twice: readers would take the last."""
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
-        raise checks.ConfigError(f"{path} has names twice: {listed(doubled)}.")
-
-
-def listed(names: list[str]) -> str:
-    """Returns up to eight names, and how many more there are."""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
+        raise checks.ConfigError(f"{path} has names twice: {checks.listed(doubled)}.")
 
 
 def _mapped(path: Path) -> np.ndarray:

@@ -4,7 +4,6 @@ llama.cpp stores rotary pairs side by side for the architecture "llama", and a b
 tokenizer as lists; all else differs in its names alone.
 """
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -139,112 +138,70 @@ def tokenizer(
         if not isinstance(fields.get(f"tokenizer.ggml.{name}"), list):
             raise checks.ConfigError(f"{path} lacks tokenizer.ggml.{name}.")
     tokens = fields["tokenizer.ggml.tokens"]
-    kinds = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-    merges = [pair.split(" ", 1) for pair in fields["tokenizer.ggml.merges"]]
-    added = [
-        {
-            "id": i,
-            "content": tokens[i],
-            "special": kind == _CONTROL,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-        }
-        for i, kind in enumerate(kinds)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
+    kinds = fields.get("tokenizer.ggml.token_type", [])
+    merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
     first = None
     if fields.get("tokenizer.ggml.add_bos_token"):
         first = fields.get("tokenizer.ggml.bos_token_id")
         with checks.user_mistakes():
             name = f"{path}: tokenizer.ggml.bos_token_id"
             checks.integer_in(name, first, 0, len(tokens) - 1)
-    return tokenization.Pretrained(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": added,
-                "normalizer": None,
-                "pre_tokenizer": {
-                    "type": "Sequence",
-                    "pretokenizers": _SPLITS[split],
-                },
-                "post_processor": _template(tokens, first),
-                "decoder": _BYTE_LEVEL,
-                "model": {
-                    "type": "BPE",
-                    "dropout": None,
-                    "unk_token": None,
-                    "continuing_subword_prefix": None,
-                    "end_of_word_suffix": None,
-                    "fuse_unk": False,
-                    "byte_fallback": False,
-                    "ignore_merges": split == "llama-bpe",
-                    "vocab": {token: i for i, token in enumerate(tokens)},
-                    "merges": merges,
-                },
-            }
-        ),
-        least_tokens,
-    )
+    library = tokenization.library()
+    with tokenization.errors_named(str(path)):
+        result = library.Tokenizer(
+            library.models.BPE(
+                {token: i for i, token in enumerate(tokens)},
+                merges,
+                ignore_merges=split == "llama-bpe",
+            )
+        )
+        result.add_tokens(
+            [
+                library.AddedToken(token, normalized=False, special=kind == _CONTROL)
+                for token, kind in zip(tokens, kinds, strict=False)
+                if kind in (_CONTROL, _USER_DEFINED)
+            ]
+        )
+        result.pre_tokenizer = _cutting(library, split)
+        result.decoder = library.decoders.ByteLevel()
+        if first is not None:  # stands before every text
+            result.post_processor = library.processors.TemplateProcessing(
+                single=[tokens[first], "$A"],
+                pair=[tokens[first], "$A", tokens[first], "$B"],
+                special_tokens=[(tokens[first], first)],
+            )
+        content = result.to_str()
+    return tokenization.Pretrained(content, least_tokens)
 
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens in GGUF
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens in GGUF
 
-
-_BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": True,
-}
-
-
-def _pieces(pattern: str) -> list[dict[str, Any]]:
-    """Returns the splitting of a text by a pattern, into bytes as letters."""
-    return [
-        {
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        },
-        _BYTE_LEVEL | {"use_regex": False},
-    ]
-
-
-# How a text is cut before pairs are merged, by the names of llama.cpp.
+# How a text is cut before pairs are merged, by the names of llama.cpp: by a pattern, or
+# as GPT-2 does.
 _SPLITS = {
-    "gpt-2": [_BYTE_LEVEL],
-    "default": [_BYTE_LEVEL],
-    "smollm": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL],
-    "qwen2": _pieces(
+    "gpt-2": None,
+    "default": None,
+    "smollm": None,  # and into single digits
+    "qwen2": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
-    "llama-bpe": _pieces(
+    "llama-bpe": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
 
 
-def _template(tokens, first) -> dict[str, Any] | None:
-    """Returns what puts a token before every text; None: nothing does."""
-    if first is None:
-        return None
-    token = tokens[first]
-    sequences = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-    special = {"SpecialToken": {"id": token, "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [special, sequences[0]],
-        "pair": [special, sequences[0], special, sequences[1]],
-        "special_tokens": {token: {"id": token, "ids": [first], "tokens": [token]}},
-    }
+def _cutting(library: Any, split: str) -> Any:
+    """Returns what cuts a text into pieces of bytes, which stand as letters."""
+    kinds, pattern, before = library.pre_tokenizers, _SPLITS[split], []
+    if pattern is not None:
+        before = [kinds.Split(library.Regex(pattern), "isolated")]
+    if split == "smollm":
+        before = [kinds.Digits(individual_digits=True)]
+    to_bytes = kinds.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    return kinds.Sequence([*before, to_bytes])
 
 
 def _count(path: Path, fields: Mapping[str, Any], name: str) -> int:

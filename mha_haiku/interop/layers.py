@@ -38,54 +38,59 @@ class _Entry(NamedTuple):
     third: int | None = None
 
 
-def _linear(name: str, weight: str, is_transposed: bool) -> dict[str, _Entry]:
-    return {"w": _Entry(f"{name}{weight}", is_transposed), "b": _Entry(f"{name}bias")}
+def _linears(
+    names: Mapping[str, str], weight: str = "weight", is_transposed: bool = True
+) -> dict[str, _Entry]:
+    """Returns the entries of linear maps, from our names and the beginnings of theirs.
+
+    By the names of our parameters below the module, as in all tables.
+    """
+    entries = {}
+    for ours, theirs in names.items():
+        entries[f"{ours}/w"] = _Entry(f"{theirs}{weight}", is_transposed)
+        entries[f"{ours}/b"] = _Entry(f"{theirs}bias")
+    return entries
 
 
-def _scoped(scope: str, entries: dict[str, _Entry]) -> dict[str, _Entry]:
-    return {f"{scope}/{name}": entry for name, entry in entries.items()}
-
-
-# By the names of our parameters below the module.
 _HAIKU = {
     f"{part}/{leaf}": _Entry(f"{part}/{leaf}")
     for part in (*_PROJECTIONS, "linear")
     for leaf in ("w", "b")
 }
-_EQUINOX = {
-    **_scoped("query", _linear("query_proj.", "weight", True)),
-    **_scoped("key", _linear("key_proj.", "weight", True)),
-    **_scoped("value", _linear("value_proj.", "weight", True)),
-    **_scoped("linear", _linear("output_proj.", "weight", True)),
-}
-_FLAX = {
-    **_scoped("query", _linear("query.", "kernel", False)),
-    **_scoped("key", _linear("key.", "kernel", False)),
-    **_scoped("value", _linear("value.", "kernel", False)),
-    **_scoped("linear", _linear("out.", "kernel", False)),
-}
+_EQUINOX = _linears(
+    {
+        "query": "query_proj.",
+        "key": "key_proj.",
+        "value": "value_proj.",
+        "linear": "output_proj.",
+    }
+)
+_FLAX = _linears(
+    {"query": "query.", "key": "key.", "value": "value.", "linear": "out."},
+    "kernel",
+    False,
+)
 _TORCH = {
-    "query/w": _Entry("in_proj_weight", True, 0),
-    "query/b": _Entry("in_proj_bias", third=0),
-    "key/w": _Entry("in_proj_weight", True, 1),
-    "key/b": _Entry("in_proj_bias", third=1),
-    "value/w": _Entry("in_proj_weight", True, 2),
-    "value/b": _Entry("in_proj_bias", third=2),
-    **_scoped("linear", _linear("out_proj.", "weight", True)),
+    **{
+        f"{part}/w": _Entry("in_proj_weight", True, i)
+        for i, part in enumerate(_PROJECTIONS)
+    },
+    **{
+        f"{part}/b": _Entry("in_proj_bias", third=i)
+        for i, part in enumerate(_PROJECTIONS)
+    },
+    **_linears({"linear": "out_proj."}),
 }
 # Where queries, keys and values have other widths (kdim, vdim).
 _TORCH_OF_WIDTHS = _TORCH | {
-    "query/w": _Entry("q_proj_weight", True),
-    "key/w": _Entry("k_proj_weight", True),
-    "value/w": _Entry("v_proj_weight", True),
+    f"{part}/w": _Entry(f"{part[0]}_proj_weight", True) for part in _PROJECTIONS
 }
 _TORCH_LAYER = {
     **{
         f"attention/{ours}": entry._replace(name=f"self_attn.{entry.name}")
         for ours, entry in _TORCH.items()
     },
-    **_scoped("feed_forward/hidden", _linear("linear1.", "weight", True)),
-    **_scoped("feed_forward/output", _linear("linear2.", "weight", True)),
+    **_linears({"feed_forward/hidden": "linear1.", "feed_forward/output": "linear2."}),
     **{
         f"norm_{i}/{ours}": _Entry(f"norm{i}.{theirs}")
         for i in (1, 2)
@@ -99,12 +104,8 @@ def from_haiku(
 ) -> Params:
     """Returns the parameters of one `hk.MultiHeadAttention` under another name.
 
-    Both modules name and shape them alike, so that it serves for the way back too.
-
-    Args:
-      params: Of a whole Haiku model.
-      path: The attention's path in them.
-      name: The path in what is returned.
+    Both modules name and shape them alike, so that it serves for the way back too. The
+    attention's path in `params`, those of a whole Haiku model, becomes `name`.
 
     Raises:
       ValueError: If a parameter is missing, unknown, or of a shape that does not fit.
@@ -211,10 +212,10 @@ def to_flax(
     """Returns the parameters of an attention of Flax, linen's or nnx's.
 
     Args:
-      params: Parameters that hold those of a `MultiHeadAttention`.
+      params: Parameters that hold those of a `MultiHeadAttention`, at the path `name`.
       num_heads: H.
       num_key_value_heads: G; H if left out, as it must be for linen.
-      name: The module's path in them.
+      name: The module's path.
 
     Returns:
       `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
@@ -310,28 +311,8 @@ def _full_name(path: Sequence[Any], separator: str = ".") -> str:
     return separator.join(map(str, keys))
 
 
-def _below(flat: Flat, path: str) -> Flat:
-    """Returns the parameters of the modules below a path, without the path."""
-    own = {
-        name.removeprefix(f"{path}/"): array
-        for name, array in flat.items()
-        if name.startswith(f"{path}/")
-    }
-    if not own:
-        modules = {name.rpartition("/")[0].rpartition("/")[0] for name in flat}
-        raise ValueError(
-            f"params must have a module {path!r}, and have none below it."
-            f"{checks.nearest(path, sorted(modules))}"
-        )
-    return own
-
-
 def _read(argument: str, flat: Flat, table: dict[str, _Entry], prefix: str = ""):
-    """Returns parameters by our names, from those of another library.
-
-    Raises:
-      ValueError: If one is missing, unknown, or of a shape that does not fit.
-    """
+    """Returns parameters by our names, from those of another library."""
     given = {
         name.removeprefix(prefix): array
         for name, array in flat.items()
@@ -372,7 +353,17 @@ def _written(own: Flat, table: dict[str, _Entry]) -> Flat:
 
 def _checked(flat: Flat, path: str, table: dict[str, _Entry]) -> Flat:
     """Returns the parameters below a path, all of which a table must know."""
-    own = _below(flat, path)
+    own = {
+        name.removeprefix(f"{path}/"): array
+        for name, array in flat.items()
+        if name.startswith(f"{path}/")
+    }
+    if not own:
+        modules = {name.rpartition("/")[0].rpartition("/")[0] for name in flat}
+        raise ValueError(
+            f"params must have a module {path!r}, and have none below it."
+            f"{checks.nearest(path, sorted(modules))}"
+        )
     full = f"{path}/{{}}".format
     unknown = sorted(full(name) for name in set(own) - set(table))
     _check_names("params", table, own, unknown, full)

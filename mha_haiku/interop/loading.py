@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,27 +75,40 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
         raise ValueError(f"dtype must be that of floating-point numbers, got {dtype}.")
     found = sources.find(source)
     if found.config.get("model_type") == OWN:
-        return _load_own(found, dtype)
-    family = family_of(found.config)
-    stored = named(family, found)
-    head = head_of(family, found.config, stored)
-    config, sizes = read_fields(family, head, found.config)
-    rows = list(rows_of(family, head, config, sizes))
+        config, sizes = _read_own(found)
+        stored, head = dict(found.arrays), tables.Head(OWN, {})
+        model = models.build(config, **sizes._asdict())
+        expected = flat(shapes(config, model, sizes))
+        rows = [PlacedRow((x,), (x,), changes.as_it_is, 0) for x in expected]
+    else:
+        family = family_of(found.config)
+        stored = named(family, found)
+        head = head_of(family, found.config, stored)
+        config, sizes = read_fields(family, head, found.config)
+        model = models.build(config, **sizes._asdict())
+        expected = one_layer_shapes(config, sizes)
+        rows = list(rows_of(family, head, config, sizes))
     needed = {name for row in rows for name in row.theirs}
     _check_copies(found, head, needed, stored)
     _check_names(found, head, needed, stored)
-    theirs = found.config
     params: Params = {}
-    expected = one_layer_shapes(config, sizes)
     for each in rows:
-        place = changes.Place(config, theirs, each.layer)
+        place = changes.Place(config, found.config, each.layer)
         _check_shapes(found, each, place, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
         results = each.change.to_ours(whole, place)
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
-            params.setdefault(module, {})[parameter] = _as_parameter(x, dtype)
-    return _imported(found, config, sizes, params)
+            # A copy, as the file that x may be a view of can change.
+            own = jnp.array(np.asarray(x, dtype))
+            params.setdefault(module, {})[parameter] = own
+    tokenizer = found.read_tokenizer(sizes.num_tokens or 0)
+    if tokenizer and sizes.num_tokens and tokenizer.num_tokens > sizes.num_tokens:
+        raise checks.ConfigError(
+            f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
+            f"model of {sizes.num_tokens}: it is that of another model."
+        )
+    return Imported(config, params, tokenizer, model)
 
 
 OWN = "mha_haiku"  # `model_type` of models that have no other layout
@@ -117,42 +131,14 @@ def sizes_of(config: Any, params: Mapping[str, Mapping[str, Any]]) -> Sizes:
     return Sizes(num_tokens, feature_size, num_classes)
 
 
-def _imported(found, config, sizes, params) -> Imported:
-    tokenizer = found.read_tokenizer(sizes.num_tokens or 0)
-    if tokenizer and sizes.num_tokens and tokenizer.num_tokens > sizes.num_tokens:
-        raise checks.ConfigError(
-            f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
-            f"model of {sizes.num_tokens}: it is that of another model."
-        )
-    model = models.build(config, **sizes._asdict())
-    return Imported(config, params, tokenizer, model)
-
-
-def _load_own(found, dtype) -> Imported:
-    """Returns a model that `save` wrote in the layout of this package."""
+def _read_own(found) -> tuple["ml_collections.ConfigDict", Sizes]:
+    """Returns what `save` wrote in the layout of this package."""
     try:
-        config = _config(found.config["model"])
-        sizes = Sizes(**found.config["sizes"])
+        return _config(found.config["model"]), Sizes(**found.config["sizes"])
     except (KeyError, TypeError, AttributeError) as error:
         raise checks.ConfigError(
             f"{found.name}: config.json is not that of a model of mha_haiku: {error}."
         ) from None
-    model = models.build(config, **sizes._asdict())
-    wanted = {
-        f"{module}/{name}": x.shape
-        for module, name, x in _leaves(shapes(config, model, sizes))
-    }
-    missing = [name for name in wanted if name not in found.arrays]
-    unknown = [name for name in found.arrays if name not in wanted]
-    _refuse_names(found, missing, unknown)
-    params: Params = {}
-    for name, stored in found.arrays.items():
-        if stored.shape != wanted[name]:
-            raise _wrong_shape(found, name, stored.shape, wanted[name])
-        module, _, parameter = name.rpartition("/")
-        x = _numbers(found, name, stored)
-        params.setdefault(module, {})[parameter] = _as_parameter(x, dtype)
-    return _imported(found, config, sizes, params)
 
 
 class PlacedRow(NamedTuple):
@@ -313,7 +299,7 @@ def rows_of(
         raise RuntimeError(f"{family.name} has no row for {sorted(wanted)}.")
 
 
-def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, Any]:
     """Returns the shapes of the parameters of the model, cut down to one layer."""
     config = config.copy_and_resolve_references()
     with config.ignore_type():
@@ -321,13 +307,10 @@ def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         config.scan_layers = False
         for section, field in (("attention", "window"), ("embedding", "frequencies")):
             value = config[section][field]
-            if isinstance(value, list | tuple) and _is_by_layer(field, value):
-                config[section][field] = value[:1]
-    model = models.build(config, **sizes._asdict())
-    return {
-        f"{module}/{name}": x.shape
-        for module, name, x in _leaves(shapes(config, model, sizes))
-    }
+            is_list = isinstance(value, list | tuple)
+            if is_list and (field == "window" or isinstance(value[0], list | tuple)):
+                config[section][field] = value[:1]  # it differs by layer
+    return flat(shapes(config, models.build(config, **sizes._asdict()), sizes))
 
 
 def shapes(config: Any, model: models.Model, sizes: Sizes) -> Any:
@@ -339,14 +322,10 @@ def shapes(config: Any, model: models.Model, sizes: Sizes) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0), inputs, *read)
 
 
-def _is_by_layer(field, value) -> bool:
-    return field == "window" or isinstance(value[0], list | tuple)
-
-
-def _leaves(params) -> Iterator[tuple[str, str, Any]]:
-    for module, parameters in params.items():
-        for name, x in parameters.items():
-            yield module, name, x
+def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns parameters by the names of their module and their own together."""
+    leaves = hk.data_structures.traverse(params)
+    return {f"{module}/{name}": x for module, name, x in leaves}
 
 
 def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
@@ -356,14 +335,15 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
         raise checks.ConfigError(
             f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
         )
-    if x.size and np.isnan(x).all():
+    is_nan = np.isnan(x)
+    if x.size and is_nan.all():
         raise checks.ConfigError(f"{found.name} is damaged: {name} is NaN throughout.")
+    if is_nan.any():
+        _logger.warning(
+            f"{found.name}: {name} is NaN in {is_nan.sum()} of {x.size} places, and so "
+            "is what they reach."
+        )
     return x
-
-
-def _as_parameter(x: np.ndarray, dtype: Any) -> jax.Array:
-    # A copy, as the file that x may be a view of can change.
-    return jnp.array(np.asarray(x, dtype))
 
 
 def _check_copies(found, head, needed, stored) -> None:
@@ -383,20 +363,13 @@ def _check_names(found, head, needed, stored) -> None:
     unused = [name for name in stored if name not in needed]
     left_out = [name for name in unused if name.startswith(head.unused or ("\0",))]
     unknown = [name for name in unused if name not in left_out]
-    _refuse_names(found, sorted(missing), unknown)
+    if differ := checks.lacks_and_has(sorted(missing), unknown):
+        raise checks.ConfigError(
+            f"{found.name} does not hold the arrays of its config.json:\n{differ}."
+        )
     if left_out:
         _logger.warning(
-            f"{found.name}: {head.architecture} leaves out {arrays.listed(left_out)}."
-        )
-
-
-def _refuse_names(found, missing, unknown) -> None:
-    parts = [("lacks", missing), ("also has", unknown)]
-    parts = [f"it {verb} {arrays.listed(names)}" for verb, names in parts if names]
-    if parts:
-        raise checks.ConfigError(
-            f"{found.name} does not hold the arrays of its config.json:\n"
-            f"{'; '.join(parts)}."
+            f"{found.name}: {head.architecture} leaves out {checks.listed(left_out)}."
         )
 
 
@@ -409,15 +382,11 @@ def _check_shapes(found, row, place, expected, stored) -> None:
         name.replace(_LAYER.format(row.layer), _LAYER.format(0), 1) for name in row.ours
     ]
     # Broadcast zeros take no memory until a change touches them.
-    ours = [np.broadcast_to(np.float32(0), expected[name]) for name in first]
+    ours = [np.broadcast_to(np.float32(0), expected[name].shape) for name in first]
     wanted = row.change.to_theirs(ours, place)
     for name, x in zip(row.theirs, wanted, strict=True):
         if stored[name].shape != x.shape:
-            raise _wrong_shape(found, name, stored[name].shape, x.shape)
-
-
-def _wrong_shape(found, name, shape, wanted) -> checks.ConfigError:
-    return checks.ConfigError(
-        f"{found.name} has {name} of shape {tuple(shape)}; the model of its "
-        f"config.json needs {tuple(wanted)}."
-    )
+            raise checks.ConfigError(
+                f"{found.name} has {name} of shape {tuple(stored[name].shape)}; the "
+                f"model of its config.json needs {tuple(x.shape)}."
+            )

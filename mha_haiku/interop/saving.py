@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku import checks, models
+from mha_haiku import checks, fields, models
 from mha_haiku.interop import arrays, loading
 from mha_haiku.interop.families import FAMILIES, changes, tables
 from mha_haiku.tasks import tokenization
@@ -26,7 +26,6 @@ _FREE = (
     "scan_layers",
     "attention.implementation",
 )
-
 
 _ABSENT = object()
 
@@ -104,11 +103,7 @@ def _of_a_family(config, params, sizes, name):
 
 
 def _written(family, head, config, sizes) -> dict[str, Any]:
-    """Returns the config.json that reads as this config.
-
-    Raises:
-      CannotSayError: If there is none.
-    """
+    """Returns the config.json that reads as this config, or raises CannotSayError."""
     ours = _said(config, sizes)
     theirs: dict[str, Any] = {}
     for setting in (*family.settings, *head.settings):
@@ -136,35 +131,35 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
 
 def _meaning(config, sizes) -> dict[str, Any]:
     """Returns the values of fields, those that can be said in several ways in one."""
-    fields = _said(config, sizes)
+    said = _said(config, sizes)
     for name in _FREE:
-        del fields[name]
-    fields["attention.scale"] = float(f"{fields['attention.scale']:.6g}")
-    fields["embedding.scale"] = float(f"{config.embedding.scale:.6g}")
-    fields["attention.window"] = models.windows(config)
+        del said[name]
+    said["attention.scale"] = float(f"{said['attention.scale']:.6g}")
+    said["embedding.scale"] = float(f"{config.embedding.scale:.6g}")
+    said["attention.window"] = models.windows(config)
     if config.embedding.positions == "rotary":
-        fields["embedding.frequencies"] = [
+        said["embedding.frequencies"] = [
             [float(f"{x:.6g}") for x in _frequencies(config, each)]
             for each in models.frequencies(config)
         ]
-    fields.pop("embedding.rotary_period")
+    said.pop("embedding.rotary_period")
     if not config.output.logits:  # fields of what is not there
         for name in ("with_bias", "pool"):
-            fields.pop(f"output.{name}")
-        fields.pop("num_classes")
-    return fields
+            said.pop(f"output.{name}")
+        said.pop("num_classes")
+    return said
 
 
 def _said(config, sizes) -> dict[str, Any]:
     """Returns all fields and sizes, with numbers for the defaults of heads."""
-    fields = {**_flat(config.to_dict()), **sizes._asdict()}
+    said = {**fields.flattened(config.to_dict()), **sizes._asdict()}
     size = models.key_size(config)
-    fields["attention.key_size"] = size
-    fields["attention.num_key_value_heads"] = (
+    said["attention.key_size"] = size
+    said["attention.num_key_value_heads"] = (
         config.attention.num_key_value_heads or config.attention.num_heads
     )
-    fields["attention.scale"] = config.attention.scale or size**-0.5
-    return fields
+    said["attention.scale"] = config.attention.scale or size**-0.5
+    return said
 
 
 def _frequencies(config, given):
@@ -174,39 +169,27 @@ def _frequencies(config, given):
     return given
 
 
-def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in section.items():
-        if isinstance(value, dict):
-            fields |= _flat(value, f"{path}{name}.")
-        else:
-            fields[path + name] = value
-    return fields
-
-
 def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:
     """Returns the arrays by the names of a family."""
     bare = not head.rows and not head.has
     prefix = family.prefix if bare else ""
     result: dict[str, np.ndarray] = {}
-    left = {f"{m}/{name}" for m, module in params.items() for name in module}
+    left = loading.flat(params)
     for row in loading.rows_of(family, head, config, sizes):
         place = changes.Place(config, theirs, row.layer)
         ours = []
         for name in row.ours:
-            module, _, parameter = name.rpartition("/")
             if name not in left:
                 raise checks.ConfigError(
                     f"params must have {name}, as the config says."
                 )
-            left.remove(name)
-            ours.append(np.asarray(params[module][parameter]))
+            ours.append(np.asarray(left.pop(name)))
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
     if left:
         raise checks.ConfigError(
             "params must be those of the config's model, and also have "
-            f"{arrays.listed(sorted(left))}."
+            f"{checks.listed(sorted(left))}."
         )
     return result
 
@@ -215,14 +198,10 @@ def _own(config, params, sizes):
     """Returns config.json and the arrays in the layout of this package."""
     contents = {
         "model_type": loading.OWN,
-        "model": _flat(config.to_dict()),
+        "model": fields.flattened(config.to_dict()),
         "sizes": sizes._asdict(),
     }
-    stored = {
-        f"{module}/{name}": np.asarray(x)
-        for module, parameters in params.items()
-        for name, x in parameters.items()
-    }
+    stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}
     return contents, stored
 
 

@@ -79,7 +79,7 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
             return _open_gguf(folder / ggufs[0])
         raise checks.ConfigError(
             f"{folder} has no config.json, which says what model it is; it has "
-            f"{arrays.listed(files) or 'no files'}."
+            f"{checks.listed(files) or 'no files'}."
         )
     if weights is not None:
         stored = arrays.read_safetensors(weights)
@@ -90,7 +90,7 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
     else:
         _refuse_pickled([folder / file for file in files])
         raise checks.ConfigError(
-            f"{folder} has no {_WEIGHTS}; it has {arrays.listed(files)}."
+            f"{folder} has no {_WEIGHTS}; it has {checks.listed(files)}."
         )
 
     def read_tokenizer(least_tokens):
@@ -116,7 +116,7 @@ def _refuse_pickled(files: list[Path]) -> None:
     pickled = [str(file) for file in files if file.suffix in arrays.PICKLED]
     if pickled:
         raise checks.ConfigError(
-            f"{arrays.listed(pickled)}: pickled weights are not read, as opening them "
+            f"{checks.listed(pickled)}: pickled weights are not read, as opening them "
             "runs any code that is in them.\nSave the model as safetensors where you "
             "trust it: model.save_pretrained(folder)."
         )
@@ -140,7 +140,7 @@ def _in_package(name: str) -> Path:
             "model.safetensors, nor a .gguf file."
         )
     if len(found) > 1:
-        names = arrays.listed(sorted(map(str, found)))
+        names = checks.listed(sorted(map(str, found)))
         raise checks.ConfigError(
             f"The package {name!r} has {len(found)} models; give the path of one: "
             f"{names}."

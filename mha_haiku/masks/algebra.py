@@ -98,9 +98,7 @@ class Mask(abc.ABC):
     def open_range(self, rows: Range, keys: Range) -> Range:
         """Returns (start, stop) of keys that surely all of the queries `rows` can see.
 
-        Args:
-          rows: (start, stop) of the queries; integers or scalar arrays.
-          keys: (start, stop) of the keys asked about, likewise.
+        Arguments are those of `key_range`.
         """
         del rows
         return keys[0], keys[0]
@@ -148,12 +146,8 @@ class Mask(abc.ABC):
     ):
         """Raises ValueError where the mask does not fit attention of these sizes.
 
-        Args:
-          batch_shape: B....
-          num_heads: H.
-          num_queries: The position after the last query, which is T where the first
-            stands at 0; None: not known.
-          num_keys: S.
+        `num_queries` is the position after the last query, which is T where the first
+        stands at 0; None: not known.
         """
         self.check_shape(batch_shape, num_heads, num_queries, num_keys)
         self.check_lengths(num_keys)
@@ -219,13 +213,7 @@ class Mask(abc.ABC):
         batch_ndim: int,
         first_query: int | Array = 0,
     ) -> Array | None:
-        """Returns which keys no query sees.
-
-        Args:
-          num_queries: T.
-          num_keys: S.
-          batch_ndim: The number of batch axes.
-          first_query: Where the first of the queries stands.
+        """Returns which keys no query sees, of queries from position `first_query` on.
 
         Returns:
           `[B..., H, S]`, or None where each key is surely seen by at least one query.
@@ -246,10 +234,9 @@ class Mask(abc.ABC):
         return ~lax.collapse(seeing, seeing.ndim - 2)[..., :num_queries]
 
     def _any_in_blocks(self, axis, num_queries, num_keys, batch_ndim, first_query):
-        """Returns whether there is any pair along an axis of the tile of a block.
+        """Returns `[blocks, B..., H, ...]`: whether there is any pair along an axis.
 
-        Returns:
-          `[blocks, B..., H, ...]`; the last block of queries repeats the last query.
+        The last block of queries repeats the last query.
         """
         columns = jnp.arange(num_keys)
 

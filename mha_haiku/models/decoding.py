@@ -309,11 +309,8 @@ def _prefilled(decoding, params, given, max_length, keep_queries):
 
 
 def _stepped(decoding, params, texts, cache):
-    """Returns the logits `[B, C]` after the last token of each text, and the cache.
-
-    A text that has ended has its last token put in its place once more, which changes
-    nothing.
-    """
+    """Returns the logits `[B, C]` after the last token of each text, and the cache."""
+    # A text that has ended has its last token put in its place once more.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
     logits, _, cache = decoding.step(params, last, cache.at(positions))

@@ -46,16 +46,15 @@ def make_decoder(
     )
 
 
-def encoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
-    """Returns the mask of all layers, or a list of L where windows differ."""
-    windows = parts.windows(config)[: config.num_layers]
-    return _masks(windows, lengths, is_causal=config.family == "causal")
-
-
-def decoder_masks(config: Any, lengths: Array | None) -> Mask | list[Mask]:
-    """Returns those of the decoder's self-attention, as `encoder_masks` does."""
-    windows = parts.windows(config)[config.num_layers :]
-    return _masks(windows, lengths, is_causal=True)
+def own_masks(
+    config: Any, lengths: Array | None, *, decoder: bool = False
+) -> Mask | list[Mask]:
+    """Returns the mask of all layers, or a list of one per layer where they differ."""
+    windows = parts.windows(config)
+    windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
+    is_causal = decoder or config.family == "causal"
+    own = [_mask(window, lengths, is_causal) for window in windows]
+    return own if len(set(windows)) > 1 else own[0]
 
 
 def cross_mask(
@@ -102,11 +101,6 @@ def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
         for heads in parts.heads_of_layers(config)
         if heads.kind == kind
     ]
-
-
-def _masks(windows, lengths, *, is_causal) -> Mask | list[Mask]:
-    own = [_mask(window, lengths, is_causal) for window in windows]
-    return own if len(set(windows)) > 1 else own[0]
 
 
 def _mask(window, lengths, is_causal) -> Mask:

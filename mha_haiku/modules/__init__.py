@@ -9,8 +9,13 @@ from mha_haiku.modules.embeddings import (
 )
 from mha_haiku.modules.encoder import Encoder, EncoderLayer
 from mha_haiku.modules.feed_forward import FeedForward, gelu
-from mha_haiku.modules.layer_parameters import stacked, unstacked
-from mha_haiku.modules.layer_stacks import looped, rematerialized, scanned
+from mha_haiku.modules.layer_stacks import (
+    looped,
+    rematerialized,
+    scanned,
+    stacked,
+    unstacked,
+)
 from mha_haiku.modules.multi_head_attention import (
     Bias,
     MultiHeadAttention,

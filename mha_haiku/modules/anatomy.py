@@ -108,13 +108,7 @@ def axis_of(module: str, name: str) -> Axis | None:
 
 
 def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray:
-    """Returns the array with some of the heads or units of an axis alone.
-
-    Args:
-      array: A parameter.
-      axis: The axis.
-      count: How many heads or units it holds.
-      kept: Which of them stay, in this order.
+    """Returns a parameter with the `kept` of `count` heads or units of an axis alone.
 
     Raises:
       ValueError: If the axis does not hold so many.
@@ -126,12 +120,9 @@ def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray
 
 
 def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
-    """Returns the array with each head or unit of an axis times its factor.
+    """Returns a parameter with each head or unit of an axis times its factor.
 
-    Args:
-      array: A parameter.
-      axis: The axis.
-      factors: `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
+    Factors are `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
 
     Raises:
       ValueError: If the axis does not hold so many.

@@ -65,17 +65,10 @@ class DecoderLayer(encoder.Layer):
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
-        Args:
-          x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, the encoder's output; None where caches have its
-            keys and values.
-          mask: Which position of the decoder may attend to which, besides causality.
-          cross_mask: Which of them may attend to which position of the encoder.
-          is_training: Whether there is dropout.
-          bias: What is added to the scores of the decoder's own positions.
-          cache: Those of self-attention and cross-attention, see `MultiHeadAttention`;
-            with them the changed caches are returned too.
-          first_query: The position of the first of x.
+        Arguments are those of `EncoderLayer`. What the encoder has returned, `encoded`,
+        is `[B..., S, D]`; None where caches have its keys and values. The mask, besides
+        causality, and the bias are of the decoder's own positions, the cross-mask of
+        these to the encoder's. Caches are of self-attention and of cross-attention.
         """
         rate = self.dropout_rate if is_training else 0.0
         cached, cross_cached = (
@@ -130,34 +123,17 @@ class Decoder(encoder.Stack):
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
         """Returns the output `[B..., T, D]` and the maps of each layer.
 
-        Args:
-          x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, the encoder's output; None where caches have its
-            keys and values.
-          mask: As in `DecoderLayer`, in all layers; or a sequence of L masks, which
-            must be alike where layers are scanned.
-          cross_mask: As in `DecoderLayer`, in all layers.
-          is_training: Whether there is dropout.
-          bias: As in `DecoderLayer`, in all layers; or a sequence of L of them.
-          caches: As in `DecoderLayer`, of each of the L layers; with them the changed
-            caches are returned too.
-          first_query: The position of the first of x, where there are caches.
+        Arguments are those of `DecoderLayer`. Mask and bias are of all layers, or
+        sequences of L of them, which must be alike where layers are scanned; caches are
+        of each of the L layers.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        per_layer, shared = self._divided(mask=mask, bias=bias)
-        if caches is not None:
-            per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
             return layer(
-                x,
-                encoded,
-                cross_mask=cross_mask,
-                is_training=is_training,
-                **shared,
-                **own,
+                x, encoded, cross_mask=cross_mask, is_training=is_training, **own
             )
 
-        return self._run(x, per_layer, call)
+        return self._run(x, call, caches, first_query, mask=mask, bias=bias)

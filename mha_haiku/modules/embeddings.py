@@ -23,13 +23,9 @@ class TokenEmbedding(hk.Module):
         *,
         w_init: hk.initializers.Initializer | None = None,
     ):
-        """Initialises the module.
+        """Initialises the module for C = `num_tokens` vectors of D = `size`.
 
-        Args:
-          num_tokens: C.
-          size: D.
-          name: The module's name.
-          w_init: Initialiser of the vectors; normal of deviation 1 if left out.
+        They are normal with deviation 1 at first unless `w_init` is given.
         """
         super().__init__(name=name)
         self.num_tokens = num_tokens
@@ -42,14 +38,9 @@ class TokenEmbedding(hk.Module):
 
     @hk.name_like("__call__")
     def logits(self, x: Array, num_classes: int | None = None) -> Array:
-        """Returns the dot product of each vector with each token's embedding.
+        """Returns the dot products of `[..., D]` with the embeddings of tokens.
 
-        Args:
-          x: `[..., D]`.
-          num_classes: Of the first so many tokens alone; None: of all C.
-
-        Returns:
-          `[..., num_classes]`.
+        They are of the first `num_classes` tokens; None: of all C.
 
         Source: Press and Wolf 2017, section 3, https://arxiv.org/abs/1608.05859.
         """

@@ -28,57 +28,7 @@ MakeNorm = Callable[..., Callable[[Array], Array]]
 LayerCache = attention.Prompt | attention.Cache
 
 
-def pre_norm(
-    x: Array, sublayer: Callable, norm: Callable, *, residual: bool = True
-) -> tuple[Array, tuple]:
-    """Returns `x + sublayer(norm(x))`, and what else the sublayer returns.
-
-    Without the residual the sum has no `x`.
-
-    Source: Xiong et al. 2020, figure 1b, https://arxiv.org/abs/2002.04745.
-    """
-    output, *rest = sublayer(norm(x))
-    return x + output if residual else output, *rest
-
-
-def both_norms(
-    x: Array,
-    sublayer: Callable,
-    norm: Callable,
-    norm_after: Callable,
-    *,
-    residual: bool = True,
-) -> tuple[Array, tuple]:
-    """Returns `x + norm_after(sublayer(norm(x)))`, and what else the sublayer returns.
-
-    Without the residual the sum has no `x`.
-
-    Source: Gemma Team 2024 (Gemma 2), section 2, https://arxiv.org/abs/2408.00118.
-    """
-    output, *rest = sublayer(norm(x))
-    output = norm_after(output)
-    return x + output if residual else output, *rest
-
-
-def post_norm(
-    x: Array, sublayer: Callable, norm: Callable, *, residual: bool = True
-) -> tuple[Array, tuple]:
-    """Returns `norm(x + sublayer(x))`, and what else the sublayer returns.
-
-    Without the residual the sum has no `x`.
-
-    Source: Vaswani et al. 2017, section 5.4, https://arxiv.org/abs/1706.03762.
-    """
-    output, *rest = sublayer(x)
-    return norm(x + output if residual else output), *rest
-
-
-# Adds a part to the residual, and what the names of the norms that it takes end in.
-_NORM_POSITIONS = {
-    "pre": (pre_norm, ("",)),
-    "post": (post_norm, ("",)),
-    "both": (both_norms, ("", "_after")),
-}
+_NORM_POSITIONS = ("pre", "post", "both")
 
 
 class Layer(hk.Module):
@@ -116,8 +66,11 @@ class Layer(hk.Module):
           make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
             `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
             none.
-          norm_position: "pre", "post" or "both"; see `pre_norm`, `post_norm` and
-            `both_norms`.
+          norm_position: "pre": `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
+            https://arxiv.org/abs/2002.04745); "post": `norm(x + part(x))` (Vaswani et
+            al. 2017, section 5.4, https://arxiv.org/abs/1706.03762); "both":
+            `x + norm_after(part(norm(x)))` (Gemma Team 2024, section 2,
+            https://arxiv.org/abs/2408.00118).
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
           dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
@@ -139,7 +92,7 @@ class Layer(hk.Module):
         self.hidden_size = hidden_size
         self.make_norm = make_norm
         self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
-        self._add, self._norm_suffixes = _NORM_POSITIONS[norm_position]
+        self._norm_position = norm_position
         self._attention_residual = attention_residual
         self._feed_forward_residual = feed_forward_residual
 
@@ -158,15 +111,9 @@ class Layer(hk.Module):
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns `x` after an attention part, its map, and its cache if one is given.
 
-        Args:
-          x: `[B..., T, D]`.
-          encoded: `[B..., S, D]`, what is attended to; None: x itself.
-          mask: Which position may attend to which.
-          make: Makes the attention; None: the sizes do.
-          names: Of the attention and of its norm.
-          rate: Of dropout.
-          residual: Whether x is added; None: as the layer says.
-          **options: Of the attention's call.
+        It attends to `encoded`, `[B..., S, D]`, or to x. Names are those of the
+        attention and its norm; a residual of None is as the layer says; options are of
+        the attention's call.
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
@@ -182,7 +129,7 @@ class Layer(hk.Module):
             return dropout(output, rate), *rest
 
         residual = self._attention_residual if residual is None else residual
-        return self._add(x, attend, *self._norms(names[1]), residual=residual)
+        return self._added(x, attend, names[1], residual)
 
     @hk.transparent
     def _fed_forward(
@@ -206,13 +153,20 @@ class Layer(hk.Module):
             return (dropout(make()(x, dropout_rate=rate), rate),)
 
         residual = self._feed_forward_residual if residual is None else residual
-        (x,) = self._add(x, feed, *self._norms(norm), residual=residual)
-        return x
+        return self._added(x, feed, norm, residual)[0]
 
     @hk.transparent
-    def _norms(self, name: str) -> list[Callable[[Array], Array]]:
-        """Returns the norms of a part, from the name of the first."""
-        return [self.make_norm(name=name + suffix) for suffix in self._norm_suffixes]
+    def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
+        """Returns a part's output added to x, normed, and what else the part returns.
+
+        The norm has the given name; `residual` says whether x is added.
+        """
+        norm, is_post = self.make_norm(name=name), self._norm_position == "post"
+        output, *rest = part(x if is_post else norm(x))
+        if self._norm_position == "both":
+            output = self.make_norm(name=f"{name}_after")(output)
+        output = x + output if residual else output
+        return norm(output) if is_post else output, *rest
 
     @hk.transparent
     def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
@@ -259,7 +213,7 @@ class EncoderLayer(Layer):
         """
         super().__init__(make_attention, make_feed_forward, **options)
         has_residual = self._attention_residual and self._feed_forward_residual
-        if parallel and (not has_residual or self._add is post_norm):
+        if parallel and (not has_residual or self._norm_position == "post"):
             raise ValueError(
                 "parallel parts must both have a residual and a norm_position of pre "
                 "or both."
@@ -371,34 +325,20 @@ class Stack(hk.Module):
         return self.make_sized_layer(**arguments, name=f"layer_{i}")
 
     @hk.transparent
-    def _run(self, x: Array, per_layer: dict[str, list], call: Callable) -> tuple:
+    def _run(
+        self,
+        x: Array,
+        call: Callable,
+        caches: Sequence | None,
+        first_query: int | Array,
+        **given: Any,
+    ) -> tuple:
         """Returns the output of the layers, their maps, and caches if they have any.
 
-        Args:
-          x: `[B..., T, D]`.
-          per_layer: Lists of L entries; each layer's call gets its own by their names.
-          call: From a layer, x and what it is given by name to the output, the map, and
-            the cache if it was given one.
+        `call` gets a layer, x and, by their names, its own of what is given, its cache
+        and the first query where there are caches.
         """
-
-        def call_layer(i, x, own):
-            output, *rest = call(self.make_layer(i), x, **own)
-            return output, tuple(rest)
-
-        layers = range(self.num_layers)
-        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
-        x, results = self.stack(call_layer, self.num_layers, x, own)
-        x = sites.site("stream", x)
-        if self.make_norm is not None:
-            x = self.make_norm(name="norm")(x)
-        return x, *zip(*results, strict=True)
-
-    def _divided(self, **given: Any) -> tuple[dict[str, list], dict[str, Any]]:
-        """Returns what has an entry for each layer, and what all layers share.
-
-        Raises:
-          ValueError: If a sequence is not of L entries.
-        """
+        # What has an entry for each layer, and what all layers share.
         per_layer, shared = {}, {}
         for name, value in given.items():
             if not isinstance(value, list | tuple):
@@ -410,7 +350,20 @@ class Stack(hk.Module):
                     f"{self.num_layers} of them, got {len(value)}."
                 )
             per_layer[name] = value
-        return per_layer, shared
+        if caches is not None:
+            per_layer["cache"], shared["first_query"] = list(caches), first_query
+
+        def call_layer(i, x, own):
+            output, *rest = call(self.make_layer(i), x, **shared, **own)
+            return output, tuple(rest)
+
+        layers = range(self.num_layers)
+        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
+        x, results = self.stack(call_layer, self.num_layers, x, own)
+        x = sites.site("stream", x)
+        if self.make_norm is not None:
+            x = self.make_norm(name="norm")(x)
+        return x, *zip(*results, strict=True)
 
 
 class Encoder(Stack):
@@ -433,27 +386,18 @@ class Encoder(Stack):
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
         """Returns the output `[B..., T, D]` and one attention map per layer.
 
-        Args:
-          x: `[B..., T, D]`.
-          mask: Which position may attend to which, in all layers; or a sequence of L
-            masks, which must be alike where layers are scanned.
-          is_training: Whether there is dropout.
-          bias: What is added to the scores of all layers; or a sequence of L of them.
-          caches: What keeps the keys and values of each of the L layers, see
-            `MultiHeadAttention`; with them the changed caches are returned too.
-          first_query: The position of the first of x, where there are caches.
+        Arguments are those of `EncoderLayer`. Mask and bias are of all layers, or
+        sequences of L of them, which must be alike where layers are scanned; caches are
+        of each of the L layers.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-        per_layer, shared = self._divided(mask=mask, bias=bias)
-        if caches is not None:
-            per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call(layer, x, **own):
-            return layer(x, is_training=is_training, **shared, **own)
+            return layer(x, is_training=is_training, **own)
 
-        return self._run(x, per_layer, call)
+        return self._run(x, call, caches, first_query, mask=mask, bias=bias)
 
 
 def dropout(x: Array, rate: float) -> Array:

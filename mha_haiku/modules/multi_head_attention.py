@@ -117,12 +117,14 @@ class MultiHeadAttention(hk.Module):
         self.with_bias = with_bias
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
-        self.make_score = make_score
-        self.make_normalizer = make_normalizer
-        self.make_gates = make_gates
-        self.rotary = rotary
+        self.make_score = checks.maker("make_score", make_score, additive_score)
+        self.make_normalizer = checks.maker(
+            "make_normalizer", make_normalizer, learned_sinks
+        )
+        self.make_gates = checks.maker("make_gates", make_gates, head_gates)
+        self.rotary = checks.maker("rotary", rotary, positions.rotary)
         self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
-        self.smear = smear
+        self.smear = checks.maker("smear", smear, smeared_keys)
         self.implementation = implementation
 
     def __call__(
@@ -288,13 +290,7 @@ class NoAttention(hk.Module):
     def __init__(
         self, model_size: int, *, with_bias: bool = True, name: str | None = None
     ):
-        """Initialises the module.
-
-        Args:
-          model_size: D, width of the output.
-          with_bias: Whether there is a bias; if not, the output is zero.
-          name: The module's name.
-        """
+        """Initialises the module for width D; without a bias the output is zero."""
         super().__init__(name=name)
         self.model_size = model_size
         self.with_bias = with_bias
@@ -355,13 +351,7 @@ def map_of_no_heads(
 def additive_score(
     num_heads: int, key_size: int, *, temperature: float = 1.0
 ) -> attention.Score:
-    """Returns an additive score with a learned weight `[H, K]` named "score".
-
-    Args:
-      num_heads: H.
-      key_size: K.
-      temperature: Scores are divided by it.
-    """
+    """Returns an additive score over a temperature, with a learned "score" `[H, K]`."""
     w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
     weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
     return attention.additive(weight if temperature == 1 else weight / temperature)
@@ -376,17 +366,10 @@ def learned_sinks(num_heads: int) -> attention.Normalizer:
 
 
 def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns a gate in [0, 1] per position and head, of the query's input.
+    """Returns a gate in [0, 1] per position and head: `[B..., T, H, 1]`.
 
-    It is the sigmoid of a linear map without bias, named "head_gate".
-
-    Args:
-      query: `[B..., T, D]`.
-      num_heads: H.
-      value_size: Not asked.
-
-    Returns:
-      `[B..., T, H, 1]`.
+    It is the sigmoid of a linear map without bias, named "head_gate", of the query's
+    input `[B..., T, D]`.
 
     Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
     """
@@ -409,13 +392,10 @@ def _gates(query, num_heads, size):
 
 
 def smeared_keys(key: Array) -> Array:
-    """Returns each key mixed with the one before it, by a learned share per head.
+    """Returns each key `[B..., S, G, K]` mixed with the one before it.
 
     Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
     sigmoid of a parameter "smear" `[G]`, which starts at 0.
-
-    Args:
-      key: `[B..., S, G, K]`.
 
     Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
     """

@@ -57,14 +57,7 @@ def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
 
 
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:
-    """Returns `(x - mean) / sqrt(variance + epsilon) * scale + offset`.
-
-    Args:
-      x: `[..., D]`.
-      scale: `[D]`.
-      offset: `[D]`.
-      epsilon: Added to the variance.
-    """
+    """Returns `(x - mean) / sqrt(variance + epsilon) * scale + offset`, `[..., D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     normalised = _standardised(x.astype(dtype), epsilon)
     shifted = normalised * _last(scale, x, dtype) + _last(offset, x, dtype)

@@ -1,10 +1,12 @@
 """Where a token stands: sinusoidal and rotary encodings, ALiBi and T5 score biases."""
 
-from mha_haiku.positions.biases import DenseBias, ScoreBias, as_bias
-from mha_haiku.positions.distances import (
+from mha_haiku.positions.biases import (
     Alibi,
+    DenseBias,
     RelativeBias,
+    ScoreBias,
     alibi,
+    as_bias,
     relative_bias,
 )
 from mha_haiku.positions.encodings import rotary, sinusoidal

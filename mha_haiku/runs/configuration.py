@@ -366,7 +366,13 @@ def _example(name: str, task: tasks.Task) -> tasks.Example:
 
 
 def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:
-    """Returns the config of values of `to_json`; fields that it lacks have defaults."""
+    """Returns the config of values of `to_json`; fields that they lack have defaults.
+
+    A new field's default means what was done before there was a choice.
+
+    Raises:
+      ConfigError: If they name no task.
+    """
     config = default_config(task_name(values))
 
     def fill(section, own):
@@ -381,24 +387,6 @@ def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:
     return config
 
 
-def completed(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a config of before, with the fields that came since.
-
-    A new field's default means what was done before there was a choice.
-
-    Raises:
-      ConfigError: If they name no task.
-    """
-    return _completed(values, to_json(default_config(task_name(values))))
-
-
-def _completed(values, default):
-    if not isinstance(values, dict) or not isinstance(default, dict):
-        return values
-    own = {name: _completed(values[name], default.get(name)) for name in values}
-    return own | {name: default[name] for name in default if name not in values}
-
-
 def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """Returns the resolved values of a config as plain JSON values."""
     return json.loads(config.to_json_best_effort())
@@ -410,7 +398,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     Lines read `config.training.steps: 100 -> 200`; a field that is only on one side
     reads `absent` on the other.
     """
-    old, new = _flat("config", old), _flat("config", new)
+    old, new = (fields.flattened(values, "config.") for values in (old, new))
     absent = object()
     lines = []
     for name in [*old, *(name for name in new if name not in old)]:
@@ -419,12 +407,3 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             shown = ["absent" if x is absent else repr(x) for x in (before, after)]
             lines.append(f"{name}: {shown[0]} -> {shown[1]}")
     return lines
-
-
-def _flat(path, values) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        return {path: values}
-    flat = {}
-    for name, value in values.items():
-        flat.update(_flat(f"{path}.{name}", value))
-    return flat

@@ -111,9 +111,7 @@ class Run(NamedTuple):
     ) -> "heads.Importance":
         """Returns how much each head matters to the loss of held-out examples.
 
-        Args:
-          measure: A name of `heads.MEASURES`.
-          examples: N.
+        The measure is a name of `heads.MEASURES`; `examples` is the number of examples.
         """
         from mha_haiku import heads  # when asked for: training needs no laboratory
 
@@ -128,19 +126,18 @@ class Run(NamedTuple):
         """Returns the run with unstacked layers, so that each can be reached."""
         if not self.config.model.scan_layers:
             return self
-        config = self.config.copy_and_resolve_references()
-        config.model.scan_layers = False
-        model = make_model(config, self.task)
-        params = models.unstacked(self.params)
-        return self._replace(config=config, model=model, params=params)
+        return self._with_layers(False, models.unstacked(self.params))
 
     def compact(self) -> "Run":
         """Returns the run with layers scanned, where they are alike."""
         if self.model.scanned is None:
             return self
+        return self._with_layers(True, models.stacked(self.params))
+
+    def _with_layers(self, are_scanned: bool, params: Any) -> "Run":
         config = self.config.copy_and_resolve_references()
-        config.model.scan_layers = True
-        model, params = make_model(config, self.task), models.stacked(self.params)
+        config.model.scan_layers = are_scanned
+        model = make_model(config, self.task)
         return self._replace(config=config, model=model, params=params)
 
 
@@ -149,10 +146,7 @@ def of_runs(
 ) -> list[tuple[ml_collections.ConfigDict, Folder]]:
     """Returns config and folder of each run that a config describes.
 
-    Args:
-      folder: The folder that the config is trained in: that of the run, or one that
-        holds a folder for each of several seeds.
-      config: A valid config.
+    `folder` is that of the run, or holds a folder for each of several seeds.
     """
     if config.training.seeds == 1:
         return [(config, folder)]
@@ -162,10 +156,8 @@ def of_runs(
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Returns the folder to train in; creates it if it is missing.
 
-    Args:
-      workdir: The folder.
-      is_new: Whether a run is to begin at step 0, so that a checkpoint of that step
-        without a config.json, as a kill leaves it, may be there.
+    Where a new run is to begin at step 0, a checkpoint of that step without a
+    config.json, as a kill leaves it, may be there.
 
     Raises:
       ConfigError: If it is a file, or cannot be written to.
@@ -277,11 +269,11 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     if saved is None:
         return None
     try:
-        config = configuration.completed(saved["config"])
-        configuration.check_fields(ml_collections.ConfigDict(config))
+        config = configuration.of_json(saved["config"])
+        configuration.check_fields(config)
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return config
+    return configuration.to_json(config)
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:
@@ -369,19 +361,12 @@ def write_run(
     params: Any,
     task: tasks.Task,
 ) -> Path:
-    """Writes parameters as a new run at step 0, ready for training.
+    """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
     Where that fails or is interrupted, nothing of it is left. What a killed process
     has left is replaced: config.json is written last.
 
-    Args:
-      workdir: The folder of the new run, which must not hold one.
-      config: Its config.
-      params: The parameters of the config's model; no state of an optimizer is stored.
-      task: The task, whose tokenizer is kept.
-
-    Returns:
-      The folder.
+    No state of an optimizer is stored; the task's tokenizer is kept.
 
     Raises:
       ConfigError: If there is a run in the folder, or it cannot be written to.

@@ -154,12 +154,7 @@ def train(
 def _run(
     config, root, opened, placement, observers, override_config
 ) -> tuple[dict[int, opening.Summary], dict[int, str]]:
-    """Takes the remaining steps of all runs.
-
-    Returns:
-      By seed, the summary of each run, whose `wall_seconds` is left at 0, and why those
-      failed that have none.
-    """
+    """Takes the remaining steps; returns by seed the summaries, or why a run failed."""
     training = config.training
     stored = [each.stored for each in opened]
     begun = [each for each in opened if each.stored.latest() is not None]

@@ -46,7 +46,9 @@ class MetricsLog:
         """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
-        self._tensorboard = _open_tensorboard(path.parent) if tensorboard else None
+        self._tensorboard = None
+        if tensorboard:
+            self._tensorboard = check_tensorboard().SummaryWriter(str(path.parent))
         self._before = f"{name}: " if name else ""
 
     def __enter__(self) -> "MetricsLog":
@@ -60,11 +62,8 @@ class MetricsLog:
     ) -> None:
         """Writes one report, at once, with the seconds that the run has trained.
 
-        Args:
-          step: The steps taken.
-          metrics: Numbers by name; with `held_out_loss` and `held_out_accuracy` when
-            this report has an evaluation.
-          learning_rate: That of the last step.
+        With an evaluation the metrics have `held_out_loss` and `held_out_accuracy` too.
+        The learning rate is that of the last step.
         """
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}
@@ -173,17 +172,10 @@ class Silent:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def advance(self, step: int) -> None:
+    def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
 
-    def report(self, step: int, metrics: Any, *, learning_rate: float = 0.0) -> None:
-        """Does nothing."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Does nothing."""
-
-    def say(self, line: str) -> None:
-        """Does nothing."""
+    advance = event = say = report
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -228,22 +220,16 @@ def events_of_steps(
     return events
 
 
-def check_tensorboard() -> None:
-    """Raises ConfigError if tensorboardX is not installed."""
+def check_tensorboard() -> Any:
+    """Returns the package tensorboardX; raises ConfigError if it is not installed."""
     try:
-        import tensorboardX  # noqa: F401
+        import tensorboardX
     except ImportError:
         raise ConfigError(
             "config.training.tensorboard needs the package tensorboardX: "
             "pip install tensorboardX installs it."
         ) from None
-
-
-def _open_tensorboard(folder):
-    check_tensorboard()
-    import tensorboardX
-
-    return tensorboardX.SummaryWriter(str(folder))
+    return tensorboardX
 
 
 def _shown(values: Sequence[float], digits: int) -> str:

@@ -117,11 +117,8 @@ def open_run(
 ) -> Opened:
     """Opens a run's folder on the first process, which holds its lock.
 
-    Args:
-      stack: Releases the lock when it is closed.
-      config: A valid config.
-      workdir: The folder.
-      override_config: Whether to resume even if the config differs from the run's.
+    The stack releases the lock when it is closed; `override_config` resumes even if the
+    config differs from the run's.
 
     Raises:
       ConfigError: On all processes, if the config and the folder do not fit.

@@ -32,7 +32,7 @@ class NonFiniteLossError(ArithmeticError):
 class Programs(NamedTuple):
     """The compiled programs, with their arguments that never change."""
 
-    together: devices.Alone | devices.Together
+    together: devices.Together
     learning_rate: Any  # from the number of a step, counted from 0; on the host
     dispatch: Any  # see `stepping.make_dispatch`
     evaluate: Any  # see `evaluation.make_evaluation`
@@ -51,20 +51,12 @@ def prepare(
 ) -> tuple[stepping.TrainState, Programs]:
     """Returns the states to start from, on their devices, and the compiled programs.
 
-    Args:
-      config: The config of all runs, with as many `training.seeds` as there are.
-      task: Their task.
-      model: Their model.
-      stored: The checkpoints of each: a run starts from the newest, or anew. Where only
-        parameters are stored, the optimizer starts anew.
-      placement: The devices.
-      source: Where the parameters of runs without a checkpoint come from; None: from
-        their seeds.
+    Each run starts from the newest of its `stored` checkpoints, or anew. Where only
+    parameters are stored, the optimizer starts anew. Those of runs without a checkpoint
+    come from `source`, or from their seeds.
     """
     training = config.training
-    together = devices.Alone(placement)
-    if len(stored) > 1:
-        together = devices.Together(placement, len(stored))
+    together = devices.Together(placement, len(stored))
     placement = together.placement
     transformation = optimizers.make(config.optimizer, steps=training.steps)
     dispatch = stepping.make_dispatch(
@@ -110,8 +102,8 @@ def prepare(
         starts = [start(own, seed) for own, seed in zip(stored, seeds, strict=True)]
         state = together.put_states(starts)
     schedule = jax.jit(optimizers.schedule(config.optimizer, steps=training.steps))
-    stops = together.scalars([np.int32(0)] * len(seeds))
-    seeds = together.scalars(seeds)
+    stops = together.joined([np.int32(0)] * len(seeds))
+    seeds = together.joined(seeds)
     programs = Programs(
         together=together,
         learning_rate=lambda step: float(schedule(np.int32(step))),
@@ -292,7 +284,7 @@ class Trainer:
             self._state,
             self._programs.train_data,
             self._programs.seeds,
-            self._together.scalars(stops),
+            self._together.joined(stops),
         )
         reports = self._together.fetch(report)
         seconds = time.perf_counter() - before

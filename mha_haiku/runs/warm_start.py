@@ -139,17 +139,17 @@ def _check_alike(source, config, own, its, fresh) -> None:
     fields = [field for field in fields if not field.startswith(_FREE)]
     if not differ and not fields:
         return
-    what = f"in {_listed(differ)}" if differ else "in what its parameters mean"
+    what = (
+        f"in {checks.listed(differ, _MOST_SHOWN)}"
+        if differ
+        else "in what its parameters mean"
+    )
     raise ConfigError(
         f"config.init_from must be a run of the same model; {source.path} differs "
-        f"{what}.\nFields there and here: {_listed(fields) or 'the same'}."
+        f"{what}.\nFields there and here: "
+        f"{checks.listed(fields, _MOST_SHOWN) or 'the same'}."
     )
 
 
 def _size(shape) -> str:
     return "none" if shape is None else " x ".join(map(str, shape)) or "a number"
-
-
-def _listed(names) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(names[:_MOST_SHOWN]) + more

@@ -8,8 +8,6 @@ from mha_haiku.tasks import (
     associative_recall,
     bigram_backcopy,
     classify,
-    copy,
-    copy_seq2seq,
     digits_anomaly,
     histogram,
     induction,
@@ -21,11 +19,11 @@ from mha_haiku.tasks import (
     number_words,
     parity,
     pronounce,
-    reverse,
-    reverse_seq2seq,
     sentences,
     sort,
     task_files,
+    uniform_sequences,
+    uniform_tokens,
 )
 from mha_haiku.tasks.base import Example, Kept, Task, batch
 from mha_haiku.tasks.task_files import digest
@@ -49,8 +47,8 @@ __all__ = [
 _TASKS = {
     task.name: task
     for task in (
-        reverse.Reverse,
-        copy.Copy,
+        uniform_tokens.Reverse,
+        uniform_tokens.Copy,
         sort.Sort,
         histogram.Histogram,
         associative_recall.AssociativeRecall,
@@ -62,8 +60,8 @@ _TASKS = {
         masked_language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
-        reverse_seq2seq.ReverseSeq2Seq,
-        copy_seq2seq.CopySeq2Seq,
+        uniform_sequences.ReverseSeq2Seq,
+        uniform_sequences.CopySeq2Seq,
         number_words.NumberWords,
         pronounce.Pronounce,
         classify.Classify,
@@ -88,8 +86,12 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     Raises:
       ConfigError: If there is no such task.
     """
+    return _declared(_task(name))
+
+
+def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
     declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
-    for field in dataclasses.fields(_task(name)):
+    for field in dataclasses.fields(task):
         if field.init:
             section = field.metadata.get("section", "task")
             declared[section][field.name] = field.metadata.get(
@@ -163,12 +165,10 @@ def register(task: type[Task]) -> str:
 
 def values(task: Task) -> dict[str, dict[str, Any]]:
     """Returns the values of a task's options; see `options`."""
-    given: dict[str, dict[str, Any]] = {"task": {}, "data": {}}
-    for field in dataclasses.fields(task):
-        if field.init:
-            section = field.metadata.get("section", "task")
-            given[section][field.name] = getattr(task, field.name)
-    return given
+    return {
+        section: {name: getattr(task, name) for name in named}
+        for section, named in _declared(type(task)).items()
+    }
 
 
 def _task(name: str) -> type[Task]:

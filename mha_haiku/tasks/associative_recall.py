@@ -25,30 +25,21 @@ class AssociativeRecall(base.UniformTask):
     values, accuracy 1 / num_values and loss log(num_values) nats. A model that knows
     which values occurred, but not with which key, reaches about 1 / num_pairs.
 
-    Attributes:
-      sequence_length: T; the last T - 2 num_pairs positions are queries.
-      num_pairs: Number of pairs.
-      num_keys: Tokens 0 to num_keys - 1 are keys, at least as many as pairs.
-      num_values: The tokens after them are values; class c is the value c.
+    Tokens 0 to num_keys - 1 are keys, at least as many as pairs; the tokens after them
+    are values, and class c is the value c.
 
     Source: Arora et al. 2023, https://arxiv.org/abs/2312.04927.
     """
 
     name: ClassVar[str] = "associative_recall"
-    sequence_length: int = fields.option(
-        16, "tokens in an example", fields.integer(3, sampling.LARGEST)
-    )
+    sequence_length: int = fields.option(16, "tokens in an example", sampling.count(3))
     num_pairs: int = fields.option(
         6,
         "key-value pairs; the remaining tokens are queries",
-        fields.integer(1, sampling.LARGEST),
+        sampling.count(1),
     )
-    num_keys: int = fields.option(
-        16, "tokens that can be keys", fields.integer(1, sampling.LARGEST)
-    )
-    num_values: int = fields.option(
-        16, "tokens that can be values", fields.integer(2, sampling.LARGEST)
-    )
+    num_keys: int = fields.option(16, "tokens that can be keys", sampling.count(1))
+    num_values: int = fields.option(16, "tokens that can be values", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,7 +49,6 @@ class AssociativeRecall(base.UniformTask):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, keys and values."""
         return self.num_keys + self.num_values
 
     @property
@@ -66,13 +56,11 @@ class AssociativeRecall(base.UniformTask):
         return self.num_values
 
     def token_label(self, token: int) -> str:
-        """Returns "k0", "k1", ... for keys and "v0", "v1", ... for values."""
         if token < self.num_keys:
             return f"k{token}"
         return self.class_label(token - self.num_keys)
 
     def class_label(self, c: int) -> str:
-        """Returns "v0", "v1", ..."""
         return f"v{c}"
 
     def example(self, key: jax.Array, data: Any) -> base.Example:

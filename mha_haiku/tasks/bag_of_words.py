@@ -20,11 +20,6 @@ def score(
     Words are runs of letters, digits and underscores, in lower case. Counts of the
     training texts have one added to each; words that these lack are passed over.
 
-    Args:
-      train: Texts with labels, 0 to C - 1.
-      held_out: Those that are measured, at least 1.
-      labels: C.
-
     Source: McCallum and Nigam 1998, https://www.cs.cmu.edu/~knigam/papers/multinomial-aaaiws98.pdf.
     """
     places: dict[str, int] = {}

@@ -324,7 +324,14 @@ class Task(abc.ABC):
 
 
 class UniformTask(Task):
-    """A task whose targets are uniform over the classes, whatever their position."""
+    """A task whose targets are uniform over the classes, whatever their position.
+
+    Unless a subclass says otherwise, the classes are the tokens.
+    """
+
+    @property
+    def num_classes(self) -> int:
+        return self.num_tokens
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -340,17 +347,9 @@ def all_count(targets: jax.Array) -> jax.Array:
 def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
     """Returns the examples of a batch that have the given indices.
 
-    An example depends on `key` and its own index alone, so that a batch is the same
-    however its indices are spread over devices.
-
-    Args:
-      task: The task.
-      key: The PRNG key of the whole batch.
-      data: `task.train_data` or `task.held_out_data`.
-      indices: `[B]` integers, positions in the whole batch.
-
-    Returns:
-      The examples, with a leading axis of size B.
+    An example depends on `key`, that of the whole batch, and its own index `[B]` alone,
+    so that a batch is the same however its indices are spread over devices. `data` is
+    `task.train_data` or `task.held_out_data`.
     """
 
     def one(index):

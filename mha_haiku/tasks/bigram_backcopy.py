@@ -28,10 +28,8 @@ class BigramBackcopy(base.Task):
     that of the most frequent symbol at each position. The most that can be known of a
     symbol that follows no trigger is `table`.
 
-    Attributes:
-      sequence_length: T, with the start token.
-      num_symbols: Symbols of the chain; also the classes. The start token is one more.
-      num_triggers: Symbols 0 to num_triggers - 1 are triggers; 0: a chain alone.
+    Symbols are the classes, 0 to num_triggers - 1 of them triggers; the start token is
+    one more token. Without triggers it is a chain alone.
 
     Source: Guo et al. 2024, section 2, https://arxiv.org/abs/2410.13835.
     """
@@ -39,9 +37,7 @@ class BigramBackcopy(base.Task):
     name: ClassVar[str] = "bigram_backcopy"
     continues: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 32}
-    sequence_length: int = fields.option(
-        32, "tokens in an example", fields.integer(3, sampling.LARGEST)
-    )
+    sequence_length: int = fields.option(32, "tokens in an example", sampling.count(3))
     num_symbols: int = fields.option(
         16, "number of different symbols", fields.integer(2, 256)
     )
@@ -90,11 +86,9 @@ class BigramBackcopy(base.Task):
         return masses / masses.sum(-1, keepdims=True)
 
     def token_label(self, token: int) -> str:
-        """Returns "start", "t0", "t1", ... for triggers, and numbers for the others."""
         return "start" if token == self.num_symbols else self.class_label(token)
 
     def class_label(self, c: int) -> str:
-        """Returns "t0", "t1", ... for triggers, and numbers for the others."""
         return f"t{c}" if c < self.num_triggers else f"{c}"
 
     def example(self, key: jax.Array, data: Any) -> base.Example:

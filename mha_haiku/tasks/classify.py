@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import platform
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +20,10 @@ from mha_haiku.tasks import (
     python_expressions,
     sampling,
     text,
-    tokenization,
 )
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
-
-
-@dataclasses.dataclass(frozen=True)
-class Labelled:
-    """Texts with their labels, in a part to train on and a held-out part."""
-
-    tokenizer: tokenization.Tokenizer  # trained on the training part
-    text: dict[str, Any]  # the name and sha256 of the file, and its `labels`, sorted
-    train: list[tuple[str, int]]  # pairs of a text and the number of its label
-    held_out: list[tuple[str, int]]  # the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,13 +46,9 @@ class Classify(text.TextTask):
     A text is held out by its sha256: texts that are equal are in the same part.
 
     Metric: accuracy, the share of texts with the right label. It is compared with a bag
-    of words, see `bag_of_words.score`. Attributes are those of `TextTask`, but:
-
-    Attributes:
-      path: A CSV or TSV file with the columns `text` and `label`; "" is expressions of
-        Python's own library, by their outermost operation: `f(a + b)` is a call,
-        `f(a) + b` is arithmetic. Their words say little of it, their brackets much.
-      held_out_fraction: The share of the texts to evaluate on.
+    of words, see `bag_of_words.score`. Without a file the texts are expressions of
+    Python's own library, by their outermost operation: `f(a + b)` is a call, `f(a) + b`
+    is arithmetic. Their words say little of it, their brackets much.
     """
 
     name: ClassVar[str] = "classify"
@@ -82,13 +67,14 @@ class Classify(text.TextTask):
     )
 
     @functools.cached_property
-    def corpus(self) -> Labelled:
-        """The texts of both parts.
+    def corpus(self) -> text.Corpus:
+        """The texts of both parts, each with the number of its label.
 
         Raises:
           ConfigError: If they cannot be read, or are not those of the run.
         """
-        rows, sha256 = _read(self.path)
+        rows = read_table(self.path) if self.path else list(python_expressions.load())
+        sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         name = self.path or f"library of Python {platform.python_version()}"
         labels = sorted({label for _, label in rows})
         if len(labels) < 2:
@@ -108,11 +94,10 @@ class Classify(text.TextTask):
             )
         described = {"name": name, "sha256": sha256, "labels": labels}
         whole = "\n".join(each for each, _ in parts[0])
-        return Labelled(self.made_tokenizer(whole, described), described, *parts)
+        return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
 
     @property
     def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The shapes of short `train_data`, for tracing without reading the texts."""
         shapes = ((1, self.sequence_length), (1,), (1,))
         return tuple(jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes)
 
@@ -128,7 +113,6 @@ class Classify(text.TextTask):
 
     @property
     def num_classes(self) -> int:
-        """Number of labels."""
         return len(self._labels)
 
     @functools.cached_property
@@ -138,8 +122,11 @@ class Classify(text.TextTask):
 
     @functools.cached_property
     def held_out_data(self) -> tuple[np.ndarray, ...]:
-        """The same of the held-out part."""
         return self._encoded(self.corpus.held_out)
+
+    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+        rows = self.padded([each for each, _ in pairs])
+        return *rows, np.array([label for _, label in pairs], np.int32)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -148,16 +135,13 @@ class Classify(text.TextTask):
         return bag_of_words.score(corpus.train, corpus.held_out, self.num_classes)
 
     def token_label(self, token: int) -> str:
-        """Returns the text of a token, `[CLS]` for the one before a text."""
         is_own = token == self.encoder.num_tokens and not self.encoder.before
         return _CLS if is_own else self.encoder.label(token)
 
     def class_label(self, c: int) -> str:
-        """Returns label `c`."""
         return self._labels[c]
 
     def example(self, key: jax.Array, data: tuple[np.ndarray, ...]) -> base.Example:
-        """Returns a random text of `data`."""
         tokens, lengths, labels = map(jnp.asarray, data)
         place = sampling.integers(sampling.words(key), len(tokens))
         label = labels[place]
@@ -168,10 +152,6 @@ class Classify(text.TextTask):
         if self._kept is not None and self._kept.text is not None:
             return self._kept.text["labels"]
         return self.corpus.text["labels"]
-
-    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
-        rows = self.padded([each for each, _ in pairs])
-        return *rows, np.array([label for _, label in pairs], np.int32)
 
 
 def read_table(path: str) -> list[tuple[str, str]]:
@@ -222,9 +202,3 @@ def read_table(path: str) -> list[tuple[str, str]]:
     if not pairs:
         raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
     return pairs
-
-
-def _read(path: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns texts with labels, and the sha256 of them all."""
-    rows = read_table(path) if path else list(python_expressions.load())
-    return rows, hashlib.sha256(json.dumps(rows).encode()).hexdigest()

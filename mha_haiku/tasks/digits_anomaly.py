@@ -77,7 +77,6 @@ class DigitsAnomaly(base.Task):
         }
 
     def example(self, key: jax.Array, data: Images) -> base.Example:
-        """Returns one set from the images of `data`."""
         pixels, starts, counts = jax.tree.map(jnp.asarray, data)
         random = sampling.words(key, 4 + _MOST_IMAGES)
         usual = sampling.integers(random[0], _NUM_DIGITS)
@@ -101,7 +100,6 @@ class DigitsAnomaly(base.Task):
         return [self._digits.get(image.tobytes(), "?") for image in inputs]
 
     def images(self, example: base.Example) -> np.ndarray:
-        """Returns the images, `[T, 8, 8]` uint8."""
         pixels = np.round(255 * np.asarray(example.inputs, np.float32))
         return pixels.astype(np.uint8).reshape(-1, _SIDE, _SIDE)
 
@@ -110,11 +108,7 @@ class DigitsAnomaly(base.Task):
         return f"image {c}"
 
     def encode(self, text: str) -> np.ndarray:
-        """Raises an error: images cannot be given as text.
-
-        Raises:
-          ConfigError: Always.
-        """
+        """Raises ConfigError: images cannot be given as text."""
         raise checks.ConfigError(
             f"text must be left out for {self.name}, whose inputs are images; "
             f"got {text!r}."

@@ -31,14 +31,9 @@ def nearest(
 
 
 def error_rate(edits: np.ndarray, lengths: np.ndarray) -> float:
-    """Returns all edits by the length of all right answers; it may be above 1.
+    """Returns edits per token of right answers, of `[N]` distances to these.
 
-    Args:
-      edits: `[N]` distances of answers to right ones.
-      lengths: `[N]` lengths of those.
-
-    Returns:
-      Edits per token; nan where the right answers have none.
+    It may be above 1, and is nan where the right answers have no token.
     """
     total = int(np.sum(lengths))
     return float(np.sum(edits)) / total if total else float("nan")

@@ -54,7 +54,6 @@ class Histogram(uniform_tokens.UniformTokensTask):
         return {"accuracy": math.exp(max(logs)), "loss": loss}
 
     def targets(self, inputs: jax.Array) -> jax.Array:
-        """Returns how often each token occurs."""
         tokens = jnp.arange(self.num_tokens, dtype=jnp.int32)
         counts = jnp.sum(inputs[:, None] == tokens[None, :], axis=0, dtype=jnp.int32)
         return counts[inputs]

@@ -38,11 +38,9 @@ class Induction(base.UniformTask):
     continues: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 32}
     sequence_length: int = fields.option(
-        32, "tokens in an example, an even number", fields.integer(4, sampling.LARGEST)
+        32, "tokens in an example, an even number", sampling.count(4)
     )
-    num_tokens: int = fields.option(
-        32, "number of different tokens", fields.integer(2, sampling.LARGEST)
-    )
+    num_tokens: int = fields.option(32, "number of different tokens", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()
@@ -52,10 +50,6 @@ class Induction(base.UniformTask):
             )
         half = self.sequence_length // 2
         checks.integer_in("num_tokens", self.num_tokens, half, sampling.LARGEST)
-
-    @property
-    def num_classes(self) -> int:
-        return self.num_tokens
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
         del data

@@ -29,7 +29,6 @@ class LanguageModel(text.TextTask):
     continues: ClassVar[bool] = True
 
     def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
-        """Returns a window of `data` from a random position."""
         window, is_text = self.window(
             sampling.words(key), data, self.sequence_length + 1
         )

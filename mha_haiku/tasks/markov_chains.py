@@ -37,16 +37,10 @@ class MarkovChains(base.UniformTask):
     name: ClassVar[str] = "markov_chains"
     continues: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 64}
-    sequence_length: int = fields.option(
-        64, "tokens in an example", fields.integer(1, sampling.LARGEST)
-    )
+    sequence_length: int = fields.option(64, "tokens in an example", sampling.count(1))
     num_tokens: int = fields.option(
         3, "states of a chain", fields.integer(2, _MOST_STATES)
     )
-
-    @property
-    def num_classes(self) -> int:
-        return self.num_tokens
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
         del data

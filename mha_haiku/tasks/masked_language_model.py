@@ -53,11 +53,9 @@ class MaskedLanguageModel(text.TextTask):
         return self.num_classes if mask is None else mask[0]
 
     def token_label(self, token: int) -> str:
-        """Returns the text of a token, `[MASK]` for the mask."""
         return _MASK if token == self.mask_token else self.class_label(token)
 
     def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
-        """Returns a window of `data` from a random position, with tokens masked."""
         random = sampling.words(key, 2 * self.sequence_length + 1)
         choice, replacement = random[1:].reshape(2, self.sequence_length)
         targets, is_text = self.window(random[0], data, self.sequence_length)

@@ -31,15 +31,9 @@ class MaxRetrieval(base.UniformTask):
     num_tokens: ClassVar[None] = None
     labels_whole: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 17}
-    min_items: int = fields.option(
-        8, "fewest items of an example", fields.integer(1, sampling.LARGEST)
-    )
-    max_items: int = fields.option(
-        16, "most items of an example", fields.integer(1, sampling.LARGEST)
-    )
-    num_classes: int = fields.option(
-        10, "classes of items", fields.integer(2, sampling.LARGEST)
-    )
+    min_items: int = fields.option(8, "fewest items of an example", sampling.count(1))
+    max_items: int = fields.option(16, "most items of an example", sampling.count(1))
+    num_classes: int = fields.option(10, "classes of items", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()
@@ -52,7 +46,6 @@ class MaxRetrieval(base.UniformTask):
 
     @property
     def feature_size(self) -> int:
-        """D."""
         return 2 + self.num_classes
 
     def labels(self, example: base.Example) -> list[str]:

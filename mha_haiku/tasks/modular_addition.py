@@ -56,7 +56,6 @@ class ModularAddition(base.UniformTask):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens: the numbers, "+" and "="."""
         return self.modulus + 2
 
     @property
@@ -64,12 +63,10 @@ class ModularAddition(base.UniformTask):
         return self.modulus
 
     def token_label(self, token: int) -> str:
-        """Returns the number, "+" or "="."""
         signs = {self.modulus: "+", self.modulus + 1: "="}
         return signs.get(token, str(token))
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        """Returns one example, a random pair of `data`."""
         pairs = jnp.asarray(data)
         a, b = pairs[sampling.integers(sampling.words(key), len(pairs))]
         inputs = jnp.stack([a, jnp.int32(self.modulus), b, jnp.int32(self.modulus + 1)])

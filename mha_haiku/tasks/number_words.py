@@ -84,12 +84,10 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the source language."""
         return self._tokenizers[0].num_tokens
 
     @property
     def num_target_tokens(self) -> int:
-        """Number of tokens of the target language."""
         return self._tokenizers[1].num_tokens
 
     def keep(self) -> base.Kept:
@@ -108,33 +106,23 @@ class NumberWords(sequence_to_sequence.PairsTask):
         return base.Kept(json.dumps(stored) + "\n", text)
 
     def token_label(self, token: int) -> str:
-        """Returns the text of a token of the source language."""
         return self._tokenizers[0].label(token)
 
     def target_label(self, token: int) -> str:
-        """Returns the text of a token of the target language."""
         return self._tokenizers[1].label(token)
 
     def piece(self, token: int) -> bytes:
-        """Returns what a class adds to a text in the target language, as UTF-8."""
         if token >= self.num_target_tokens:
             return self.class_label(token).encode()
         return self._tokenizers[1].piece(token)
 
     def question(self, example: base.Example) -> str:
-        """Returns the words of an example's source."""
         tokens = np.asarray(example.inputs)[: example.lengths].tolist()
         pieces = b"".join(map(self._tokenizers[0].piece, tokens))
         return pieces.decode(errors="replace")
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's number.
-
-        Args:
-          text: A number in words of the source language, or in digits.
-
-        Returns:
-          `[s]` int32.
+        """Returns the tokens of a user's number, in words of the source or in digits.
 
         Raises:
           ConfigError: If it is empty, has characters that no number's words have, or
@@ -214,11 +202,7 @@ class NumberWords(sequence_to_sequence.PairsTask):
 
     @functools.cached_property
     def _words(self) -> tuple[list[str], list[str]]:
-        """The words of all numbers in both languages.
-
-        Raises:
-          ConfigError: If they are not those of the run.
-        """
+        """The words of all numbers in both languages."""
         words = tuple(spelling.words(each, self.largest) for each in self._languages)
         known = None if self._kept is None else self._kept.text
         if known is not None and known["sha256"] != _sha256(words):

@@ -80,7 +80,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     @property
     def num_target_tokens(self) -> int:
-        """Number of phonemes."""
         return len(self._phonemes)
 
     def keep(self) -> base.Kept:
@@ -93,7 +92,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return base.Kept(json.dumps(symbols) + "\n", text)
 
     def token_label(self, token: int) -> str:
-        """Returns a letter."""
         return _LETTERS[token]
 
     def target_label(self, token: int) -> str:
@@ -101,18 +99,11 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return self._phonemes[token]
 
     def question(self, example: base.Example) -> str:
-        """Returns the word of an example."""
         inputs = np.asarray(example.inputs)[: example.lengths]
         return "".join(self.token_label(token) for token in inputs.tolist())
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the letters of a user's word.
-
-        Args:
-          text: One word, in small or capital letters; spaces around it are left out.
-
-        Returns:
-          `[s]` int32.
+        """Returns the letters of a user's word, in small or capital letters.
 
         Raises:
           ConfigError: If it is empty, longer than the longest word, or has other signs
@@ -137,15 +128,10 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def score(
         self, answers: Sequence[Sequence[int] | np.ndarray], examples: base.Example
     ) -> dict[str, float]:
-        """Returns the error rates of answers that a model has decoded.
+        """Returns "word_error_rate" and "phoneme_error_rate" of answers.
 
-        Returns:
-          "word_error_rate", the share of answers that are none of the word's
-          pronunciations, in [0, 1], and "phoneme_error_rate", the edits to the nearest
-          of them per phoneme of it.
-
-        Raises:
-          ValueError: If there is not one answer for each example.
+        The share of answers that are none of the word's pronunciations, in [0, 1], and
+        the edits to the nearest of them per phoneme of it.
         """
         edits, lengths = self._edits(answers, examples)
         return {

@@ -12,12 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku import fields
+
 # Vocabularies, lengths and moduli stay below this, so that the remainder of a 32-bit
 # word is uniform to one part in 4,096.
 LARGEST = 2**20
 
 # Up to this many comparisons, ranks take less time than a sort on the CPU.
 _FEW_COMPARISONS = 2**12
+
+
+def count(fewest: int) -> fields.Check:
+    """Returns the check of a vocabulary, length or modulus, at least `fewest`."""
+    return fields.integer(fewest, LARGEST)
 
 
 def words(key: jax.Array, *shape: int) -> jax.Array:

@@ -36,19 +36,8 @@ class Sentences(text.TextTask):
     name: ClassVar[str] = "sentences"
     metrics: ClassVar[tuple[str, ...]] = ("drift",)
 
-    @functools.cached_property
-    def train_data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sentences `[N, T]` int32 to train on, and their lengths `[N]` int32."""
-        return self._encoded(self._parts[0], "training")
-
-    @functools.cached_property
-    def held_out_data(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same of the held-out part."""
-        return self._encoded(self._parts[1], "held-out")
-
     @property
     def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """The shapes of short `train_data`, for tracing without reading the text."""
         shapes = ((1, self.sequence_length), (1,))
         return tuple(jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes)
 
@@ -60,26 +49,29 @@ class Sentences(text.TextTask):
     def example(
         self, key: jax.Array, data: tuple[np.ndarray, np.ndarray]
     ) -> base.Example:
-        """Returns a random sentence of `data`."""
         tokens, lengths = map(jnp.asarray, data)
         place = sampling.integers(sampling.words(key), len(tokens))
         nothing = jnp.zeros(self.sequence_length, jnp.float32)
         return base.Example(tokens[place], tokens[place], nothing, lengths[place])
 
     @functools.cached_property
-    def _parts(self) -> tuple[list[str], list[str]]:
+    def train_data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sentences `[N, T]` int32 to train on, and their lengths `[N]` int32."""
+        return self._encoded("training")
+
+    @functools.cached_property
+    def held_out_data(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._encoded("held-out")
+
+    def _encoded(self, part) -> tuple[np.ndarray, np.ndarray]:
         _ = self.corpus  # which sees to it that the text is that of the run
         whole = text.read(self.path)
         cut = round(len(whole) * (1 - self.held_out_fraction))
-        return sentences(whole[:cut]), sentences(whole[cut:])
-
-    def _encoded(self, texts, part) -> tuple[np.ndarray, np.ndarray]:
-        room = self.sequence_length - self._num_special
-        if not texts or room < 1:
+        texts = sentences(whole[:cut] if part == "training" else whole[cut:])
+        if not texts:
             raise checks.ConfigError(
-                f"path must have sentences in its {part} part, and the "
-                f"length room, got {len(texts)} from {self.path!r} and room for {room} "
-                "tokens."
+                f"path must have sentences in its {part} part, got none from "
+                f"{self.path!r}."
             )
         return self.padded(texts)
 

@@ -65,16 +65,13 @@ class SequenceToSequence(base.Task):
 
     @property
     def start_token(self) -> int:
-        """What a decoder reads first."""
         return self.num_target_tokens
 
     @property
     def end_token(self) -> int:
-        """What ends an answer."""
         return self.num_target_tokens + 1
 
     def class_label(self, c: int) -> str:
-        """Returns the text of class `c`."""
         return {self.start_token: "<start>", self.end_token: "<end>"}.get(
             c
         ) or self.target_label(c)
@@ -84,11 +81,6 @@ class SequenceToSequence(base.Task):
         return str(token)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's source; see `Task.encode`.
-
-        Raises:
-          ConfigError: If there are none or more than S, or one is not a token.
-        """
         return self.fitting(super().encode(text))
 
     def fitting(self, tokens: np.ndarray) -> np.ndarray:
@@ -105,11 +97,9 @@ class SequenceToSequence(base.Task):
         return tokens
 
     def labels(self, example: base.Example) -> list[str]:
-        """Returns the text of each position of the source."""
         return _padded_labels(super().labels(example), example.lengths)
 
     def decoder_labels(self, example: base.Example) -> list[str]:
-        """Returns the text of each position of the decoder inputs."""
         return _padded_labels(super().decoder_labels(example), example.decoder_lengths)
 
     def pair(
@@ -158,7 +148,6 @@ class PairsTask(SequenceToSequence):
         return unigram_baseline(*self._split, self.num_classes)
 
     def example(self, key: jax.Array, data: Pairs) -> base.Example:
-        """Returns a random pair of `data`."""
         index = sampling.integers(sampling.words(key), len(data.sources))
         return self.row(index, data)
 
@@ -168,7 +157,6 @@ class PairsTask(SequenceToSequence):
 
     @property
     def data_shapes(self) -> Pairs:
-        """The shapes of one pair, for tracing without reading the data."""
         source, target = (1, self.sequence_length), (1, self.target_length)
         return Pairs(
             jax.ShapeDtypeStruct(source, np.int16),

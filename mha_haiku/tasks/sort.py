@@ -45,5 +45,4 @@ class Sort(uniform_tokens.UniformTokensTask):
         }
 
     def targets(self, inputs: jax.Array) -> jax.Array:
-        """Returns the tokens in increasing order."""
         return jnp.sort(inputs)

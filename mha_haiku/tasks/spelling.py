@@ -84,10 +84,6 @@ def parts(language: str, number: int) -> tuple[Part, ...]:
         hundred   hundert
         units     vier
         tens      dreißig
-
-    Args:
-      language: One of `languages()`.
-      number: From 0 to 999,999.
     """
     said = _plain(language, number)
     if number < 100:

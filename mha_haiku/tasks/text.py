@@ -31,12 +31,13 @@ def _tokenizer_name(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text as tokens, cut in two: the first part to train on, the last held out."""
+    """A text as tokens, or texts with labels; a part to train on and one held out."""
 
-    tokenizer: tokenization.Tokenizer
-    text: dict[str, str]  # its "name" and "sha256"
-    train: np.ndarray  # [N] int32
-    held_out: np.ndarray  # [M] int32
+    tokenizer: tokenization.Tokenizer  # trained on the first part, or of a file
+    text: dict[str, Any]  # the "name" and "sha256"; of texts with labels "labels" too
+    # Tokens `[N]` int32, or pairs of a text and the number of its label.
+    train: np.ndarray | list[tuple[str, int]]
+    held_out: np.ndarray | list[tuple[str, int]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,24 +47,18 @@ class TextTask(base.Task):
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
     tokenizer come first, 0 to num_classes - 1; they are the classes as well.
 
+    A tokenizer is trained on the training part alone; or it is of a file, whose special
+    tokens go around every window and are no targets. Models may have more classes than
+    a file names.
+
     Attributes:
-      sequence_length: T, in tokens.
-      path: A UTF-8 file, or a folder whose files are read in the order of their names;
-        "" is Python's own documentation, `pydoc_data.topics`.
-      tokenizer: "characters" or "bpe", trained on the training part alone; or a file,
-        tokenizer.json, whose special tokens go around every window and are no targets.
-      vocabulary_size: The largest number of tokens that the tokenizer may have; of a
-        file's the smallest number of classes, as models may have more than it names.
-      held_out_fraction: The share of the text to evaluate on, from its end.
       kept: What a run stored of this task. Its tokenizer is used, and the text is read
         only once examples are needed; it must then be the text of the run.
     """
 
     baseline_name = "unigram"
     model_defaults = {"embedding.max_length": 64}
-    sequence_length: int = fields.option(
-        64, "tokens in an example", fields.integer(1, sampling.LARGEST)
-    )
+    sequence_length: int = fields.option(64, "tokens in an example", sampling.count(1))
     path: str = fields.option(
         "",
         "a UTF-8 file or a folder of them; empty: Python's own documentation",
@@ -81,7 +76,7 @@ class TextTask(base.Task):
         256,
         "largest number of tokens that the tokenizer may have; of a file's the "
         "smallest number of classes",
-        fields.integer(1, sampling.LARGEST),
+        sampling.count(1),
         section="data",
     )
     held_out_fraction: float = fields.option(
@@ -156,34 +151,25 @@ class TextTask(base.Task):
 
     @property
     def data_shapes(self) -> jax.ShapeDtypeStruct:
-        """The shape of a short `train_data`, for tracing without reading the text."""
         return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
 
     def keep(self) -> base.Kept:
-        """Returns the tokenizer, and the name and sha256 of the text."""
         if self._kept is not None and self._kept.text is not None:
             return self._kept
         return base.Kept(self.encoder.to_json(), self.corpus.text)
 
     @property
     def num_tokens(self) -> int:
-        """Number of the tokenizer's tokens."""
         return self.num_classes
 
     @property
     def num_classes(self) -> int:
-        """Number of the tokenizer's tokens."""
         return self.encoder.num_tokens
 
     @property
-    def train_data(self) -> np.ndarray:
-        """The tokens to train on, `[N]` int32."""
-        return self.corpus.train
-
-    @property
-    def held_out_data(self) -> np.ndarray:
-        """The tokens to evaluate on, `[M]` int32."""
-        return self.corpus.held_out
+    def _split(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of both parts, `[N]` and `[M]` int32."""
+        return self.corpus.train, self.corpus.held_out
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -201,15 +187,12 @@ class TextTask(base.Task):
         }
 
     def token_label(self, token: int) -> str:
-        """Returns the text of a token."""
         return self.class_label(token)
 
     def class_label(self, c: int) -> str:
-        """Returns the text of the tokenizer's token `c`."""
         return self.encoder.label(c)
 
     def piece(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes that a token adds to a text; parts of characters."""
         return self.encoder.piece(token)
 
     @property
@@ -219,12 +202,6 @@ class TextTask(base.Task):
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's text, special ones around it included.
-
-        Args:
-          text: Any text of at least 1 token; their number need not be T.
-
-        Returns:
-          `[t]` int32, t being the number of tokens.
 
         Raises:
           ConfigError: If there are none, or the text is not Unicode.
@@ -246,12 +223,6 @@ class TextTask(base.Task):
     def prompt(self, text: str) -> np.ndarray:
         """Returns the tokens of a text to go on with: no special ones behind it.
 
-        Args:
-          text: Any text of at least 1 token.
-
-        Returns:
-          `[t]` int32.
-
         Raises:
           ConfigError: If there are none, or the tokenizer lacks a part of the text.
         """
@@ -264,13 +235,8 @@ class TextTask(base.Task):
     ) -> tuple[jax.Array, np.ndarray]:
         """Returns tokens from a random position of `data`, special ones around them.
 
-        Args:
-          word: A random word, which decides the position.
-          data: Tokens, `[N]` int32.
-          length: T, of what is returned.
-
         Returns:
-          Tokens `[T]`, and which of them are not special, `[T]` booleans.
+          Tokens `[T]`, T the length, and which are not special, `[T]` booleans.
 
         Raises:
           ConfigError: If the length leaves no room between special tokens.

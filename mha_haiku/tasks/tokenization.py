@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +87,6 @@ class Characters(Tokenizer):
         return cls("".join(sorted(commonest[: vocabulary_size - 1])))
 
     def to_json(self) -> str:
-        """Returns the alphabet, in an object."""
         return json.dumps({"characters": self.alphabet}) + "\n"
 
     @property
@@ -96,7 +95,6 @@ class Characters(Tokenizer):
         return len(self.alphabet) + 1
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32, one per character."""
         code_points = _code_points(text)
         place = np.searchsorted(self._alphabet_code_points, code_points)
         place = np.minimum(place, len(self.alphabet) - 1)
@@ -104,7 +102,6 @@ class Characters(Tokenizer):
         return np.where(known, place + 1, 0).astype(np.int32)
 
     def check_known(self, text: str) -> None:
-        """Raises ConfigError at the first character that is not of the alphabet."""
         unknown = np.flatnonzero(self.encode(text) == 0)
         if len(unknown):
             known = repr(self.alphabet)
@@ -128,7 +125,6 @@ class Characters(Tokenizer):
         return (_UNKNOWN + self.alphabet)[token]
 
     def piece(self, token: int) -> bytes:
-        """Returns the label as UTF-8."""
         return self.label(token).encode("utf-8", errors="surrogatepass")
 
     @functools.cached_property
@@ -158,7 +154,7 @@ class BytePairs(Tokenizer):
             pairs to merge.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
-        tokenizers = _tokenizers()
+        tokenizers = library()
         byte_level = tokenizers.pre_tokenizers.ByteLevel
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -171,7 +167,6 @@ class BytePairs(Tokenizer):
         return cls(tokenizer)
 
     def to_json(self) -> str:
-        """Returns the JSON of `tokenizers`, which other tools read too."""
         return self.tokenizer.to_str(pretty=True) + "\n"
 
     @functools.cached_property
@@ -180,14 +175,12 @@ class BytePairs(Tokenizer):
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32."""
         encodings = self.tokenizer.encode_batch(_lines(text))
         return np.concatenate([np.zeros(0), *(e.ids for e in encodings)]).astype(
             np.int32
         )
 
     def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of all texts on end, and how many each has, int32."""
         ids = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
         tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
         return tokens, np.array(list(map(len, ids)), np.int32)
@@ -204,7 +197,6 @@ class BytePairs(Tokenizer):
         return self.piece(token).decode("utf-8", errors="backslashreplace")
 
     def piece(self, token: int) -> bytes:
-        """Returns the token's bytes."""
         return _bytes_of_letters(self.tokenizer.id_to_token(token))
 
 
@@ -229,48 +221,33 @@ class Pretrained:
 
     def __post_init__(self):
         """Reads the contents and tries them, so that errors show now."""
-        try:
-            with _rust():
-                _ = self._tokenizer, self._ids, self._around
-        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
-            raise
-        # A bare Exception of tokenizers, or a panic of Rust, which is none.
-        except BaseException as error:
-            raise checks.ConfigError(
-                f"tokenizer.json is damaged, or not that of a tokenizer: {error}."
-            ) from None
+        with errors_named("tokenizer.json"):
+            _ = self._tokenizer, self._ids, self._around
 
     def to_json(self) -> str:
-        """Returns the contents and the vocabulary, in an object."""
         content = json.loads(self.content)
         return json.dumps({"pretrained": content, "least_tokens": self.least_tokens})
 
     @functools.cached_property
     def num_tokens(self) -> int:
-        """Number of tokens, at least `least_tokens`."""
         return max(self.least_tokens, 1 + max(self._ids.values()))
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Special tokens before a text, as `[CLS]`."""
         return self._around[0]
 
     @property
     def after(self) -> tuple[int, ...]:
-        """Special tokens behind a text, as `[SEP]`."""
         return self._around[1]
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
-        """The token that hides another, and its text."""
-        known = [(self._ids[text], text) for text in _MASKS if text in self._ids]
-        return known[0] if known else None
+        known = ((self._ids[text], text) for text in _MASKS if text in self._ids)
+        return next(known, None)
 
     @functools.cached_property
     def end(self) -> int | None:
-        """The token that ends a text, as `<|endoftext|>`."""
-        known = [self._ids[text] for text in _ENDS if text in self._ids]
-        return known[0] if known else None
+        return next((self._ids[x] for x in _ENDS if x in self._ids), None)
 
     def check_known(self, text: str) -> None:
         """Raises ConfigError at the first part of a text that is the unknown token."""
@@ -283,7 +260,6 @@ class Pretrained:
             )
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32, without special ones around."""
         # As one piece: a tokenizer may mark beginnings, and merge over ends of lines.
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return np.array(encoding.ids, np.int32)
@@ -311,7 +287,6 @@ class Pretrained:
         return whole.removeprefix(start) if whole.startswith(start) else piece
 
     def piece(self, token: int) -> bytes:
-        """Returns the bytes of a token's label, of parts of characters their own."""
         letters = self._tokenizer.id_to_token(token)
         if letters is not None and token not in self._special:
             if self._is_byte_level:
@@ -322,7 +297,7 @@ class Pretrained:
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        tokenizer = _tokenizers().Tokenizer.from_str(self.content)
+        tokenizer = library().Tokenizer.from_str(self.content)
         tokenizer.no_truncation()  # windows are cut here, not there
         tokenizer.no_padding()
         return tokenizer
@@ -345,13 +320,8 @@ class Pretrained:
     @functools.cached_property
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         encoding = self._tokenizer.encode("a")
-        is_special = [bool(each) for each in encoding.special_tokens_mask]
-        first = is_special.index(False) if False in is_special else 0
-        last = (
-            len(is_special) - is_special[::-1].index(False)
-            if not all(is_special)
-            else 0
-        )
+        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        first, last = (own[0], own[-1] + 1) if len(own) else (0, 0)
         return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
 
     @functools.cached_property
@@ -387,23 +357,38 @@ def from_json(text: str) -> Tokenizer:
         return Characters(contents["characters"])
     if "pretrained" in contents:
         return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
-    return BytePairs(_tokenizers().Tokenizer.from_str(text))
+    return BytePairs(library().Tokenizer.from_str(text))
 
 
 @contextlib.contextmanager
-def _rust():
-    """Keeps the traces off stderr that Rust writes when it panics."""
+def errors_named(file: str) -> Iterator[None]:
+    """Raises whatever goes wrong in `tokenizers` inside as ConfigError.
+
+    Keeps the traces off stderr that Rust writes when it panics.
+    """
     with open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
+        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+            raise
+        # A bare Exception of tokenizers, or a panic of Rust, which is none.
+        except BaseException as error:
+            raise checks.ConfigError(
+                f"{file} is damaged, or not that of a tokenizer: {error}."
+            ) from None
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
 
 
-def _tokenizers():
+def library() -> Any:
+    """Returns the package `tokenizers`.
+
+    Raises:
+      ConfigError: If it is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:

@@ -1,10 +1,10 @@
-"""What sequence-to-sequence tasks over independent, uniform tokens share."""
+"""Write a sequence of independent, uniform tokens again, or in reverse order."""
 
 import abc
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,12 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
     """
 
     min_length: int = fields.option(
-        4, "tokens of the shortest source", fields.integer(1, sampling.LARGEST)
+        4, "tokens of the shortest source", sampling.count(1)
     )
     max_length: int = fields.option(
-        16, "tokens of the longest source", fields.integer(1, sampling.LARGEST)
+        16, "tokens of the longest source", sampling.count(1)
     )
-    num_tokens: int = fields.option(
-        10, "number of different tokens", fields.integer(2, sampling.LARGEST)
-    )
+    num_tokens: int = fields.option(10, "number of different tokens", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()
@@ -51,7 +49,6 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 
     @property
     def num_target_tokens(self) -> int:
-        """Number of different tokens, as of sources."""
         return self.num_tokens
 
     @functools.cached_property
@@ -105,6 +102,49 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         )
         aligned[rows[is_right], columns[is_right]] = True
         return aligned
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopySeq2Seq(UniformSequencesTask):
+    """The target is the source.
+
+    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
+    from 2 to 6 and 10 tokens:
+
+        inputs   3 1 4 1
+        targets  3 1 4 1 <end> <end> <end>
+        weights  1 1 1 1 1     0     0
+
+    Metric: accuracy over the targets and the end token; exact match of all of them.
+    Chance: see `baseline`. A cross head that solves it attends along the diagonal.
+    """
+
+    name: ClassVar[str] = "copy_seq2seq"
+
+    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
+        return position
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReverseSeq2Seq(UniformSequencesTask):
+    """The target is the source in reverse order.
+
+    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
+    from 2 to 6 and 10 tokens:
+
+        inputs   3 1 4 5
+        targets  5 4 1 3 <end> <end> <end>
+        weights  1 1 1 1 1     0     0
+
+    Metric: accuracy over the targets and the end token; exact match of all of them.
+    Chance: see `baseline`. A cross head that solves it attends along the anti-diagonal,
+    which begins where the source ends.
+    """
+
+    name: ClassVar[str] = "reverse_seq2seq"
+
+    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
+        return length - 1 - position
 
 
 def _entropy(probability: np.ndarray) -> np.ndarray:

@@ -49,12 +49,7 @@ class Report(NamedTuple):
 
 
 def stream(seed: int | Array, name: str) -> Array:
-    """Returns the PRNG key of one of the run's independent random streams.
-
-    Args:
-      seed: `config.seed`, in 0..2**32-1.
-      name: "init", "data", "dropout" or "held_out".
-    """
+    """Returns the PRNG key of a stream, one of `_STREAMS`, which are independent."""
     key = jax.random.key(jnp.asarray(seed, jnp.uint32))
     return jax.random.fold_in(key, _STREAMS.index(name))
 

@@ -333,6 +333,19 @@ def test_weights_without_a_number_are_damage(folder, dtype):
     _refused(folder, f"damaged: {name} is NaN throughout")
 
 
+def test_a_weight_without_a_number_is_named(folder, caplog):
+    name = "transformer.h.1.ln_1.bias"
+
+    def change(found):
+        found[name][[3, 5]] = np.nan
+
+    interop.load(folder)
+    assert not caplog.text
+    _rewrite(folder, change)
+    interop.load(folder)
+    assert f"{name} is NaN in 2 of 24 places" in caplog.text
+
+
 @pytest.mark.parametrize("files", [5, {}, {"a": ["b"]}, {"a": 5}, {"a": None}])
 def test_an_index_without_names_of_files_is_damaged(folder, files):
     (folder / "model.safetensors").unlink()

@@ -1,17 +1,17 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import copy
+from mha_haiku.tasks import uniform_tokens
 
 
 def test_targets_are_the_inputs(sampled):
-    batch = sampled(copy.Copy(sequence_length=5, num_tokens=7))
+    batch = sampled(uniform_tokens.Copy(sequence_length=5, num_tokens=7))
     np.testing.assert_array_equal(batch.targets, batch.inputs)
     np.testing.assert_array_equal(batch.weights, np.ones((4096, 5)))
 
 
 def test_worked_example_obeys_the_rule(worked_example):
-    task = copy.Copy(sequence_length=5, num_tokens=10)
+    task = uniform_tokens.Copy(sequence_length=5, num_tokens=10)
     inputs, targets, weights = worked_example(task)
     assert targets.tolist() == inputs.tolist()
     assert weights.tolist() == [1.0] * 5
@@ -21,4 +21,4 @@ def test_worked_example_obeys_the_rule(worked_example):
 def test_impossible_sizes_are_refused(name):
     options = {"sequence_length": 5, "num_tokens": 7} | {name: -1}
     with pytest.raises(ValueError, match=f"^{name} must be an integer from"):
-        copy.Copy(**options)
+        uniform_tokens.Copy(**options)

@@ -1,25 +1,25 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import reverse
+from mha_haiku.tasks import uniform_tokens
 
 
 def test_targets_are_the_inputs_back_to_front(sampled):
-    batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7))
+    batch = sampled(uniform_tokens.Reverse(sequence_length=5, num_tokens=7))
     for inputs, targets, weights in list(zip(*batch[:3], strict=True))[:256]:
         assert targets.tolist() == list(reversed(inputs.tolist()))
         assert weights.tolist() == [1.0] * 5
 
 
 def test_tokens_are_uniform(sampled):
-    batch = sampled(reverse.Reverse(sequence_length=5, num_tokens=7))
+    batch = sampled(uniform_tokens.Reverse(sequence_length=5, num_tokens=7))
     frequencies = np.bincount(batch.inputs.ravel()) / batch.inputs.size
     np.testing.assert_allclose(frequencies, np.full(7, 1 / 7), atol=0.015)
 
 
 def test_worked_example_obeys_the_rule(worked_example):
     inputs, targets, weights = worked_example(
-        reverse.Reverse(sequence_length=5, num_tokens=10)
+        uniform_tokens.Reverse(sequence_length=5, num_tokens=10)
     )
     assert targets.tolist() == inputs.tolist()[::-1]
     assert weights.tolist() == [1.0] * 5
@@ -36,4 +36,4 @@ def test_worked_example_obeys_the_rule(worked_example):
 )
 def test_impossible_sizes_are_refused(options):
     with pytest.raises(ValueError, match="must be an integer from"):
-        reverse.Reverse(**options)
+        uniform_tokens.Reverse(**options)

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from mha_haiku import checks, tasks
-from mha_haiku.tasks import copy_seq2seq, reverse_seq2seq
+from mha_haiku.tasks import uniform_sequences
 
 CLASSES = {
-    "copy": copy_seq2seq.CopySeq2Seq,
-    "reverse": reverse_seq2seq.ReverseSeq2Seq,
+    "copy": uniform_sequences.CopySeq2Seq,
+    "reverse": uniform_sequences.ReverseSeq2Seq,
 }
 each_task = pytest.mark.parametrize("kind", list(CLASSES))
 

@@ -3,15 +3,7 @@
 The MiniLM and many other sentence encoders are BERT.
 """
 
-from mha_haiku.interop.families import changes, rules
-from mha_haiku.interop.families.tables import (
-    Family,
-    Head,
-    Setting,
-    linear,
-    norm,
-    row,
-)
+from mha_haiku.interop.families import changes, rules, tables
 
 _FIELDS = {
     "family": "encoder",
@@ -21,127 +13,127 @@ _FIELDS = {
     "norm.position": "post",
 }
 _SIZES = (
-    Setting("num_tokens", "vocab_size", 30522),
-    Setting("num_layers", "num_hidden_layers", 12),
-    Setting("model_size", "hidden_size", 768),
-    Setting("attention.num_heads", "num_attention_heads", 12),
-    Setting("feed_forward.hidden_size", "intermediate_size", 3072),
-    Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
-    Setting("norm.epsilon", "layer_norm_eps", 1e-12),
-    Setting("embedding.segments", "type_vocab_size", 2),
+    tables.Setting("num_tokens", "vocab_size", 30522),
+    *rules.sizes(12, 768, 12, 3072),
+    tables.Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
+    tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
+    tables.Setting("embedding.segments", "type_vocab_size", 2),
 )
-_SUPPORTED = {
-    **rules.SUPPORTED,
-    "position_embedding_type": ("absolute",),
-}
 _EMBEDDINGS = (
-    row("embedding/embeddings", "embeddings.word_embeddings.weight"),
-    row("segments/embeddings", "embeddings.token_type_embeddings.weight"),
-    *norm("embedding_norm", "embeddings.LayerNorm"),
+    tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
+    tables.row("segments/embeddings", "embeddings.token_type_embeddings.weight"),
+    *tables.norm("embedding_norm", "embeddings.LayerNorm"),
 )
+_POSITIONS = "embeddings.position_embeddings.weight"
 _LAYER = (
-    *linear("attention/query", "attention.self.query"),
-    *linear("attention/key", "attention.self.key"),
-    *linear("attention/value", "attention.self.value"),
-    *linear("attention/linear", "attention.output.dense"),
-    *norm("norm_1", "attention.output.LayerNorm"),
-    *linear("feed_forward/hidden", "intermediate.dense"),
-    *linear("feed_forward/output", "output.dense"),
-    *norm("norm_2", "output.LayerNorm"),
+    *tables.linear("attention/query", "attention.self.query"),
+    *tables.linear("attention/key", "attention.self.key"),
+    *tables.linear("attention/value", "attention.self.value"),
+    *tables.linear("attention/linear", "attention.output.dense"),
+    *tables.norm("norm_1", "attention.output.LayerNorm"),
+    *tables.linear("feed_forward/hidden", "intermediate.dense"),
+    *tables.linear("feed_forward/output", "output.dense"),
+    *tables.norm("norm_2", "output.LayerNorm"),
 )
-_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
-def _words(table: str, hidden: str, normed: str, decoder: str, bias: str) -> dict:
-    """Returns fields and rows of a head that tells the masked words."""
-    return {
-        "fields": {"output.norm": True, "output.with_bias": True},
-        "rows": (
-            *linear("output_hidden", hidden),
-            *norm("output_norm", normed),
-            row("logits/w", f"{decoder}.weight", changes.transposed),
-            row("logits/b", bias),
-        ),
-        "copies": {
-            f"{decoder}.weight": table,
-            **({f"{decoder}.bias": bias} if bias != f"{decoder}.bias" else {}),
-        },
-        "has": bias,
-    }
-
-
-def _classes(hidden: str, activation: str, logits: str) -> dict:
-    """Returns fields and rows of a head that classifies the whole text."""
-    return {
-        "fields": {
-            "output.pool": "first",
-            "output.hidden": activation,
-            "output.with_bias": True,
-        },
-        "rows": (*linear("output_hidden", hidden), *linear("logits", logits)),
-        "has": f"{hidden}.weight",
-        "settings": (rules.LABELS,),
-    }
-
-
-def _classes_of_positions() -> dict:
-    """Returns fields and rows of a head that classifies each position."""
-    return {
-        "fields": {"output.with_bias": True},
-        "rows": linear("logits", "classifier"),
-        "has": "classifier.weight",
-        "settings": (rules.LABELS,),
-    }
-
-
-_TIED = Setting("output.tied", "tie_word_embeddings", True)
-_HIDDEN = Setting("output.hidden", "hidden_act", "gelu", rules.HIDDEN)
-
-_BERT_WORDS = _words(
-    "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.transform.dense",
-    "cls.predictions.transform.LayerNorm",
-    "cls.predictions.decoder",
-    "cls.predictions.bias",
-) | {
-    "settings": (_TIED, _HIDDEN),
-    "unused": ("bert.pooler.", "cls.seq_relationship."),
+_OF_ALL = {
+    "supported": {**rules.SUPPORTED, "position_embedding_type": ("absolute",)},
+    "buffers": ("embeddings.position_ids",),
+    "renamed": {
+        "LayerNorm.gamma": "LayerNorm.weight",
+        "LayerNorm.beta": "LayerNorm.bias",
+    },
 }
 
-BERT = Family(
+
+def _heads(
+    name: str,
+    words: tuple[str, str, str, str, str],
+    texts: tuple[str, str, str],
+    *,
+    activation: str | None,
+    unused: tuple[str, ...] = (),
+) -> tuple[tables.Head, ...]:
+    """Returns the heads for masked words, texts and positions, and one without logits.
+
+    `activation` is the field of `config.json` that says the activation of the hidden
+    layer for masked words; None: it is gelu.
+    """
+    table, hidden, normed, decoder, bias = words
+    pooled, pooled_activation, logits = texts
+    settings = [tables.Setting("output.tied", "tie_word_embeddings", True)]
+    if activation is not None:
+        settings.append(
+            tables.Setting("output.hidden", activation, "gelu", rules.HIDDEN)
+        )
+    return (
+        tables.Head(
+            f"{name}ForMaskedLM",
+            {"output.hidden": "gelu", "output.norm": True, "output.with_bias": True},
+            (
+                *tables.linear("output_hidden", hidden),
+                *tables.norm("output_norm", normed),
+                tables.row("logits/w", f"{decoder}.weight", changes.transposed),
+                tables.row("logits/b", bias),
+            ),
+            has=bias,
+            unused=unused,
+            copies={f"{decoder}.weight": table, f"{decoder}.bias": bias},
+            settings=tuple(settings),
+        ),
+        tables.Head(
+            f"{name}ForSequenceClassification",
+            {
+                "output.pool": "first",
+                "output.hidden": pooled_activation,
+                "output.with_bias": True,
+            },
+            (*tables.linear("output_hidden", pooled), *tables.linear("logits", logits)),
+            has=f"{pooled}.weight",
+            unused=unused,
+            settings=(rules.LABELS,),
+        ),
+        tables.Head(
+            f"{name}ForTokenClassification",
+            {"output.with_bias": True},
+            tables.linear("logits", "classifier"),
+            has="classifier.weight",
+            unused=unused,
+            settings=(rules.LABELS,),
+        ),
+        tables.Head(f"{name}Model", rules.NO_LOGITS, unused=unused),
+    )
+
+
+_BERT_HEADS = _heads(
+    "Bert",
+    (
+        "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+    ),
+    ("bert.pooler.dense", "tanh", "classifier"),
+    activation="hidden_act",
+    unused=("bert.pooler.", "cls.seq_relationship."),
+)
+
+BERT = tables.Family(
     name="bert",
     prefix="bert.",
     layer="encoder.layer.{}.",
     fields=_FIELDS,
     settings=(
         *_SIZES,
-        Setting("embedding.max_length", "max_position_embeddings", 512),
+        tables.Setting("embedding.max_length", "max_position_embeddings", 512),
     ),
-    rows=(
-        *_EMBEDDINGS,
-        row("positions/positions", "embeddings.position_embeddings.weight"),
-    ),
+    rows=(*_EMBEDDINGS, tables.row("positions/positions", _POSITIONS)),
     layer_rows=_LAYER,
-    heads=(
-        Head("BertForMaskedLM", **_BERT_WORDS),
-        Head("BertForPreTraining", **_BERT_WORDS),
-        Head(
-            "BertForSequenceClassification",
-            **_classes("bert.pooler.dense", "tanh", "classifier"),
-        ),
-        Head(
-            "BertForTokenClassification",
-            **_classes_of_positions(),
-            unused=("bert.pooler.",),
-        ),
-        Head("BertModel", rules.NO_LOGITS, unused=("bert.pooler.",)),
-    ),
-    supported=_SUPPORTED,
-    buffers=("embeddings.position_ids",),
-    renamed=_OLD_NAMES,
+    heads=(*_BERT_HEADS, _BERT_HEADS[0]._replace(architecture="BertForPreTraining")),
+    **_OF_ALL,
 )
 
-ROBERTA = Family(
+ROBERTA = tables.Family(
     name="roberta",
     prefix="roberta.",
     layer="encoder.layer.{}.",
@@ -150,97 +142,71 @@ ROBERTA = Family(
     rows=(
         *_EMBEDDINGS,
         # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
-        row(
+        tables.row(
             "positions/positions",
-            "embeddings.position_embeddings.weight",
+            _POSITIONS,
             changes.rows_from(lambda place: place.theirs.get("pad_token_id", 1) + 1),
         ),
     ),
     layer_rows=_LAYER,
-    heads=(
-        Head(
-            "RobertaForMaskedLM",
-            **_words(
-                "roberta.embeddings.word_embeddings.weight",
-                "lm_head.dense",
-                "lm_head.layer_norm",
-                "lm_head.decoder",
-                "lm_head.bias",
-            )
-            | {"fields": {"output.hidden": "gelu", "output.norm": True}},
-            settings=(_TIED,),
-            unused=("roberta.pooler.",),
+    heads=_heads(
+        "Roberta",
+        (
+            "roberta.embeddings.word_embeddings.weight",
+            "lm_head.dense",
+            "lm_head.layer_norm",
+            "lm_head.decoder",
+            "lm_head.bias",
         ),
-        Head(
-            "RobertaForSequenceClassification",
-            **_classes("classifier.dense", "tanh", "classifier.out_proj"),
-            unused=("roberta.pooler.",),
-        ),
-        Head(
-            "RobertaForTokenClassification",
-            **_classes_of_positions(),
-            unused=("roberta.pooler.",),
-        ),
-        Head("RobertaModel", rules.NO_LOGITS, unused=("roberta.pooler.",)),
+        ("classifier.dense", "tanh", "classifier.out_proj"),
+        activation=None,
+        unused=("roberta.pooler.",),
     ),
-    supported=_SUPPORTED,
-    buffers=("embeddings.position_ids",),
-    renamed=_OLD_NAMES,
+    **_OF_ALL,
 )
 
-DISTILBERT = Family(
+DISTILBERT = tables.Family(
     name="distilbert",
     prefix="distilbert.",
     layer="transformer.layer.{}.",
     # Its epsilon stands in no config.json.
     fields={**_FIELDS, "norm.epsilon": 1e-12, "embedding.segments": 0},
     settings=(
-        Setting("num_tokens", "vocab_size", 30522),
-        Setting("num_layers", "n_layers", 6),
-        Setting("model_size", "dim", 768),
-        Setting("attention.num_heads", "n_heads", 12),
-        Setting("feed_forward.hidden_size", "hidden_dim", 3072),
-        Setting("feed_forward.activation", "activation", "gelu", rules.ACTIVATIONS),
-        Setting("embedding.max_length", "max_position_embeddings", 512),
+        tables.Setting("num_tokens", "vocab_size", 30522),
+        *rules.sizes(
+            6, 768, 12, 3072, names=("n_layers", "dim", "n_heads", "hidden_dim")
+        ),
+        tables.Setting(
+            "feed_forward.activation", "activation", "gelu", rules.ACTIVATIONS
+        ),
+        tables.Setting("embedding.max_length", "max_position_embeddings", 512),
     ),
     rows=(
-        row("embedding/embeddings", "embeddings.word_embeddings.weight"),
-        row("positions/positions", "embeddings.position_embeddings.weight"),
-        *norm("embedding_norm", "embeddings.LayerNorm"),
+        tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
+        tables.row("positions/positions", _POSITIONS),
+        *tables.norm("embedding_norm", "embeddings.LayerNorm"),
     ),
     layer_rows=(
-        *linear("attention/query", "attention.q_lin"),
-        *linear("attention/key", "attention.k_lin"),
-        *linear("attention/value", "attention.v_lin"),
-        *linear("attention/linear", "attention.out_lin"),
-        *norm("norm_1", "sa_layer_norm"),
-        *linear("feed_forward/hidden", "ffn.lin1"),
-        *linear("feed_forward/output", "ffn.lin2"),
-        *norm("norm_2", "output_layer_norm"),
+        *tables.linear("attention/query", "attention.q_lin"),
+        *tables.linear("attention/key", "attention.k_lin"),
+        *tables.linear("attention/value", "attention.v_lin"),
+        *tables.linear("attention/linear", "attention.out_lin"),
+        *tables.norm("norm_1", "sa_layer_norm"),
+        *tables.linear("feed_forward/hidden", "ffn.lin1"),
+        *tables.linear("feed_forward/output", "ffn.lin2"),
+        *tables.norm("norm_2", "output_layer_norm"),
     ),
-    heads=(
-        Head(
-            "DistilBertForMaskedLM",
-            **_words(
-                "distilbert.embeddings.word_embeddings.weight",
-                "vocab_transform",
-                "vocab_layer_norm",
-                "vocab_projector",
-                "vocab_projector.bias",
-            ),
-            settings=(
-                _TIED,
-                Setting("output.hidden", "activation", "gelu", rules.HIDDEN),
-            ),
+    heads=_heads(
+        "DistilBert",
+        (
+            "distilbert.embeddings.word_embeddings.weight",
+            "vocab_transform",
+            "vocab_layer_norm",
+            "vocab_projector",
+            "vocab_projector.bias",
         ),
-        Head(
-            "DistilBertForSequenceClassification",
-            **_classes("pre_classifier", "relu", "classifier"),
-        ),
-        Head("DistilBertForTokenClassification", **_classes_of_positions()),
-        Head("DistilBertModel", rules.NO_LOGITS),
+        ("pre_classifier", "relu", "classifier"),
+        activation="activation",
     ),
-    supported=_SUPPORTED,
-    buffers=("embeddings.position_ids",),
-    renamed=_OLD_NAMES,
+    **_OF_ALL,
 )

@@ -1,16 +1,6 @@
 """GPT-2: a causal model with learned positions and norms before each part."""
 
-from mha_haiku.interop.families import changes, rules
-from mha_haiku.interop.families.tables import (
-    Family,
-    Head,
-    Row,
-    Rule,
-    Setting,
-    linear,
-    norm,
-    row,
-)
+from mha_haiku.interop.families import changes, rules, tables
 
 
 def _scale(theirs):
@@ -24,15 +14,14 @@ def _inverse_layer(place: changes.Place) -> float:
 
 
 _QUERY_KEY_VALUE = changes.chain(changes.thirds, changes.first_by(_inverse_layer))
-_OURS = ("attention/query", "attention/key", "attention/value")
 
 
-def _convolution(ours: str, theirs: str) -> tuple[Row, ...]:
+def _convolution(ours: str, theirs: str) -> tuple[tables.Row, ...]:
     """Returns the rows of a linear map that is stored `[in, out]`, as ours are."""
-    return linear(ours, theirs, changes.as_it_is)
+    return tables.linear(ours, theirs, changes.as_it_is)
 
 
-GPT2 = Family(
+GPT2 = tables.Family(
     name="gpt2",
     prefix="transformer.",
     layer="h.{}.",
@@ -43,60 +32,45 @@ GPT2 = Family(
         "norm.position": "pre",
     },
     settings=(
-        Setting("num_tokens", "vocab_size", 50257),
-        Setting("num_layers", "n_layer", 12),
-        Setting("model_size", "n_embd", 768),
-        Setting("attention.num_heads", "n_head", 12),
-        Setting("embedding.max_length", "n_positions", 1024),
-        Rule(
+        tables.Setting("num_tokens", "vocab_size", 50257),
+        *rules.sizes(12, 768, 12, names=("n_layer", "n_embd", "n_head")),
+        tables.Setting("embedding.max_length", "n_positions", 1024),
+        tables.Rule(
             lambda theirs: {
                 "feed_forward.hidden_size": theirs.get("n_inner")
                 or 4 * theirs.get("n_embd", 768)
             },
             lambda ours: {"n_inner": ours["feed_forward.hidden_size"]},
         ),
-        Setting(
+        tables.Setting(
             "feed_forward.activation",
             "activation_function",
             "gelu_new",
             rules.ACTIVATIONS,
         ),
-        Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
-        Rule(
+        tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
+        tables.Rule(
             _scale, lambda ours: {"scale_attn_weights": ours["attention.scale"] != 1.0}
         ),
     ),
     rows=(
-        row("embedding/embeddings", "wte.weight"),
-        row("positions/positions", "wpe.weight"),
-        *norm("encoder/norm", "ln_f"),
+        tables.row("embedding/embeddings", "wte.weight"),
+        tables.row("positions/positions", "wpe.weight"),
+        *tables.norm("encoder/norm", "ln_f"),
     ),
     layer_rows=(
-        *norm("norm_1", "ln_1"),
-        Row(
-            tuple(f"{name}/w" for name in _OURS),
-            ("attn.c_attn.weight",),
-            _QUERY_KEY_VALUE,
-        ),
-        Row(
-            tuple(f"{name}/b" for name in _OURS),
-            ("attn.c_attn.bias",),
-            _QUERY_KEY_VALUE,
-        ),
+        *tables.norm("norm_1", "ln_1"),
+        *tables.query_key_value("attn.c_attn", _QUERY_KEY_VALUE, _QUERY_KEY_VALUE),
         *_convolution("attention/linear", "attn.c_proj"),
-        *norm("norm_2", "ln_2"),
+        *tables.norm("norm_2", "ln_2"),
         *_convolution("feed_forward/hidden", "mlp.c_fc"),
         *_convolution("feed_forward/output", "mlp.c_proj"),
     ),
     heads=(
-        Head(
-            "GPT2LMHeadModel",
-            {"output.with_bias": False},
-            (row("logits/w", "lm_head.weight", changes.transposed),),
-            copies={"lm_head.weight": "transformer.wte.weight"},
-            settings=(Setting("output.tied", "tie_word_embeddings", True),),
+        rules.next_token(
+            "GPT2LMHeadModel", "lm_head.weight", "transformer.wte.weight", tied=True
         ),
-        Head("GPT2Model", rules.NO_LOGITS),
+        tables.Head("GPT2Model", rules.NO_LOGITS),
     ),
     supported={
         key: values for key, values in rules.SUPPORTED.items() if key != "is_decoder"

@@ -2,16 +2,7 @@
 
 import numpy as np
 
-from mha_haiku.interop.families import changes, rules
-from mha_haiku.interop.families.tables import (
-    Family,
-    Head,
-    Row,
-    Setting,
-    linear,
-    norm,
-    row,
-)
+from mha_haiku.interop.families import changes, rules, tables
 
 _SHARE = 0.25  # of a head's features that turn, where config.json does not say it
 
@@ -29,9 +20,7 @@ def _order(place: changes.Place) -> np.ndarray:
     return np.concatenate([first, third, second, fourth])
 
 
-_OURS = ("attention/query", "attention/key", "attention/value")
-
-GPT_NEOX = Family(
+GPT_NEOX = tables.Family(
     name="gpt_neox",
     prefix="gpt_neox.",
     layer="layers.{}.",
@@ -42,48 +31,41 @@ GPT_NEOX = Family(
         "norm.position": "pre",
     },
     settings=(
-        Setting("num_tokens", "vocab_size", 50432),
-        Setting("num_layers", "num_hidden_layers", 44),
-        Setting("model_size", "hidden_size", 6144),
-        Setting("attention.num_heads", "num_attention_heads", 64),
-        Setting("feed_forward.hidden_size", "intermediate_size", 24576),
-        Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
-        Setting("feed_forward.parallel", "use_parallel_residual", True),
-        Setting("norm.epsilon", "layer_norm_eps", 1e-5),
-        Setting("embedding.max_length", "max_position_embeddings", 2048),
+        tables.Setting("num_tokens", "vocab_size", 50432),
+        *rules.sizes(44, 6144, 64, 24576),
+        tables.Setting(
+            "feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS
+        ),
+        tables.Setting("feed_forward.parallel", "use_parallel_residual", True),
+        tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),
+        tables.Setting("embedding.max_length", "max_position_embeddings", 2048),
         rules.biases(True),
         rules.rotary(share=_SHARE),
     ),
     rows=(
-        row("embedding/embeddings", "embed_in.weight"),
-        *norm("encoder/norm", "final_layer_norm"),
+        tables.row("embedding/embeddings", "embed_in.weight"),
+        *tables.norm("encoder/norm", "final_layer_norm"),
     ),
     layer_rows=(
-        *norm("norm_1", "input_layernorm"),
-        *norm("norm_2", "post_attention_layernorm"),
-        Row(
-            tuple(f"{name}/w" for name in _OURS),
-            ("attention.query_key_value.weight",),
+        *tables.norm("norm_1", "input_layernorm"),
+        *tables.norm("norm_2", "post_attention_layernorm"),
+        *tables.query_key_value(
+            "attention.query_key_value",
             changes.chain(changes.by_heads(_order), changes.transposed),
-        ),
-        Row(
-            tuple(f"{name}/b" for name in _OURS),
-            ("attention.query_key_value.bias",),
             changes.by_heads(_order),
         ),
-        *linear("attention/linear", "attention.dense"),
-        *linear("feed_forward/hidden", "mlp.dense_h_to_4h"),
-        *linear("feed_forward/output", "mlp.dense_4h_to_h"),
+        *tables.linear("attention/linear", "attention.dense"),
+        *tables.linear("feed_forward/hidden", "mlp.dense_h_to_4h"),
+        *tables.linear("feed_forward/output", "mlp.dense_4h_to_h"),
     ),
     heads=(
-        Head(
+        rules.next_token(
             "GPTNeoXForCausalLM",
-            {"output.with_bias": False},
-            (row("logits/w", "embed_out.weight", changes.transposed),),
-            copies={"embed_out.weight": "gpt_neox.embed_in.weight"},
-            settings=(Setting("output.tied", "tie_word_embeddings", False),),
+            "embed_out.weight",
+            "gpt_neox.embed_in.weight",
+            tied=False,
         ),
-        Head("GPTNeoXModel", rules.NO_LOGITS),
+        tables.Head("GPTNeoXModel", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED,
     buffers=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),

@@ -4,20 +4,11 @@ Llama (SmolLM2 is one), Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Gemma 3 differ
 few fields each; they share one table of names.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from mha_haiku.interop.families import changes, rules
-from mha_haiku.interop.families.tables import (
-    Family,
-    Head,
-    Row,
-    Rule,
-    Setting,
-    linear,
-    norm,
-    row,
-)
+from mha_haiku.interop.families import changes, rules, tables
 
 _FIELDS = {
     "family": "causal",
@@ -30,94 +21,81 @@ _FIELDS = {
 }
 
 
-def _settings(kv_heads: int | None, head_size: int | None) -> tuple:
-    """Returns what all of them say; arguments are the defaults of `transformers`."""
-    return (
-        Setting("num_tokens", "vocab_size"),
-        Setting("num_layers", "num_hidden_layers"),
-        Setting("model_size", "hidden_size"),
-        Setting("attention.num_heads", "num_attention_heads"),
-        Setting("attention.num_key_value_heads", "num_key_value_heads", kv_heads),
-        Setting("attention.key_size", "head_dim", head_size),
-        Setting("feed_forward.hidden_size", "intermediate_size"),
-        Setting("norm.epsilon", "rms_norm_eps", 1e-6),
-        Setting("embedding.max_length", "max_position_embeddings"),
+def _activation(name: str, default: str) -> tables.Setting:
+    return tables.Setting(
+        "feed_forward.activation", name, default, rules.GATED_ACTIVATIONS
     )
 
 
-def _activation(name: str, default: str) -> Setting:
-    return Setting("feed_forward.activation", name, default, rules.GATED_ACTIVATIONS)
-
-
-def _rows(change: changes.Change) -> dict[str, tuple[Row, ...]]:
-    """Returns the table of names; `change` is that of norms."""
-    return {
-        "rows": (
-            row("embedding/embeddings", "embed_tokens.weight"),
-            *norm("encoder/norm", "norm", change),
-        ),
-        "layer_rows": (
-            *norm("norm_1", "input_layernorm", change),
-            *linear("attention/query", "self_attn.q_proj"),
-            *linear("attention/key", "self_attn.k_proj"),
-            *linear("attention/value", "self_attn.v_proj"),
-            *linear("attention/linear", "self_attn.o_proj"),
-            *norm("attention/query_norm", "self_attn.q_norm", change),
-            *norm("attention/key_norm", "self_attn.k_norm", change),
-            *linear("feed_forward/gate", "mlp.gate_proj"),
-            *linear("feed_forward/hidden", "mlp.up_proj"),
-            *linear("feed_forward/output", "mlp.down_proj"),
-        ),
-    }
-
-
-_NORM_2 = norm("norm_2", "post_attention_layernorm")
-_GEMMA_NORM_2 = norm("norm_2", "post_attention_layernorm", changes.scale_less_one)
+_NORM_2 = tables.norm("norm_2", "post_attention_layernorm")
+_GEMMA_NORM_2 = tables.norm(
+    "norm_2", "post_attention_layernorm", changes.scale_less_one
+)
 # With norms on both sides, the one after attention has the name that others give to the
 # one before the feed-forward part.
 _NORMS_ON_BOTH_SIDES = (
-    *norm("norm_1_after", "post_attention_layernorm", changes.scale_less_one),
-    *norm("norm_2", "pre_feedforward_layernorm", changes.scale_less_one),
-    *norm("norm_2_after", "post_feedforward_layernorm", changes.scale_less_one),
+    *tables.norm("norm_1_after", "post_attention_layernorm", changes.scale_less_one),
+    *tables.norm("norm_2", "pre_feedforward_layernorm", changes.scale_less_one),
+    *tables.norm("norm_2_after", "post_feedforward_layernorm", changes.scale_less_one),
 )
-
-
-def _heads(name: str, *, tied: bool, settings: tuple = ()) -> tuple[Head, ...]:
-    """Returns the heads of a family of that name; `tied` is its default."""
-    return (
-        Head(
-            f"{name}ForCausalLM",
-            {"output.with_bias": False},
-            (row("logits/w", "lm_head.weight", changes.transposed),),
-            copies={"lm_head.weight": "model.embed_tokens.weight"},
-            settings=(Setting("output.tied", "tie_word_embeddings", tied), *settings),
-        ),
-        Head(f"{name.removesuffix('Text')}Model", rules.NO_LOGITS),
-    )
 
 
 def _family(
     name: str,
     title: str,
-    *settings: Setting | Rule,
+    *settings: tables.Setting | tables.Rule,
     fields: Mapping[str, Any] | None = None,
     kv_heads: int | None = None,
     head_size: int | None = None,
-    norm_2: tuple[Row, ...] = _NORM_2,
+    norm_2: tuple[tables.Row, ...] = _NORM_2,
     scale: changes.Change = changes.as_it_is,
     tied: bool = False,
     head_settings: tuple = (),
-) -> Family:
-    table = _rows(scale)
-    return Family(
+) -> tables.Family:
+    """Returns a family; `kv_heads`, `head_size`, `tied` are those of `transformers`."""
+    return tables.Family(
         name=name,
         prefix="model.",
         layer="layers.{}.",
         fields={**_FIELDS, **(fields or {})},
-        settings=(*_settings(kv_heads, head_size), *settings),
-        rows=table["rows"],
-        layer_rows=(*table["layer_rows"], *norm_2),
-        heads=_heads(title, tied=tied, settings=head_settings),
+        settings=(
+            tables.Setting("num_tokens", "vocab_size"),
+            *rules.sizes(),
+            tables.Setting(
+                "attention.num_key_value_heads", "num_key_value_heads", kv_heads
+            ),
+            tables.Setting("attention.key_size", "head_dim", head_size),
+            tables.Setting("norm.epsilon", "rms_norm_eps", 1e-6),
+            tables.Setting("embedding.max_length", "max_position_embeddings"),
+            *settings,
+        ),
+        rows=(
+            tables.row("embedding/embeddings", "embed_tokens.weight"),
+            *tables.norm("encoder/norm", "norm", scale),
+        ),
+        layer_rows=(
+            *tables.norm("norm_1", "input_layernorm", scale),
+            *tables.linear("attention/query", "self_attn.q_proj"),
+            *tables.linear("attention/key", "self_attn.k_proj"),
+            *tables.linear("attention/value", "self_attn.v_proj"),
+            *tables.linear("attention/linear", "self_attn.o_proj"),
+            *tables.norm("attention/query_norm", "self_attn.q_norm", scale),
+            *tables.norm("attention/key_norm", "self_attn.k_norm", scale),
+            *tables.linear("feed_forward/gate", "mlp.gate_proj"),
+            *tables.linear("feed_forward/hidden", "mlp.up_proj"),
+            *tables.linear("feed_forward/output", "mlp.down_proj"),
+            *norm_2,
+        ),
+        heads=(
+            rules.next_token(
+                f"{title}ForCausalLM",
+                "lm_head.weight",
+                "model.embed_tokens.weight",
+                *head_settings,
+                tied=tied,
+            ),
+            tables.Head(f"{title}Model", rules.NO_LOGITS),
+        ),
         supported=rules.SUPPORTED,
         buffers=("rotary_emb.inv_freq",),
     )
@@ -132,8 +110,11 @@ def _scalar(ours: Mapping[str, Any]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": round(scale**-2)}
 
 
-_EMBEDDING_SCALE = Rule(rules.square_root_of_width, lambda ours: {})
-_QUERY_SCALE = Rule(_inverse_root, _scalar)
+_EMBEDDING_SCALE = tables.Rule(
+    lambda theirs: {"embedding.scale": math.sqrt(theirs["hidden_size"])},
+    lambda ours: {},
+)
+_QUERY_SCALE = tables.Rule(_inverse_root, _scalar)
 _GATE = _activation("hidden_act", "silu")
 _QWEN_WINDOWS = rules.windows(
     lambda theirs, i: i >= theirs.get("max_window_layers", 28), 4096, optional=True
@@ -150,7 +131,7 @@ LLAMA = _family(
     "Llama",
     rules.rotary(),
     rules.biases(False),
-    Setting("feed_forward.with_bias", "mlp_bias", False),
+    tables.Setting("feed_forward.with_bias", "mlp_bias", False),
     _GATE,
 )
 MISTRAL = _family(
@@ -194,40 +175,45 @@ GEMMA = _family(
     scale=changes.scale_less_one,
     tied=True,
 )
-GEMMA2 = _family(
+
+
+def _later_gemma(
+    name: str, title: str, *settings: tables.Setting | tables.Rule, **options: Any
+) -> tables.Family:
+    """Returns Gemma 2 or 3: norms on both sides of each part."""
+    return _family(
+        name,
+        title,
+        *settings,
+        rules.biases(False),
+        _activation("hidden_activation", "gelu_pytorch_tanh"),
+        _EMBEDDING_SCALE,
+        _QUERY_SCALE,
+        kv_heads=4,
+        head_size=256,
+        norm_2=_NORMS_ON_BOTH_SIDES,
+        scale=changes.scale_less_one,
+        tied=True,
+        **options,
+    )
+
+
+GEMMA2 = _later_gemma(
     "gemma2",
     "Gemma2",
     rules.rotary(),
-    rules.biases(False),
-    _activation("hidden_activation", "gelu_pytorch_tanh"),
-    _EMBEDDING_SCALE,
-    _QUERY_SCALE,
     _GEMMA_2_WINDOWS,
-    Setting("attention.soft_cap", "attn_logit_softcapping", 50.0),
+    tables.Setting("attention.soft_cap", "attn_logit_softcapping", 50.0),
     fields={"norm.position": "both"},
-    kv_heads=4,
-    head_size=256,
-    norm_2=_NORMS_ON_BOTH_SIDES,
-    scale=changes.scale_less_one,
-    tied=True,
-    head_settings=(Setting("output.soft_cap", "final_logit_softcapping", 30.0),),
+    head_settings=(tables.Setting("output.soft_cap", "final_logit_softcapping", 30.0),),
 )
-GEMMA3 = _family(
+GEMMA3 = _later_gemma(
     "gemma3_text",
     "Gemma3",
     rules.rotary_by_layer(1e6, 1e4, _GEMMA_3_WINDOWS),
-    rules.biases(False),
-    _activation("hidden_activation", "gelu_pytorch_tanh"),
-    _EMBEDDING_SCALE,
-    _QUERY_SCALE,
     _GEMMA_3_WINDOWS,
-    Setting("attention.soft_cap", "attn_logit_softcapping", None),
+    tables.Setting("attention.soft_cap", "attn_logit_softcapping", None),
     fields={"norm.position": "both", "attention.qk_norm": True},
-    kv_heads=4,
-    head_size=256,
-    norm_2=_NORMS_ON_BOTH_SIDES,
-    scale=changes.scale_less_one,
-    tied=True,
-    head_settings=(Setting("output.soft_cap", "final_logit_softcapping", None),),
+    head_settings=(tables.Setting("output.soft_cap", "final_logit_softcapping", None),),
 )
 ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)

@@ -4,17 +4,17 @@ Files of `transformers` 4 and of 5 say the same things in other words: rotary po
 as `rope_theta` and `rope_scaling`, or as `rope_parameters`; windows by a pattern, or by
 `layer_types`. Both are read, and what is written opens in both.
 
-L layers, K size of a head.
+L layers, D width, H heads, F hidden units, K size of a head.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.interop.families.tables import CannotSayError, Rule
+from mha_haiku.interop.families import changes, tables
+from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 
 Theirs = Mapping[str, Any]
 
@@ -63,6 +63,33 @@ def _write_labels(ours: Theirs) -> dict[str, Any]:
 
 # Classes other than tokens.
 LABELS = Rule(_labels, _write_labels)
+
+
+def sizes(
+    *defaults: int,
+    names: Sequence[str] = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "intermediate_size",
+    ),
+) -> tuple[Setting, ...]:
+    """Returns the settings of L, D, H and F; without defaults all must be given."""
+    ours = "num_layers model_size attention.num_heads feed_forward.hidden_size".split()
+    return tuple(map(Setting, ours, names, defaults or [tables.REQUIRED] * 4))
+
+
+def next_token(
+    name: str, logits: str, embeddings: str, *settings: Setting | Rule, tied: bool
+) -> tables.Head:
+    """Returns the head of a causal model, from names of arrays; `tied` is a default."""
+    return tables.Head(
+        name,
+        {"output.with_bias": False},
+        (tables.row("logits/w", logits, changes.transposed),),
+        copies={logits: embeddings},
+        settings=(Setting("output.tied", "tie_word_embeddings", tied), *settings),
+    )
 
 
 def positions_after_padding(default: int) -> Rule:
@@ -166,16 +193,14 @@ def one_window(default: int | None) -> Rule:
     return Rule(rule.read, write)
 
 
-def rotary(theta: float = 10_000.0, share: float = 1.0) -> Rule:
+def rotary(share: float = 1.0) -> Rule:
     """Returns the rule of rotary positions: one kind for all layers.
 
-    Args:
-      theta: The base where `config.json` does not say it.
-      share: The share of a head's features that turn, likewise.
+    A share of a head's features turns, where `config.json` does not say which.
     """
 
     def read(theirs):
-        rope = _rope(theirs, theta, share)
+        rope = _rope(theirs, 10_000.0, share)
         return _frequencies_field([rope], head_size(theirs))
 
     def write(ours):
@@ -336,9 +361,7 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
 def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]:
     """Yields the kinds of rotary positions that may have scaled frequencies so.
 
-    Args:
-      ratio: By what they were multiplied.
-      rounds: Turns per position before that.
+    They had `rounds` turns per position, and were multiplied by `ratio`.
     """
     yield {"rope_type": "default"}
     yield {"rope_type": "linear", "factor": _rounded(1 / ratio[0])}
@@ -367,8 +390,3 @@ def _rounded(number: float) -> float:
 def _alike(values: list[Any]) -> Any:
     """Returns the one value that all are, or the list."""
     return values[0] if all(value == values[0] for value in values) else values
-
-
-def square_root_of_width(theirs: Theirs) -> dict[str, Any]:
-    """Returns the factor of embeddings in Gemma."""
-    return {"embedding.scale": math.sqrt(theirs["hidden_size"])}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mha_haiku import checks
 from mha_haiku.interop.families import changes
 
-_REQUIRED = object()
+REQUIRED = object()
 
 
 class Row(NamedTuple):
@@ -50,6 +50,20 @@ def norm(
     )
 
 
+def query_key_value(
+    theirs: str, weight: changes.Change, bias: changes.Change
+) -> tuple[Row, ...]:
+    """Returns the rows of one linear map for queries, keys and values together."""
+    return tuple(
+        Row(
+            tuple(f"attention/{part}/{ours}" for part in ("query", "key", "value")),
+            (f"{theirs}.{name}",),
+            change,
+        )
+        for ours, name, change in (("w", "weight", weight), ("b", "bias", bias))
+    )
+
+
 class Setting(NamedTuple):
     """A field of `config.model` and the one of `config.json` that says it."""
 
@@ -58,7 +72,7 @@ class Setting(NamedTuple):
     ours: str
     theirs: str  # its name there
     # What `transformers` takes where `config.json` leaves it out.
-    default: Any = _REQUIRED
+    default: Any = REQUIRED
     # Where values have other names: theirs to ours.
     names: Mapping[Any, Any] | None = None
 
@@ -69,7 +83,7 @@ class Setting(NamedTuple):
           ConfigError: If the field is missing, or has a value that is not supported.
         """
         value = theirs.get(self.theirs, self.default)
-        if value is _REQUIRED:
+        if value is REQUIRED:
             raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
         if self.names is not None:
             with checks.user_mistakes():

@@ -5,18 +5,7 @@ import math
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.interop.families import changes, rules
-from mha_haiku.interop.families.tables import (
-    CannotSayError,
-    Family,
-    Head,
-    Row,
-    Rule,
-    Setting,
-    linear,
-    norm,
-    row,
-)
+from mha_haiku.interop.families import changes, rules, tables
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
@@ -59,13 +48,13 @@ def _image(theirs):
 
 def _write_image(ours):
     if ours["feature_size"] is None:
-        raise CannotSayError("inputs that are tokens")
+        raise tables.CannotSayError("inputs that are tokens")
     patch = math.isqrt(ours["feature_size"] // 3)
     side = math.isqrt(ours["embedding.max_length"] - 1)
     return {"image_size": side * patch, "patch_size": patch, "num_channels": 3}
 
 
-VIT = Family(
+VIT = tables.Family(
     name="vit",
     prefix="vit.",
     layer="encoder.layer.{}.",
@@ -76,17 +65,16 @@ VIT = Family(
         "norm.position": "pre",
     },
     settings=(
-        Rule(_image, _write_image),
-        Setting("num_layers", "num_hidden_layers", 12),
-        Setting("model_size", "hidden_size", 768),
-        Setting("attention.num_heads", "num_attention_heads", 12),
-        Setting("attention.with_bias", "qkv_bias", True),
-        Setting("feed_forward.hidden_size", "intermediate_size", 3072),
-        Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
-        Setting("norm.epsilon", "layer_norm_eps", 1e-12),
+        tables.Rule(_image, _write_image),
+        *rules.sizes(12, 768, 12, 3072),
+        tables.Setting("attention.with_bias", "qkv_bias", True),
+        tables.Setting(
+            "feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS
+        ),
+        tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
     ),
     rows=(
-        Row(
+        tables.Row(
             ("positions/positions", "embedding/b"),
             (
                 "embeddings.position_embeddings",
@@ -95,33 +83,33 @@ VIT = Family(
             ),
             changes.class_token,
         ),
-        row(
+        tables.row(
             "embedding/w",
             "embeddings.patch_embeddings.projection.weight",
             changes.convolution,
         ),
-        *norm("encoder/norm", "layernorm"),
+        *tables.norm("encoder/norm", "layernorm"),
     ),
     layer_rows=(
-        *norm("norm_1", "layernorm_before"),
-        *linear("attention/query", "attention.attention.query"),
-        *linear("attention/key", "attention.attention.key"),
-        *linear("attention/value", "attention.attention.value"),
-        *linear("attention/linear", "attention.output.dense"),
-        *norm("norm_2", "layernorm_after"),
-        *linear("feed_forward/hidden", "intermediate.dense"),
-        *linear("feed_forward/output", "output.dense"),
+        *tables.norm("norm_1", "layernorm_before"),
+        *tables.linear("attention/query", "attention.attention.query"),
+        *tables.linear("attention/key", "attention.attention.key"),
+        *tables.linear("attention/value", "attention.attention.value"),
+        *tables.linear("attention/linear", "attention.output.dense"),
+        *tables.norm("norm_2", "layernorm_after"),
+        *tables.linear("feed_forward/hidden", "intermediate.dense"),
+        *tables.linear("feed_forward/output", "output.dense"),
     ),
     heads=(
-        Head(
+        tables.Head(
             "ViTForImageClassification",
             {"output.pool": "first", "output.with_bias": True},
-            linear("logits", "classifier"),
+            tables.linear("logits", "classifier"),
             has="classifier.weight",
             settings=(rules.LABELS,),
             unused=("vit.pooler.",),
         ),
-        Head("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
+        tables.Head("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
     ),
     supported=rules.SUPPORTED,
 )

@@ -5,7 +5,6 @@ file is a JSON header and the bytes of the arrays; other tools read it as it is.
 """
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -17,11 +16,10 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
-from mha_haiku.checks import ConfigError
+from mha_haiku import checks
+from mha_haiku.interop import arrays
 
 _ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
-_METADATA = "__metadata__"  # a name that safetensors reserves in the header
-_MOST_BYTES = 2**26  # of a header; a larger number is damage
 _FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
 
 
@@ -53,18 +51,15 @@ def compare(
     """
     missing = [name for name in wanted if name not in saved]
     unknown = [name for name in saved if name not in wanted]
-    if missing or unknown:
-        parts = [("lacks", missing), ("also has", unknown)]
-        parts = [f"it {verb} {_listed(names)}" for verb, names in parts if names]
-        raise ConfigError(
-            f"{where} does not hold the parameters of this config's model:\n"
-            f"{'; '.join(parts)}."
+    if differ := checks.lacks_and_has(missing, unknown, 3):
+        raise checks.ConfigError(
+            f"{where} does not hold the parameters of this config's model:\n{differ}."
         )
     for name, has in wanted.items():
         for what in ("shape", "dtype"):
             before, after = saved[name][what], has[what]
             if before != after:
-                raise ConfigError(
+                raise checks.ConfigError(
                     f"{where} has the {what} {_shown(before)} at {name}; this "
                     f"config's model has {_shown(after)}."
                 )
@@ -80,13 +75,15 @@ def write(path: Path, tree: Any) -> None:
     import safetensors.numpy
 
     leaves = jax.tree.leaves_with_path(tree)
-    arrays = {keystr(place): np.asarray(x, order="C") for place, x in leaves}
-    if len(arrays) < len(leaves) or _METADATA in arrays:
-        raise ValueError(f"arrays must have names of their own, none {_METADATA!r}.")
-    size = sum(array.nbytes for array in arrays.values())
+    named = {keystr(place): np.asarray(x, order="C") for place, x in leaves}
+    if len(named) < len(leaves) or arrays.METADATA in named:
+        raise ValueError(
+            f"arrays must have names of their own, none {arrays.METADATA!r}."
+        )
+    size = sum(array.nbytes for array in named.values())
     if shutil.disk_usage(path.parent).free < size + _ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    safetensors.numpy.save_file(arrays, path)
+    safetensors.numpy.save_file(named, path)
 
 
 def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
@@ -98,37 +95,17 @@ def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
       names: The names of all arrays of the file; None: those of the tree.
 
     Raises:
-      ValueError: If the file holds anything else, or a name twice.
+      ValueError: If the file holds anything else, or is damaged.
     """
-    import safetensors
-
     wanted = describe(abstract)
-    if sorted(_names(path)) != sorted(names or wanted):
-        raise ValueError(f"{path} must hold the arrays of its manifest, each once.")
-    with safetensors.safe_open(path, framework="np") as file:
-        arrays = {name: file.get_tensor(name) for name in wanted}
-    for name, array in arrays.items():
+    stored = arrays.read_safetensors(path)
+    if set(stored) != set(names or wanted):
+        raise ValueError(f"{path} must hold the arrays of its manifest.")
+    found = {name: np.array(stored[name].read()) for name in wanted}
+    for name, array in found.items():
         if describe(array)[""] != wanted[name]:
             raise ValueError(f"{path} must hold {wanted[name]} at {name}.")
-    return jax.tree.unflatten(jax.tree.structure(abstract), arrays.values())
-
-
-def _names(path) -> list[str]:
-    """Returns the names in a safetensors file, with repetitions.
-
-    safetensors itself would silently take the last of several arrays of one name.
-    """
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > _MOST_BYTES:
-            raise ValueError(f"{path} has a header of {size} bytes.")
-        pairs = json.loads(file.read(size), object_pairs_hook=list)
-    return [name for name, _ in pairs if name != _METADATA]
-
-
-def _listed(names) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return jax.tree.unflatten(jax.tree.structure(abstract), found.values())
 
 
 def _shown(value) -> str:
