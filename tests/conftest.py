@@ -54,9 +54,21 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", half_written)
 
 
+_LONGEST = (
+    "test_commands_do_what_they_say",
+    "test_runs_survive",
+    "test_laws_to_the_bit_hold",
+    "test_language_model_goes",
+    "test_notebook_runs",
+    "test_a_mesh_over_two_processes",
+    "test_long_context",
+    "hundreds_of_cases",
+)
+
+
 def pytest_collection_modifyitems(items):
     """Puts the longest first: no process is left alone with them at the end."""
-    items.sort(key=lambda item: not item.name.startswith("test_commands_do_what"))
+    items.sort(key=lambda item: not any(name in item.name for name in _LONGEST))
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,7 @@ def compare(case, arrays, check):
         check(inputs, options, stated, dtype=dtype, compiled=lambda function: function)
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(case=cases(KINDS[:1]))
 def test_attention_equals_the_oracle(case, arrays, check):
     compare(case, arrays, check)
