@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from typing import Any, ClassVar
 
 import jax
@@ -140,12 +141,23 @@ def write_untrained(root, config, *, step: int = 3, value: float | None = None):
 
 @pytest.fixture(scope="session")
 def compilation_cache(tmp_path_factory):
-    """A folder for compiled programs: most tests of runs compile the same three."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    yield folder
+    """A folder for compiled programs: most tests of runs compile the same three.
+
+    All workers of a session share it, as do the processes that tests start from now on.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # which the workers have in common
+    folder = str(root / "compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("jax_compilation_cache_dir", folder),
+            ("jax_persistent_cache_min_compile_time_secs", 0.0),
+            ("jax_persistent_cache_min_entry_size_bytes", -1),
+        ):
+            patch.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        yield folder
     jax.config.update("jax_compilation_cache_dir", None)
 
 

@@ -117,7 +117,7 @@ def test_axes_may_be_empty(sizes, implementation, arrays, check):
     loss = lambda *inputs: attend(*inputs, **options)[0].sum()  # noqa: E731
     gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(*inputs)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    statistics = attend(*inputs, mask=mask)[1].statistics()
+    statistics = jax.jit(lambda *x: attend(*x, mask=mask)[1].statistics())(*inputs)
     assert statistics.entropy.shape == (*inputs[0].shape[:-3], inputs[0].shape[-2])
     assert not statistics.entropy.any()
 

@@ -252,7 +252,12 @@ PER_POSITION = {
 @pytest.mark.parametrize(
     ("name", "implementation"),
     everyday.some(
-        itertools.product(PER_POSITION, ["dense", Blockwise(rows=2, columns=4)]), 2
+        [
+            *itertools.product(PER_POSITION, [Blockwise(rows=2, columns=4)]),
+            ("buckets", "dense"),
+            ("arrays", "dense"),
+        ],
+        2,
     ),
 )
 def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implementation):

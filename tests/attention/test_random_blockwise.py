@@ -1,7 +1,7 @@
 """Blockwise attention and all observations at random, against dense and the oracles.
 
 B... batch axes, T queries, S keys, H query heads, G key heads, K query/key and V value
-size. Cases differ in their numbers; what is compiled is one of a few dozen structures,
+size. Cases differ in their numbers; what is compiled is one of a dozen structures,
 drawn at random as well.
 """
 
@@ -26,7 +26,7 @@ from mha_haiku.attention import (
 )
 from tests import oracles
 
-NUM_STRUCTURES = 24
+NUM_STRUCTURES = 12
 
 # (batch, T, S, H, G, K, V) and the sizes of tiles.
 SIZES = [
@@ -240,14 +240,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=10)
-@hypothesis.given(seed=st.just(0), **CASES)
-def test_blockwise_equals_dense_and_the_oracle(seed, number, is_poisoned):
-    compare(seed, number, is_poisoned)
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=250)
 @hypothesis.given(seed=st.integers(0, NUM_STRUCTURES - 1), **CASES)
 def test_blockwise_equals_dense_and_the_oracle_in_hundreds_of_cases(
     seed, number, is_poisoned

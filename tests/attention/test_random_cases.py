@@ -22,7 +22,10 @@ SIZES = [
     ((3, 2), 1, 6, 2, 1, 5, 4),
     ((1,), 4, 2, 6, 2, 3, 5),
 ]
-DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64]
+# The other dtypes of one size alone, for the same reason.
+KINDS = [(sizes, jnp.float32) for sizes in SIZES] + [
+    (SIZES[0], dtype) for dtype in (jnp.bfloat16, jnp.float16, jnp.float64)
+]
 
 
 def random_mask(kind, rng, batch, num_queries, num_keys, num_heads):
@@ -56,10 +59,9 @@ MASKS = ["causal", "window", "padding", "valid lens", "segments", "dense"]
 
 
 @st.composite
-def cases(draw, sizes, dtypes):
+def cases(draw, kinds):
     """Returns inputs as a dtype, options of `attend` and the same for the oracle."""
-    batch, T, S, H, G, K, V = draw(st.sampled_from(sizes))
-    dtype = draw(st.sampled_from(dtypes))
+    (batch, T, S, H, G, K, V), dtype = draw(st.sampled_from(kinds))
     seed = draw(st.integers(0, 2**16))
     rng = np.random.default_rng(seed)
     options, stated = {}, {}
@@ -113,14 +115,14 @@ def compare(case, arrays, check):
         check(inputs, options, stated, dtype=dtype, compiled=lambda function: function)
 
 
-@hypothesis.settings(max_examples=60)
-@hypothesis.given(case=cases(SIZES[:1], DTYPES[:1]))
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(case=cases(KINDS[:1]))
 def test_attention_equals_the_oracle(case, arrays, check):
     compare(case, arrays, check)
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=700)
-@hypothesis.given(case=cases(SIZES, DTYPES))
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(case=cases(KINDS))
 def test_attention_equals_the_oracle_in_hundreds_of_cases(case, arrays, check):
     compare(case, arrays, check)

@@ -62,12 +62,12 @@ def test_edited_weights_change_the_heads_and_what_is_seen(implementation, around
     if around is jax.vmap:
         query, given = query[None], weights[None]
     (values, whole), found = jax.tree.map(
-        lambda x: x[0] if around is jax.vmap else x, around(run)(query, given)
+        lambda x: x[0] if around is jax.vmap else x, jax.jit(around(run))(query, given)
     )
     np.testing.assert_allclose(values, mixed(weights), atol=1e-5)
     np.testing.assert_allclose(found["weights"], weights, atol=1e-6)
     np.testing.assert_allclose(
-        found["map"].statistics().entropy,
+        jax.jit(lambda whole: whole.statistics().entropy)(found["map"]),
         -jax.scipy.special.xlogy(weights, weights).sum(-1).sum(-1)
         / (weights.sum(-1) > 0).sum(-1),
         atol=1e-5,

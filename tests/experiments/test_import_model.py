@@ -200,13 +200,15 @@ def test_language_model_goes_through_every_script(
     assert _run(dump_attention, workdir, "--text=The dog ran under the log.") == 0
     saved = np.load(folder / "attention" / "own_text" / "maps.npz")
     assert all(saved["predictions"].ravel())
-    for script, *flags in (
-        (head_statistics, "--examples=4"),
+    scripts = [
         (head_importance, "--examples=4"),
         (rollout, "--examples=8", "--flow_examples=1"),
+        (head_statistics, "--examples=4"),
         (prune_heads, "--keep=0.5", "--examples=4", f"--out={tmp_path / 'small'}"),
         (learn_gates, "--penalty=1e-3", "--steps=3", "--tuning_steps=2"),
-    ):
+    ]
+    # To the last three it makes no difference what is predicted.
+    for script, *flags in scripts if kind == "causal" else scripts[:2]:
         assert _run(script, workdir, *flags) == 0, script
     # Its own objective, on a text of one's own.
     (tmp_path / "book").write_text("The dog sat under the dog. " * 200)

@@ -196,8 +196,18 @@ TRANSLATORS = {
 }
 
 
-@pytest.mark.parametrize("name", everyday.some(TRANSLATORS, 1))
-@pytest.mark.parametrize("keep_queries", everyday.some([True, False], 1))
+@pytest.mark.parametrize(
+    ("name", "keep_queries"),
+    everyday.some(
+        [
+            ("learned", True),
+            *((name, False) for name in TRANSLATORS if name != "learned"),
+            ("window, t5, scanned", True),
+            ("pruned, alibi", True),
+        ],
+        1,
+    ),
+)
 def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
     config = _config(family="encoder_decoder", **TRANSLATORS[name])
     model = models.build(config, num_tokens=13, feature_size=None, num_classes=C)

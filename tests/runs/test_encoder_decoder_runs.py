@@ -42,27 +42,18 @@ def _losses(folder, config, count):
     return [x["loss"] for x in found] + [found[-1]["held_out_loss"]]
 
 
-@pytest.fixture(scope="module")
-def on_one_device(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "one"
-    return folder, _losses(folder, _config(), 1)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields", [{}, {"devices__heads": 2, "devices__shard_parameters": True}], ids=str
-)
-def test_losses_on_four_devices_are_those_of_one(on_one_device, tmp_path, fields):
-    wanted = on_one_device[1]
+def test_losses_on_four_devices_are_those_of_one(tmp_path):
+    wanted = _losses(tmp_path / "one", _config(), 1)
     assert wanted[0] - wanted[-1] > 0.05
-    found = _losses(tmp_path / "run", _config(**fields), 4)
+    shared = _config(devices__heads=2, devices__shard_parameters=True)
+    found = _losses(tmp_path / "four", shared, 4)
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch, scan_layers):
-    config = _config(model__scan_layers=scan_layers, model__dropout_rate=0.1)
+def test_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    config = _config(model__scan_layers=True, model__dropout_rate=0.1)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     faults.train(config, whole)
     with monkeypatch.context() as patch:

@@ -62,8 +62,6 @@ def _losses(folder):
     "fields",
     [
         {"heads": 2, "sequence": 2},
-        pytest.param({"heads": 4}, marks=pytest.mark.slow),
-        pytest.param({"shard_parameters": True}, marks=pytest.mark.slow),
         pytest.param({"sequence": 2, "shard_parameters": True}, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -59,22 +59,10 @@ def _assert_close(found, wanted):
     jax.tree.map(close, found, wanted)
 
 
-# The others are tested as well, but not every day: each compiles for seconds.
-_EVERY_DAY = {("causal padding", 2), ("segments", 2), ("window", 4)}
-
-
 @pytest.mark.parametrize(
     ("name", "size"),
     everyday.some(
-        [
-            pytest.param(
-                *case,
-                marks=[] if case in _EVERY_DAY else pytest.mark.slow,
-                id=str(case),
-            )
-            for case in itertools.product(MASKS, (2, 4))
-        ],
-        1,
+        [("window", 4), *((name, 2) for name in MASKS), ("causal padding", 4)], 1
     ),
 )
 def test_ring_equals_blockwise_on_one_device(name, size):
@@ -202,11 +190,7 @@ def test_no_two_parts_drop_the_same():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "window" else pytest.mark.slow)
-        for name in MASKS
-    ],
+    "name", everyday.some(["window", "causal", "segments", "causal padding"], 1)
 )
 def test_statistics_of_shared_maps(name):
     mask, bias = MASKS[name](), positions.alibi(H)

@@ -58,10 +58,7 @@ def test_materialised_statistics_are_those_of_the_map():
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        (attention, "--case=core_8192 --contenders=ours"),
         (attention, "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
-        (attention, "--case=statistics_2048"),
-        (training, "--case=start --contenders=help,train_cold"),
         (training, "--case=reverse --contenders=ours,haiku"),
         (training, "--case=map --contenders=mapless,ignored"),
     ],
