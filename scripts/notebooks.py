@@ -21,6 +21,14 @@ from experiments import command_line  # noqa: E402
 FOLDER = ROOT / "experiments" / "notebooks"
 MOST_BYTES = 1_000_000
 
+# Say how programs are compiled.
+_COMPILING = (
+    "JAX_COMPILATION_CACHE",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS",
+    "JAX_PERSISTENT_CACHE",
+    "XLA_FLAGS",
+)
+
 FLAGS = command_line.flag_values(
     {
         "only": (str, "", "Name of one notebook; all if left out."),
@@ -91,11 +99,15 @@ def complaints(text: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Returns what a user's kernel has: this repository, and nothing that tests set."""
+    """Returns what a user's kernel has: this repository, and nothing that tests set.
+
+    A check keeps what makes tests compile faster: its outputs are not stored.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("JAX_", "XLA_"))
+        or (FLAGS.check and name.startswith(_COMPILING))
     }
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
