@@ -61,7 +61,7 @@ def main() -> None:
         return
     if FLAGS.table:
         outcomes = [telling.Outcome.read(claim, STORED) for claim in wanted]
-        telling.write_readme(README, outcomes)
+        files.write(README, telling.with_table(README, outcomes))
         gallery = files.write(STORED / "README.md", telling.gallery(outcomes))
         print(f"Table: {README}\nParagraphs and figures: {gallery}")
         return

@@ -56,13 +56,7 @@ FLAGS = command_line.flag_values(
 def main(config) -> int:
     from mha_haiku.devices import cluster
     from mha_haiku.runs import folders, loop, progress
-    from mha_haiku.studies import (
-        attention_dump,
-        learning_curve,
-        samples,
-        snapshots,
-        timeline,
-    )
+    from mha_haiku.studies import attention_dump, samples, snapshots, timeline
     from mha_haiku.studies.workbench import Bench
 
     if FLAGS.init_from is not None:
@@ -91,7 +85,7 @@ def main(config) -> int:
         if not cluster.leave():
             return 0
         for place in places:
-            learning_curve.draw(place, formats)
+            timeline.draw_metrics(place, formats)
             timeline.draw(place, formats)
         print(f"Summary:        {workdir / 'summary.json'}, mean and spread")
         print(f"Attention maps: {dump}")
@@ -105,7 +99,7 @@ def main(config) -> int:
         return 0
     progress.say("drawing")
     attention_dump.write_report(maps.parent, formats)
-    learning_curve.draw(workdir, formats)
+    timeline.draw_metrics(workdir, formats)
     picture = timeline.draw(workdir, formats)
     if picture is not None:
         print(f"Heads in time:  {picture}")

@@ -5,10 +5,11 @@ One file per claim, found by the name of the file; the files that are no claims 
 """
 
 import importlib
+import inspect
 import pkgutil
 
 from mha_haiku import checks
-from mha_haiku.claims.base import ARMS, Claim, Criterion, Curve, Source, of_module
+from mha_haiku.claims.base import ARMS, Claim, Criterion, Curve, Source
 from mha_haiku.claims.desk import Desk, Trained
 from mha_haiku.claims.reproducing import reproduce
 from mha_haiku.claims.telling import Outcome
@@ -27,7 +28,7 @@ __all__ = [
     "reproduce",
 ]
 
-_ROOM = ("base", "desk", "pictures", "records", "reproducing", "telling", "verdicts")
+_ROOM = ("base", "desk", "records", "reproducing", "telling", "verdicts")
 
 
 def names() -> tuple[str, ...]:
@@ -41,6 +42,15 @@ def load(name: str) -> Claim:
 
     Raises:
       ValueError: If there is none.
+      TypeError: If its file has none, or several.
     """
     checks.choice("claim", name, names())
-    return of_module(importlib.import_module(f"{__name__}.{name}"))
+    module = importlib.import_module(f"{__name__}.{name}")
+    classes = [x for _, x in inspect.getmembers(module, inspect.isclass)]
+    of_file = [x for x in classes if x.__module__ == module.__name__]
+    found = [x for x in of_file if issubclass(x, Claim)]
+    if len(found) != 1:
+        raise TypeError(
+            f"{module.__name__} must have one class of a Claim, got {len(found)}."
+        )
+    return found[0]()

@@ -1,16 +1,14 @@
 """What a claim is: a sentence of a paper, how it is measured, and what decides it."""
 
-import abc
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import ml_collections
 
 from mha_haiku import runs
 
 if TYPE_CHECKING:
-    import ml_collections
-
-    from mha_haiku.claims.desk import Desk
+    from mha_haiku.claims.desk import Desk, Trained
 
 ARMS = ("claim", "control")
 Numbers = Mapping[str, float]
@@ -99,7 +97,7 @@ class Curve(NamedTuple):
     level_name: str = ""
 
 
-def config(task: str, steps: int, **training: Any) -> "ml_collections.ConfigDict":
+def config(task: str, steps: int, **training: Any) -> ml_collections.ConfigDict:
     """Returns the config of a task, evaluated and saved after its last step alone."""
     found = runs.default_config(task)
     found.training.update(
@@ -108,7 +106,7 @@ def config(task: str, steps: int, **training: Any) -> "ml_collections.ConfigDict
     return found
 
 
-class Claim(abc.ABC):
+class Claim:
     """What a paper says, tried on several seeds beside a control.
 
     One subclass per file, found by the name of the file. Each number is measured in two
@@ -143,41 +141,25 @@ class Claim(abc.ABC):
         if "name" not in cls.__dict__:
             cls.name = cls.__module__.rpartition(".")[2]
 
-    def configs(self, arm: str) -> "dict[str, ml_collections.ConfigDict]":
+    def configs(self, arm: str) -> dict[str, ml_collections.ConfigDict]:
         """Returns the configs that `measure` trains, by names of its own; {}: none.
 
         A change in one of them makes the desk measure again. Seeds are the desk's.
         """
-        del arm
         return {}
 
-    @abc.abstractmethod
     def measure(self, desk: "Desk", seed: int, arm: str) -> dict[str, float]:
-        """Returns the numbers of one seed, by names.
+        """Returns the numbers of one seed, by names, which are the same in both arms.
 
-        Args:
-          desk: Trains, evaluates and keeps runs.
-          seed: That of data and parameters.
-          arm: "claim" or "control"; both return the same names.
+        They are those of all configs, trained with the seed.
         """
+        numbers = {}
+        for name, config in self.configs(arm).items():
+            numbers |= self.of_trained(desk, desk.train(config, seed), name, arm)
+        return numbers
 
-
-def of_module(module: Any) -> "Claim":
-    """Returns the claim that a module has.
-
-    Raises:
-      TypeError: If it has none, or several.
-    """
-    found = [
-        each
-        for each in vars(module).values()
-        if inspect.isclass(each)
-        and issubclass(each, Claim)
-        and each.__module__ == module.__name__
-        and not inspect.isabstract(each)
-    ]
-    if len(found) != 1:
-        raise TypeError(
-            f"{module.__name__} must have one class of a Claim, got {len(found)}."
-        )
-    return found[0]()
+    def of_trained(
+        self, desk: "Desk", trained: "Trained", name: str, arm: str
+    ) -> dict[str, float]:
+        """Returns the numbers of the config of a name, once it has been trained."""
+        raise NotImplementedError

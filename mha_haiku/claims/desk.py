@@ -122,7 +122,8 @@ class Desk:
           ConfigError: If the config is not valid.
           NonFiniteLossError: See `runs.train`.
         """
-        digest = digest_of([essence(config), *_named(every, look)])[:16]
+        named = [every, look.__module__, look.__name__] if look else []
+        digest = digest_of([essence(config), *named])[:16]
         if ("run", digest, seed) not in self._made:
             observers = [_Looker(every, look)] if look else []
             self._train(config, digest, seed, observers)
@@ -323,17 +324,12 @@ def essence(config: ml_collections.ConfigDict) -> list[str]:
 
 def digest_of(contents: Any) -> str:
     """Returns the sha256 of a JSON value."""
-    text = json.dumps(contents, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def _predicted(model, params, example):
     output = model.apply(params, None, **example.model_inputs(), is_training=False)
     return jnp.argmax(output.logits, axis=-1)
-
-
-def _named(every, look) -> list[Any]:
-    return [every, look.__module__, look.__name__] if look else []
 
 
 def _with_seed(config, seed):

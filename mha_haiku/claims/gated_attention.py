@@ -20,9 +20,6 @@ class GatedAttention(base.Claim):
     multiplies the head's output.
 
     In the control the gate keeps its first parameters, about half open everywhere.
-
-    Measured: 0.73 of the attention is on the start token without a gate, 0.24 with one,
-    0.66 with one that is not trained; 0.22, 0.41 and 0.24 are on the query's own token.
     """
 
     sentence = "A gate on the outputs of heads takes attention off the first token"
@@ -78,12 +75,19 @@ class GatedAttention(base.Claim):
             found["gate"].optimizer.frozen = "encoder/layer_0/attention/head_gate"
         return found
 
-    def measure(self, desk, seed, arm):
-        numbers = {}
-        for name, config in self.configs(arm).items():
-            weights = start_weights(desk, desk.train(config, seed))
-            numbers |= {f"{what}, {name}": x for what, x in weights.items()}
-        return numbers
+    def of_trained(self, desk, trained, name, arm):
+        example = desk.examples(trained, 512)
+        starts, owns, losses = desk.apply(trained, measured, example)
+        is_trigger = np.asarray(example.inputs) < trained.task.num_triggers
+        is_late = np.arange(is_trigger.shape[1]) >= _POSITIONS[0]
+        idle, after = is_late & ~is_trigger, losses[is_late & is_trigger]
+        layer = starts[:, idle].mean(-1).argmax()  # the one with the most
+        start = starts[layer]
+        return {
+            f"start, {name}": start[idle].mean(),
+            f"own token, {name}": owns[layer][idle].mean(),
+            f"loss after triggers, {name}": after.mean() if len(after) else 0.0,
+        } | {f"start at {t}, {name}": start[idle[:, t], t].mean() for t in _POSITIONS}
 
 
 def backcopy():
@@ -96,28 +100,6 @@ def backcopy():
     config.model.feed_forward.hidden_size = 128
     config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
     return config
-
-
-def start_weights(desk, trained) -> dict[str, float]:
-    """Returns the weight on the start token, of the layer that has the most.
-
-    "start" and "own token" are means over queries from position 4 on that are no
-    triggers; "start at 8" is of the queries at that position; "loss after triggers",
-    in nats, is 0 where there are none.
-    """
-    example = desk.examples(trained, 512)
-    starts, owns, losses = desk.apply(trained, measured, example)
-    inputs = np.asarray(example.inputs)
-    is_trigger = inputs < trained.task.num_triggers
-    is_late = np.broadcast_to(np.arange(inputs.shape[1]) >= _POSITIONS[0], inputs.shape)
-    idle, after = is_late & ~is_trigger, losses[is_late & is_trigger]
-    layer = starts[:, idle].mean(-1).argmax()
-    start, own = starts[layer], owns[layer]
-    return {
-        "start": float(start[idle].mean()),
-        "own token": float(own[idle].mean()),
-        "loss after triggers": float(after.mean()) if len(after) else 0.0,
-    } | {f"start at {t}": float(start[idle[:, t], t].mean()) for t in _POSITIONS}
 
 
 def measured(model, params, example):

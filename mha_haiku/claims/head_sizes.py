@@ -16,10 +16,6 @@ class HeadSizes(base.Claim):
     At a fixed width of 64 the heads are of size 64, 16, 4 and 1; at a fixed head size
     they are all of size 16, so that queries, keys and values grow with their number. In
     the control all models have one head.
-
-    Measured, with 1, 4, 16 and 64 heads: a held-out loss of 0.239, 0.144, 0.142 and
-    0.155 nats at fixed width, and of 0.245, 0.144, 0.096 and 0.043 at fixed head size.
-    Operations grow from 150 to 157 million at fixed width, and from 93 to 1,299.
     """
 
     sentence = "At a fixed width more heads help until heads are smaller than the input"
@@ -108,13 +104,9 @@ class HeadSizes(base.Claim):
                 found[f"{name}, {heads} heads"] = config
         return found
 
-    def measure(self, desk, seed, arm):
-        numbers = {}
-        for name, config in self.configs(arm).items():
-            trained = desk.train(config, seed)
-            numbers[name] = trained.held_out["loss"]
-            numbers[f"operations, {name}"] = _operations(desk, trained)
-        return numbers
+    def of_trained(self, desk, trained, name, arm):
+        operations = _operations(desk, trained)
+        return {name: trained.held_out["loss"], f"operations, {name}": operations}
 
 
 def _operations(desk, trained):

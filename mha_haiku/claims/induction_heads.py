@@ -92,26 +92,21 @@ class InductionHeads(base.Claim):
             found[name] = config
         return found
 
-    def measure(self, desk, seed, arm):
-        numbers = {}
-        for name, config in self.configs(arm).items():
-            trained = desk.train(config, seed)
-            batch = desk.examples(trained, 256)
-            roles = heads.roles(trained.model, trained.params, [batch])
-            numbers[f"score of {name}"] = np.nanmax(
-                roles.scores["induction_of_repeated"]
-            )
-            numbers[f"accuracy of {name}"] = trained.held_out["accuracy"]
-            learned = {
-                line["step"]: line["accuracy"]
-                for line in trained.history
-                if "accuracy" in line
-            }
-            numbers[f"rise of {name}"] = max(
-                learned[step] - learned[step - _WINDOW]
-                for step in _SHOWN
-                if step - _WINDOW in learned
-            )
-            for step in _SHOWN:
-                numbers[f"{name} at {step}"] = learned[step]
-        return numbers
+    def of_trained(self, desk, trained, name, arm):
+        batch = desk.examples(trained, 256)
+        roles = heads.roles(trained.model, trained.params, [batch])
+        learned = {
+            line["step"]: line["accuracy"]
+            for line in trained.history
+            if "accuracy" in line
+        }
+        rises = [
+            learned[step] - learned[step - _WINDOW]
+            for step in _SHOWN
+            if step - _WINDOW in learned
+        ]
+        return {
+            f"score of {name}": np.nanmax(roles.scores["induction_of_repeated"]),
+            f"accuracy of {name}": trained.held_out["accuracy"],
+            f"rise of {name}": max(rises),
+        } | {f"{name} at {step}": learned[step] for step in _SHOWN}

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from mha_haiku import heads, models, runs
+from mha_haiku import models, runs
 from mha_haiku.claims import base
 from mha_haiku.runs import folders
 from mha_haiku.studies import gate_learning, pruned_runs
@@ -62,7 +62,6 @@ class LearnedGates(base.Claim):
     )
 
     def configs(self, arm):
-        del arm
         config = base.config("number_words", _STEPS, batch_size=64, report_every=100)
         config.task.update(
             largest=999, tokenizer="bpe", vocabulary_size=280, held_out_fraction=0.3
@@ -87,12 +86,12 @@ class LearnedGates(base.Claim):
         if arm == "control":
             chosen = _shuffled(gates, seed)
         folder = desk.workdir / "learned_gates"
-        config = _pruned(bench.run, learned.params, gates).config
+        config = gate_learning.prune(bench.run, learned.params, gates).config
         config.training.steps = _STEPS + _GATE_STEPS + _TUNING_STEPS
         scratch = _trained(config, folder / f"scratch_{seed}")
         tuned = folder / f"{arm}_{seed}"
         if not (tuned / "config.json").exists():
-            pruned = _pruned(bench.run, learned.params, chosen)
+            pruned = gate_learning.prune(bench.run, learned.params, chosen)
             pruned_runs.save(pruned, tuned, steps=_TUNING_STEPS)
         tuned = _trained(folders.load_run(tuned).config, tuned)
         layers = models.heads_of_layers(trained.config.model)
@@ -117,17 +116,6 @@ def _shuffled(gates, seed):
     dealt = np.random.default_rng(seed).permutation(np.concatenate(gates))
     places = np.cumsum([len(row) for row in gates])[:-1]
     return np.split(dealt, places)
-
-
-def _pruned(run, params, gates) -> folders.Run:
-    """Returns a run without the heads whose gates are closed."""
-    layers = models.heads_of_layers(run.config.model)
-    kept = [
-        [layer.names[i] for i in np.flatnonzero(row)]
-        for layer, row in zip(layers, gates, strict=True)
-    ]
-    params = heads.scaled(params, run.config.model, gates)
-    return pruned_runs.prune(run._replace(params=params), kept)
 
 
 def _trained(config, folder) -> dict[str, float]:

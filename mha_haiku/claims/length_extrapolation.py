@@ -67,7 +67,6 @@ class LengthExtrapolation(base.Claim):
     )
 
     def configs(self, arm):
-        del arm
         found = {}
         for kind, name in _KINDS.items():
             config = base.config("induction", 1000, batch_size=64, report_every=500)
@@ -80,12 +79,9 @@ class LengthExtrapolation(base.Claim):
             found[name] = config
         return found
 
-    def measure(self, desk, seed, arm):
+    def of_trained(self, desk, trained, name, arm):
         numbers = {}
-        for name, config in self.configs(arm).items():
-            trained = desk.train(config, seed)
-            for length in _LENGTHS if arm == "claim" else _LENGTHS[:1]:
-                other = desk.changed(trained, task__sequence_length=length)
-                numbers[f"{name} at {length}"] = desk.evaluate(other)["accuracy"]
-            numbers[f"{name}, longer"] = numbers[f"{name} at {_LONGER[arm]}"]
-        return numbers
+        for length in _LENGTHS if arm == "claim" else _LENGTHS[:1]:
+            other = desk.changed(trained, task__sequence_length=length)
+            numbers[f"{name} at {length}"] = desk.evaluate(other)["accuracy"]
+        return numbers | {f"{name}, longer": numbers[f"{name} at {_LONGER[arm]}"]}

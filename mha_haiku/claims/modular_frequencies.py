@@ -17,10 +17,6 @@ class ModularFrequencies(base.Claim):
     much of their variance is of waves over a + b - c with these frequencies, and what
     is left of the accuracy on sums that were held out without these waves. The control
     is the same model while it has learnt the training sums by heart and no others.
-
-    Measured: waves of five frequencies are 71 % of the logits' variance (by heart 9 %),
-    and without them accuracy falls from 99 to 5 %; of the embedding's power they are
-    only 29 % (by heart 24 %).
     """
 
     sentence = "A few Fourier frequencies carry modular addition"
@@ -74,8 +70,7 @@ class ModularFrequencies(base.Claim):
         config.optimizer.update(learning_rate=3e-3, warmup_steps=100, weight_decay=1.0)
         return {"sums": config}
 
-    def measure(self, desk, seed, arm):
-        trained = desk.train(self.configs(arm)["sums"], seed)
+    def of_trained(self, desk, trained, name, arm):
         p = trained.task.modulus
         a, b = np.divmod(np.arange(p * p), p)
         plus, equals = np.full(p * p, p), np.full(p * p, p + 1)

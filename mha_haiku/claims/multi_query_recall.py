@@ -14,8 +14,6 @@ class MultiQueryRecall(base.Claim):
     Two layers are trained at three widths, with attention to all positions before, and
     with attention to the last few of them. The control asks the same models for the
     values of another example: what they answer then is chance.
-
-    Measured: attention 100 % at widths 16, 32 and 64, the window 22 to 23 %.
     """
 
     sentence = "Attention solves multi-query recall at every width, a window does not"
@@ -61,7 +59,6 @@ class MultiQueryRecall(base.Claim):
     )
 
     def configs(self, arm):
-        del arm
         found = {}
         for kind, window in (("attention", None), ("window", _WINDOW)):
             for width in _WIDTHS:
@@ -75,15 +72,10 @@ class MultiQueryRecall(base.Claim):
                 found[f"{kind}, width {width}"] = config
         return found
 
-    def measure(self, desk, seed, arm):
-        numbers = {}
-        for name, config in self.configs(arm).items():
-            trained = desk.train(config, seed)
-            example = desk.examples(trained, 1024)
-            predicted = desk.predicted(trained, example)
-            targets = np.asarray(example.targets)
-            if arm == "control":
-                targets = np.roll(targets, 1, axis=0)
-            right = predicted == targets
-            numbers[name] = np.average(right, weights=example.weights)
-        return numbers
+    def of_trained(self, desk, trained, name, arm):
+        example = desk.examples(trained, 1024)
+        targets = np.asarray(example.targets)
+        if arm == "control":
+            targets = np.roll(targets, 1, axis=0)
+        right = desk.predicted(trained, example) == targets
+        return {name: np.average(right, weights=example.weights)}

@@ -48,7 +48,8 @@ def reproduce(
     folder = checks.as_path(workdir)
     failed, ready = [], []
     for claim in claims:
-        if packages := _missing(claim):
+        find = importlib.util.find_spec
+        if packages := [name for name in claim.needs if find(name) is None]:
             message = (
                 f"{claim.name} needs {', '.join(packages)}: pip install "
                 f"'mha_haiku[models]' or the package itself."
@@ -128,7 +129,3 @@ def _write(outcome, folder, formats) -> None:
     name = outcome.claim.name
     files.write(folder / f"{name}.md", outcome.paragraph() + "\n")
     workbench.write_pictures(folder / f"{name}.png", outcome.picture, formats)
-
-
-def _missing(claim) -> list[str]:
-    return [name for name in claim.needs if importlib.util.find_spec(name) is None]

@@ -1,7 +1,5 @@
 """Roll-out says better than raw attention which inputs matter."""
 
-import dataclasses
-
 import jax
 
 from mha_haiku.claims import base
@@ -67,7 +65,6 @@ class Rollouts(base.Claim):
     )
 
     def configs(self, arm):
-        del arm
         config = base.config(
             "masked_language_model", 1000, batch_size=32, report_every=200
         )
@@ -93,7 +90,7 @@ class Rollouts(base.Claim):
                 )
             )(seed)
             run = bench.run._replace(params=jax.device_get(fresh), step=0)
-            bench = dataclasses.replace(bench, run=run)
+            bench = bench.with_run(run)
         study = rollouts.measure(bench, examples=256, flow_examples=64)
         return {
             f"{name}, layer {i + 1}": float(means.mean(correlations)[i])

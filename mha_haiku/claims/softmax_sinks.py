@@ -17,11 +17,6 @@ class SoftmaxSinks(base.Claim):
     of one to three layers of one head are trained by Adam; beside them one of a layer
     whose weights are sigmoids, without a denominator, and one of three layers trained
     by SGD. In the control the triggers are symbols of the chain like all others.
-
-    Measured, with one, two and three layers: 0.72, 0.84 and 0.83 of the attention is
-    on the start token where nothing is to be fetched, 0.00 at triggers; in the control
-    about 0.60, 0.37 and 0.33 at both. Without a denominator the weights are 0.23 and
-    0.40, with SGD 0.78 and 0.00.
     """
 
     sentence = (
@@ -101,22 +96,18 @@ class SoftmaxSinks(base.Claim):
         found["SGD"].optimizer.learning_rate = 0.1
         return found
 
-    def measure(self, desk, seed, arm):
-        numbers = {}
-        for name, config in self.configs(arm).items():
-            trained = desk.train(config, seed)
-            example = desk.examples(trained, 512)
-            starts, _, losses = desk.apply(trained, gated_attention.measured, example)
-            inputs = np.asarray(example.inputs)
-            is_late = np.broadcast_to(np.arange(inputs.shape[1]) >= 4, inputs.shape)
-            at_triggers = is_late & (inputs < _TRIGGERS)
-            others = starts[:, is_late & ~at_triggers].mean(-1)
-            triggers = starts[:, at_triggers].mean(-1)
-            layer = (others - triggers).argmax()
-            numbers |= {
-                f"others minus triggers, {name}": float((others - triggers)[layer]),
-                f"others, {name}": float(others[layer]),
-                f"triggers, {name}": float(triggers[layer]),
-                f"loss after triggers, {name}": float(losses[at_triggers].mean()),
-            }
-        return numbers
+    def of_trained(self, desk, trained, name, arm):
+        example = desk.examples(trained, 512)
+        starts, _, losses = desk.apply(trained, gated_attention.measured, example)
+        inputs = np.asarray(example.inputs)
+        is_late = np.arange(inputs.shape[1]) >= 4
+        at_triggers = is_late & (inputs < _TRIGGERS)
+        others = starts[:, is_late & ~at_triggers].mean(-1)
+        triggers = starts[:, at_triggers].mean(-1)
+        layer = (others - triggers).argmax()
+        return {
+            f"others minus triggers, {name}": (others - triggers)[layer],
+            f"others, {name}": others[layer],
+            f"triggers, {name}": triggers[layer],
+            f"loss after triggers, {name}": losses[at_triggers].mean(),
+        }

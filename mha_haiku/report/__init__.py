@@ -13,7 +13,6 @@ from mha_haiku.report import (
     labels,
     maps,
     page,
-    panels,
     tables,
 )
 
@@ -27,6 +26,5 @@ __all__ = [
     "labels",
     "maps",
     "page",
-    "panels",
     "tables",
 ]

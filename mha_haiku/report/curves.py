@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# What a baseline is, by its name.
-_BASELINES = {"bag of words": "naive Bayes, without the order of words"}
-_BLIND = "the best without looking at the input"
-
-
 class Pruning(NamedTuple):
     """Metric and speed of pruned models, a point per model.
 
@@ -79,7 +74,9 @@ def learning(
             if points:
                 axes.plot(*zip(*points, strict=True), label=text, **style)
         if baseline and name in baseline:
-            meaning = _BASELINES.get(baseline_name, _BLIND)
+            meaning = "the best without looking at the input"
+            if baseline_name == "bag of words":
+                meaning = "naive Bayes, without the order of words"
             text = f"{baseline_name}: {meaning}"
             style = {"color": "C3", "ls": ":", "lw": 1}
             axes.axhline(baseline[name], label=text, **style)

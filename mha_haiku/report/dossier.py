@@ -386,18 +386,10 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
     of = f"of {example.name!r}"
     for each in (Axes(example.queries, example.keys), *example.kinds.values()):
         _check_axes(each, of)
-    if len(example.weights) != len(layers):
-        raise ValueError(
-            f"weights {of} must be those of {len(layers)} layers, got "
-            f"{len(example.weights)}."
-        )
-    per_layer = {"masked": example.masked, "channels": example.channels}
-    for name, parts in per_layer.items():
-        if isinstance(parts, tuple) and len(parts) != len(layers):
-            raise ValueError(
-                f"{name} {of} must be one for each of {len(layers)} layers, got "
-                f"{len(parts)}."
-            )
+    for name in ("weights", "masked", "channels"):
+        parts = getattr(example, name)
+        if isinstance(parts, tuple) or name == "weights":
+            _has_length(f"{name} {of}", parts, len(layers), "layers")
     for i, (layer, weights) in enumerate(zip(layers, example.weights, strict=True)):
         heads, axes = len(layer.heads), example.axes(layer)
         cells = axes.queries.bins, axes.keys.bins
@@ -419,11 +411,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         answers = example.answers
         wanted = 1 if answers.whole else len(example.queries.tokens)
         for name in ("targets", "likeliest"):
-            if len(getattr(answers, name)) != wanted:
-                count = len(getattr(answers, name))
-                raise ValueError(
-                    f"{name} {of} must be of {wanted} positions, got {count}."
-                )
+            _has_length(f"{name} {of}", getattr(answers, name), wanted, "positions")
         most = max(map(len, answers.likeliest), default=0)
         if most > MOST_LIKELIEST:
             raise ValueError(
@@ -437,11 +425,9 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
 def _check_axes(axes: Axes, of: str) -> None:
     for side, axis in (("queries", axes.queries), ("keys", axes.keys)):
         _rises(f"edges of the {side} {of}", axis.edges, len(axis.tokens))
-        if axis.notes and len(axis.notes) != len(axis.tokens):
-            raise ValueError(
-                f"notes of the {side} {of} must be of {len(axis.tokens)} positions, "
-                f"got {len(axis.notes)}."
-            )
+        if axis.notes:
+            name, count = f"notes of the {side} {of}", len(axis.tokens)
+            _has_length(name, axis.notes, count, "positions")
     if axes.alignment is not None:
         if np.asarray(axes.alignment).dtype != bool:
             kind = np.asarray(axes.alignment).dtype
@@ -481,11 +467,9 @@ def _check_images(images: Images, keys: Axis, of: str) -> None:
     if len(shape) not in (2, 3) or shape[2:] not in ((), (3,)) or 0 in shape:
         wanted = "[h, w] or [h, w, 3]" if is_grid else "[S, h, w] or [S, h, w, 3]"
         raise ValueError(f"images {of} must be {wanted}, got {pixels.shape}.")
-    if not is_grid and len(pixels) != count:
-        raise ValueError(
-            f"images {of} must be one for each of {count} positions, got {len(pixels)}."
-        )
-    if is_grid:
+    if not is_grid:
+        _has_length(f"images {of}", pixels, count, "positions")
+    else:
         patches = images.rows * images.columns
         if min(images.rows, images.columns, images.first + 1) < 1:
             raise ValueError(
@@ -523,6 +507,12 @@ def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None
             f"{name} must be finite and at least 0 (or NaN), got values from "
             f"{np.nanmin(weights)} to {np.nanmax(weights)}."
         )
+
+
+def _has_length(name: str, parts: Sequence, count: int, of_what: str) -> None:
+    if len(parts) != count:
+        wanted = f"one for each of {count} {of_what}"
+        raise ValueError(f"{name} must be {wanted}, got {len(parts)}.")
 
 
 def _has_shape(name: str, values: np.ndarray, *shapes: tuple[int, ...]) -> None:
@@ -582,30 +572,26 @@ def _axes_by_kind(saved: Maps, example: int | None) -> dict[str, Axes]:
         edges = np.minimum(side.edges[: bins + 1], length)
         return Axis(tokens, edges, side.label, notes)
 
-    if saved.decoder is None:
-        return {"": Axes(*map(axis, saved.sides("")))}
-    alignment = saved.decoder.alignment
+    axes = {kind: Axes(*map(axis, sides)) for kind, sides in saved.sides.items()}
+    if "decoder" not in axes:
+        return axes
     # Answers are the decoder's, whose axes are therefore those of the example.
-    axes = {
-        "": Axes(*map(axis, saved.sides("decoder"))),
-        "encoder": Axes(*map(axis, saved.sides("encoder")), has_answers=False),
-        "cross": Axes(*map(axis, saved.sides("cross"))),
-    }
-    if alignment is not None and example is not None:
+    axes[""] = axes.pop("decoder")
+    axes["encoder"] = axes["encoder"]._replace(has_answers=False)
+    if saved.alignment is not None and example is not None:
         queries, keys, *_ = axes["cross"]
-        alignment = alignment[example, : len(queries.tokens), : len(keys.tokens)]
+        alignment = saved.alignment[example, : len(queries.tokens), : len(keys.tokens)]
         axes["cross"] = axes["cross"]._replace(alignment=alignment)
     return axes
 
 
 def _note(saved: Maps, example: int) -> str:
     """Returns how much of an example is padding."""
-    sides = {"": saved.sides("")[0]}
-    if saved.decoder is not None:
-        sides = {"source ": sides[""], "target ": saved.sides("decoder")[0]}
+    names = {"": "", "encoder": "source ", "decoder": "target "}
     padded = {
-        name: side.tokens.shape[1] - max(1, int(side.lengths[example]))
-        for name, side in sides.items()
+        names[kind]: side.tokens.shape[1] - max(1, int(side.lengths[example]))
+        for kind, (side, _) in saved.sides.items()
+        if kind in names
     }
     said = [f"its last {count} {x}positions" for x, count in padded.items() if count]
     return f"{' and '.join(said)} are padding" if said else ""

@@ -87,12 +87,16 @@ class Scale(NamedTuple):
         import matplotlib
 
         share = (value - self.low) / (self.high - self.low)
-        colour = np.array(matplotlib.colormaps[self.colours](share)[:3])
-        # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
-        linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
-        linear = np.where(colour <= 0.04045, linear, linear**2.4)
-        luminance = linear @ [0.2126, 0.7152, 0.0722]
-        return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+        return ink(np.array(matplotlib.colormaps[self.colours](share)[:3]))
+
+
+def ink(colour: np.ndarray) -> str:
+    """Returns "black" or "white", whichever contrasts more with red, green and blue."""
+    # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
+    linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
+    linear = np.where(colour <= 0.04045, linear, linear**2.4)
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
 
 
 def is_possible() -> bool:

@@ -1,19 +1,22 @@
-"""One picture per layer: a grid of its heads, drawn without a window or `pyplot`.
+"""Maps as pictures: one of each layer of a run, and grids of heads for a paper.
 
-Each head has a panel for the first example, with its tokens on both axes where they are
-legible, and one below it for the mean over many examples where the run saved that. All
-pictures of a run share one colour scale, so that layers can be compared. On cross maps
-frames show where the rows should look, if that is known.
+In the picture of a layer each head has a panel for the first example, with its tokens
+on both axes where they are legible, and one below it for the mean over many examples
+where the run saved that. All pictures of a run share one colour scale, so that layers
+can be compared. On cross maps frames show where the rows should look, if that is known.
+
+P query and Q key bins, which are single positions in a whole map.
 """
 
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mha_haiku.report import drawing, labels, maps
+from mha_haiku.report.dossier import Axis
 from mha_haiku.report.maps import Maps, Side
 
 if TYPE_CHECKING:
@@ -25,9 +28,13 @@ _EXAMPLE = 0
 _BAR_INCHES = 1.0  # the colour bar, its numbers and its name
 # Up to this many positions the axes show tokens; above it, position numbers.
 _MOST_TOKENS = 64
-_LONGEST_TOKEN = 12
+_LONGEST_TOKEN = 12  # characters
 # With more keys than this most weights are small, and a square-root scale shows them.
 _MOST_LINEAR = 32
+
+SCALES = ("linear", "root", "log")
+_LONGEST_TOKEN_OF_PANELS = 16
+_SIDE = 2.2  # inches of a panel
 
 
 def pictures(
@@ -77,7 +84,7 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
             title = f"{name}, mean of {saved.mean_examples} examples"
             axes = panel(row * bands + 1, column, title)
             _draw(
-                axes, saved.means[layer][head], scale, saved.sides(saved.kinds[layer])
+                axes, saved.means[layer][head], scale, saved.sides[saved.kinds[layer]]
             )
             _number_axes(axes, saved, layer, *saved.means[layer].shape[1:])
     if not heads:
@@ -110,7 +117,7 @@ def _heading(saved: Maps, layer: int, width: float) -> list[str]:
     lines = [saved.title, which, "One colour scale for all layers."]
     if _aligned(saved, layer) is not None:
         lines.append("Frames: where the task says that a row should look.")
-    sides = saved.sides(saved.kinds[layer])
+    sides = saved.sides[saved.kinds[layer]]
     if saved.pooled:
         queries, keys = (int(np.diff(side.edges).max()) for side in sides)
         lines.append(
@@ -126,7 +133,7 @@ def _draw_example(
 ) -> None:
     rows, columns = saved.shown_cells(_EXAMPLE, layer)
     weights = saved.weights[layer][_EXAMPLE, head, :rows, :columns]
-    sides = saved.sides(saved.kinds[layer])
+    sides = saved.sides[saved.kinds[layer]]
     _draw(panel, weights, scale, sides)
     aligned = _aligned(saved, layer)
     if aligned is not None:
@@ -159,11 +166,11 @@ def _draw(
 
 def _aligned(saved: Maps, layer: int) -> np.ndarray | None:
     """Returns the cells with aligned positions, `[T', S']`; None: not known."""
-    if saved.kinds[layer] != "cross" or saved.decoder.alignment is None:
+    if saved.kinds[layer] != "cross" or saved.alignment is None:
         return None
     rows, columns = saved.shown_cells(_EXAMPLE, layer)
-    edges = [side.edges for side in saved.sides("cross")]
-    cells = maps.cells_of(saved.decoder.alignment[_EXAMPLE], *edges)
+    edges = [side.edges for side in saved.sides["cross"]]
+    cells = maps.cells_of(saved.alignment[_EXAMPLE], *edges)
     return cells[:rows, :columns]
 
 
@@ -171,29 +178,32 @@ def _number_axes(
     panel: "Axes", saved: Maps, layer: int, rows: int, columns: int
 ) -> None:
     """Puts the position at which a cell starts on some of the cells."""
-    queries, keys = saved.sides(saved.kinds[layer])
+    queries, keys = saved.sides[saved.kinds[layer]]
     for set_ticks, edges, cells in (
         (panel.set_xticks, keys.edges, columns),
         (panel.set_yticks, queries.edges, rows),
     ):
-        steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
-        step = next(step for step in steps if cells / step <= 9)
+        step = _step(cells)
         if saved.pooled:
             step = 2 ** math.ceil(math.log2(max(cells / 8, 1)))
         shown = range(0, cells, step)
         set_ticks(shown, [str(edges[cell]) for cell in shown], fontsize=8)
 
 
-def _literal(text: str) -> str:
-    """Returns a title or a name as it can be drawn."""
-    return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest=200)
+def _step(cells: int) -> int:
+    """Returns every which cell is named by its position: at most nine of them."""
+    steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
+    return next(step for step in steps if cells / step <= 9)
+
+
+def _literal(text: str, longest: int = 200) -> str:
+    """Returns text as it can be drawn."""
+    return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest)
 
 
 def _tokens(side: Side) -> list[str]:
-    return [
-        labels.drawable(labels.visible(token), drawing.fonts()[1], _LONGEST_TOKEN)
-        for token in side.tokens[_EXAMPLE].tolist()
-    ]
+    tokens = map(labels.visible, side.tokens[_EXAMPLE].tolist())
+    return [_literal(token, _LONGEST_TOKEN) for token in tokens]
 
 
 def _grid(num_heads: int) -> tuple[int, int]:
@@ -211,7 +221,7 @@ def _panel_inches(saved: Maps, layer: int) -> tuple[float, float, float]:
     cells = max(rows, columns)
     side, margin = 2.8, 0.65
     if not saved.pooled and cells <= _MOST_TOKENS:
-        sides = saved.sides(saved.kinds[layer])
+        sides = saved.sides[saved.kinds[layer]]
         longest = max(len(token) for side in sides for token in _tokens(side))
         label = longest * _token_points(saved, layer) * 0.75 / 72
         side, margin = _whole_panel_inches(cells), 0.4 + max(0.2, label)
@@ -230,14 +240,134 @@ def _token_points(saved: Maps, layer: int) -> float:
 
 
 def _shared_scale(saved: Maps) -> "Normalize":
-    from matplotlib import colors
-
     shown = [weights[_EXAMPLE] for weights in saved.weights] + list(saved.means or ())
     largest = max(
         (float(weights.max()) for weights in shown if weights.size), default=1
     )
-    keys = max(len(saved.sides(kind)[1].edges) for kind in saved.kinds) - 1
-    linear = keys <= _MOST_LINEAR
+    keys = max(len(saved.sides[kind][1].edges) for kind in saved.kinds) - 1
+    return _norm(largest, "linear" if keys <= _MOST_LINEAR else "root")
+
+
+def _norm(largest: float, scale: str) -> "Normalize":
+    from matplotlib import colors
+
     # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
     top = drawing.rounded_up(largest)
-    return colors.PowerNorm(1.0 if linear else 0.5, vmin=0.0, vmax=top)
+    if scale == "log":
+        return colors.LogNorm(1e-4 * top, top, clip=True)
+    return colors.PowerNorm(1.0 if scale == "linear" else 0.5, vmin=0.0, vmax=top)
+
+
+class Panel(NamedTuple):
+    """The map of one head.
+
+    Attributes:
+      title: Above it.
+      weights: `[P, Q]`.
+      masked: Booleans `[P, Q]`, drawn grey; None: no cell.
+      aligned: Booleans `[P, Q]`, drawn with a frame; None: no cell.
+    """
+
+    title: str
+    weights: np.ndarray
+    masked: np.ndarray | None = None
+    aligned: np.ndarray | None = None
+
+
+def of_panels(
+    panels: Sequence[Panel],
+    *,
+    queries: Axis,
+    keys: Axis,
+    columns: int | None = None,
+    colours: str = "viridis",
+    scale: str | None = None,
+    size: tuple[float, float] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Draws maps of the same queries and keys, on one colour scale.
+
+    Args:
+      panels: At least one.
+      queries: Down the side; tokens are shown up to 64 positions.
+      keys: Along the bottom.
+      columns: Panels beside each other; None: a grid near a square.
+      colours: A colour map of matplotlib.
+      scale: "linear", "root" (small weights are seen) or "log" (very small ones too);
+        None: "linear" up to 32 keys, else "root".
+      size: Width and height in inches; None: by the number of panels.
+      title: Above all of them.
+
+    Returns:
+      A figure that belongs to no window.
+    """
+    if columns is None:
+        count = len(panels)
+        columns = count if count <= 4 else math.ceil(math.sqrt(count))
+    rows = -(-len(panels) // columns)
+    if size is None:
+        tall = _SIDE * min(3.0, max(0.3, queries.bins / keys.bins))
+        size = (columns * _SIDE + 1.6, rows * (tall + 0.3) + 0.7)
+    if scale is None:
+        scale = "linear" if keys.bins <= _MOST_LINEAR else "root"
+    largest = max(float(np.nanmax(x.weights, initial=0.0)) for x in panels)
+    norm = _norm(largest, scale)
+
+    sheet = drawing.sheet(*size, title=_literal(title))
+    grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    image = None
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        hidden = np.isnan(panel.weights)
+        if panel.masked is not None:
+            hidden = hidden | (panel.masked & (panel.weights == 0))
+        axes.set_facecolor(drawing.absent())
+        image = axes.imshow(
+            np.ma.masked_array(panel.weights.astype(np.float32), hidden),
+            norm=norm,
+            cmap=colours,
+            interpolation="nearest",
+        )
+        if panel.aligned is not None:
+            drawing.frames(axes, panel.aligned)
+        name = _literal(panel.title, 40)
+        axes.set_title(name, fontsize=9, parse_math=False)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        _label(axes, queries, "y", size[1] / rows)
+        axes.set_ylabel(_named("query", queries), fontsize=8)
+    for i in range(columns):
+        last = (len(panels) - 1 - i) // columns  # the lowest panel of the column
+        axes = grid[last, i]
+        _label(axes, keys, "x", size[0] / columns)
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(_named("key", keys), fontsize=8)
+    bar = sheet.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8)
+    how = {"linear": "", "root": " (square-root scale)", "log": " (log scale)"}
+    bar.set_label(f"attention weight{how[scale]}", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    return sheet
+
+
+def _named(side: str, axis: Axis) -> str:
+    return f"{side}: {axis.label}" if axis.label else side
+
+
+def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
+    """Names the bins along one side: by tokens where there is room, else by number."""
+    bins = axis.bins
+    set_ticks = axes.set_xticks if which == "x" else axes.set_yticks
+    has_tokens = any(axis.tokens) and not axis.is_pooled and bins <= _MOST_TOKENS
+    if has_tokens:
+        names = [
+            _literal(labels.visible(x), _LONGEST_TOKEN_OF_PANELS) for x in axis.tokens
+        ]
+        points = max(3.0, min(9.0, 72 * 0.7 * inches / bins))
+        style = {"fontsize": points, "parse_math": False}
+        if which == "x" and max(map(len, names)) > 1:
+            style["rotation"] = 90
+        set_ticks(range(bins), names, **style)
+    else:
+        shown = range(0, bins, _step(bins))
+        set_ticks(shown, [str(axis.edges[i]) for i in shown], fontsize=7)
+    axes.tick_params(length=2, pad=2)

@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 
 def fitted(
-    whole: Dossier, budget: int, render: Callable[[Dossier], tuple[str, int]]
+    whole: Dossier, budget: int, render: Callable[[Dossier], str]
 ) -> tuple[Dossier, str]:
     """Returns as much of a dossier as fits, and what was rendered of it.
 
@@ -50,26 +50,21 @@ def fitted(
     and finer parts, of which there are never more than take a third of the room; then
     the grain becomes coarser, and last there are fewer heads. Notes say so.
 
-    Args:
-      whole: All that there is.
-      budget: Bytes.
-      render: From a dossier to what is shown of it, and how many bytes that takes.
-
     Raises:
-      ValueError: If not even the least of it fits.
+      ValueError: If not even the least of it fits the budget, which is in bytes.
     """
     cut = _guess(whole, budget)
     for _ in range(_STEPS):
         shown = _with(whole, cut, budget)
-        content, size = render(shown)
+        content = render(shown)
+        size = len(content.encode())
         if size <= budget:
             return shown, content
-        smaller = _smaller(whole, cut, size / budget)
-        if smaller is None:
+        cut = _smaller(whole, cut, size / budget)
+        if cut is None:
             raise ValueError(
                 f"budget must be at least {size:,} bytes here, got {budget:,}."
             )
-        cut = smaller
     raise ValueError(f"budget must be above {budget:,} bytes here.")
 
 
@@ -136,18 +131,14 @@ def _patches(whole) -> list[dossier.Patch]:
     ]
 
 
-def _least_mass(whole, cut) -> float:
-    """Returns the mass that a patch must have to be among those that are shown."""
-    masses = sorted(map(_mass, _patches(whole)), reverse=True)
-    return masses[cut.patches] if cut.patches < len(masses) else -1.0
-
-
 def _mass(patch) -> float:
     return float(np.nansum(patch.weights * np.diff(patch.query_edges)[:, None]))
 
 
 def _with(whole, cut, budget) -> Dossier:
-    least = _least_mass(whole, cut)
+    # The mass that a patch must have more of to be shown.
+    masses = sorted(map(_mass, _patches(whole)), reverse=True)
+    least = masses[cut.patches] if cut.patches < len(masses) else -1.0
     sets = tuple(_cut_set(each, cut, least) for each in whole.sets)
     matches = whole.matches
     if matches is not None:
@@ -200,8 +191,11 @@ def _cut_set(each: MapSet, cut: Cut, least: float) -> MapSet:
 
 def _cut_example(example, layers, cut, least):
     def joined(axes):
-        sides = (_joined_axis(axis, cut.join) for axis in (axes.queries, axes.keys))
-        return axes._replace(**dict(zip(("queries", "keys"), sides, strict=True)))
+        queries, keys = (
+            axis._replace(edges=_joined(axis.edges, cut.join))
+            for axis in (axes.queries, axes.keys)
+        )
+        return axes._replace(queries=queries, keys=keys)
 
     return joined(example)._replace(
         kinds={kind: joined(axes) for kind, axes in example.kinds.items()},
@@ -217,10 +211,6 @@ def _cut_example(example, layers, cut, least):
 
 def _joined(edges: np.ndarray, join: int) -> np.ndarray:
     return np.append(edges[:-1:join], edges[-1])
-
-
-def _joined_axis(axis, join):
-    return axis._replace(edges=_joined(axis.edges, join))
 
 
 def _joined_weights(weights, edges, join) -> np.ndarray:

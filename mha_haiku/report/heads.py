@@ -170,12 +170,8 @@ def positional(numbers: Numbers, layer: int, head: int) -> str | None:
     """Returns "-1", "0" or "+1" if a head is positional, else None.
 
     A head is positional if at least 0.9 of its queries have their largest weight on the
-    previous, their own or the next position.
-
-    Args:
-      numbers: With `largest_at_previous`, `largest_at_own` and `largest_at_next`.
-      layer: The row of the layer in the numbers.
-      head: The column of the head.
+    previous, their own or the next position. `layer` and `head` are its row and column
+    in the numbers.
 
     Source: Voita et al. 2019, section 5.1, https://arxiv.org/abs/1905.09418.
     """

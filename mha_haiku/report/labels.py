@@ -7,8 +7,6 @@ reverses the text around it; on an axis or a page each must be visible.
 import unicodedata
 from collections.abc import Callable
 
-import numpy as np
-
 _SYMBOLS = {" ": "␣", "\n": "↵", "\r": "⇠", "\t": "⇥"}
 # Controls, invisible formatting, lone surrogates, unassigned; odd spaces and line ends.
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
@@ -35,16 +33,6 @@ def drawable(text: str, has_glyph: Callable[[str], bool], longest: int) -> str:
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     return "".join(c if has_glyph(c) else _code_point(c) for c in text)
-
-
-def ranges(edges: np.ndarray, length: int) -> list[str]:
-    """Returns the positions of each bin that starts before `length`: "7" or "8–15"."""
-    bins = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    return [
-        str(start) if stop - start == 1 else f"{start}–{stop - 1}"
-        for start, stop in bins
-        if start < length
-    ]
 
 
 def _visible_character(character: str) -> str:

@@ -7,7 +7,6 @@ and a layer is of one of the `KINDS`, which have different axes.
 """
 
 import dataclasses
-import functools
 import os
 import re
 import zipfile
@@ -23,32 +22,13 @@ from mha_haiku.report import labels
 KINDS = ("encoder", "decoder", "cross")
 
 
-class Decoder(NamedTuple):
-    """What stands along the maps of a decoder.
-
-    Attributes:
-      tokens: `[N, T]` text of the token that each position reads.
-      predicted: `[N, T]` text of the token that each position should predict.
-      edges: `[T' + 1]`: bin `i` covers positions `edges[i]:edges[i + 1]`.
-      lengths: `[N]`, valid positions of each example.
-      alignment: `[N, T, S]` booleans: the source positions that each position should
-        look at; None where that is not known.
-    """
-
-    tokens: np.ndarray
-    predicted: np.ndarray
-    edges: np.ndarray
-    lengths: np.ndarray
-    alignment: np.ndarray | None = None
-
-
 class Side(NamedTuple):
     """The positions along one side of the maps of a layer.
 
     Attributes:
       tokens: `[N, T]` text of each position.
-      edges: `[T' + 1]`, as in `Decoder`.
-      lengths: `[N]`.
+      edges: `[T' + 1]`: bin `i` covers positions `edges[i]:edges[i + 1]`.
+      lengths: `[N]`, valid positions of each example.
       label: What the tokens are to the positions: "token predicted"; "": the inputs.
       notes: `[N, T]` what is said of each position beside its token; or None.
     """
@@ -73,14 +53,10 @@ class Maps:
       means: For each layer, `[H, T', S']`, over `mean_examples` examples; or None.
       mean_examples: The number of examples of `means`; 0 without means.
       example_names: `[N]`: "held-out example 3", "own text".
-      tokens: `[N, T]` text of each position of the input; `[N, S]` of a source.
-      query_edges: `[T' + 1]`: query bin `i` covers positions `edges[i]:edges[i + 1]`;
-        with a decoder, those of the encoder's maps.
-      key_edges: `[S' + 1]`, the same of the keys.
-      lengths: `[N]`, valid positions of each example.
-      predictions: `[N, T]`, or `[N, 1]` where the whole input has one answer.
-      targets: As `predictions`; "" where there is nothing to predict.
-      likeliest: As `predictions` with a last axis: the likeliest answers, in order.
+      sides: By the kind of layers, the queries and the keys of their maps.
+      targets: `[N, T]`, or `[N, 1]` where the whole input has one answer; "" where
+        there is nothing to predict.
+      likeliest: As `targets` with a last axis: the likeliest answers, in order.
       probabilities: Those of `likeliest`, NaN where they are not known.
       masked: For each layer `[N, T', S']` or `[N, H, T', S']` booleans, true where no
         query may attend to any key; or None.
@@ -93,7 +69,8 @@ class Maps:
         maps, and whether their products are the whole scores; or None.
       kinds: The kind of each layer, `[L]`, one of `KINDS`; "" where there is but one.
       numbers: The number of each layer among those of its kind, `[L]`.
-      decoder: What stands along the maps of a decoder, or None.
+      alignment: `[N, T, S]` booleans: the source positions that each position of a
+        decoder should look at; None where that is not known.
     """
 
     title: str
@@ -104,27 +81,18 @@ class Maps:
     means: tuple[np.ndarray, ...] | None
     mean_examples: int
     example_names: tuple[str, ...]
-    tokens: np.ndarray
-    query_edges: np.ndarray
-    key_edges: np.ndarray
-    lengths: np.ndarray
-    predictions: np.ndarray
+    sides: Mapping[str, tuple[Side, Side]]
     targets: np.ndarray
     likeliest: np.ndarray
     probabilities: np.ndarray
-    masked: tuple[np.ndarray, ...] | None = None
-    patches: tuple[tuple[np.ndarray, np.ndarray], ...] | None = None
-    images: np.ndarray | None = None
-    step: int | None = None
-    channels: tuple[tuple[np.ndarray, np.ndarray, bool], ...] | None = None
-    kinds: tuple[str, ...] = ()
-    numbers: tuple[int, ...] = ()
-    decoder: Decoder | None = None
-
-    def __post_init__(self):
-        if not self.kinds:
-            object.__setattr__(self, "kinds", ("",) * self.num_layers)
-            object.__setattr__(self, "numbers", self.layers)
+    masked: tuple[np.ndarray, ...] | None
+    patches: tuple[tuple[np.ndarray, np.ndarray], ...] | None
+    images: np.ndarray | None
+    step: int | None
+    channels: tuple[tuple[np.ndarray, np.ndarray, bool], ...] | None
+    kinds: tuple[str, ...]
+    numbers: tuple[int, ...]
+    alignment: np.ndarray | None
 
     @property
     def num_layers(self) -> int:
@@ -132,59 +100,30 @@ class Maps:
 
     @property
     def num_examples(self) -> int:
-        return self.tokens.shape[0]
+        return len(self.example_names)
 
     @property
     def pooled(self) -> bool:
         """Whether a cell covers more than one query and one key."""
-        sides = [side for kind in set(self.kinds) for side in self.sides(kind)]
+        sides = [side for kind in set(self.kinds) for side in self.sides[kind]]
         return any(len(side.edges) <= side.tokens.shape[1] for side in sides)
 
     @property
     def has_one_answer(self) -> bool:
         """Whether the whole input has one answer, and not each position."""
-        inputs = self.tokens if self.decoder is None else self.decoder.tokens
-        return self.predictions.shape[1] == 1 < inputs.shape[1]
-
-    def sides(self, kind: str) -> tuple[Side, Side]:
-        """Returns what the queries and the keys of a kind of layers are."""
-        labels = ("", "") if self.decoder is None else ("source token",) * 2
-        source = [
-            Side(self.tokens, edges, self.lengths, label)
-            for edges, label in zip(
-                (self.query_edges, self.key_edges), labels, strict=True
-            )
-        ]
-        if kind in ("", "encoder"):
-            return tuple(source)
-        tokens, predicted, edges, lengths, _ = self.decoder
-        predicts, reads = self._notes
-        if kind == "decoder":
-            return (Side(tokens, edges, lengths, "token read", predicts),) * 2
-        return Side(predicted, edges, lengths, "token predicted", reads), source[1]
-
-    @functools.cached_property
-    def _notes(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is said beside the tokens that a decoder reads, and that it predicts."""
-        return _said("predicts", self.decoder.predicted), _said(
-            "reads", self.decoder.tokens
-        )
+        answering = self.sides.get("decoder") or self.sides[""]
+        return self.targets.shape[1] == 1 < answering[0].tokens.shape[1]
 
     def shown_lengths(self, example: int, layer: int = 0) -> tuple[int, int]:
         """Returns how many queries and keys of an example are valid in a layer."""
-        sides = self.sides(self.kinds[layer])
+        sides = self.sides[self.kinds[layer]]
         return tuple(max(1, int(side.lengths[example])) for side in sides)
 
     def shown_cells(self, example: int, layer: int = 0) -> tuple[int, int]:
         """Returns how many query and key bins of a layer hold valid positions."""
-        return tuple(
-            int(np.searchsorted(side.edges[:-1], length))
-            for side, length in zip(
-                self.sides(self.kinds[layer]),
-                self.shown_lengths(example, layer),
-                strict=True,
-            )
-        )
+        lengths = self.shown_lengths(example, layer)
+        pairs = zip(self.sides[self.kinds[layer]], lengths, strict=True)
+        return tuple(int(np.searchsorted(x.edges[:-1], length)) for x, length in pairs)
 
 
 def cells_of(
@@ -204,10 +143,7 @@ def _said(verb: str, tokens: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | os.PathLike[str]) -> Maps:
-    """Reads `maps.npz` without unpickling anything, and checks all of it.
-
-    Returns:
-      Its maps.
+    """Returns what is in `maps.npz`, without unpickling anything, and all checked.
 
     Raises:
       ConfigError: If the file is missing, damaged, lacks an array, or holds arrays
@@ -269,18 +205,6 @@ class _Reader:
         layer_names = self._text("layer_names", (None,))
         if not len(layer_names):
             self._fail("layer_names", "name at least one layer", layer_names.shape)
-        query_edges = self._edges("query_edges", num_positions)
-        key_edges = self._edges("key_edges", num_positions)
-        kinds, numbers, decoder = self._decoder(len(layer_names), tokens.shape)
-        cells_of = {"": (len(query_edges) - 1, len(key_edges) - 1)}
-        shapes = {"": (num_positions, num_positions)}
-        if decoder is not None:
-            count, width = len(decoder.edges) - 1, decoder.tokens.shape[1]
-            cells_of["encoder"], shapes["encoder"] = cells_of[""], shapes[""]
-            cells_of["decoder"], shapes["decoder"] = (count, count), (width, width)
-            cells_of["cross"] = (count, len(key_edges) - 1)
-            shapes["cross"] = (width, num_positions)
-        cells = [cells_of[kind] for kind in kinds]
         layers = range(len(layer_names))
         if "layers" in self._arrays:  # not in files of version 0.1
             layers = self._integers("layers", layer_names.shape).tolist()
@@ -292,110 +216,113 @@ class _Reader:
         if unnamed:
             wanted = f"name every layer; {unnamed[0]} has no name"
             self._fail("layer_names", wanted, layer_names.shape)
+        kinds, numbers, sides, alignment = ("",) * len(layers), layers, {}, None
+        if "kinds" in self._arrays:
+            kinds = self._text("kinds", layer_names.shape).tolist()
+            numbers = self._integers("numbers", layer_names.shape).tolist()
+            sides, alignment = self._sides_of_kinds(tokens)
+            for kind in kinds:
+                if kind not in KINDS:
+                    self._fail("kinds", f"be {', '.join(KINDS)}", repr(kind))
+        else:
+            sides = {"": self._sides(tokens)}
+        cells = [tuple(len(x.edges) - 1 for x in sides[kind]) for kind in kinds]
         heads = [self._text(f"heads_{i:02d}", (None,)) for i in layers]
-        weights = [
-            self._weights(f"layer_{i:02d}", (num_examples, len(names), *own))
-            for i, names, own in zip(layers, heads, cells, strict=True)
-        ]
-        means, mean_examples = None, 0
-        if any(name.startswith("mean_") for name in self._arrays):
-            mean_examples = int(self._integers("mean_examples", ()))
-            means = tuple(
-                self._weights(f"mean_{i:02d}", (len(names), *own))
+
+        def per_layer(prefix, read, *first):
+            if not any(name.startswith(f"{prefix}_") for name in self._arrays):
+                return None
+            return tuple(
+                read(f"{prefix}_{i:02d}", (*first, len(names), *own))
                 for i, names, own in zip(layers, heads, cells, strict=True)
             )
+
+        weights = per_layer("layer", self._weights, num_examples)
+        means = per_layer("mean", self._weights)
         example_names = [f"example {i + 1}" for i in range(num_examples)]
         if "example_names" in self._arrays:  # not in files of version 0.1
             example_names = self._text("example_names", (num_examples,)).tolist()
-        lengths = self._integers("lengths", (num_examples,))
-        self._within("lengths", lengths, num_positions)
         predictions = self._text("predictions", (num_examples, None))
-        answering = num_positions if decoder is None else decoder.tokens.shape[1]
-        if predictions.shape[1] not in (1, answering):
-            wanted = f"have shape {(num_examples, answering)} or {(num_examples, 1)}"
+        answering = (sides.get("decoder") or sides[""])[0].tokens.shape
+        if predictions.shape[1] not in (1, answering[1]):
+            wanted = f"have shape {answering} or {(num_examples, 1)}"
             self._fail("predictions", wanted, predictions.shape)
         # Files of before have none of these.
         likeliest = predictions[..., np.newaxis]
         probabilities = np.full(likeliest.shape, np.nan)
         if "likeliest" in self._arrays:
             likeliest = self._text("likeliest", (*predictions.shape, None))
-            probabilities = self._array(
-                "probabilities", likeliest.shape, "f", "floating-point numbers"
-            )
-        masked = None
+            probabilities = self._floats("probabilities", likeliest.shape)
+        masked = per_layer("masked", self._mask, num_examples)
         if "masked" in self._arrays:
             same = self._booleans("masked", (num_examples, *cells[0]))
             masked = (same,) * len(layers)
-        elif any(name.startswith("masked_") for name in self._arrays):
-            masked = tuple(
-                self._booleans(
-                    f"masked_{i:02d}",
-                    (num_examples, *own),
-                    (num_examples, len(names), *own),
-                )
-                for i, names, own in zip(layers, heads, cells, strict=True)
-            )
         patches = None
         if any(name.startswith("patches_") for name in self._arrays):
             pairs = zip(layers, heads, strict=True)
             patches = tuple(
                 self._patches(i, (num_examples, len(names))) for i, names in pairs
             )
-        images = None
-        if "images" in self._arrays:
-            images = self._images((num_examples, num_positions))
+        channels = None
+        if any(re.fullmatch(r"query_\d+", name) for name in self._arrays):
+            channels = tuple(
+                self._channels(i, (num_examples, len(names)), sides[kind])
+                for i, names, kind in zip(layers, heads, kinds, strict=True)
+            )
         return Maps(
             title=str(self._text("title", ())),
             layers=tuple(layers),
             layer_names=tuple(layer_names.tolist()),
             head_names=tuple(tuple(names.tolist()) for names in heads),
-            weights=tuple(weights),
+            weights=weights,
             means=means,
-            mean_examples=mean_examples,
+            mean_examples=int(self._integers("mean_examples", ())) if means else 0,
             example_names=tuple(example_names),
-            tokens=tokens,
-            query_edges=query_edges,
-            key_edges=key_edges,
-            lengths=lengths,
-            predictions=predictions,
+            sides=sides,
             targets=self._text("targets", predictions.shape),
             likeliest=likeliest,
             probabilities=probabilities,
             masked=masked,
             patches=patches,
-            images=images,
-            channels=self._channels(
-                layers, heads, num_examples, [shapes[kind] for kind in kinds]
-            ),
-            kinds=kinds,
-            numbers=numbers or tuple(layers),
-            decoder=decoder,
+            images=self._images(tokens.shape),
             step=int(self._integers("step", ())) if "step" in self._arrays else None,
+            channels=channels,
+            kinds=tuple(kinds),
+            numbers=tuple(numbers),
+            alignment=alignment,
         )
 
-    def _decoder(self, num_layers: int, shape: tuple[int, int]):
-        """Returns kinds and numbers of the layers, and the decoder; or one kind."""
-        if "kinds" not in self._arrays:
-            return ("",) * num_layers, (), None
-        kinds = self._text("kinds", (num_layers,)).tolist()
-        for kind in kinds:
-            if kind not in KINDS:
-                self._fail("kinds", f"be {', '.join(KINDS)}", repr(kind))
-        numbers = self._integers("numbers", (num_layers,)).tolist()
-        tokens = self._text("decoder_tokens", (shape[0], None))
-        predicted = self._text("decoder_predicted", tokens.shape)
-        edges = self._edges("decoder_edges", tokens.shape[1])
-        lengths = self._integers("decoder_lengths", shape[:1])
-        self._within("decoder_lengths", lengths, tokens.shape[1])
+    def _sides(self, tokens: np.ndarray, label: str = "") -> tuple[Side, Side]:
+        edges = [self._edges(x, tokens.shape[1]) for x in ("query_edges", "key_edges")]
+        lengths = self._lengths("lengths", tokens.shape)
+        return tuple(Side(tokens, each, lengths, label) for each in edges)
+
+    def _sides_of_kinds(self, tokens: np.ndarray):
+        """Returns the sides of each kind of layers, and the alignment or None."""
+        source = self._sides(tokens, "source token")
+        read = self._text("decoder_tokens", (len(tokens), None))
+        predicted = self._text("decoder_predicted", read.shape)
+        edges = self._edges("decoder_edges", read.shape[1])
+        lengths = self._lengths("decoder_lengths", read.shape)
+        said = _said("predicts", predicted)
+        reading = Side(read, edges, lengths, "token read", said)
+        said = _said("reads", read)
+        predicting = Side(predicted, edges, lengths, "token predicted", said)
         alignment = None
         if "alignment" in self._arrays:
-            alignment = self._booleans("alignment", (*tokens.shape, shape[1]))
-        decoder = Decoder(tokens, predicted, edges, lengths, alignment)
-        return tuple(kinds), tuple(numbers), decoder
+            alignment = self._booleans("alignment", (*read.shape, tokens.shape[1]))
+        sides = {
+            "encoder": source,
+            "decoder": (reading, reading),
+            "cross": (predicting, source[1]),
+        }
+        return sides, alignment
 
-    def _within(self, name: str, lengths: np.ndarray, most: int) -> None:
-        if lengths.min() < 0 or lengths.max() > most:
-            self._fail(name, f"be from 0 to {most}", lengths.tolist())
+    def _lengths(self, name: str, shape: tuple[int, int]) -> np.ndarray:
+        lengths = self._integers(name, shape[:1])
+        if lengths.min() < 0 or lengths.max() > shape[1]:
+            self._fail(name, f"be from 0 to {shape[1]}", lengths.tolist())
+        return lengths
 
     def _text(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
         return self._array(name, shape, "U", "text")
@@ -403,18 +330,24 @@ class _Reader:
     def _integers(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
         return self._array(name, shape, "iu", "integers")
 
+    def _floats(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        return self._array(name, shape, "f", "floating-point numbers")
+
     def _weights(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        weights = self._array(name, shape, "f", "floating-point numbers")
+        weights = self._floats(name, shape)
         # Written so that a NaN fails it too.
         if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
             given = f"values from {weights.min()} to {weights.max()}"
             self._fail(name, "hold finite weights of at least 0", given)
         return weights
 
-    def _booleans(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
-        given = np.shape(self._arrays.get(name))
-        shape = next((x for x in shapes if len(x) == len(given)), shapes[0])
+    def _booleans(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return self._array(name, shape, "b", "booleans")
+
+    def _mask(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns a mask, which may be one for all heads."""
+        has_heads = np.ndim(self._arrays.get(name)) == len(shape)
+        return self._booleans(name, shape if has_heads else (shape[0], *shape[2:]))
 
     def _patches(
         self, layer: int, shape: tuple[int, int]
@@ -429,22 +362,18 @@ class _Reader:
         side = np.shape(self._arrays.get(name))[-1:] or (0,)
         return places, self._weights(name, (*shape, count, *side, *side))
 
-    def _channels(self, layers, heads, num_examples, shapes):
-        """Returns queries and keys of all layers, or None where there are none."""
-        if not any(re.fullmatch(r"query_\d+", name) for name in self._arrays):
-            return None
-        result = []
-        for i, names, sizes in zip(layers, heads, shapes, strict=True):
-            name, head = f"query_{i:02d}", (num_examples, len(names))
-            wanted = (*head, sizes[0], None)
-            query = self._array(name, wanted, "f", "floating-point numbers")
-            name, wanted = f"key_{i:02d}", (*head, sizes[1], query.shape[-1])
-            key = self._array(name, wanted, "f", "floating-point numbers")
-            exact = self._array(f"exact_{i:02d}", (), "b", "a boolean")
-            result.append((query, key, bool(exact)))
-        return tuple(result)
+    def _channels(
+        self, layer: int, shape: tuple[int, int], sides: tuple[Side, Side]
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        queries, keys = (side.tokens.shape[1] for side in sides)
+        query = self._floats(f"query_{layer:02d}", (*shape, queries, None))
+        key = self._floats(f"key_{layer:02d}", (*shape, keys, query.shape[-1]))
+        exact = self._array(f"exact_{layer:02d}", (), "b", "a boolean")
+        return query, key, bool(exact)
 
-    def _images(self, shape: tuple[int, int]) -> np.ndarray:
+    def _images(self, shape: tuple[int, int]) -> np.ndarray | None:
+        if "images" not in self._arrays:
+            return None
         colours = (3,) if self._arrays["images"].ndim == 5 else ()
         images = self._array("images", (*shape, None, None, *colours), "u", "uint8")
         if images.dtype != np.uint8:

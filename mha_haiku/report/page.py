@@ -41,10 +41,7 @@ _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
-    """Returns the page as text, to be stored as UTF-8.
-
-    Returns:
-      A whole HTML document that asks for no other file.
+    """Returns the page, a whole HTML document, to be stored as UTF-8.
 
     Raises:
       ValueError: If sizes in the dossier do not fit together; see `dossier.check`.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.studies import generation
+from mha_haiku.studies import attention_dump, generation
 from mha_haiku.studies.workbench import Bench
 
 
@@ -77,11 +77,12 @@ def score(
         name: (value, *_interval(value, np.array([each[name] for each in alone])))
         for name, value in task.score(answers, batch).items()
     }
-    right = [task.answer(generation.row_of(batch, i).targets) for i in range(examples)]
+    rows = attention_dump.rows_of(batch)
+    right = [task.answer(row.targets) for row in rows]
     is_right = np.array(
         [
-            task.until_end(answer) in task.right_answers(generation.row_of(batch, i))
-            for i, answer in enumerate(answers)
+            task.until_end(answer) in task.right_answers(row)
+            for answer, row in zip(answers, rows, strict=True)
         ]
     )
     return Score(work, texts, right, is_right, values)

@@ -5,7 +5,6 @@ T' and S' are T and S, or the bins of a pooled map.
 """
 
 import logging
-import operator
 import os
 import re
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.heads import alignment, subject
-from mha_haiku.heads import means as averages
 from mha_haiku.runs import files, progress
 from mha_haiku.studies import dossiers, head_statistics, imported_runs, zoom
 from mha_haiku.studies.workbench import Bench
@@ -59,18 +57,12 @@ def dump(
 ) -> Path:
     """Runs a trained model and writes its attention: maps.npz and statistics.npz.
 
-    Args:
-      bench: The run.
-      own: Inputs to run on instead of held-out examples.
-      out: The folder to write to; None means `attention` in the run's folder, and
-        `attention/own_text` there for own inputs.
-      **options: Other arguments of `measured`.
+    Arguments and errors are those of `measured`, and `out` is the folder to write to;
+    None means `attention` in the run's folder, and `attention/own_text` there for own
+    inputs.
 
     Returns:
       The path of maps.npz, beside which statistics.npz is.
-
-    Raises:
-      ConfigError: If there is no such layer, head, example or token.
     """
     arrays, statistics = measured(bench, own=own, **options)
     folder = bench.folder.attention
@@ -138,8 +130,12 @@ def measured(
         names_of_examples = [f"held-out example {i}" for i in indices]
     else:
         own, names_of_examples = _own_batch(run, own)
-    length = run.task.sequence_length if own is None else own.inputs.shape[1]
-    longest = max(length, _target_length(run.task, own) or 0)
+    length, target_length = run.task.sequence_length, run.task.target_length or 0
+    if own is not None:
+        length = own.inputs.shape[1]
+        if own.decoder_inputs is not None:
+            target_length = own.decoder_inputs.shape[1]
+    longest = max(length, target_length)
     is_whole = weights or longest <= run.config.attention.full_length
     num_bins = None if is_whole else run.config.attention.pooled_size
     layer_heads = models.heads_of_layers(run.config.model)
@@ -194,16 +190,15 @@ def measured(
         arrays |= _decoder(run.task, example, alignments.get("aligned"), num_bins)
         arrays["kinds"] = np.array([layer_heads[i].kind for i in layers])
         arrays["numbers"] = np.array([layer_heads[i].layer for i in layers])
-    for i, layer, names_shown in zip(layers, maps, chosen, strict=True):
+    per_layer = zip(layers, chosen, maps, parts, products, strict=True)
+    for i, names_shown, layer, finer, product in per_layer:
         arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
         arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in names_shown], np.str_)
-    for i, layer in zip(layers, parts, strict=True):
-        if layer is not None:
-            arrays[f"places_{i:02d}"] = layer.places
-            arrays[f"patches_{i:02d}"] = layer.weights.astype(np.float16)
-    for i, layer in zip(layers, products, strict=True):
-        if layer is not None:
-            query, key, exact = layer
+        if finer is not None:
+            arrays[f"places_{i:02d}"] = finer.places
+            arrays[f"patches_{i:02d}"] = finer.weights.astype(np.float16)
+        if product is not None:
+            query, key, exact = product
             arrays[f"query_{i:02d}"] = query.astype(np.float16)
             arrays[f"key_{i:02d}"] = key.astype(np.float16)
             arrays[f"exact_{i:02d}"] = np.array(exact.all())
@@ -224,21 +219,21 @@ def measured(
         arrays["mean_examples"] = np.array(count)
     shown = [j for j in wanted if any(j in names for names in chosen)]
     columns = [[shown.index(j) for j in names] for names in chosen]
-    numbers = zoom.summary(numbers, columns)
-    names_known = dict.fromkeys(name for batch in aligned for name in batch)
-    numbers = {
-        name: _per_head(name, aligned, columns, len(shown)) for name in names_known
-    } | numbers
+    scores = [
+        {
+            name: np.concatenate([x[name] for x in batches if name in x])
+            for name in dict.fromkeys(name for x in batches for name in x)
+        }
+        for batches in zip(*aligned, strict=True)
+    ]
+    numbers = zoom.summary(scores, columns) | zoom.summary(numbers, columns)
     statistics = {
         **names,
+        **report.heads.to_arrays(numbers, layers=layers, heads=[shown] * len(layers)),
         "head_names": np.array([f"head {j}" for j in shown]),
         "num_examples": np.array(len(example.inputs)),
-        "names": np.array(list(numbers)),
-        "units": np.array([each.unit for each in numbers.values()]),
-        "labels": np.array([each.label for each in numbers.values()]),
-        **{name: each.mean for name, each in numbers.items()},
-        **{f"{x}_standard_error": y.standard_error for x, y in numbers.items()},
     }
+    del statistics["heads"]  # as their names
     return arrays, statistics
 
 
@@ -266,29 +261,19 @@ def write_report(
     folder = checks.as_path(folder)
     saved = report.maps.load(folder / "maps.npz")
     shown = dossiers.of_maps(folder, compare=compare)
-    _, page = report.fitting.fitted(shown, _PAGE_BYTES, _rendered)
+    _, page = report.fitting.fitted(shown, _PAGE_BYTES, report.page.render)
     written = []
     if report.drawing.is_possible():
-        pictures = report.figures.pictures(saved, formats)
-        for name, picture in _drawn(pictures, saved.num_layers * len(formats)):
-            written.append(files.write(folder / name, picture))
+        count = saved.num_layers * len(formats)
+        doing = {"name": "attention", "doing": "drawing"}
+        with progress.Bar(count, unit="picture", **doing) as bar:
+            for name, picture in report.figures.pictures(saved, formats):
+                written.append(files.write(folder / name, picture))
+                bar.advance()
     for path in folder.iterdir():
         if _PICTURE.fullmatch(path.name) and path not in written:
             path.unlink()
     return [*written, files.write(folder / "index.html", page)]
-
-
-def _rendered(shown):
-    page = report.page.render(shown)
-    return page, len(page.encode())
-
-
-def _drawn(pictures, count):
-    """Yields the pictures, with a progress bar."""
-    with progress.Bar(count, unit="picture", name="attention", doing="drawing") as bar:
-        for picture in pictures:
-            yield picture
-            bar.advance()
 
 
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
@@ -351,20 +336,13 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
     return bench.program(observe)
 
 
-def _target_length(task, own) -> int | None:
-    """Returns T of the decoder, None where there is none."""
-    if own is None or own.decoder_inputs is None:
-        return task.target_length
-    return own.decoder_inputs.shape[1]
-
-
 def _edges(length, num_bins) -> np.ndarray:
     """Returns the edges of so many positions in at most so many bins; None: whole."""
     return attention.bin_edges(length, min(length, num_bins or length))
 
 
 def _decoder(task, example, aligned, num_bins) -> dict[str, np.ndarray]:
-    """Returns what stands along the maps of a decoder: see `report.maps.Decoder`."""
+    """Returns what stands along the maps of a decoder: see `report.maps.Maps`."""
     num_examples, length = example.decoder_inputs.shape
     lengths = example.decoder_lengths
     lengths = np.full(num_examples, length) if lengths is None else lengths
@@ -373,7 +351,7 @@ def _decoder(task, example, aligned, num_bins) -> dict[str, np.ndarray]:
         for row, end in zip(np.asarray(example.targets).tolist(), lengths, strict=True)
     ]
     arrays = {
-        "decoder_tokens": [task.decoder_labels(row) for row in _rows(example)],
+        "decoder_tokens": [task.decoder_labels(row) for row in rows_of(example)],
         "decoder_predicted": predicted,
         "decoder_edges": _edges(length, num_bins),
         "decoder_lengths": lengths,
@@ -382,34 +360,20 @@ def _decoder(task, example, aligned, num_bins) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in arrays.items() if x is not None}
 
 
-def _aligned(layers, layer_heads, maps, alignments) -> dict[str, dict[int, np.ndarray]]:
-    """Returns how well the heads of cross layers keep to each alignment, by place.
-
-    The scores are `[N, H]`; see `heads.alignment`.
-    """
-    places = [x for x, i in enumerate(layers) if layer_heads[i].kind == "cross"]
-    return {
-        name: {place: alignment.scores(maps[place], known) for place in places}
-        for name, known in alignments.items()
-        if places
-    }
+def _aligned(layers, layer_heads, maps, alignments) -> list[dict[str, np.ndarray]]:
+    """Returns for each cross layer the scores `[N, H]` of each alignment, else {}."""
+    return [
+        {x: alignment.scores(weights, known) for x, known in alignments.items()}
+        if layer_heads[i].kind == "cross"
+        else {}
+        for i, weights in zip(layers, maps, strict=True)
+    ]
 
 
-def _per_head(name, aligned, columns, width) -> report.heads.PerHead:
-    """Returns the means over all batches, `[L, H]`, NaN but for cross-attention."""
-    mean, error = np.full((2, len(columns), width), np.nan)
-    batches = [batch[name] for batch in aligned if name in batch]
-    for place in batches[0]:
-        scores = np.concatenate([batch[place] for batch in batches])
-        mean[place, columns[place]] = averages.mean(scores)
-        error[place, columns[place]] = averages.standard_error(scores)
-    return report.heads.PerHead(mean, alignment.UNIT, alignment.label(name), error)
-
-
-def _rows(example) -> list[tasks.Example]:
-    """Returns the examples of a batch, one by one."""
-    count = len(example.inputs)
-    return [jax.tree.map(operator.itemgetter(i), example) for i in range(count)]
+def rows_of(examples: tasks.Example) -> list[tasks.Example]:
+    """Returns the examples of a batch on the host, one by one."""
+    count = len(examples.inputs)
+    return [jax.tree.map(lambda x, i=i: x[i], examples) for i in range(count)]
 
 
 def _indices(run, examples) -> list[int]:
@@ -488,7 +452,7 @@ def _masked(layers, masked) -> dict[str, np.ndarray]:
 def _texts(task, example, answers, *, is_own) -> dict[str, np.ndarray]:
     """Returns what is shown beside the maps: tokens, images, answers, targets."""
     num_examples, length = example.inputs.shape[:2]
-    rows = _rows(example)
+    rows = rows_of(example)
     targets = np.asarray(example.targets).reshape(num_examples, -1)
     counts = np.asarray(example.weights).reshape(num_examples, -1) > 0
     shown = counts | is_own

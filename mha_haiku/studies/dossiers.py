@@ -32,12 +32,9 @@ def of_folder(
     compare: str | os.PathLike | None = None,
     step: int | None = None,
 ) -> dossier.Dossier:
-    """Returns all that a run's folder has of its heads.
+    """Returns all that the folder of a run with saved maps has of its heads.
 
-    Args:
-      workdir: The run's folder, with saved maps.
-      compare: The folder of another run, with saved maps.
-      step: Show the snapshot of this step alone.
+    That may be together with another run, or of the snapshot of one step alone.
 
     Raises:
       ConfigError: If maps or the snapshot are missing, or a file is not what a run
@@ -46,8 +43,16 @@ def of_folder(
     root = checks.as_path(workdir)
     folder = folders.Folder(root).attention
     if step is not None:
-        own = check_step(folders.Folder(root), step)
-        return of_maps(folder / "snapshots" / str(own), compare=compare)
+        with checks.user_mistakes():
+            checks.non_negative_integer("step", step)
+        steps = steps_of(folders.Folder(root))
+        if step not in steps:
+            have = "none" if not steps else f"those of {', '.join(map(str, steps))}"
+            raise ConfigError(
+                f"There is no snapshot of step {step} in {folder / 'snapshots'}; it "
+                f"has {have}."
+            )
+        return of_maps(folder / "snapshots" / str(step), compare=compare)
     if not (folder / "maps.npz").exists():
         raise ConfigError(
             f"There are no maps in {folder}.\n{_command('dump_attention', root)}"
@@ -60,13 +65,9 @@ def of_maps(
 ) -> dossier.Dossier:
     """Returns a dossier of the `maps.npz` of a folder.
 
-    Args:
-      folder: Where the maps are: that of a run's attention, one inside of it, or any.
-      compare: The folder of another run, with saved maps. Its heads are matched with
-        those of the run in which the maps are.
-
-    Raises:
-      ConfigError: As `of_folder`.
+    That may be a run's attention, one inside of it, or any. Heads of another run to
+    `compare` are matched with those of the run in which the maps are. Errors are those
+    of `of_folder`.
     """
     folder = checks.as_path(folder)
     saved = report.maps.load(folder / "maps.npz")
@@ -115,23 +116,6 @@ def steps_of(folder: folders.Folder) -> list[int]:
     return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
-def check_step(folder: folders.Folder, step: int) -> int:
-    """Returns `step`, of which there is a snapshot.
-
-    Raises:
-      ConfigError: If there is none; the message names those that there are.
-    """
-    with checks.user_mistakes():
-        checks.non_negative_integer("step", step)
-    steps = steps_of(folder)
-    if step in steps:
-        return step
-    have = "none" if not steps else f"those of {', '.join(map(str, steps))}"
-    raise ConfigError(
-        f"There is no snapshot of step {step} in {folder.snapshots}; it has {have}."
-    )
-
-
 def compared(workdir: str | os.PathLike) -> Path:
     """Returns the saved maps of a run that another is compared with.
 
@@ -159,134 +143,102 @@ def roles(saved: Maps) -> dossier.Roles | None:
     names = np.full(shape, "", dtype=object)
     scores = np.full(shape, np.nan)
     for i, own in enumerate(saved.head_names):
-        by_example = [_scores(saved, i, n) for n in range(saved.num_examples)]
+        means = _scores(saved, i)
         for h in range(len(own)):
-            means = _means([each[h] for each in by_example])
-            names[i, h], scores[i, h] = heads.role_of(means)
+            of_head = {name: float(values[h]) for name, values in means.items()}
+            names[i, h], scores[i, h] = heads.role_of(of_head)
     return dossier.Roles(names, scores)
 
 
-def _scores(saved: Maps, layer: int, example: int) -> list[dict]:
-    """Returns the scores of each head in one example, and counts of offsets."""
-    num_rows, num_columns = saved.shown_lengths(example, layer)
-    part = np.s_[..., :num_rows, :num_columns]
-    weights = saved.weights[layer][example][part].astype(np.float64)
-    masked = np.zeros((1, num_rows, num_columns), bool)
-    if saved.masked is not None:
-        masked = saved.masked[layer][example][part].reshape(-1, num_rows, num_columns)
-    of_positions = _of_one_text
-    if saved.kinds[layer] == "cross":
-        of_positions = _of_two_texts
-    own = of_positions(saved, layer, example)
-    widest = max(num_rows, num_columns)
-    results = []
-    for h, head in enumerate(weights):
-        rows = np.flatnonzero(head.sum(-1) > 0)
-        if not len(rows):
-            results.append({})
-            continue
-        open_keys = (~masked[h % len(masked)]).sum(-1)[rows]
-        seen = head[rows]
-        entropy = -(seen * np.log(np.where(seen > 0, seen, 1))).sum(-1).mean()
-        most = np.log(np.maximum(open_keys, 1)).mean()
-        results.append(
-            {
-                **own(head, rows),
-                "first_token": seen[:, 0].mean(),
-                "relative_entropy": entropy / max(most, 1e-9),
-                "offsets": np.bincount(
-                    rows - seen.argmax(-1) + widest - 1, minlength=2 * widest - 1
-                ),
-            }
-        )
-    return results
-
-
-def _of_one_text(saved: Maps, layer: int, example: int):
-    """Returns the scores of a map `[T, T]` and its rows that see: a text by itself."""
-    side, _ = saved.sides(saved.kinds[layer])
-    length, _ = saved.shown_lengths(example, layer)
-    tokens = side.tokens[example, :length]
-    if saved.images is not None:  # whose texts are classes and not what is read
-        tokens = np.arange(length)
-    # What followed the same token before: key s of query t if token s - 1 is token t.
-    before = np.tril(tokens[:, None] == tokens[None, :], -1)
-    follows = np.zeros((length, length), bool)
-    follows[:, 1:] = before[:, :-1]
-    occurred = before.any(1)
-
-    def scores(head, rows):
-        return {
-            "previous_token": np.trace(head, -1) / len(rows),
-            "next_token": np.trace(head, 1) / len(rows),
-            "own_position": np.trace(head, 0) / len(rows),
-            "induction_of_repeated": (head * follows).sum() / len(rows),
-            "repeated": occurred[rows].mean(),
-        }
-
-    return scores
-
-
-def _of_two_texts(saved: Maps, layer: int, example: int):
-    """Returns the scores of a cross map `[T, S]` and its rows that see."""
-    num_rows, num_columns = saved.shown_lengths(example, layer)
-    aligned = saved.decoder.alignment
-    if aligned is not None:
-        aligned = aligned[example, :num_rows, :num_columns][None]
-
-    def scores(head, rows):
-        places = head[rows].argmax(-1)
-        is_flat = len(rows) < 2 or (places == places[0]).all()
-        found = {"monotonic": 0.0 if is_flat else np.corrcoef(rows, places)[0, 1]}
-        if aligned is not None:
-            found["aligned"] = alignment.scores(head[None, None], aligned)[0, 0]
-        return found
-
-    return scores
-
-
-def _means(scores: list[dict]) -> dict[str, float]:
-    """Returns the means over examples, with the share of the most frequent offset."""
-    scores = [each for each in scores if each]
-    if not scores:
-        return {}
+def _scores(saved: Maps, layer: int) -> dict[str, np.ndarray]:
+    """Returns the scores of a layer's heads, `[H]`, over the saved examples."""
+    examples = [_of_example(saved, layer, n) for n in range(saved.num_examples)]
+    offsets = sum(each.pop("offsets") for each in examples)
     means = {
-        name: float(averages.mean([each[name] for each in scores]))
-        for name in scores[0]
-        if name != "offsets"
+        name: averages.mean([each[name] for each in examples]) for name in examples[0]
     }
     if "repeated" in means:
-        means["induction_of_repeated"] /= max(means.pop("repeated"), 1e-9)
+        means["induction_of_repeated"] /= np.maximum(means.pop("repeated"), 1e-9)
     if "monotonic" in means:  # downwards too, as long as all examples do
-        means["monotonic"] = abs(means["monotonic"])
-    offsets: dict[int, int] = {}
-    for each in scores:
-        middle = len(each["offsets"]) // 2
-        for place in np.flatnonzero(each["offsets"]).tolist():
-            count = int(each["offsets"][place])
-            offsets[place - middle] = offsets.get(place - middle, 0) + count
-    means["positional"] = max(offsets.values()) / sum(offsets.values())
-    return means
+        means["monotonic"] = np.abs(means["monotonic"])
+    return means | {"positional": offsets.max(-1) / np.maximum(offsets.sum(-1), 1)}
+
+
+def _of_example(saved: Maps, layer: int, example: int) -> dict[str, np.ndarray]:
+    """Returns scores `[H]`, NaN where no row sees, and counts of `offsets`."""
+    lengths = num_rows, num_columns = saved.shown_lengths(example, layer)
+    part = np.s_[..., :num_rows, :num_columns]
+    *_, most_rows, most_columns = saved.weights[layer].shape
+    weights = saved.weights[layer][example][part].astype(np.float64)
+    masked = np.zeros((1, *lengths), bool)
+    if saved.masked is not None:
+        masked = saved.masked[layer][example][part].reshape(-1, *lengths)
+    sees = weights.sum(-1) > 0
+    count = np.where(sees.any(-1), sees.sum(-1), np.nan)
+
+    def mean(of_rows):
+        return np.where(sees, of_rows, 0).sum(-1) / count
+
+    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+    most = np.log(np.maximum((~masked).sum(-1), 1))
+    places = weights.argmax(-1)
+    offsets = np.arange(num_rows) - places + most_columns - 1
+    bins = most_rows + most_columns - 1
+    counts = [
+        np.bincount(each[rows], minlength=bins)
+        for each, rows in zip(offsets, sees, strict=True)
+    ]
+    found = {
+        "first_token": mean(weights[..., 0]),
+        "relative_entropy": mean(entropy) / np.maximum(mean(most), 1e-9),
+        "offsets": np.reshape(counts, (len(weights), bins)),
+    }
+    if saved.kinds[layer] == "cross":
+        pairs = zip(places, sees, strict=True)
+        found["monotonic"] = np.array([_correlation(*each) for each in pairs])
+        if saved.alignment is not None:
+            aligned = alignment.scores(
+                weights[None], saved.alignment[example][part][None]
+            )
+            found["aligned"] = np.where(sees.any(-1), aligned[0], np.nan)
+        return found
+    side, _ = saved.sides[saved.kinds[layer]]
+    tokens = side.tokens[example, :num_rows]
+    if saved.images is not None:  # whose texts are classes and not what is read
+        tokens = np.arange(num_rows)
+    # What followed the same token before: key s of query t if token s - 1 is token t.
+    before = np.tril(tokens[:, None] == tokens[None, :], -1)
+    follows = np.pad(before[:, :-1], ((0, 0), (1, 0)))
+    return found | {
+        "previous_token": np.trace(weights, -1, -2, -1) / count,
+        "next_token": np.trace(weights, 1, -2, -1) / count,
+        "own_position": np.trace(weights, 0, -2, -1) / count,
+        "induction_of_repeated": (weights * follows).sum((-1, -2)) / count,
+        "repeated": mean(before.any(1)),
+    }
+
+
+def _correlation(places: np.ndarray, sees: np.ndarray) -> float:
+    """Returns that of the rows that see and the places of their largest weights."""
+    rows, places = np.flatnonzero(sees), places[sees]
+    if not len(rows):
+        return np.nan
+    is_flat = len(rows) < 2 or (places == places[0]).all()
+    return 0.0 if is_flat else np.corrcoef(rows, places)[0, 1]
 
 
 def _set(folder: Path, saved: Maps, root: Path | None) -> dossier.MapSet:
     layout = _layout(saved)
-    numbers, missing = {}, []
-    if layout is not None:
-        path = folder / "statistics.npz"
-        if path.exists():
-            numbers |= _read(_with_names(report.maps.arrays_of(path)), layout, path)
-        if root is not None:
-            path = folders.Folder(root).heads / "head_importance.npz"
-            arrays = report.maps.arrays_of(path) if path.exists() else {}
-            if int(arrays.get("step", -1)) == saved.step:
-                numbers |= _read(arrays, layout, path)
-            else:
-                missing.append(("importance", _command("head_importance", root)))
-    shown = roles(saved)
-    return dossier.of_maps(
-        saved, step=saved.step, numbers=numbers, roles=shown
-    )._replace(missing=tuple(missing))
+    numbers, missing = _statistics(folder, layout), []
+    if layout is not None and root is not None:
+        path = folders.Folder(root).heads / "head_importance.npz"
+        arrays = report.maps.arrays_of(path) if path.exists() else {}
+        if int(arrays.get("step", -1)) == saved.step:
+            numbers |= _read(arrays, layout, path)
+        else:
+            missing.append(("importance", _command("head_importance", root)))
+    shown = {"step": saved.step, "numbers": numbers, "roles": roles(saved)}
+    return dossier.of_maps(saved, **shown)._replace(missing=tuple(missing))
 
 
 def _layout(saved: Maps):
@@ -319,23 +271,24 @@ def _snapshots(folder: Path) -> list[dossier.MapSet]:
     for path in folder.glob("*/maps.npz"):
         saved = report.maps.load(path)
         if saved.step is not None and path.parent.name.isdigit():
-            shown = roles(saved)
-            name = f"step {saved.step}"
-            numbers = _aligned(path.parent, saved)
-            moment = dossier.of_maps(
-                saved, name=name, step=saved.step, roles=shown, numbers=numbers
-            )
-            sets.append(moment)
+            shown = {"name": f"step {saved.step}", "roles": roles(saved)}
+            numbers = {}
+            if saved.alignment is not None:
+                numbers = _statistics(path.parent, _layout(saved))
+            numbers = {
+                x: y for x, y in numbers.items() if x not in attention.STATISTICS
+            }
+            shown |= {"step": saved.step, "numbers": numbers}
+            sets.append(dossier.of_maps(saved, **shown))
     return sets
 
 
-def _aligned(folder: Path, saved: Maps) -> dict[str, report.heads.PerHead]:
-    """Returns how well cross-attention keeps to alignments, where they are known."""
+def _statistics(folder: Path, layout) -> dict[str, report.heads.PerHead]:
+    """Returns the saved statistics of heads; none where there are none."""
     path = folder / "statistics.npz"
-    if saved.decoder is None or saved.decoder.alignment is None or not path.exists():
+    if layout is None or not path.exists():
         return {}
-    numbers = _read(_with_names(report.maps.arrays_of(path)), _layout(saved), path)
-    return {name: x for name, x in numbers.items() if name not in attention.STATISTICS}
+    return _read(_with_names(report.maps.arrays_of(path)), layout, path)
 
 
 def _run_of(folder: Path) -> Path | None:

@@ -188,13 +188,8 @@ def learn(
     together, becomes the run `out/scratch`. Without targets neither is trained; of a
     model that had learnt elsewhere, or started from another run, only the first.
 
-    Args:
-      bench: The run, a converged one.
-      out: The folder of the new runs, which must not hold any.
-      penalty: Nats per open head.
-      steps: Training steps with gates.
-      tuning_steps: Training steps of the pruned model.
-      from_scratch: Whether to train the model from scratch too.
+    The training with gates is that of `learn_gates`; then the pruned model takes
+    `tuning_steps`.
 
     Returns:
       The run, the pruned model before and after tuning, and the one from scratch; the
@@ -216,11 +211,9 @@ def learn(
             raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
 
     learned = learn_gates(bench, penalty=penalty, steps=steps)
-    keep = learned.keep
-    if not any(row.any() for row in keep):
+    if not any(row.any() for row in learned.keep):
         raise ConfigError(f"penalty {penalty:g} closes every head; give a smaller one.")
-    scaled = heads.scaled(learned.params, run.config.model, learned.gates)
-    pruned = pruned_runs.prune(run._replace(params=scaled), _names(run, keep))
+    pruned = prune(run, learned.params, learned.gates)
     whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
     before = pruned_runs.held_out(pruned, pruned_runs.vectors_of(run))
     lines = [
@@ -244,6 +237,17 @@ def learn(
         scratch = pruned_runs.held_out(folders.load_run(other))
         lines.append(Line("the same from scratch", kept, scratch))
     return lines
+
+
+def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
+    """Returns a run of the heads whose gates are open, which scale their outputs."""
+    scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
+    layers = models.heads_of_layers(run.config.model)
+    keep = [
+        [layer.names[i] for i in np.flatnonzero(row)]
+        for layer, row in zip(layers, gates, strict=True)
+    ]
+    return pruned_runs.prune(scaled, keep)
 
 
 def table(lines: list[Line]) -> Table:
@@ -274,14 +278,6 @@ def text(lines: list[Line]) -> str:
     kinds = ", ".join(pruned_runs.kinds(lines[0].layers))
     legend = "kept: the heads of each layer, with ; between layers and | between "
     return table(lines).text() + (f"\n\n{legend}{kinds}" if kinds else "")
-
-
-def _names(run, keep) -> list[list[int]]:
-    layers = models.heads_of_layers(run.config.model)
-    return [
-        [layer.names[i] for i in np.flatnonzero(row)]
-        for layer, row in zip(layers, keep, strict=True)
-    ]
 
 
 class _Counted:

@@ -10,9 +10,10 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import ml_collections
 import numpy as np
 
 from mha_haiku import checks, models, tasks
@@ -21,9 +22,6 @@ from mha_haiku.models import decoding
 from mha_haiku.runs import files, folders
 from mha_haiku.studies import attention_dump, imported_runs
 from mha_haiku.studies.workbench import Bench
-
-if TYPE_CHECKING:
-    import ml_collections
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -68,7 +66,7 @@ class Text(NamedTuple):
         return fields
 
 
-def given(config: "ml_collections.ConfigDict") -> str | None:
+def given(config: ml_collections.ConfigDict) -> str | None:
     """Returns what a run writes from: "prompt", "source", or None: it cannot."""
     family = config.model.family
     if family == "encoder_decoder":
@@ -139,13 +137,8 @@ def strategy(
             temperature = 0.0 if is_greedy else TEMPERATURE
         checks.non_negative_number("temperature", temperature)
         if temperature == 0:
-            _refuse_others(
-                "temperature 0, which takes the likeliest token",
-                {
-                    "top_k": top_k,
-                    "top_p": top_p,
-                },
-            )
+            which = "temperature 0, which takes the likeliest token"
+            _refuse_others(which, {"top_k": top_k, "top_p": top_p})
             return decoding.Greedy()
     return decoding.Sampled(float(temperature), top_k, top_p)
 
@@ -189,16 +182,10 @@ def job(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Job:
-    """Returns the texts to write, checked.
+    """Returns the texts to write, checked: from prompts or sources, as `kind` says.
 
-    Args:
-      bench: The run.
-      kind: "prompt" or "source".
-      texts: The prompts or sources.
-      strategy: How tokens are chosen.
-      tokens: The most tokens of each; None: `TOKENS`, or as many as the model has
-        positions; of sources as many as the task's targets have.
-      seed: Of what is drawn.
+    Other arguments are as of `Job`; without `tokens` there are `TOKENS`, or as many as
+    the model has positions; of sources as many as the task's targets have.
 
     Raises:
       ConfigError: If the run does not write from this, a text is empty, too long, or
@@ -240,7 +227,6 @@ class Stream:
     """
 
     def __init__(self, job: Job):
-        """Takes the job."""
         self._job = job
         self._tokens: list[int] = []
         self._text: Text | None = None
@@ -341,15 +327,9 @@ def of_held_out(
 ) -> tuple[Job, tasks.Example]:
     """Returns the job to write from held-out examples, and these.
 
-    Of a source the answer is written; the first half of a text is gone on with.
-
-    Args:
-      bench: The run, whose parameters are not needed yet.
-      indices: Those of the examples.
-      strategy: How tokens are chosen.
-      tokens: The most tokens of an answer; see `job`.
-      most: The most tokens of a text's beginning, and of what is written behind it.
-      seed: Of what is drawn.
+    Of a source the answer is written, of at most `tokens`; the first half of a text is
+    gone on with, and both are of at most `most` tokens. The run's parameters are not
+    needed yet.
     """
     run, task = bench.run, bench.run.task
     examples = jax.device_get(bench.held_out(indices))
@@ -358,7 +338,7 @@ def of_held_out(
             row[:length]
             for row, length in zip(examples.inputs, examples.lengths, strict=True)
         )
-        texts = [task.question(row_of(examples, i)) for i in range(len(rows))]
+        texts = list(map(task.question, attention_dump.rows_of(examples)))
         tokens = _room_of_answers(run, tokens)
     else:
         half = task.sequence_length // 2
@@ -368,20 +348,12 @@ def of_held_out(
     return Job(bench, tuple(texts), rows, tokens, strategy, seed), examples
 
 
-def row_of(examples: tasks.Example, i: int) -> tasks.Example:
-    """Returns one example of a batch on the host."""
-    return jax.tree.map(lambda x: x[i], examples)
-
-
 def write_attention(
     job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
 ) -> Path:
     """Writes the attention maps of texts into attention/generated in the run's folder.
 
-    Of more than 64 texts those of the first 64.
-
-    Returns:
-      The path of the page.
+    Of more than 64 texts those of the first 64. Returns the path of the page.
     """
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
     attention_dump.dump(

@@ -162,10 +162,7 @@ def write(
     folder: str | os.PathLike,
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
-    """Writes head_importance.csv, a line per head, and an .npz and a picture of it.
-
-    Arguments, results and errors are those of `workbench.write`.
-    """
+    """Writes head_importance.csv, .npz and a picture; see `workbench.write`."""
     layers = range(len(result.heads))  # among those of all kinds
     arrays = report.heads.to_arrays(result.numbers, layers=layers, heads=result.heads)
     arrays["step"] = np.array(result.step)

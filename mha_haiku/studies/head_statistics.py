@@ -58,30 +58,29 @@ class HeadStatistics(NamedTuple):
 
     def text(self) -> str:
         """Returns the table as text, with the positional heads marked, and a legend."""
+        legend_of_aligned, least = "", ROLES["aligned"].threshold
+        if "aligned" in self.numbers:
+            legend_of_aligned = (
+                f"aligned, as a role: of a share of at least {least:g}\n"
+            )
         table = self.table()
         places = list(zip(self.kinds or self.layers, self.layers, strict=True))
         for row in table.rows:
             layer = places.index((row.get("kind", row["layer"]), row["layer"]))
             offset = report.heads.positional(self.numbers, layer, row["head"])
             row["role"] = "" if offset is None else f"positional ({offset})"
-            if row.get("aligned", (0.0,))[0] >= ROLES["aligned"].threshold:
+            if row.get("aligned", (0.0,))[0] >= least:
                 row["role"] = "aligned"
         count = table.num_keys
         keys, others = table.columns[:count], table.columns[count:]
         columns = [*keys, report.tables.Column("role"), *others]
         return (
             f"{table._replace(columns=columns, num_keys=count + 1).text()}\n\n"
-            f"{report.heads.legend(self.numbers)}\n{self._legend_of_aligned()}"
+            f"{report.heads.legend(self.numbers)}\n{legend_of_aligned}"
             "positional: at least 0.9 of a head's queries have their largest weight on "
             "the previous (-1),\n  their own (0) or the next (+1) position (Voita et "
             "al. 2019)"
         )
-
-    def _legend_of_aligned(self) -> str:
-        if "aligned" not in self.numbers:
-            return ""
-        least = ROLES["aligned"].threshold
-        return f"aligned, as a role: of a share of at least {least:g}\n"
 
     @property
     def picture(self) -> functools.partial:
@@ -103,12 +102,7 @@ def measure(
     No map is stored, so inputs may have any length. Padding is left out, and all
     examples have the same weight. Where the task says where the rows of cross-attention
     should look, the shares of its alignments are among the numbers; see
-    `heads.alignment`.
-
-    Args:
-      bench: The run.
-      examples: N.
-      layers: Which layers, as `chosen_layers` takes them; None means all.
+    `heads.alignment`. Layers are chosen as `chosen_layers` says.
 
     Raises:
       ConfigError: If there is no such layer, or `examples` is below 1.
@@ -199,12 +193,7 @@ def write(
     folder: str | os.PathLike,
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
-    """Writes head_statistics.csv, a line per head, and the picture beside it.
-
-    Arguments, results and errors are those of `workbench.write`. The table's columns
-    are `layer`, `head`, then of each statistic its mean and `<name>_standard_error`,
-    empty where that is not known.
-    """
+    """Writes head_statistics.csv, a line per head; see `workbench.write`."""
     return workbench.write(
         folder, "head_statistics", result.table(), result.picture, formats
     )

@@ -49,7 +49,7 @@ class ImportedRun(NamedTuple):
             f"{model.family}: {model.num_layers} layers, {heads} heads, "
             f"{self.num_parameters:,} parameters, {self.config.data.vocabulary_size:,} "
             f"tokens\ntask: {task.name}, {task.sequence_length} of at most "
-            f"{_most_positions(model)} positions; metric: {metric}"
+            f"{model.embedding.max_length} positions; metric: {metric}"
         )
 
 
@@ -131,8 +131,7 @@ def _config(imported, name, sequence_length, path) -> ml_collections.ConfigDict:
     """Returns the config of a run of a model."""
     config = configuration.default_config(name)
     config.model = imported.config
-    most = _most_positions(imported.config)
-    length = sequence_length
+    most, length = imported.config.embedding.max_length, sequence_length
     if length is None:
         length = min(_LENGTHS[name], most)
     with checks.user_mistakes():
@@ -158,8 +157,3 @@ def _config(imported, name, sequence_length, path) -> ml_collections.ConfigDict:
     )
     config.attention.examples = 4
     return config
-
-
-def _most_positions(model) -> int:
-    """Returns the most positions of an input."""
-    return model.embedding.max_length

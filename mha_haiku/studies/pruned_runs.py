@@ -17,7 +17,7 @@ from mha_haiku import checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.tables import Column
 from mha_haiku.runs import configuration, folders
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.studies.workbench import Batches, Bench
 from mha_haiku.training import evaluation
 
 ORDERS = (*heads.MEASURES, "greedy", "random")
@@ -73,13 +73,9 @@ def order_of(
 ) -> list[tuple[int, int]]:
     """Returns the run's heads as (layer, index in the layer), the first to go first.
 
-    Args:
-      bench: The run, with unstacked layers.
-      by: A name of `ORDERS`.
-      closing: What closed heads pass on while the order is determined.
-      examples: N, held-out examples.
-      worst: The greedy order need not go past this mean metric: heads that would are
-        last, in no particular order. None: it goes to the end.
+    That is by one of `ORDERS`, on some held-out examples. Layers of the run must be
+    unstacked. The greedy order need not go past the `worst` mean metric: heads that
+    would are last, in no particular order. None: it goes to the end.
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
@@ -112,34 +108,48 @@ def _heads(run) -> list[tuple[int, int]]:
 def closed_in_order(
     bench: Bench, order: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> list[float]:
-    """Returns the metric with the last heads of an order open, by gates.
+    """Returns the metric with the last heads of an order open, for some counts of them.
 
-    It is that of pruned models, from one compiled program: the accuracy, of tasks with
-    whole answers the exact match, or of tasks without targets the drift.
-
-    Args:
-      bench: The run, with unstacked layers.
-      order: Its heads as (layer, index in the layer), the first to go first.
-      counts: How many stay open, for each number that is returned.
+    It is the `decisive` one of pruned models, from one compiled program. Layers of the
+    run must be unstacked; `order` is as of `order_of`.
     """
     layers = models.heads_of_layers(bench.run.config.model)
-    widest = max(len(layer.names) for layer in layers)
-    gates = np.ones((len(counts), len(layers), widest), np.float32)
-    for pattern, count in zip(gates, counts, strict=True):
-        for head in order[: len(order) - count]:
-            pattern[head] = 0
+    shape = len(layers), max(len(layer.names) for layer in layers)
     metric = decisive(bench.run.task)
     of = bench.subject(
         bench.run.config.training.evaluation_examples,
         metric=metric,
         name="heads closed",
     )
-    found = heads.closed(of, gates).mean(0)
+    (found,) = ablated(of, [order], [len(order) - count for count in counts], shape)
     return (found if metric == "drift" else 1 - found).tolist()
 
 
+def ablated(
+    of: heads.Subject,
+    orders: Sequence[Sequence[tuple[int, int]]],
+    counts: Sequence[int],
+    shape: tuple[int, int],
+) -> np.ndarray:
+    """Returns the mean metric `[orders, counts]` with the first heads of orders closed.
+
+    Orders are of (layer, index in the layer), and `shape` is that of the gates (L, H).
+    """
+    gates = np.ones((len(orders), len(counts), *shape), np.float32)
+    for patterns, order in zip(gates, orders, strict=True):
+        for pattern, count in zip(patterns, counts, strict=True):
+            for head in order[:count]:
+                pattern[tuple(head)] = 0
+    found = heads.closed(of, gates.reshape(-1, *shape)).mean(0)
+    return found.reshape(gates.shape[:2])
+
+
 def decisive(task: tasks.Task) -> str:
-    """Returns the metric of pruned models that is drawn and that may fall or rise."""
+    """Returns the metric of pruned models that is drawn and that may fall or rise.
+
+    That is the drift of tasks without targets, and the exact match of tasks with whole
+    answers.
+    """
     if "loss" not in task.metrics:
         return "drift"
     return "exact_match" if task.counts_exact else "accuracy"
@@ -163,14 +173,9 @@ def prune(run: folders.Run, keep: Keep) -> folders.Run:
 def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     """Returns the run with a share of the hidden units of each layer.
 
-    The units that stay have the largest mean absolute gradient of the loss with respect
-    to their gates; see `heads.unit_gradient` and `heads.prune_units`.
-
-    Args:
-      bench: The run, with unstacked layers.
-      share: The share of the units to keep in each layer, in (0, 1]; at least one
-        stays.
-      examples: N, held-out examples.
+    The units that stay, at least one, have the largest mean absolute gradient of the
+    loss with respect to their gates; see `heads.unit_gradient` and `heads.prune_units`.
+    Layers of the run must be unstacked.
     """
     run = bench.run
     if share == 1:
@@ -256,9 +261,6 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     are some, the folder may hold this run already, which is left as it is: a killed
     process has trained it.
 
-    Returns:
-      The folder.
-
     Raises:
       ConfigError: If there is a run in the folder, or it cannot be written to.
     """
@@ -279,18 +281,10 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
     """
     if "loss" in run.task.metrics:
         return None
-    training = run.config.training
-    count = training.evaluation_examples
-    data = jax.device_put(run.task.held_out_data)
-    make = jax.jit(
-        lambda data, places: evaluation.held_out_batch(
-            run.task, run.config.seed, data, places
-        )
+    count, size = (
+        run.config.training[x] for x in ("evaluation_examples", "batch_size")
     )
-    batches = []
-    for start in range(0, count, training.batch_size):
-        places = np.arange(start, start + training.batch_size, dtype=np.int32)
-        batches.append(jax.device_get(make(data, places)))
+    batches = Batches(Bench(run, folders.Folder(Path())), count, size)
     return heads.drift.vectors(run.model, run.params, batches)[:count]
 
 
@@ -322,12 +316,7 @@ class _Timed:
 
     def __init__(self, run: folders.Run):
         self.size = run.config.training.batch_size
-        example = evaluation.held_out_batch(
-            run.task,
-            run.config.seed,
-            run.task.held_out_data,
-            np.arange(self.size, dtype=np.int32),
-        )
+        example = Bench(run, folders.Folder(Path())).held_out(range(self.size))
 
         @jax.jit
         def forward(params, example):

@@ -89,13 +89,13 @@ def prune(bench: Bench, request: Request) -> Pruned:
     if request.metric_drop is not None and "loss" not in whole.task.metrics:
         # The order and the end are of different examples: some room.
         worst = 1.5 * request.metric_drop
-    order = pruned_runs.order_of(
+    order_of = functools.partial(
+        pruned_runs.order_of,
         bench.with_run(run),
-        by=request.order,
         closing=request.closing,
         examples=request.examples,
-        worst=worst,
     )
+    order = order_of(by=request.order, worst=worst)
     total = len(order)
     title = f"{bench.title}: {total} heads, order by {request.order}"
     if request.keep is not None:
@@ -114,13 +114,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
     result = Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
     if request.beside is None:
         return result
-    other = pruned_runs.order_of(
-        bench.with_run(run),
-        by=request.beside,
-        closing=request.closing,
-        examples=request.examples,
-    )
-    kept = [point.kept for point in result.points]
+    other, kept = order_of(by=request.beside), [point.kept for point in result.points]
     beside = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
     return result._replace(beside=tuple(beside), beside_name=request.beside)
 
@@ -133,11 +127,7 @@ def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
 
 
 def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
-    """Writes the pruned run, and trains it on for some steps; 0: none.
-
-    Returns:
-      The folder.
-    """
+    """Writes the pruned run, trains it on for some steps, and returns its folder."""
     with checks.user_mistakes():
         checks.non_negative_integer("steps", steps)
     folder = pruned_runs.save(result.run, workdir, steps=steps)
@@ -183,7 +173,7 @@ def table(result: Pruned) -> Table:
 
 def text(result: Pruned) -> str:
     """Returns the table as text, with a legend of its columns."""
-    metric, own = _metric(result), ""
+    metric, own = next(x for x in _METRICS if x in result.points[0].metrics), ""
     kinds = pruned_runs.kinds(result.points[0].layers)
     between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
     if metric == "drift":
@@ -215,18 +205,7 @@ def write(
 
 def curve(result: Pruned) -> report.curves.Pruning:
     """Returns a point per model, to be drawn."""
-    metric = _metric(result)
-    by_kind = [pruned_runs.kinds(point.layers) for point in result.points]
-    return report.curves.Pruning(
-        kept=[point.kept for point in result.points],
-        metric=[point.metrics[metric] for point in result.points],
-        metric_name=_spoken(metric),
-        speed_up=[point.speed_up for point in result.points],
-        ideal=[point.ideal_speed_up for point in result.points],
-        beside=result.beside,
-        beside_name=f"order: {result.beside_name}",
-        kinds={kind: [counts[kind] for counts in by_kind] for kind in by_kind[0]},
-    )
+    return _curve(table(result).csv())
 
 
 def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
@@ -235,30 +214,35 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
     Raises:
       ConfigError: If it cannot be read, or is none.
     """
-    lines = checks.text_of(path, path).splitlines()
+    text = checks.text_of(path, path)
     try:
-        rows = list(csv.DictReader(lines))
-        names = list(rows[0])
-        kinds = names[1 : names.index("units")]
-        own = names[names.index("units") + 1 : names.index("parameters")]
-        metric = next(name for name in _METRICS if name in own)
-        beside = [name for name in own if name in pruned_runs.ORDERS]
-
-        def numbers(name):
-            return [float(row[name]) for row in rows]
-
-        return report.curves.Pruning(
-            kept=[int(row["kept"]) for row in rows],
-            metric=numbers(metric),
-            metric_name=_spoken(metric),
-            speed_up=numbers("faster"),
-            ideal=numbers("ideal"),
-            beside=numbers(beside[0]) if beside else (),
-            beside_name=f"order: {beside[0]}" if beside else "",
-            kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
-        )
+        return _curve(text)
     except (IndexError, KeyError, StopIteration, TypeError, ValueError):
         raise ConfigError(f"{path} is no curve of pruning.") from None
+
+
+def _curve(text: str) -> report.curves.Pruning:
+    """Returns the curve in the text of a pruning.csv."""
+    rows = list(csv.DictReader(text.splitlines()))
+    names = list(rows[0])
+    kinds = names[1 : names.index("units")]
+    own = names[names.index("units") + 1 : names.index("parameters")]
+    metric = next(name for name in _METRICS if name in own)
+    beside = [name for name in own if name in pruned_runs.ORDERS]
+
+    def numbers(name):
+        return [float(row[name]) for row in rows]
+
+    return report.curves.Pruning(
+        kept=[int(row["kept"]) for row in rows],
+        metric=numbers(metric),
+        metric_name=f"held-out {metric.replace('_', ' ')}",
+        speed_up=numbers("faster"),
+        ideal=numbers("ideal"),
+        beside=numbers(beside[0]) if beside else (),
+        beside_name=f"order: {beside[0]}" if beside else "",
+        kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
+    )
 
 
 def check(request: Request) -> None:
@@ -289,15 +273,6 @@ def check(request: Request) -> None:
 def _with_heads(run, order, count) -> folders.Run:
     """Returns the run with that many heads."""
     return pruned_runs.prune(run, pruned_runs.kept_after(run, order, count))
-
-
-def _spoken(metric) -> str:
-    return f"held-out {metric.replace('_', ' ')}"
-
-
-def _metric(result) -> str:
-    """Returns the name of the metric that is drawn."""
-    return next(name for name in _METRICS if name in result.points[0].metrics)
 
 
 def _fewest(bench, run, order, drop) -> int:

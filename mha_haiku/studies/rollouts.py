@@ -21,7 +21,7 @@ import numpy as np
 
 from mha_haiku import checks, report, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import flow, means
+from mha_haiku.heads import flow, means, subject
 from mha_haiku.heads.rollout import (
     gradient_rollout,
     output_gradients,
@@ -118,7 +118,7 @@ def measure(
         indices = np.arange(start, start + batch_size, dtype=np.int32)
         batches.append(jax.device_get(program(run.params, data, indices)))
     effects = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
-    effects["measures"]["flow"] = _flows(bench, data, effects["row"][:flow_examples])
+    effects["measures"]["flow"] = _flows(bench, effects["row"][:flow_examples])
     asks = np.flatnonzero(effects["asks"])
     if not len(asks):
         raise ConfigError(f"In {examples} held-out examples no target counts.")
@@ -210,10 +210,8 @@ def write(
 ) -> list[Path]:
     """Writes rollout.csv, a line per measure and layer, and the picture beside it.
 
-    Arguments, results and errors are those of `workbench.write`. The table's columns
-    are `measure`, `layer` (from 1), `correlation` with the sizes of changes, its
-    `standard_error`, `drop_correlation`, `drop_standard_error`, `examples`, and
-    `published`, which may be empty.
+    Arguments, results and errors are those of `workbench.write`. Layers count from 1;
+    `correlation` is that with the sizes of changes.
     """
     return workbench.write(folder, "rollout", table(study), study.picture, formats)
 
@@ -239,18 +237,12 @@ def _check(run) -> None:
         )
 
 
-def _flows(bench, data, rows):
+def _flows(bench, rows):
     """Returns the flows of the first examples, `[N, L, T]`."""
-    run = bench.run
-
-    @jax.jit
-    def make_maps(params, data, indices):
-        example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
-        return bench.output(params, example).maps
-
+    make_maps = jax.jit(lambda *given: subject.run(bench.run.model, *given).maps)
     flows = []
     for n in bench.progress(range(len(rows)), name="flow", unit="example"):
-        maps = make_maps(run.params, data, np.array([n], np.int32))
+        maps = make_maps(bench.run.params, bench.held_out([n]))
         row = int(rows[n])
         flows.append([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
     return np.array(flows)

@@ -1,21 +1,18 @@
 """Texts that a run writes while it trains, to read what it has learnt."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mha_haiku import tasks
-from mha_haiku.runs import files, folders, loop, progress
-from mha_haiku.studies import generation
-from mha_haiku.studies.workbench import Bench
+import ml_collections
 
-if TYPE_CHECKING:
-    import ml_collections
+from mha_haiku.runs import files, progress
+from mha_haiku.studies import attention_dump, generation, workbench
 
 _TOKENS = 48  # of a prompt, and of what is written behind it, at most
 _SHOWN = 60  # characters of each
 
 
-class Samples(loop.Observer):
+class Samples(workbench.TrainingStudy):
     """Shows texts at each evaluation, and appends them to samples.jsonl.
 
     Causal models go on with the first half of held-out examples, encoder-decoders
@@ -24,7 +21,7 @@ class Samples(loop.Observer):
     Models that write no text, and `config.training.samples` of 0, make none.
     """
 
-    def __init__(self, config: "ml_collections.ConfigDict"):
+    def __init__(self, config: ml_collections.ConfigDict):
         """Takes the run's config, which is not looked at before the run checked it."""
         self._config = config
 
@@ -35,30 +32,21 @@ class Samples(loop.Observer):
         is_on = training.samples and generation.given(self._config)
         return training.evaluate_every if is_on else 0
 
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: "ml_collections.ConfigDict",
-        task: tasks.Task,
-        step: int,
-    ) -> None:
+    def start(self, step: int) -> None:
         """Opens the file and drops its lines of steps after `step`."""
+        folder, run = self._bench.folder, self._bench.run
         self._log = files.LineWriter(folder.samples, last_step=step)
         lines = files.read_lines(folder.samples)
         self._last = lines[-1]["step"] if lines else 0  # the model knows nothing at 0
-        model = folders.make_model(config, task)  # in this process only
-        run = folders.Run(config, task, model, None, step)
-        kind = generation.given(config)
+        kind = generation.given(run.config)
         self._job, examples = generation.of_held_out(
-            Bench(run, folder),
-            range(config.training.samples),
+            self._bench,
+            range(run.config.training.samples),
             generation.strategy(kind),
             most=_TOKENS,
         )
-        self._right = [
-            task.answer(generation.row_of(examples, i).targets)
-            for i in range(config.training.samples if kind == "source" else 0)
-        ]
+        rows = attention_dump.rows_of(examples) if kind == "source" else ()
+        self._right = [run.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:
         """Returns whether the run is evaluated at `step`: where it goes on, too."""
@@ -66,12 +54,7 @@ class Samples(loop.Observer):
         return step > 0 and (step % self.every == 0 or is_last)
 
     def look(self, step: int, params: Any) -> None:
-        """Writes texts at a step, unless the file has that step already.
-
-        Args:
-          step: The step.
-          params: The parameters at that step.
-        """
+        """Writes texts at a step, unless the file has that step already."""
         if step <= self._last:
             return
         job = self._job.with_params(params)

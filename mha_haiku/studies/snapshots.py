@@ -2,28 +2,23 @@
 
 import functools
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
-from mha_haiku import tasks
-from mha_haiku.runs import folders, loop
-from mha_haiku.studies import attention_dump, dossiers
-from mha_haiku.studies.workbench import Bench
-
-if TYPE_CHECKING:
-    import ml_collections
+from mha_haiku.studies import attention_dump, dossiers, workbench
 
 
-class Snapshots(loop.Observer):
+class Snapshots(workbench.TrainingStudy):
     """Writes `attention/snapshots/<step>/maps.npz` at some of a run's reports.
 
     There are `config.attention.snapshots` of them, spread evenly in the logarithm of
     the step, from the first report to the end.
     """
 
-    def __init__(self, config: "ml_collections.ConfigDict"):
+    def __init__(self, config: ml_collections.ConfigDict):
         """Takes the run's config, which is not looked at before the run checked it."""
         self._config = config
 
@@ -40,34 +35,20 @@ class Snapshots(loop.Observer):
         count = self._config.attention.snapshots
         return spread(training.steps, training.report_every, count)
 
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: "ml_collections.ConfigDict",
-        task: tasks.Task,
-        step: int,
-    ) -> None:
+    def start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
-        self._folder = folder.snapshots
+        folder = self._bench.folder
         for each in dossiers.steps_of(folder):
             if each > step:
-                shutil.rmtree(self._folder / str(each))
-        model = folders.make_model(config, task)  # in this process only
-        run = folders.Run(config, task, model, None, step)
-        self._bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
+                shutil.rmtree(folder.snapshots / str(each))
 
     def wants(self, step: int) -> bool:
         """Returns whether `step` is one of the snapshots' steps."""
         return step in self.steps
 
     def look(self, step: int, params: Any) -> None:
-        """Writes the maps at a step, unless they are there.
-
-        Args:
-          step: The step.
-          params: The parameters at that step.
-        """
-        out = self._folder / str(step)
+        """Writes the maps at a step, unless they are there."""
+        out = self._bench.folder.snapshots / str(step)
         if (out / "maps.npz").exists():
             return
         run = self._bench.run._replace(params=params, step=step)
@@ -80,12 +61,9 @@ class Snapshots(loop.Observer):
 
 
 def spread(last: int, every: int, count: int) -> tuple[int, ...]:
-    """Returns steps that are spread evenly in their logarithm, the last one included.
+    """Returns `count` steps, spread evenly in their logarithm, the last one included.
 
-    Args:
-      last: The last step.
-      every: All steps but the last are multiples of this.
-      count: How many; there are fewer if there are not so many multiples.
+    All but the last are multiples of `every`; if there are too few, there are fewer.
     """
     reports = -(-last // every)
     count = min(count, reports)

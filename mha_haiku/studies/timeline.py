@@ -1,4 +1,4 @@
-"""Roles and importance of heads during training: a line per evaluation.
+"""How a run and its heads learned: a line per evaluation, and what is drawn of it.
 
 P points, L layers, H heads of a layer.
 """
@@ -7,25 +7,21 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mha_haiku import checks, heads, models, report, tasks
+from mha_haiku import checks, heads, models, report
 from mha_haiku.report.heads import PerHead
-from mha_haiku.runs import files, folders, loop
+from mha_haiku.runs import files, folders, metrics_log
 from mha_haiku.studies import workbench
-from mha_haiku.training import evaluation
-
-if TYPE_CHECKING:
-    import ml_collections
 
 _EXAMPLES = 64
 _POSITIONS = 2**13  # of all examples
 _GRADIENT = heads.MEASURES["gradient"]
 
 
-class Timeline(loop.Observer):
+class Timeline(workbench.TrainingStudy):
     """Appends to `timeline.jsonl` in a run's folder of heads.
 
     A line has `step`, the `roles` of all heads, and `scores`: the scores of roles by
@@ -34,41 +30,26 @@ class Timeline(loop.Observer):
     each of the L is called: "cross 0".
     """
 
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: "ml_collections.ConfigDict",
-        task: tasks.Task,
-        step: int,
-    ) -> None:
+    def start(self, step: int) -> None:
         """Opens the file and drops its lines of steps after `step`."""
-        self._log = files.LineWriter(folder.timeline, last_step=step)
-        lines = read(folder.timeline)
+        run, path = self._bench.run, self._bench.folder.timeline
+        self._log = files.LineWriter(path, last_step=step)
+        lines = files.read_lines(path)
         self._last = lines[-1]["step"] if lines else -1
-        self._model = folders.make_model(config, task)  # in this process only
-        layers = models.heads_of_layers(config.model)
+        layers = models.heads_of_layers(run.config.model)
         self._named = {}
         if any(layer.kind for layer in layers):
             self._named["layers"] = [layer.label for layer in layers]
-        self._align = task.alignments
-        longest = max(task.sequence_length, task.target_length or 0)
-        count = max(1, min(_EXAMPLES, _POSITIONS // longest))
-        indices = np.arange(count, dtype=np.int32)
-        self._batch = evaluation.held_out_batch(
-            task, config.seed, task.held_out_data, indices
-        )
+        count = self._bench.batch_size(_EXAMPLES, _POSITIONS)
+        self._batches = [self._bench.held_out(range(count))]
 
     def look(self, step: int, params: Any) -> None:
-        """Observes the heads at a step, unless the file has that step already.
-
-        Args:
-          step: The step.
-          params: The parameters at that step, unstacked.
-        """
+        """Observes the heads at a step, unless the file has that step already."""
         if step <= self._last:
             return
-        roles = heads.roles(self._model, params, [self._batch], align=self._align)
-        of = heads.Subject(self._model, heads.metrics.loss, params, [self._batch])
+        run, batches = self._bench.run, self._batches
+        roles = heads.roles(run.model, params, batches, align=run.task.alignments)
+        of = heads.Subject(run.model, heads.metrics.loss, params, batches)
         scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
         self._log.append(
             {
@@ -83,15 +64,6 @@ class Timeline(loop.Observer):
     def end(self) -> None:
         """Closes the file."""
         self._log.close()
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a timeline; a last line that was cut off is left out.
-
-    Args:
-      path: The file; may be missing, which gives no lines.
-    """
-    return files.read_lines(path)
 
 
 def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, PerHead]]:
@@ -109,7 +81,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, Pe
 
 def picture(path: Path) -> functools.partial:
     """Gives the picture of a timeline of at least one line, as the bytes of a file."""
-    lines = read(path)
+    lines = files.read_lines(path)
     steps, scores = curves(lines)
     name = path.resolve().parents[1].name
     return functools.partial(
@@ -128,11 +100,35 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
       The path of the first picture; None without a timeline or without matplotlib.
     """
     folder = folders.Folder(checks.as_path(workdir))
-    lines = read(folder.timeline)
-    if not lines or not report.drawing.is_possible():
+    if not files.read_lines(folder.timeline) or not report.drawing.is_possible():
         return None
     path = folder.heads / "timeline.png"
     return workbench.write_pictures(path, picture(folder.timeline), formats)[0]
+
+
+def draw_metrics(
+    workdir: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> Path | None:
+    """Writes `learning_curve.png`, from metrics.jsonl, beside the run's maps.
+
+    Returns:
+      The path of the first picture; None without reports or without matplotlib.
+    """
+    folder = folders.Folder(checks.as_path(workdir))
+    reports = metrics_log.read(folder.metrics)
+    if not reports or not report.drawing.is_possible():
+        return None
+    name, task = folder.root.resolve().name, folders.read_config(folder)["task"]["name"]
+    summary = files.read_json(folder.summary) or {}
+    picture = functools.partial(
+        report.curves.learning,
+        reports,
+        title=f"{name} ({task}): loss and accuracy while it learned",
+        baseline=summary.get("baseline"),
+        baseline_name=summary.get("baseline_name", "baseline"),
+    )
+    path = folder.attention / "learning_curve.png"
+    return workbench.write_pictures(path, picture, formats)[0]
 
 
 def _plain(values: np.ndarray) -> list:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from mha_haiku import attention, checks, devices, heads, models, report, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.runs import files, folders, progress, sharing
+from mha_haiku.runs import files, folders, loop, progress, sharing
 from mha_haiku.training import evaluation
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
@@ -138,10 +139,6 @@ class Bench:
         """Returns arrays whole on every device; in a program."""
         placement = self.run.placement
         return tree if placement is None else placement.gathered(tree)
-
-    def output(self, params: Any, example: tasks.Example) -> models.Output:
-        """Returns the model's output on a batch, without dropout; inside a program."""
-        return heads.subject.run(self.run.model, params, example)
 
     def observed(
         self,
@@ -334,10 +331,29 @@ def write_pictures(
     ]
 
 
+class TrainingStudy(loop.Observer):
+    """Studies a run while it trains: `look` has the parameters that the bench lacks."""
+
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: ml_collections.ConfigDict,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
+        model = folders.make_model(config, task)  # in this process only
+        run = folders.Run(config, task, model, None, step)
+        self._bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
+        self.start(step)
+
+    def start(self, step: int) -> None:
+        """Is called before the first `look`, with the step at which the run starts."""
+
+
 class Batches:
     """Batches of held-out examples that can be iterated over more than once."""
 
-    def __init__(self, bench: Bench, examples: int, size: int, name: str):
+    def __init__(self, bench: Bench, examples: int, size: int, name: str = ""):
         self._bench, self._name = bench, name
         self._size, self._count = size, -(-examples // size)
 

@@ -188,7 +188,7 @@ def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
 
 def summary(
     statistics: Sequence[Mapping[str, np.ndarray]],
-    columns: Sequence[Sequence[int]] | None = None,
+    columns: Sequence[Sequence[int]],
 ) -> dict[str, PerHead]:
     """Returns means and standard errors over examples, `[L, H]`, of each statistic.
 
@@ -196,10 +196,8 @@ def summary(
       statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
         a number be missing.
       columns: For each layer the column of each head in the result, such as its index
-        in the unpruned layer; None: 0 to H - 1.
+        in the unpruned layer.
     """
-    if columns is None:
-        columns = [range(layer["entropy"].shape[1]) for layer in statistics]
     num_heads = 1 + max(max(places, default=0) for places in columns)
 
     def over_layers(mean, name):

@@ -33,17 +33,11 @@ class Sides(NamedTuple):
       queries: For each example the text of its T queries.
       keys: Likewise of its S keys.
       images: For each example a `dossier.Images` or None.
-      answers: For each example a `dossier.Answers` or None.
-      names: The name of each example.
-      notes: What has to be said of each.
     """
 
     queries: tuple[tuple[str, ...], ...] = ()
     keys: tuple[tuple[str, ...], ...] = ()
     images: tuple[dossier.Images | None, ...] = ()
-    answers: tuple[dossier.Answers | None, ...] = ()
-    names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 _NOTHING = Sides()
@@ -200,19 +194,18 @@ def map_set(
         {kind: _axes(sides, kind, example, edges[kind]) for kind in edges}
         for example in shown
     ]
+    places = np.transpose(np.unravel_index(shown, batch_shape or (1,)))
     examples = tuple(
         dossier.Example(
-            _example_name(sides, batch_shape, example),
+            "example " + ", ".join(map(str, place)),
             *axes[i].get("decoder", axes[i][kinds[0]])[:2],
             tuple(part.weights[i] for part in observed),
             tuple(x.masked if x.masked is None else x.masked[i] for x in observed),
-            note=sides.notes[example] if sides.notes else "",
-            answers=sides.answers[example] if sides.answers else None,
             images=sides.images[example] if sides.images else None,
             channels=_channels(observed, i),
             kinds={kind: each for kind, each in axes[i].items() if kind},
         )
-        for i, example in enumerate(shown)
+        for i, (example, place) in enumerate(zip(shown, places, strict=True))
     )
     layers = tuple(
         dossier.Layer(layer, tuple(map(str, own)), kind)
@@ -314,13 +307,6 @@ def _channels(observed, example) -> tuple | None:
     )
 
 
-def _example_name(sides, batch_shape, i) -> str:
-    if sides.names:
-        return sides.names[i]
-    place = np.unravel_index(i, batch_shape) if batch_shape else (0,)
-    return "example " + ", ".join(map(str, place))
-
-
 def _axes(sides, kind, example, edges) -> dossier.Axes:
     """Returns what stands along the maps of a kind of layers."""
     texts = {
@@ -328,13 +314,11 @@ def _axes(sides, kind, example, edges) -> dossier.Axes:
         "decoder": (sides.queries, sides.queries),
     }.get(kind, (sides.queries, sides.keys))
     return dossier.Axes(
-        *(_axis(own, example, each) for own, each in zip(texts, edges, strict=True))
+        *(
+            dossier.Axis(own[example] if own else ("",) * int(each[-1]), each)
+            for own, each in zip(texts, edges, strict=True)
+        )
     )
-
-
-def _axis(texts, example, edges) -> dossier.Axis:
-    tokens = texts[example] if texts else ("",) * int(edges[-1])
-    return dossier.Axis(tokens, edges)
 
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
@@ -360,7 +344,13 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
                 f"{name} must be {length}, one for each position of the map, got "
                 f"{len(row)}{example}."
             )
-    return tuple(tuple(map(_text, row)) for row in rows)
+    return tuple(
+        tuple(
+            x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x)
+            for x in row
+        )
+        for row in rows
+    )
 
 
 def _all_images(images: Any, count: int, length: int) -> tuple:
@@ -375,12 +365,6 @@ def _all_images(images: Any, count: int, length: int) -> tuple:
             f"{len(rows)}."
         )
     return tuple(_images(each, length) for each in rows)
-
-
-def _text(token: Any) -> str:
-    if isinstance(token, bytes):
-        return token.decode("utf-8", "replace")
-    return token if isinstance(token, str) else str(token)
 
 
 def _images(images: Any, length: int) -> dossier.Images:

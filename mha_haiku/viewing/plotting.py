@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mha_haiku import attention, checks, heads
-from mha_haiku.report import curves, drawing, panels
+from mha_haiku.report import curves, drawing, figures
 from mha_haiku.report import heads as per_head
 from mha_haiku.report.heads import PerHead
 from mha_haiku.viewing import collect, shown
@@ -71,11 +71,13 @@ def plot(
         "scale": scale,
     }
     if size is not None:
-        size = _size(size)
+        if not isinstance(size, Sequence) or len(size) != 2:
+            raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
+        size = tuple(checks.positive_number("size", x) for x in size)
     with drawing.style():
         if collect.is_maps(what):
             figure = _maps(what, example=example, size=size, title=title, **of_maps)
-        elif _is_saved_maps(what):
+        elif isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz":
             figure = _saved(what, example=example, size=size, title=title, **of_maps)
         else:
             given = [name for name, value in of_maps.items() if value is not None]
@@ -152,7 +154,7 @@ def _of_set(whole, *, colours, scale, size, title) -> "Figure":
     colours = colours or "viridis"
     checks.choice("colours", colours, list(matplotlib.colormaps))
     if scale is not None:
-        checks.choice("scale", scale, panels.SCALES)
+        checks.choice("scale", scale, figures.SCALES)
     (one,) = whole.examples
     axes = one.axes(whole.layers[0])
     shown_panels = []
@@ -161,7 +163,7 @@ def _of_set(whole, *, colours, scale, size, title) -> "Figure":
         for j, name in enumerate(layer.heads):
             own = masked[j] if masked is not None and masked.ndim == 3 else masked
             where = f"{layer.name}, " if len(whole.layers) > 1 else ""
-            panel = panels.Panel(
+            panel = figures.Panel(
                 f"{where}head {name}", one.weights[i][j], own, axes.aligned_cells()
             )
             shown_panels.append(panel)
@@ -172,7 +174,7 @@ def _of_set(whole, *, colours, scale, size, title) -> "Figure":
         )
     widths = {len(layer.heads) for layer in whole.layers}
     is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
-    return panels.figure(
+    return figures.of_panels(
         shown_panels,
         queries=axes.queries,
         keys=axes.keys,
@@ -198,18 +200,9 @@ def _figure(what: Any, *, title: str | None) -> "Figure":
 
 @_figure.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
-    means, errors = shown.means_of(what)
-    numbers = {
-        name: PerHead(
-            mean[None],
-            attention.STATISTICS[name].unit,
-            attention.STATISTICS[name].label,
-            errors[name][None],
-        )
-        for name, mean in means.items()
-    }
     draw = per_head.statistics_picture.__wrapped__
-    return draw(numbers, title=title or "Statistics of heads", layers=[0])
+    title = title or "Statistics of heads"
+    return draw(shown.numbers_of(what), title=title, layers=[0])
 
 
 @_figure.register(heads.Importance)
@@ -260,9 +253,10 @@ def _(what: Any, *, title: str | None) -> "Figure":
 
 
 def _timeline(path, title) -> "Figure":
+    from mha_haiku.runs import files
     from mha_haiku.studies import timeline
 
-    if not timeline.read(path):
+    if not files.read_lines(path):
         raise checks.ConfigError(f"{path} has no lines.")
     return _drawn(timeline.picture(path), title)
 
@@ -297,17 +291,7 @@ def _drawn(picture: functools.partial, title: str | None) -> "Figure":
     return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)
 
 
-def _is_saved_maps(what) -> bool:
-    return isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz"
-
-
 def _list_of(head) -> list[int] | None:
     if head is None:
         return None
     return [head] if not np.ndim(head) else list(head)
-
-
-def _size(size) -> tuple[float, float]:
-    if not isinstance(size, Sequence) or len(size) != 2:
-        raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
-    return tuple(checks.positive_number("size", x) for x in size)

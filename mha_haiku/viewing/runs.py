@@ -4,7 +4,6 @@ L layers, N examples.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mha_haiku.report import dossier
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.viewing import collect, markup, parameters, showing
+from mha_haiku.viewing import collect, markup, showing, shown
 
 _MOST_PROGRAMS = 32
 _PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles nothing
@@ -24,7 +23,7 @@ _PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles not
 
 def fragment(run: folders.Run) -> markup.Html:
     """Returns what a run is, and its parameters by layer and head."""
-    config = run.config
+    config, layers = run.config, models.heads_of_layers(run.config.model)
     rows = [
         ("task", f"{config.task.name}, {run.task.sequence_length} positions"),
         ("model", run.model.description),
@@ -34,7 +33,7 @@ def fragment(run: folders.Run) -> markup.Html:
     return markup.block(
         f"Run of {config.task.name}, step {run.step:,}",
         markup.plain_table(rows),
-        parameters.fragment(run.params, _names(run)),
+        shown.of_parameters(run.params, [layer.names for layer in layers]),
         note="mh.show(run) shows its maps on held-out examples.",
     )
 
@@ -62,9 +61,7 @@ def view(
                 f"{name} must be None for a run, which has examples of its own; "
                 "show(run.maps(text), tokens=...) shows others."
             )
-    other_name = "compared"
-    if isinstance(compare, Mapping) and len(compare) == 1:
-        ((other_name, compare),) = compare.items()
+    other_name, compare = showing.compared(compare)
     if _has_saved_maps(value) and (compare is None or _has_saved_maps(compare)):
         whole = dossiers.of_folder(value, compare=compare)
         if heads is not None:
@@ -75,7 +72,7 @@ def view(
     names = [""]
     if compare is not None:
         runs.append(_run("compare", compare))
-        names = ["shown", str(other_name)]
+        names = ["shown", other_name]
     sets = [_set(*each) for each in zip(runs, names, strict=True)]
     if heads is not None:
         sets = [_with_heads(each, heads) for each in sets]
@@ -132,8 +129,3 @@ def _set(run, name) -> dossier.MapSet:
         bench, means=False, weights=is_short, channels=True, devices=devices
     )
     return dossiers.of_arrays(*measured)._replace(name=name)
-
-
-def _names(run) -> list[list[int]]:
-    """Returns for each layer the names of its heads in the unpruned model."""
-    return [list(layer.names) for layer in models.heads_of_layers(run.config.model)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from mha_haiku import checks
 from mha_haiku.report import dossier, fitting, page
-from mha_haiku.viewing import collect, markup, pixels
+from mha_haiku.viewing import collect, markup
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook
@@ -34,10 +34,9 @@ class View:
     inline: str
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Writes the document, whole or not at all, into a folder that may be missing.
+        """Writes the document, into a folder that may be missing, and returns the path.
 
-        Returns:
-          The path.
+        It is written whole or not at all.
 
         Raises:
           ConfigError: If it cannot be written.
@@ -122,7 +121,7 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
         html = page.render(shown)
         inline = _inline(shown, html)
         pages[inline] = html
-        return inline, len(inline.encode())
+        return inline
 
     _, inline = fitting.fitted(dossier.check(whole), budget, render)
     return View(whole.title, pages[inline], inline)
@@ -149,7 +148,7 @@ def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget
     if compare is None:
         sets = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
         return of_dossier(dossier.Dossier(title, sets), budget=budget)
-    name, other = _compared(compare)
+    name, other = compared(compare)
     others = collect.named_maps(other, names)
     collect.check_same_sizes(maps, others)
     own = {"wanted": heads, "kinds": kinds}
@@ -160,7 +159,7 @@ def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget
     return of_dossier(dossier.Dossier(title, sets), budget=budget)
 
 
-def _compared(compare) -> tuple[str, Any]:
+def compared(compare: Any) -> tuple[str, Any]:
     """Returns the name of what is compared, and that itself."""
     if isinstance(compare, Mapping) and len(compare) == 1:
         (name, value), *_ = compare.items()
@@ -211,12 +210,9 @@ def _thumbnails(whole: dossier.Dossier) -> markup.Html:
             maps.extend(np.where(hidden, np.nan, weights))
             layers.append(layer)
     across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
-    image = pixels.thumbnails(
+    image = markup.thumbnails(
         np.stack(maps[:_MOST_THUMBNAILS]), columns=max(1, across), side=_THUMBNAIL
     )
-    height, width, _ = image.shape
-    picture = markup.picture(
-        pixels.png(image), alt=whole.title, width=width, height=height
-    )
     note = "The heads of the first example. The page with all of it needs scripts."
+    picture = markup.picture(image, alt=whole.title)
     return markup.block(whole.title, picture, note=note)

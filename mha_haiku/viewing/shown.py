@@ -1,20 +1,23 @@
 """What a notebook shows of each kind of object, and `show` of what is no map.
 
-L layers, H heads of a layer. Tables have styles at their elements alone and no script.
+L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have styles
+at their elements alone and no script.
 """
 
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from mha_haiku import attention, display, heads, masks
+from mha_haiku.modules import anatomy
 from mha_haiku.report import drawing
-from mha_haiku.viewing import collect, markup, parameters, pixels, showing
+from mha_haiku.report.heads import PerHead
+from mha_haiku.viewing import collect, markup, showing
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
@@ -26,7 +29,7 @@ def html(value: Any) -> str:
 
     A map's page, or a table. What cannot be shown has a sentence that says why.
     """
-    if display.is_traced(_arrays(value)):
+    if not _is_run(value) and display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
         if collect.is_maps(value):
@@ -44,9 +47,9 @@ def view(value: Any, *, budget: int, **given: Any) -> showing.View:
 
         return runs.view(value, budget=budget, **given)
     given = {name: each for name, each in given.items() if each is not None}
-    if parameters.is_parameters(value):
+    if _is_parameters(value):
         names = given.pop("heads", None)
-        content = parameters.fragment(value, names)
+        content = of_parameters(value, names)
         title = "Parameters"
     else:
         content, title = fragment(value), type(value).__name__
@@ -77,22 +80,15 @@ def fragment(value: Any) -> markup.Html:
 
 @fragment.register
 def _(statistics: attention.Statistics) -> markup.Html:
-    means, errors = means_of(statistics)
-    values = np.array(list(means.values()))
-    entries = [attention.STATISTICS[name] for name in means]
+    numbers = numbers_of(statistics)
+    values = np.concatenate([each.mean for each in numbers.values()])
+    errors = np.concatenate([each.standard_error for each in numbers.values()])
     table = markup.heat_table(
         values,
-        rows=[
-            markup.Column.of(f"{each.name}, {each.unit}", each.label)
-            for each in entries
-        ],
-        columns=range_names(values.shape[1]),
-        corner="head",
-        scales=[
-            drawing.Scale.of(row, each.unit)
-            for row, each in zip(values, entries, strict=True)
-        ],
-        titles=with_errors(values, np.array(list(errors.values()))),
+        rows=[f"{name}, {each.unit}" for name, each in numbers.items()],
+        meanings=[each.label for each in numbers.values()],
+        scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
+        titles=with_errors(values, errors),
     )
     shape = np.shape(statistics.num_queries)
     count = math.prod(shape[:-1])
@@ -114,8 +110,6 @@ def _(importance: heads.Importance) -> markup.Html:
     table = markup.heat_table(
         mean,
         rows=[f"layer {i}" for i in range(len(mean))],
-        columns=range_names(mean.shape[1]),
-        corner="head",
         scales=[drawing.Scale.of(mean)] * len(mean),
         titles=with_errors(mean, error),
         shown=with_errors(mean, error) if mean.shape[1] <= 8 else None,
@@ -139,8 +133,6 @@ def _(roles: heads.Roles) -> markup.Html:
     table = markup.heat_table(
         np.where(names == "", np.nan, np.nan_to_num(scores)),
         rows=[f"layer {i}" for i in range(len(names))],
-        columns=range_names(names.shape[1]),
-        corner="head",
         scales=[drawing.Scale(0.0, 1.0, "viridis")] * len(names),
         shown=np.char.add(text.astype(str), numbers(scores)),
     )
@@ -153,31 +145,23 @@ def _(roles: heads.Roles) -> markup.Html:
 
 @fragment.register
 def _(mask: masks.Mask) -> markup.Html:
-    batch_ndim = mask.batch_ndim()
     sizes = _mask_sizes(mask)
     cells = np.asarray(mask.tile(range(sizes[0]), range(sizes[1])))
-    del batch_ndim
     drawn = cells.reshape(-1, *cells.shape[-2:])[:_MOST_MASKS].astype(float)
-    image = pixels.thumbnails(
+    image = markup.thumbnails(
         np.where(drawn == 0, np.nan, drawn), columns=_MOST_MASKS, side=_MASK_SIDE
-    )
-    height, width, _ = image.shape
-    picture = markup.picture(
-        pixels.png(image), alt=repr(mask), width=width, height=height
     )
     more = "" if len(drawn) == np.prod(cells.shape[:-2]) else " Of the first ones."
     return markup.block(
         repr(mask),
-        picture,
+        markup.picture(image, alt=repr(mask)),
         note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
         f"may attend, grey is masked.{more}",
     )
 
 
-def means_of(
-    statistics: attention.Statistics,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns each statistic of each head, `[H]`, and its standard error over examples.
+def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
+    """Returns means of each statistic over examples, `[1, H]`, and standard errors.
 
     Statistics per query are averaged.
 
@@ -187,9 +171,8 @@ def means_of(
     count = np.asarray(statistics.num_queries)
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
-    by_head = -1, count.shape[-1]
-    means, errors = {}, {}
-    for name in attention.STATISTICS:
+    numbers = {}
+    for name, entry in attention.STATISTICS.items():
         each = getattr(statistics, name)
         if each is None:
             continue
@@ -198,9 +181,10 @@ def means_of(
             each = each.sum(-1) / np.maximum(count, 1)
         if name != "num_queries":
             each = np.where(count == 0, np.nan, each)
-        means[name] = heads.means.mean(each.reshape(by_head))
-        errors[name] = heads.means.standard_error(each.reshape(by_head))
-    return means, errors
+        each = each.reshape(-1, 1, count.shape[-1])
+        error = heads.means.standard_error(each)
+        numbers[name] = PerHead(heads.means.mean(each), entry.unit, entry.label, error)
+    return numbers
 
 
 def deciding_scores(roles: heads.Roles) -> np.ndarray:
@@ -224,9 +208,140 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
     return np.array(text, object).reshape(values.shape)
 
 
-def range_names(count: int) -> Sequence[str]:
-    """Returns "0", "1", ..."""
-    return [str(i) for i in range(count)]
+def _is_parameters(value: Any) -> bool:
+    """Returns whether a value looks like Haiku's parameters: arrays by two names."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(module, Mapping) for module in value.values())
+        and all(
+            hasattr(array, "shape") and hasattr(array, "dtype")
+            for module in value.values()
+            for array in module.values()
+        )
+    )
+
+
+def of_parameters(
+    params: Mapping[str, Mapping[str, Any]],
+    heads: Sequence[Any] | Sequence[Sequence[Any]] | None = None,
+) -> markup.Html:
+    """Returns the sizes of all parameters, and of each head how large they are.
+
+    Args:
+      params: By the names of modules and of their parameters.
+      heads: The names of the heads of a layer, or a list of such for each layer: how
+        many there are is not known from the parameters. None: sizes alone.
+
+    Raises:
+      ValueError: If a parameter does not hold that many heads.
+    """
+    arrays = [array for module in params.values() for array in module.values()]
+    total = sum(map(_size, arrays))
+    nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
+    parts = [_sizes_table(params)]
+    if heads is not None:
+        parts.append(_heads_table(params, heads))
+    title = f"{total:,} parameters, {nbytes / 1e6:,.1f} MB"
+    return markup.block(title, *parts)
+
+
+def head_norms(
+    params: Mapping[str, Mapping[str, Any]], heads: Sequence[Sequence[Any]]
+) -> np.ndarray:
+    """Returns the norm of each head's own parameters, `[L, H]`.
+
+    That is the root of the sum of squares of the queries' and the output's weights (and
+    biases and scores) that belong to the head alone; NaN where a layer has fewer heads.
+
+    Raises:
+      ValueError: If a parameter does not hold that many heads.
+    """
+    squares = np.zeros((len(heads), max(map(len, heads), default=0)))
+    for module, arrays in params.items():
+        layer = anatomy.layer_of(module)
+        for name, array in arrays.items() if layer else ():
+            axis = anatomy.axis_of(module, name)
+            if axis is None or axis.holds != anatomy.HEADS:
+                continue
+            stacked = layer.index is None
+            values = np.asarray(array, np.float64)
+            for i, each in enumerate(values if stacked else [values]):
+                place = i if stacked else layer.index
+                if place >= len(heads):
+                    raise ValueError(
+                        f"heads must be those of each layer, got {len(heads)} lists "
+                        f"and a layer {place}."
+                    )
+                count = len(heads[place])
+                if count:
+                    squares[place, :count] += _of_heads(each, axis, count, module)
+    for row, names in zip(squares, heads, strict=True):
+        row[len(names) :] = np.nan
+    return np.sqrt(squares)
+
+
+def _of_heads(values, axis, count, module) -> np.ndarray:
+    size = values.shape[axis.place]
+    if size % count:
+        raise ValueError(
+            f"heads must divide the axis of {size} of {module!r}, got {count} heads."
+        )
+    values = np.moveaxis(values, axis.place, 0).reshape(count, -1)
+    return (values**2).sum(-1)
+
+
+def _size(array) -> int:
+    return math.prod(array.shape)
+
+
+def _sizes_table(params) -> markup.Html:
+    """Returns a row per layer and part: names, shapes and number of parameters."""
+    rows = []
+    for module, arrays in params.items():
+        shapes = ", ".join(
+            f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}"
+            for name, array in arrays.items()
+        )
+        dtypes = sorted({str(array.dtype) for array in arrays.values()})
+        count = sum(map(_size, arrays.values()))
+        rows.append((module, shapes, ", ".join(dtypes), f"{count:,}"))
+    table = markup.plain_table(
+        rows, columns=("module", "shapes", "dtype", "parameters")
+    )
+    summary = markup.tag("summary", f"{len(rows)} modules")
+    return markup.tag("details", summary, table)
+
+
+def _heads_table(params, heads) -> markup.Html:
+    if not len(heads):
+        raise ValueError("heads must not be empty.")
+    if not isinstance(heads[0], Sequence) or isinstance(heads[0], str):
+        heads = [list(heads)] * _num_layers(params)
+    norms = head_norms(params, heads)
+    names = np.full(norms.shape, "", object)
+    for i, row in enumerate(heads):
+        for j, name in enumerate(row):
+            names[i, j] = f"head {name}: {norms[i, j]:.3g}"
+    table = markup.heat_table(
+        norms,
+        rows=[f"layer {i}" for i in range(len(norms))],
+        scales=[drawing.Scale.of(norms)] * len(norms),
+        titles=names,
+    )
+    note = "Norm of each head's own weights, those of queries and of its output."
+    return markup.tag("div", markup.tag("div", note), table)
+
+
+def _num_layers(params) -> int:
+    counts = [0]
+    for module, arrays in params.items():
+        if layer := anatomy.layer_of(module):
+            if layer.index is None:  # stacked
+                counts.append(next(iter(arrays.values())).shape[0])
+            else:
+                counts.append(layer.index + 1)
+    return max(counts)
 
 
 def _mask_sizes(mask) -> tuple[int, int]:
@@ -252,11 +367,6 @@ def _parts(mask):
         inner = getattr(mask, name, None)
         if isinstance(inner, masks.Mask):
             yield from _parts(inner)
-
-
-def _arrays(value: Any) -> Any:
-    """Returns what may be traced of a value."""
-    return () if _is_run(value) else value
 
 
 def _is_run(value: Any) -> bool:

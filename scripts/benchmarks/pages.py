@@ -150,7 +150,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
 
 
 def _of_training(browser, folder, rounds) -> Iterator:
-    shown, text = fitting.fitted(of_size(6, 12, 128, 8), 2_000_000, _rendered)
+    shown, text = fitting.fitted(of_size(6, 12, 128, 8), 2_000_000, page.render)
     print(*shown.notes, f"{len(shown.sets[0].examples)} examples", sep="\n")
     name = "page of 6 x 12 heads x 128 x 8"
     drawn = duel.Result(f"{name}: drawn", facts={"bytes": len(text)})
@@ -176,11 +176,6 @@ def _of_training(browser, folder, rounds) -> Iterator:
                 seconds = opened.evaluate(_ANSWER, list(arguments)) / 1e3
                 result.samples.append(duel.Sample(seconds, foreign))
             yield result, [results.Promise(result.name, 0.05)]
-
-
-def _rendered(shown) -> tuple[str, int]:
-    text = page.render(shown)
-    return text, len(text.encode())
 
 
 def _of_many_heads(browser, folder, rounds) -> Iterator:

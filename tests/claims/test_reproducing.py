@@ -108,9 +108,9 @@ def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("above\n")
     with pytest.raises(ConfigError, match="must have the lines"):
-        telling.write_readme(readme, [outcome])
+        telling.with_table(readme, [outcome])
     readme.write_text(f"above\n{telling.BEGIN}\nold\n{telling.END}\nbelow\n")
-    telling.write_readme(readme, [outcome])
+    readme.write_text(telling.with_table(readme, [outcome]))
     told = readme.read_text()
     assert re.fullmatch(r"(?s)above\n<!--.*-->\n\nCl.*\| claim.*-->\nbelow\n", told)
     assert "\nold\n" not in told and "**reproduced**" in told
@@ -125,16 +125,14 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
     halves, tmp_path, monkeypatch
 ):
     pytest.importorskip("matplotlib")
-    from mha_haiku.claims import pictures
-
     (outcome,) = _all(halves, tmp_path, formats=())
     drawn = []
 
     def draw(*arguments, format, **options):
         drawn.append(original(*arguments, **options))
 
-    original = pictures.picture.__wrapped__
-    monkeypatch.setattr(pictures, "picture", draw)
+    original = telling.picture.__wrapped__
+    monkeypatch.setattr(telling, "picture", draw)
     outcome.picture()
     (sheet,) = drawn
     curve, size, lack = (axes for axes in sheet.axes if axes.axison)

@@ -28,7 +28,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
     from mha_haiku.runs import loop
-    from mha_haiku.studies import attention_dump, learning_curve, workbench
+    from mha_haiku.studies import attention_dump, timeline, workbench
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
 
@@ -50,7 +50,7 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_dump, "dump", dump)
     monkeypatch.setattr(workbench.Bench, "load", load)
     monkeypatch.setattr(attention_dump, "write_report", lambda *_, **options: None)
-    monkeypatch.setattr(learning_curve, "draw", lambda *options: None)
+    monkeypatch.setattr(timeline, "draw_metrics", lambda *options: None)
     return calls
 
 

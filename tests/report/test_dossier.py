@@ -39,7 +39,7 @@ _GRID = dossier.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
     [
         ({"queries": _AXIS}, "shape (2, 6, 5), got (2, 3, 5)"),
         ({"queries": dossier.Axis(("a",) * 3, np.array([0, 2]))}, "rise from 0 to 3"),
-        ({"weights": (np.zeros((2, 3, 5)),)}, "those of 2 layers, got 1"),
+        ({"weights": (np.zeros((2, 3, 5)),)}, "one for each of 2 layers, got 1"),
         (
             {"weights": (-np.ones((2, 3, 5)), np.zeros((1, 3, 5)))},
             "weights of layer 0 of 'held-out example 3' must be finite and at least 0",
@@ -50,7 +50,7 @@ _GRID = dossier.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
         ({"channels": ()}, "one for each of 2 layers, got 0"),
         (
             {"answers": dossier.Answers(("a",), ((),) * 3)},
-            "targets of 'held-out example 3' must be of 3 positions, got 1",
+            "targets of 'held-out example 3' must be one for each of 3 positions, got",
         ),
         (
             {"answers": dossier.Answers(("a",), ((("a", 1.0),) * 4,), True)},
@@ -139,7 +139,7 @@ def test_each_kind_of_saved_layers_has_its_axes_and_its_alignment(load):
         "its last 2 source positions and its last 2 target positions are padding"
     )
     cross = first.axes(maps.layers[2])
-    np.testing.assert_array_equal(cross.alignment, saved.decoder.alignment[0])
+    np.testing.assert_array_equal(cross.alignment, saved.alignment[0])
     assert mean.axes(maps.layers[2]).alignment is None
     wrong = first.kinds | {"cross": cross._replace(alignment=np.ones((5, 4), bool))}
     shown = dossier.Dossier(

@@ -1,6 +1,5 @@
 import unicodedata
 
-import numpy as np
 import pytest
 
 from mha_haiku.report import labels
@@ -38,9 +37,3 @@ def test_a_title_stays_on_one_line_and_keeps_its_spaces():
 def test_what_no_font_has_is_spelt_and_what_is_long_is_cut():
     assert labels.drawable("a\u4e2d", str.isascii, 5) == "aU+4E2D"
     assert labels.drawable("abcdef", lambda character: True, 5) == "abcd…"
-
-
-def test_ranges_name_single_positions_and_bins_up_to_the_length():
-    edges = np.array([0, 1, 4, 8, 9])
-    assert labels.ranges(edges, 9) == ["0", "1–3", "4–7", "8"]
-    assert labels.ranges(edges, 4) == ["0", "1–3"]

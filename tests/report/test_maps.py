@@ -31,7 +31,7 @@ def test_a_layer_may_have_no_heads_left(load):
 
 def test_only_bins_that_hold_valid_positions_are_shown(load):
     saved = load(length=10, bins=4, lengths=np.array([10, 4]))
-    assert saved.query_edges.tolist() == [0, 3, 6, 9, 10]
+    assert saved.sides[""][0].edges.tolist() == [0, 3, 6, 9, 10]
     assert saved.pooled
     assert saved.shown_cells(0) == (4, 4)
     assert saved.shown_cells(1) == (2, 2)
@@ -173,7 +173,7 @@ def test_kinds_of_layers_have_their_own_axes(load):
         (2, 2),
         (2, 3),
     ]
-    queries, keys = saved.sides("cross")
+    queries, keys = saved.sides["cross"]
     assert queries.tokens[0].tolist() == ["a", "b", "c", "<e>"]
     assert queries.notes[0, 1] == "reads “a”"
     assert (queries.label, keys.label) == ("token predicted", "source token")

@@ -259,13 +259,15 @@ def test_hostile_text_adds_no_element_to_the_page(load, hostile):
 def test_hostile_text_comes_back_from_the_page_unchanged(hostile):
     contents = _data(page.render(_dossier(hostile)))
     shown = contents["sets"][0]["examples"][0]["queries"]["tokens"]
-    tokens = [labels.visible(x) if x else "" for x in hostile.tokens[0].tolist()]
+    tokens = [
+        labels.visible(x) if x else "" for x in hostile.sides[""][0].tokens[0].tolist()
+    ]
     assert shown == tokens
     assert contents["title"] == labels.one_line(hostile.title)
 
 
 def test_json_is_inert_and_faithful(hostile):
-    value = {"texts": hostile.tokens[0].tolist()}
+    value = {"texts": hostile.sides[""][0].tokens[0].tolist()}
     text = page.to_json(value)
     assert text.isascii()
     assert not re.search("[<>&]", text)

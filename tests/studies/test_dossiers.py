@@ -12,6 +12,7 @@ from mha_haiku.report import dossier
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers, head_importance
 from mha_haiku.studies.workbench import Bench
+from tests.report.conftest import archive
 
 DEVICES = jax.local_devices()[:1]
 N = 5
@@ -43,6 +44,7 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
 
 def test_positions_that_are_images_repeat_no_token(trained):
     saved = report.maps.load(trained / "attention" / "maps.npz")
+    same = np.full_like(saved.sides[""][0].tokens, "a")
     # Every query looks at the fourth key, which follows the same text.
     weights = [np.zeros_like(each) for each in saved.weights]
     for each in weights:
@@ -51,12 +53,20 @@ def test_positions_that_are_images_repeat_no_token(trained):
         saved,
         weights=tuple(weights),
         masked=None,
-        tokens=np.full_like(saved.tokens, "a"),
+        sides={"": tuple(side._replace(tokens=same) for side in saved.sides[""])},
     )
     assert set(dossiers.roles(saved).names.flat) == {"induction"}
-    images = np.zeros((*saved.tokens.shape, 2, 2), np.uint8)
+    images = np.zeros((*same.shape, 2, 2), np.uint8)
     images = dataclasses.replace(saved, images=images)
     assert "induction" not in dossiers.roles(images).names
+
+
+def test_a_head_that_looks_two_back_in_all_examples_is_positional():
+    weights = np.tile(np.eye(6, k=-2, dtype=np.float32), (2, 1, 1, 1))
+    lengths = np.array([6, 4])
+    arrays = archive(heads=(1,), length=6, layer_00=weights, lengths=lengths)
+    found = dossiers.roles(report.maps.checked(arrays, "maps"))
+    assert (found.names.tolist(), found.scores.tolist()) == ([["positional"]], [[1]])
 
 
 def test_scores_of_roles_are_those_of_the_model(trained):
@@ -64,8 +74,7 @@ def test_scores_of_roles_are_those_of_the_model(trained):
     saved = report.maps.load(trained / "attention" / "maps.npz")
     expected = heads.roles(run.model, run.params, [run.examples(N)])
     for i, h in np.ndindex(2, 2):
-        scores = [dossiers._scores(saved, i, n)[h] for n in range(N)]
-        means = dossiers._means(scores)
+        means = {name: x[h] for name, x in dossiers._scores(saved, i).items()}
         assert set(means) == set(expected.scores)
         for name, value in means.items():
             # Saved weights are float16; argmax may be of another of two equal ones.

@@ -184,7 +184,7 @@ def test_layers_may_have_different_numbers_of_heads():
         {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
         {"entropy": np.array([[5.0], [6.0]])},
     ]
-    numbers = zoom.summary(of_layers)
+    numbers = zoom.summary(of_layers, [range(3), range(1)])
     mean, error, nothing = (
         numbers["entropy"].mean,
         numbers["entropy"].standard_error,

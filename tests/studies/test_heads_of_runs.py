@@ -151,7 +151,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     }
     loop.train(config, tmp_path, **options)
     path = folders.Folder(tmp_path).timeline
-    first = timeline.read(path)
+    first = files.read_lines(path)
     assert [line["step"] for line in first] == [0, 10, 20]
     # What a killed run wrote after its checkpoint is written again.
     with files.LineWriter(path) as log:
@@ -160,7 +160,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
         file.write('{"step": 2')
     config.training.steps = 30
     loop.train(config, tmp_path, override_config=True, **options)
-    lines = timeline.read(path)
+    lines = files.read_lines(path)
     assert [line["step"] for line in lines] == [0, 10, 20, 30]
     assert lines[:3] == first
     steps, scores = timeline.curves(lines)

@@ -73,15 +73,16 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
     query, key, exact = saved.channels[3]
     assert (query.shape[2], key.shape[2], exact) == (T, S, True)
     lengths = np.asarray(example.lengths)
-    assert saved.lengths.tolist() == lengths.tolist()
+    (source, _), (reading, _) = saved.sides["encoder"], saved.sides["decoder"]
+    assert source.lengths.tolist() == lengths.tolist()
     for n, length in enumerate(lengths.tolist()):
         words = np.asarray(example.inputs[n]).astype(str).tolist()[:length]
-        assert saved.tokens[n, :length].tolist() == words
-        read = saved.decoder.tokens[n, : length + 1].tolist()
+        assert source.tokens[n, :length].tolist() == words
+        read = reading.tokens[n, : length + 1].tolist()
         assert read == ["<start>", *words[::-1]]
-        predicted = saved.decoder.predicted[n].tolist()
+        predicted = saved.sides["cross"][0].tokens[n].tolist()
         assert predicted[: length + 1] == [*words[::-1], "<end>"]
-        rows, columns = np.nonzero(saved.decoder.alignment[n])
+        rows, columns = np.nonzero(saved.alignment[n])
         assert (rows + columns).tolist() == [length - 1] * length
 
 
@@ -160,7 +161,9 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
     pooled = report.maps.load(path)
     assert [x.shape[2:] for x in pooled.weights[::2]] == [(3, 3), (3, 3), (3, 3)]
     target, source = attention.bin_edges(T, 3), attention.bin_edges(S, 3)
-    assert pooled.decoder.edges.tolist() == target.tolist() != source.tolist()
+    assert (
+        pooled.sides["decoder"][0].edges.tolist() == target.tolist() != source.tolist()
+    )
     by_hand = np.add.reduceat(saved.weights[3].astype("f8"), source[:-1], axis=-1)
     sees = by_hand.sum(-1, keepdims=True) > 0
     by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
@@ -197,8 +200,9 @@ def test_a_run_in_memory_and_its_output_are_shown_with_their_kinds(made, saved):
     pytest.importorskip("matplotlib")
     figure = mh.plot(made / "attention" / "maps.npz", layer="cross.0")
     panels = [axes for axes in figure.axes if axes.get_images()]
+    length = saved.sides["cross"][1].lengths[0]
     np.testing.assert_array_equal(
         panels[1].get_images()[0].get_array(),
-        saved.weights[3][0, 1, : saved.lengths[0] + 1, : saved.lengths[0]].astype("f4"),
+        saved.weights[3][0, 1, : length + 1, :length].astype("f4"),
     )
     assert len(mh.plot(maps).axes) == 4  # the heads of cross-attention, and the bar

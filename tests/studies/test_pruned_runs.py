@@ -216,3 +216,16 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
 def test_what_is_no_request_is_refused(trained, fields, message):
     with pytest.raises(ConfigError, match=message):
         pruning.prune(Bench.load(trained()), pruning.Request(**fields))
+
+
+@pytest.mark.slow
+def test_gates_say_what_pruned_models_do(trained):
+    bench = Bench.load(trained()).looped()
+    order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
+    found = pruned_runs.closed_in_order(bench, order, counts)
+    metric = pruned_runs.decisive(bench.run.task)
+    for count, value in zip(counts, found, strict=True):
+        keep = pruned_runs.kept_after(bench.run, order, count)
+        expected = pruned_runs.held_out(pruned_runs.prune(bench.run, keep))[metric]
+        assert value == pytest.approx(expected, abs=1e-6)
+    assert len(set(found)) > 1

@@ -198,7 +198,7 @@ def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     whole = dossier.Dossier("one", (collect.map_set({"one": attention_map}),))
 
     def render(shown):  # as if a page fitted with half of the bins
-        return "", shown.sets[0].examples[0].queries.bins
+        return " " * shown.sets[0].examples[0].queries.bins
 
     (pooled,) = fitting.fitted(whole, 20, render)[0].sets[0].examples
     weights = np.asarray(attention_map.weights(), np.float64)[0]

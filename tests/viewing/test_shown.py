@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.viewing import markup, parameters, pixels
+from mha_haiku.viewing import markup, shown
 
 from .conftest import H
 
@@ -91,7 +91,7 @@ def model():
 @pytest.mark.slow
 def test_parameters_are_by_layer_and_head(model):
     _, params = model
-    norms = parameters.head_norms(params, [range(4)] * 2)
+    norms = shown.head_norms(params, [range(4)] * 2)
     scope = "encoder/layer_1/attention"
     size = 8
     for h in range(4):
@@ -103,7 +103,7 @@ def test_parameters_are_by_layer_and_head(model):
         ]
         total = np.sqrt(sum((np.asarray(x, float) ** 2).sum() for x in parts))
         np.testing.assert_allclose(norms[1, h], total)
-    stacked = parameters.head_norms(mh.models.stacked(params), [range(4)] * 2)
+    stacked = shown.head_norms(mh.models.stacked(params), [range(4)] * 2)
     np.testing.assert_allclose(stacked, norms)
     view = mh.show(params, heads=range(4))
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -132,13 +132,13 @@ def test_text_cannot_leave_its_element():
 def test_a_png_file_is_read_by_others():
     reading = pytest.importorskip("matplotlib.image")
     image = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
-    read = reading.imread(io.BytesIO(pixels.png(image)))
+    read = reading.imread(io.BytesIO(markup.png(image)))
     np.testing.assert_array_equal(np.round(255 * read[..., :3]), image)
 
 
 def test_masked_cells_are_grey_and_the_largest_weight_is_yellow():
     maps = np.array([[[0.0, 1.0], [np.nan, 0.25]]])
-    image = pixels.thumbnails(maps, columns=1, side=2)
+    image = markup.thumbnails(maps, columns=1, side=2)
     assert image[0, 1].tolist() == [253, 231, 37]
-    assert image[1, 0].tolist() == pixels.MASKED.tolist()
+    assert image[1, 0].tolist() == markup.MASKED.tolist()
     assert image[0, 0].tolist() == [68, 1, 84]
