@@ -4,7 +4,6 @@ import gc
 import importlib.metadata
 import os
 import pathlib
-import shutil
 
 # Before jax is imported; processes that a test starts inherit these too. chex's pmap
 # variants are skipped in silence on one device.
@@ -19,13 +18,6 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # others may not k
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
     )
-
-# Compiled programs are kept for the next session; CI tests as on a new machine.
-if "CI" not in os.environ:
-    _compiled = pathlib.Path(__file__).resolve().parents[1] / ".pytest_cache/compiled"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compiled))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -45,7 +37,6 @@ hypothesis.settings.load_profile("mha_haiku")
 gc.set_threshold(10_000, 20, 10_000)
 
 _MAPS = pathlib.Path("/proc/self/maps")
-_MOST_KEPT = 2 * 2**30  # bytes of compiled programs
 _MOST_GROWTH = 6 * 2**30  # bytes since programs were dropped
 _tests_since_look = 0
 _resident_before = 0
@@ -59,11 +50,6 @@ def _resident() -> int:
 
 def pytest_configure(config):
     """Lets programs be read from a cache while another process is writing them."""
-    is_first = not hasattr(config, "workerinput")
-    kept = pathlib.Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", ""))
-    if is_first and kept.is_relative_to(config.rootpath) and kept.is_dir():
-        if sum(each.stat().st_size for each in kept.iterdir()) > _MOST_KEPT:
-            shutil.rmtree(kept)
     half_written = "ignore:Error reading persistent compilation cache entry:UserWarning"
     config.addinivalue_line("filterwarnings", half_written)
 

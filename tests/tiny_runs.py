@@ -145,9 +145,6 @@ def compilation_cache(tmp_path_factory):
 
     All workers of a session share it, as do the processes that tests start from now on.
     """
-    if kept := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        yield kept
-        return
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # which the workers have in common
