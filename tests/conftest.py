@@ -48,12 +48,6 @@ def _resident() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def pytest_configure(config):
-    """Lets programs be read from a cache while another process is writing them."""
-    half_written = "ignore:Error reading persistent compilation cache entry:UserWarning"
-    config.addinivalue_line("filterwarnings", half_written)
-
-
 _LONGEST = (
     "test_commands_do_what_they_say",
     "test_runs_survive",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from typing import Any, ClassVar
 
 import jax
@@ -143,12 +142,10 @@ def write_untrained(root, config, *, step: int = 3, value: float | None = None):
 def compilation_cache(tmp_path_factory):
     """A folder for compiled programs: most tests of runs compile the same three.
 
-    All workers of a session share it, as do the processes that tests start from now on.
+    Processes that tests start from now on share it; other workers have their own, as
+    JAX may read what another process has written in part.
     """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # which the workers have in common
-    folder = str(root / "compiled")
+    folder = str(tmp_path_factory.mktemp("compiled"))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
             ("jax_compilation_cache_dir", folder),

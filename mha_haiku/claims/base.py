@@ -151,7 +151,7 @@ class Claim:
     def measure(self, desk: "Desk", seed: int, arm: str) -> dict[str, float]:
         """Returns the numbers of one seed, by names, which are the same in both arms.
 
-        They are those of all configs, trained with the seed.
+        Trains every config with the seed, and joins what `of_trained` returns for each.
         """
         numbers = {}
         for name, config in self.configs(arm).items():
@@ -161,5 +161,8 @@ class Claim:
     def of_trained(
         self, desk: "Desk", trained: "Trained", name: str, arm: str
     ) -> dict[str, float]:
-        """Returns the numbers of the config of a name, once it has been trained."""
+        """Returns the numbers of one trained config, given its name in `configs`.
+
+        A claim defines this, or overrides `measure`.
+        """
         raise NotImplementedError

@@ -20,7 +20,7 @@ class Together:
     program; the data are the same for all. Where a `while_loop` ends sooner for one
     model, its state is kept while the others go on: a model that is told to stop at the
     step it is at takes no step, and none of another's numbers, NaN included, reach it.
-    One model has no such axis: its programs are those of the placement.
+    One model has no such axis, and runs the placement's own programs.
 
     Attributes:
       placement: The placement that programs are made for.

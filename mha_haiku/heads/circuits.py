@@ -58,7 +58,7 @@ def copying_score(
                 f"got shapes {embedding.shape} and {unembedding.shape}."
             )
         inner = unembedding @ embedding
-    # Eigenvalues of A B are those of B A, V x V in place of N x N; others are 0.
+    # A B and B A share their nonzero eigenvalues, and B A is V x V instead of N x N.
     return _positivity(weights.output @ inner @ weights.value)
 
 
@@ -168,7 +168,7 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     """Returns through which of q, k and v heads of one part read those of another.
 
     Without other heads in between: "" where they do not, as those of a layer below.
-    `kinds` are those of all parts, "" where there is one kind.
+    `kinds` has the kind of every part, "" where there is one kind.
     """
     first, second = kinds[sender], kinds[receiver]
     if first == "encoder" and second == "cross":

@@ -46,8 +46,8 @@ def drift_subject(
 def mean_pooled(model: models.Model) -> models.Model:
     """Returns the model with vectors `[B, D]` in place of logits.
 
-    A vector is the mean of an example's outputs over its valid positions; of an
-    encoder-decoder those of the decoder. The model's `Output` must have `output`.
+    A vector is the mean of an example's outputs over its valid positions; in an
+    encoder-decoder, of the decoder's outputs. The model's `Output` must have `output`.
     """
 
     def apply(params, rng, inputs, *, lengths=None, **options):

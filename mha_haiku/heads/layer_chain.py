@@ -81,7 +81,7 @@ def mixed(
     """Returns the transposed matrix of a layer times columns `[B..., T, R]`.
 
     The matrix is `residual I + (1 - residual) A`. Rows of A are divided by their sums;
-    where a sum is 0, the row is that of I.
+    where a sum is 0, the row is taken from I.
 
     Args:
       totals: `[B..., T]`, the sums of rows.

@@ -175,8 +175,8 @@ def _changes(model, params, clean, corrupted, edges, *, metric, through_units):
         sender, receiver, kind = edge[:2], edge[2:4], edge[4]
         output, changed = held(sender)
 
-        # All heads of the receiver's part read anew, and all others of them are what
-        # they were.
+        # The whole part of the receiver reads the changed values; its other heads are
+        # then set back to their clean outputs.
         def read_anew(own, given):
             part, own_kind, other = given
             return jnp.where((part == receiver[0]) & (kind == own_kind), other, own)

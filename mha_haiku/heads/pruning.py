@@ -151,11 +151,11 @@ def scaled(
 
 
 def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with those that belong to heads or units changed.
+    """Returns the parameters with every array changed that has an axis of `holders`.
 
-    Those of which an axis holds one of `holders` are: `change(layer, axis, array)`
-    returns the new array, or None to remove it; a slice of layers means all of these,
-    stacked. A layer with heads or units, but without such a parameter, is an error.
+    `change(layer, axis, array)` returns the new array, or None to remove it; the layer
+    of stacked layers is a slice. It is an error if a layer has heads or units, but no
+    such array.
     """
     if anatomy.UNITS in holders:
         counts, place = models.hidden_sizes(config), models.layer_of

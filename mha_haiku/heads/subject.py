@@ -161,7 +161,7 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
 
 
 def is_scanned(model: models.Model, params: Any) -> bool:
-    """Returns whether parameters are those of scanned layers."""
+    """Returns whether parameters are stacked, as scanned layers have them."""
     return model.config is not None and any(map(anatomy.is_stacked, params))
 
 

@@ -111,9 +111,9 @@ class Layer(hk.Module):
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns `x` after an attention part, its map, and its cache if one is given.
 
-        It attends to `encoded`, `[B..., S, D]`, or to x. Names are those of the
-        attention and its norm; a residual of None is as the layer says; options are of
-        the attention's call.
+        The attention reads keys from `encoded`, `[B..., S, D]`, or from x. `names` are
+        the names of the attention and its norm; without `residual` the layer decides;
+        `options` go to the attention's call.
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded

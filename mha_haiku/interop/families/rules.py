@@ -75,7 +75,12 @@ def sizes(
     ),
 ) -> tuple[Setting, ...]:
     """Returns the settings of L, D, H and F; without defaults all must be given."""
-    ours = "num_layers model_size attention.num_heads feed_forward.hidden_size".split()
+    ours = (
+        "num_layers",
+        "model_size",
+        "attention.num_heads",
+        "feed_forward.hidden_size",
+    )
     return tuple(map(Setting, ours, names, defaults or [tables.REQUIRED] * 4))
 
 
