@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-LENGTH, HEADS, SIZE = 65_536, 2, 16
+LENGTH, HEADS, SIZE = 65_536, 4, 64
 
 # In a process of its own, whose peak of memory is not that of other tests.
 PROGRAM = f"""

@@ -29,12 +29,14 @@ TOKENS, KEY_TOKENS = rng.integers(0, 3, (B, T)), rng.integers(0, 3, (B, S))
 CHOSEN, COUNTED = rng.random((B, S)) < 0.3, rng.random((B, T)) < 0.8
 LENGTHS = np.asarray([14, 0])
 MASKS = {
+    "full": masks.full,
     "causal padding": lambda: masks.causal() & masks.padding(LENGTHS),
     "window": lambda: masks.window(7, 0),
     "segments": lambda: masks.segments(np.sort(TOKENS), np.sort(KEY_TOKENS)),
 }
 # Mask, bias, score: few, as they compile for long.
 CASES = [
+    ("full", "array", "dot product"),
     ("causal padding", "table", "dot product"),
     ("window", "alibi", "capped"),
     ("segments", "array", "additive"),
