@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import checks
-from mha_haiku.report import maps
+from mha_haiku.report import map_set
 from mha_haiku.runs import files, folders
 from mha_haiku.studies import pruning
 
@@ -84,7 +84,7 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.read_json(path),
         lambda path: files.read_lines(path),
         lambda path: files.LineWriter(path),
-        lambda path: maps.load(path),
+        lambda path: map_set.MapSet.load(path),
         lambda path: pruning.read_curve(path),
         lambda path: folders.load_run(path.parent),
     ],

@@ -4,6 +4,7 @@ Each function returns the bytes or the text of a file; its caller writes the fil
 """
 
 from mha_haiku.report import (
+    archive,
     curves,
     dossier,
     drawing,
@@ -11,12 +12,13 @@ from mha_haiku.report import (
     fitting,
     heads,
     labels,
-    maps,
+    map_set,
     page,
     tables,
 )
 
 __all__ = [
+    "archive",
     "curves",
     "dossier",
     "drawing",
@@ -24,7 +26,7 @@ __all__ = [
     "fitting",
     "heads",
     "labels",
-    "maps",
+    "map_set",
     "page",
     "tables",
 ]

@@ -10,21 +10,19 @@ P query and Q key bins, which are single positions in a whole map.
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mha_haiku.report import drawing, labels, maps
-from mha_haiku.report.dossier import Axis
-from mha_haiku.report.maps import Maps, Side
+from mha_haiku.report import drawing, labels
+from mha_haiku.report.map_set import Axis, MapSet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-_EXAMPLE = 0
 _BAR_INCHES = 1.0  # the colour bar, its numbers and its name
 # Up to this many positions the axes show tokens; above it, position numbers.
 _MOST_TOKENS = 64
@@ -38,18 +36,19 @@ _SIDE = 2.2  # inches of a panel
 
 
 def pictures(
-    saved: Maps, formats: Sequence[str] = ("png",)
+    maps: MapSet, formats: Sequence[str] = ("png",)
 ) -> Iterator[tuple[str, bytes]]:
     """Yields each layer's pictures, one of each format: file names and bytes."""
-    scale = _shared_scale(saved)
+    scale = _shared_scale(maps)
     draw = drawing.picture(layer_figure)
-    for place, number in enumerate(saved.numbers):
-        name = f"{saved.kinds[place] or 'layer'}_{number:02d}"
+    for place, layer in enumerate(maps.layers):
+        number = place if layer.number is None else layer.number
         for kind in formats:
-            yield f"{name}.{kind}", draw(saved, place, scale, format=kind)
+            name = f"{layer.kind or 'layer'}_{number:02d}.{kind}"
+            yield name, draw(maps, place, scale, format=kind)
 
 
-def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
+def layer_figure(maps: MapSet, layer: int, scale: "Normalize") -> "Figure":
     """Draws the heads of one layer, with a colour scale from 0 to the largest weight.
 
     Returns:
@@ -57,13 +56,14 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     """
     from matplotlib import cm
 
-    heads = saved.head_names[layer]
-    bands = 2 if heads and saved.means is not None else 1
+    heads, example, mean = maps.layers[layer].heads, maps.examples[0], maps.mean
+    axes = example.axes(maps.layers[layer])
+    bands = 2 if heads and mean is not None else 1
     rows, columns = _grid(len(heads))
-    across, down, margin = _panel_inches(saved, layer)
+    across, down, margin = _panel_inches(axes[:2])
     step_across, step_down = across + margin + 0.2, down + margin + 0.35
     width = columns * step_across + _BAR_INCHES
-    heading = _heading(saved, layer, width)
+    heading = _heading(maps, layer, width)
     top = 0.25 + 0.21 * len(heading)
     height = top + rows * bands * step_down
     sheet = drawing.figure_class()((width, height), dpi=drawing.DOTS_PER_INCH)
@@ -72,21 +72,21 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
         left = column * step_across + margin
         bottom = height - top - row * step_down - 0.3 - down
         place = (left / width, bottom / height, across / width, down / height)
-        axes = sheet.add_axes(place)
-        axes.set_title(_literal(title), fontsize=10, parse_math=False)
-        return axes
+        drawn = sheet.add_axes(place)
+        drawn.set_title(_literal(title), fontsize=10, parse_math=False)
+        return drawn
 
     for head, name in enumerate(heads):
         row, column = divmod(head, columns)
-        axes = panel(row * bands, column, name)
-        _draw_example(axes, saved, layer, head, scale)
-        if saved.means is not None:
-            title = f"{name}, mean of {saved.mean_examples} examples"
-            axes = panel(row * bands + 1, column, title)
-            _draw(
-                axes, saved.means[layer][head], scale, saved.sides[saved.kinds[layer]]
-            )
-            _number_axes(axes, saved, layer, *saved.means[layer].shape[1:])
+        drawn = panel(row * bands, column, f"head {name}")
+        tokens = _has_tokens(axes[:2])
+        _draw(drawn, example.weights[layer][head], scale, axes[:2], tokens)
+        if (aligned := axes.aligned_cells()) is not None:
+            drawing.frames(drawn, aligned)
+        if mean is not None:
+            sides = mean.axes(maps.layers[layer])[:2]
+            drawn = panel(row * bands + 1, column, f"head {name}, {mean.name}")
+            _draw(drawn, mean.weights[layer][head], scale, sides, False)
     if not heads:
         panel(0, 0, "this layer has no heads left").set_axis_off()
     tall = min(height - top - 0.8, 5.0)
@@ -109,17 +109,18 @@ def layer_figure(saved: Maps, layer: int, scale: "Normalize") -> "Figure":
     return sheet
 
 
-def _heading(saved: Maps, layer: int, width: float) -> list[str]:
+def _heading(maps: MapSet, layer: int, width: float) -> list[str]:
     """Returns the lines above the panels, wrapped to a figure `width` inches wide."""
-    which = f"{saved.layer_names[layer]}, {saved.example_names[_EXAMPLE]}"
-    if saved.num_examples > 1:
-        which += f" (the first of {saved.num_examples} in index.html)"
-    lines = [saved.title, which, "One colour scale for all layers."]
-    if _aligned(saved, layer) is not None:
+    example, count = maps.examples[0], len(maps.inputs)
+    which = f"{maps.layers[layer].name}, {example.name}"
+    if count > 1:
+        which += f" (the first of {count} in index.html)"
+    lines = [maps.name, which, "One colour scale for all layers."]
+    axes = example.axes(maps.layers[layer])
+    if axes.alignment is not None:
         lines.append("Frames: where the task says that a row should look.")
-    sides = saved.sides[saved.kinds[layer]]
-    if saved.pooled:
-        queries, keys = (int(np.diff(side.edges).max()) for side in sides)
+    if maps.is_pooled:
+        queries, keys = (int(np.diff(axis.edges).max()) for axis in axes[:2])
         lines.append(
             f"Pooled: a cell is the weight of up to {queries} queries, averaged, "
             f"on up to {keys} keys together."
@@ -128,33 +129,14 @@ def _heading(saved: Maps, layer: int, width: float) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(_literal(line), wide)]
 
 
-def _draw_example(
-    panel: "Axes", saved: Maps, layer: int, head: int, scale: "Normalize"
-) -> None:
-    rows, columns = saved.shown_cells(_EXAMPLE, layer)
-    weights = saved.weights[layer][_EXAMPLE, head, :rows, :columns]
-    sides = saved.sides[saved.kinds[layer]]
-    _draw(panel, weights, scale, sides)
-    aligned = _aligned(saved, layer)
-    if aligned is not None:
-        drawing.frames(panel, aligned)
-    if saved.pooled or max(rows, columns) > _MOST_TOKENS:
-        _number_axes(panel, saved, layer, rows, columns)
-        return
-    queries, keys = (
-        _tokens(side)[:count]
-        for side, count in zip(sides, (rows, columns), strict=True)
-    )
-    size = {"fontsize": _token_points(saved, layer), "parse_math": False}
-    turned = 90 if max(map(len, keys)) > 1 else 0
-    panel.set_xticks(range(columns), keys, rotation=turned, **size)
-    panel.set_yticks(range(rows), queries, **size)
-    panel.tick_params(length=2, pad=2)
-
-
 def _draw(
-    panel: "Axes", weights: np.ndarray, scale: "Normalize", sides: Sequence[Side]
+    panel: "Axes",
+    weights: np.ndarray,
+    scale: "Normalize",
+    sides: Sequence[Axis],
+    has_tokens: bool,
 ) -> None:
+    """Draws a map with its tokens on both sides, or else with positions."""
     panel.set_axis_on()
     panel.imshow(
         weights.astype(np.float32), norm=scale, cmap="viridis", interpolation="nearest"
@@ -162,32 +144,30 @@ def _draw(
     query, key = (side.label for side in sides)
     panel.set_xlabel(f"key: {key}" if key else "key (attended to)", fontsize=9)
     panel.set_ylabel(f"query: {query}" if query else "query (attends)", fontsize=9)
+    queries, keys = sides
+    if not has_tokens:
+        _number_axis(panel.set_xticks, keys, sides)
+        _number_axis(panel.set_yticks, queries, sides)
+        return
+    size = {"fontsize": _token_points(sides), "parse_math": False}
+    turned = 90 if max(map(len, _tokens(keys))) > 1 else 0
+    panel.set_xticks(range(keys.bins), _tokens(keys), rotation=turned, **size)
+    panel.set_yticks(range(queries.bins), _tokens(queries), **size)
+    panel.tick_params(length=2, pad=2)
 
 
-def _aligned(saved: Maps, layer: int) -> np.ndarray | None:
-    """Returns the cells with aligned positions, `[T', S']`; None: not known."""
-    if saved.kinds[layer] != "cross" or saved.alignment is None:
-        return None
-    rows, columns = saved.shown_cells(_EXAMPLE, layer)
-    edges = [side.edges for side in saved.sides["cross"]]
-    cells = maps.cells_of(saved.alignment[_EXAMPLE], *edges)
-    return cells[:rows, :columns]
+def _has_tokens(sides: Sequence[Axis]) -> bool:
+    """Returns whether tokens are legible on both sides."""
+    return all(not x.is_pooled and x.bins <= _MOST_TOKENS for x in sides)
 
 
-def _number_axes(
-    panel: "Axes", saved: Maps, layer: int, rows: int, columns: int
-) -> None:
+def _number_axis(set_ticks: Callable, axis: Axis, sides: Sequence[Axis]) -> None:
     """Puts the position at which a cell starts on some of the cells."""
-    queries, keys = saved.sides[saved.kinds[layer]]
-    for set_ticks, edges, cells in (
-        (panel.set_xticks, keys.edges, columns),
-        (panel.set_yticks, queries.edges, rows),
-    ):
-        step = _step(cells)
-        if saved.pooled:
-            step = 2 ** math.ceil(math.log2(max(cells / 8, 1)))
-        shown = range(0, cells, step)
-        set_ticks(shown, [str(edges[cell]) for cell in shown], fontsize=8)
+    step = _step(axis.bins)
+    if any(each.is_pooled for each in sides):
+        step = 2 ** math.ceil(math.log2(max(axis.bins / 8, 1)))
+    shown = range(0, axis.bins, step)
+    set_ticks(shown, [str(axis.edges[cell]) for cell in shown], fontsize=8)
 
 
 def _step(cells: int) -> int:
@@ -201,9 +181,8 @@ def _literal(text: str, longest: int = 200) -> str:
     return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest)
 
 
-def _tokens(side: Side) -> list[str]:
-    tokens = map(labels.visible, side.tokens[_EXAMPLE].tolist())
-    return [_literal(token, _LONGEST_TOKEN) for token in tokens]
+def _tokens(side: Axis) -> list[str]:
+    return [_literal(labels.visible(x), _LONGEST_TOKEN) for x in side.tokens]
 
 
 def _grid(num_heads: int) -> tuple[int, int]:
@@ -215,15 +194,14 @@ def _grid(num_heads: int) -> tuple[int, int]:
     return math.ceil(num_heads / columns), columns
 
 
-def _panel_inches(saved: Maps, layer: int) -> tuple[float, float, float]:
+def _panel_inches(sides: Sequence[Axis]) -> tuple[float, float, float]:
     """Returns width and height of a panel, and the margin that its labels need."""
-    rows, columns = saved.shown_cells(_EXAMPLE, layer)
+    rows, columns = (axis.bins for axis in sides)
     cells = max(rows, columns)
     side, margin = 2.8, 0.65
-    if not saved.pooled and cells <= _MOST_TOKENS:
-        sides = saved.sides[saved.kinds[layer]]
+    if _has_tokens(sides):
         longest = max(len(token) for side in sides for token in _tokens(side))
-        label = longest * _token_points(saved, layer) * 0.75 / 72
+        label = longest * _token_points(sides) * 0.75 / 72
         side, margin = _whole_panel_inches(cells), 0.4 + max(0.2, label)
     # Cells are square, but no side is so short that its name finds no room.
     return side * max(0.45, columns / cells), side * max(0.45, rows / cells), margin
@@ -233,18 +211,19 @@ def _whole_panel_inches(cells: int) -> float:
     return max(2.8, 0.095 * cells)
 
 
-def _token_points(saved: Maps, layer: int) -> float:
+def _token_points(sides: Sequence[Axis]) -> float:
     """Returns the font size at which tokens do not touch each other."""
-    cells = max(saved.shown_cells(_EXAMPLE, layer))
+    cells = max(axis.bins for axis in sides)
     return min(10.0, 72 * 0.95 * _whole_panel_inches(cells) / cells)
 
 
-def _shared_scale(saved: Maps) -> "Normalize":
-    shown = [weights[_EXAMPLE] for weights in saved.weights] + list(saved.means or ())
+def _shared_scale(maps: MapSet) -> "Normalize":
+    shown = [maps.examples[0], *filter(None, [maps.mean])]
     largest = max(
-        (float(weights.max()) for weights in shown if weights.size), default=1
+        (float(x.max()) for each in shown for x in each.weights if x.size), default=1
     )
-    keys = max(len(saved.sides[kind][1].edges) for kind in saved.kinds) - 1
+    axes = (each.axes(layer) for each in maps.examples for layer in maps.layers)
+    keys = max(each.keys.bins for each in axes)
     return _norm(largest, "linear" if keys <= _MOST_LINEAR else "root")
 
 

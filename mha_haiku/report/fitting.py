@@ -3,13 +3,15 @@
 H heads, P query and Q key bins.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from mha_haiku.report import dossier
-from mha_haiku.report.dossier import Dossier, MapSet
+from mha_haiku.report import map_set
+from mha_haiku.report.dossier import Dossier
+from mha_haiku.report.map_set import MapSet
 
 # To what multiples weights are rounded, and what share of the bytes is left then: of
 # maps of a pretrained model with 6 layers of 12 heads, 128 positions.
@@ -119,10 +121,10 @@ def _bins(whole, join) -> int:
 
 
 def _num_examples(whole) -> int:
-    return max(1, *(sum(not x.is_mean for x in each.examples) for each in whole.sets))
+    return max(1, *(len(each.inputs) for each in whole.sets))
 
 
-def _patches(whole) -> list[dossier.Patch]:
+def _patches(whole) -> list[map_set.Patch]:
     return [
         patch
         for each in whole.sets
@@ -179,14 +181,11 @@ def _notes(whole, cut, budget) -> list[str]:
 
 
 def _cut_set(each: MapSet, cut: Cut, least: float) -> MapSet:
-    inputs = [x for x in each.examples if not x.is_mean][: cut.examples]
-    kept = (*inputs, *(x for x in each.examples if x.is_mean))
-    each = dossier.with_heads(
-        each._replace(examples=kept),
-        [range(len(layer.heads))[: cut.heads] for layer in each.layers],
-    )
+    kept = (*each.inputs[: cut.examples], *(x for x in each.examples if x.is_mean))
+    heads = [range(len(layer.heads))[: cut.heads] for layer in each.layers]
+    each = dataclasses.replace(each, examples=kept).with_heads(heads)
     examples = tuple(_cut_example(x, each.layers, cut, least) for x in each.examples)
-    return each._replace(examples=examples)
+    return dataclasses.replace(each, examples=examples)
 
 
 def _cut_example(example, layers, cut, least):

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.report import dossier, labels
-from mha_haiku.report.dossier import Axes, Axis, Dossier, Example, MapSet
+from mha_haiku.report import dossier, labels, map_set
+from mha_haiku.report.dossier import Dossier
 from mha_haiku.report.heads import PerHead
+from mha_haiku.report.map_set import Axes, Axis, Example, MapSet
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
@@ -328,7 +329,7 @@ def _answers(example: Example) -> dict[str, Any] | None:
     }
 
 
-def _images(images: dossier.Images | None) -> dict[str, Any] | None:
+def _images(images: map_set.Images | None) -> dict[str, Any] | None:
     if images is None:
         return None
     pixels = images.pixels if images.kind == "positions" else images.pixels[None]
@@ -346,7 +347,7 @@ def _images(images: dossier.Images | None) -> dict[str, Any] | None:
     }
 
 
-def _channels(channels: dossier.Channels | None) -> dict[str, Any] | None:
+def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
     """Returns queries and keys, rounded to 127 steps of the largest of their head."""
     if channels is None:
         return None

@@ -1,9 +1,9 @@
 """Attention maps of a run, and what its heads do, as arrays, pictures and a page.
 
-Dimensions: N examples shown, L layers, H heads, T query positions, S key positions;
-T' and S' are T and S, or the bins of a pooled map.
+Dimensions: N examples shown, H heads, T query positions, S key positions.
 """
 
+import dataclasses
 import logging
 import os
 import re
@@ -19,8 +19,10 @@ from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.heads import alignment, subject
+from mha_haiku.report import map_set
+from mha_haiku.report.map_set import Answers, Axes, Axis, Example, Images, Layer, MapSet
 from mha_haiku.runs import files, progress
-from mha_haiku.studies import dossiers, head_statistics, imported_runs, zoom
+from mha_haiku.studies import collecting, dossiers, head_statistics, imported_runs
 from mha_haiku.studies.workbench import Bench
 
 _logger = logging.getLogger("mha_haiku")
@@ -55,23 +57,23 @@ def dump(
     out: str | os.PathLike | None = None,
     **options: Any,
 ) -> Path:
-    """Runs a trained model and writes its attention: maps.npz and statistics.npz.
+    """Runs a trained model and writes its attention, a `MapSet`, to maps.npz.
 
     Arguments and errors are those of `measured`, and `out` is the folder to write to;
     None means `attention` in the run's folder, and `attention/own_text` there for own
     inputs.
 
     Returns:
-      The path of maps.npz, beside which statistics.npz is.
+      The path of maps.npz.
     """
-    arrays, statistics = measured(bench, own=own, **options)
+    maps = measured(bench, own=own, **options)
     folder = bench.folder.attention
     folder = folder if own is None else folder / "own_text"
     folder = folder if out is None else checks.as_path(out)
-    report.maps.checked(arrays, folder / "maps.npz")  # before any file changes
+    with checks.user_mistakes():
+        maps.check(is_finite=True)  # before any file changes
     if cluster.is_first():
-        files.write_arrays(folder / "statistics.npz", statistics)
-        files.write_arrays(folder / "maps.npz", arrays)
+        maps.save(folder / "maps.npz")
     return folder / "maps.npz"
 
 
@@ -86,11 +88,12 @@ def measured(
     means: bool = True,
     channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns the arrays of maps.npz and of statistics.npz.
+) -> MapSet:
+    """Returns the maps of a run with what its heads do on the same examples.
 
     Up to `config.attention.full_length` positions the maps are whole; longer ones are
-    pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
+    pooled to `config.attention.pooled_size` bins with finer parts, and nothing of size
+    T x S is made. Padding is left out: an example ends with its last valid position.
 
     Args:
       bench: The run.
@@ -100,26 +103,15 @@ def measured(
         `config.attention.examples`.
       own: Inputs to run on instead.
       weights: Whether maps are whole at any length.
-      means: Whether there are means of whole maps over many examples.
+      means: Whether the last example is the mean of whole maps over many examples.
       channels: Whether there are queries and keys too, where maps are whole.
       devices: Those that divide the work; None: all of all processes.
 
     Returns:
-      Of each of the `layers [L]`, here of layer 1, `layer_01` `[N, H, T', S']` and
-      `heads_01` `[H]`, for whole maps of held-out examples `mean_01` `[H, T, S]` over
-      `mean_examples` of them, for pooled ones `patches_01 [N, H, n, R, R]` and
-      `places_01 [N, H, n, 3]` as in `zoom.Patches`, and of `channels` `query_01 [N, H,
-      T, K]`, `key_01` and `exact_01` as in `zoom.channels`; `masked [N, T', S']`, or
-      `masked_01` where layers or heads differ; and the other fields of
-      `report.maps.Maps` by their names, those of its decoder as `decoder_tokens` and so
-      on.
-      And statistics: numbers of `attention.Statistics` that are one per head, by their
-      names: `entropy [L, H]`, ..., means over the N examples (NaN where a layer has
-      fewer heads), with their `entropy_standard_error`, ...; where maps are whole, for
-      each of `Task.alignments` also the share of `heads.alignment` (over the examples
-      of `mean_examples`, if there are means; NaN but for cross-attention); `names`,
-      `units` and `labels` of these; and `title`, `layer_names`, `head_names [H]` and
-      `num_examples`.
+      The set, with the roles of heads where maps are whole. Its numbers are those of
+      `attention.Statistics` that are one per head and, where maps are whole, for each
+      of `Task.alignments` the share of `heads.alignment` (over the examples of the mean
+      if there is one; NaN but for cross-attention).
 
     Raises:
       ConfigError: If there is no such layer, head, example or token.
@@ -168,73 +160,56 @@ def measured(
         example = jax.tree.map(lambda x: x[filled], own)
         seen = jax.device_get(observe(bench.run.params, example))
         seen = jax.tree.map(lambda x: x[:count], seen)
-    example, answers, maps, numbers, masked, parts, products = seen
-
-    edges = _edges(length, num_bins)
-    names = {
-        "title": np.array(bench.title),
-        "step": np.array(run.step),
-        "layers": np.array(layers),
-        "layer_names": np.array([layer_heads[i].label for i in layers]),
-    }
+    example, answers, seen = seen
+    shown = [
+        Layer(
+            layer_heads[i].label,
+            tuple(map(str, names)),
+            layer_heads[i].kind,
+            i,
+            layer_heads[i].layer,
+        )
+        for i, names in zip(layers, chosen, strict=True)
+    ]
     alignments = alignment.of_batch(run.task.alignments, example)
-    arrays = {
-        **names,
-        "example_names": np.array(names_of_examples),
-        "query_edges": edges,
-        "key_edges": edges,
-        **_texts(run.task, example, answers, is_own=own is not None),
-        **_masked(layers, masked),
-    }
-    if example.decoder_inputs is not None:
-        arrays |= _decoder(run.task, example, alignments.get("aligned"), num_bins)
-        arrays["kinds"] = np.array([layer_heads[i].kind for i in layers])
-        arrays["numbers"] = np.array([layer_heads[i].layer for i in layers])
-    per_layer = zip(layers, chosen, maps, parts, products, strict=True)
-    for i, names_shown, layer, finer, product in per_layer:
-        arrays[f"layer_{i:02d}"] = layer.astype(run.config.attention.dtype)
-        arrays[f"heads_{i:02d}"] = np.array([f"head {j}" for j in names_shown], np.str_)
-        if finer is not None:
-            arrays[f"places_{i:02d}"] = finer.places
-            arrays[f"patches_{i:02d}"] = finer.weights.astype(np.float16)
-        if product is not None:
-            query, key, exact = product
-            arrays[f"query_{i:02d}"] = query.astype(np.float16)
-            arrays[f"key_{i:02d}"] = key.astype(np.float16)
-            arrays[f"exact_{i:02d}"] = np.array(exact.all())
-    aligned = [_aligned(layers, layer_heads, maps, alignments)] if is_whole else []
+    bare = _examples(
+        run.task,
+        names_of_examples,
+        example,
+        answers,
+        alignments.get("aligned"),
+        num_bins=num_bins,
+        is_own=own is not None,
+    )
+    aligned, mean = [], None
+    if is_whole:
+        aligned = [_aligned(shown, [each.weights for each in seen], alignments)]
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         batches = bench.observations(
             observe, range(count), batch_size=batch_size, name="means of maps"
         )
-        of_batches, aligned = [], []
-        for batch, _, weights_of_batch, *_ in batches:
-            of_batches.append([x.mean(axis=0) for x in weights_of_batch])
-            there = alignment.of_batch(run.task.alignments, batch)
-            aligned.append(_aligned(layers, layer_heads, weights_of_batch, there))
-        for i, batch_means in zip(layers, zip(*of_batches, strict=True), strict=True):
-            arrays[f"mean_{i:02d}"] = np.mean(batch_means, axis=0, dtype=np.float32)
-        arrays["mean_examples"] = np.array(count)
-    shown = [j for j in wanted if any(j in names for names in chosen)]
-    columns = [[shown.index(j) for j in names] for names in chosen]
-    scores = [
-        {
-            name: np.concatenate([x[name] for x in batches if name in x])
-            for name in dict.fromkeys(name for x in batches for name in x)
-        }
-        for batches in zip(*aligned, strict=True)
-    ]
-    numbers = zoom.summary(scores, columns) | zoom.summary(numbers, columns)
-    statistics = {
-        **names,
-        **report.heads.to_arrays(numbers, layers=layers, heads=[shown] * len(layers)),
-        "head_names": np.array([f"head {j}" for j in shown]),
-        "num_examples": np.array(len(example.inputs)),
-    }
-    del statistics["heads"]  # as their names
-    return arrays, statistics
+        aligned, of_batches = [], []
+        for batch, _, seen_of_batch in batches:
+            maps = [each.weights for each in seen_of_batch]
+            of_batches.append([x.mean(axis=0) for x in maps])
+            known = alignment.of_batch(run.task.alignments, batch)
+            aligned.append(_aligned(shown, maps, known))
+        maps = zip(*of_batches, strict=True)
+        maps = [np.mean(each, axis=0, dtype=np.float32) for each in maps]
+        mean = _mean(f"mean of {count} examples", example, maps)
+    for i, batches in enumerate(zip(*aligned, strict=True)):
+        scores = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+        seen[i] = seen[i]._replace(numbers=scores | seen[i].numbers)
+    dtype = run.config.attention.dtype
+    found = collecting.map_set(
+        bench.title, shown, seen, bare, step=run.step, dtype=dtype
+    )
+    found = dataclasses.replace(found, roles=dossiers.roles(found))
+    if mean is not None:
+        found = dataclasses.replace(found, examples=(*found.examples, mean))
+    return found
 
 
 def write_report(
@@ -259,15 +234,15 @@ def write_report(
         cannot be written.
     """
     folder = checks.as_path(folder)
-    saved = report.maps.load(folder / "maps.npz")
+    maps = MapSet.load(folder / "maps.npz")
     shown = dossiers.of_maps(folder, compare=compare)
     _, page = report.fitting.fitted(shown, _PAGE_BYTES, report.page.render)
     written = []
     if report.drawing.is_possible():
-        count = saved.num_layers * len(formats)
+        count = len(maps.layers) * len(formats)
         doing = {"name": "attention", "doing": "drawing"}
         with progress.Bar(count, unit="picture", **doing) as bar:
-            for name, picture in report.figures.pictures(saved, formats):
+            for name, picture in report.figures.pictures(maps, formats):
                 written.append(files.write(folder / name, picture))
                 bar.advance()
     for path in folder.iterdir():
@@ -279,9 +254,8 @@ def write_report(
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
     """Returns a function of parameters and a batch of examples.
 
-    It returns the batch, the likeliest classes with their probabilities, and per layer
-    the maps (pooled or whole), the statistics of the heads, the masked cells, of pooled
-    maps their finer parts, and of whole ones `channels` if they are asked for.
+    It returns the batch, the likeliest classes with their probabilities, and for each
+    layer what is `collecting.Seen` of its map.
     """
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
@@ -291,82 +265,39 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
         example = bench.spread(example)
 
         def observed(attention_map, kind):
-            tokens = subject.tokens(example, kind)
-            pooled = None
-            if num_bins is not None:
-                pooled = tuple(min(num_bins, x) for x in attention_map.shape[-2:])
-            statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
-            cells = attention_map.weights() if pooled is None else statistics.pooled
-            parts = None
-            if pooled is not None:
-                # Whole on every device: where the parts lie depends on the data.
-                parts = zoom.patches(*bench.gathered((attention_map, cells)))
-            masked = zoom.masked_cells(attention_map, *(pooled or (None, None)))
-            numbers = zoom.per_head(statistics)
-            products = None
-            if channels and pooled is None:
-                query, key, exact = zoom.channels(attention_map)
-                products = query, key, jnp.full(query.shape[:2], exact)
-            return of_heads((cells, numbers, masked, parts, products), shared)
-
-        def of_heads(found, heads):
-            cells, numbers, masked, parts, products = found
-            if masked.shape[1] > 1:
-                masked = masked[:, heads]
-            cells, numbers, parts, products = jax.tree.map(
-                lambda x: x[:, heads], (cells, numbers, parts, products)
+            seen = collecting.see(
+                attention_map,
+                bins=num_bins,
+                tokens=subject.tokens(example, kind),
+                has_patches=True,
+                has_channels=channels,
+                gathered=bench.gathered,
             )
-            return cells, numbers, masked, parts, products
+            return seen.of_heads(shared)
 
-        output, found = bench.observed(params, example, observed, layers)
+        output, seen = bench.observed(params, example, observed, layers)
         if not is_same:
-            found = [
-                of_heads(each, np.array(heads, int))
-                for each, heads in zip(found, heads_of_layers, strict=True)
-            ]
+            pairs = zip(seen, heads_of_layers, strict=True)
+            seen = [each.of_heads(np.array(heads, int)) for each, heads in pairs]
         answers = None
         if output.logits is not None:
             shares, answers = jax.lax.top_k(
                 jax.nn.softmax(output.logits.astype(jnp.float32)),
-                min(report.dossier.MOST_LIKELIEST, output.logits.shape[-1]),
+                min(map_set.MOST_LIKELIEST, output.logits.shape[-1]),
             )
             answers = answers, shares
-        return example, answers, *map(list, zip(*found, strict=True))
+        return example, answers, list(seen)
 
     return bench.program(observe)
 
 
-def _edges(length, num_bins) -> np.ndarray:
-    """Returns the edges of so many positions in at most so many bins; None: whole."""
-    return attention.bin_edges(length, min(length, num_bins or length))
-
-
-def _decoder(task, example, aligned, num_bins) -> dict[str, np.ndarray]:
-    """Returns what stands along the maps of a decoder: see `report.maps.Maps`."""
-    num_examples, length = example.decoder_inputs.shape
-    lengths = example.decoder_lengths
-    lengths = np.full(num_examples, length) if lengths is None else lengths
-    predicted = [
-        [task.class_label(c) if t < end else "" for t, c in enumerate(row)]
-        for row, end in zip(np.asarray(example.targets).tolist(), lengths, strict=True)
-    ]
-    arrays = {
-        "decoder_tokens": [task.decoder_labels(row) for row in rows_of(example)],
-        "decoder_predicted": predicted,
-        "decoder_edges": _edges(length, num_bins),
-        "decoder_lengths": lengths,
-        "alignment": aligned,
-    }
-    return {name: np.array(x) for name, x in arrays.items() if x is not None}
-
-
-def _aligned(layers, layer_heads, maps, alignments) -> list[dict[str, np.ndarray]]:
+def _aligned(layers, maps, alignments) -> list[dict[str, np.ndarray]]:
     """Returns for each cross layer the scores `[N, H]` of each alignment, else {}."""
     return [
         {x: alignment.scores(weights, known) for x, known in alignments.items()}
-        if layer_heads[i].kind == "cross"
+        if layer.kind == "cross"
         else {}
-        for i, weights in zip(layers, maps, strict=True)
+        for layer, weights in zip(layers, maps, strict=True)
     ]
 
 
@@ -439,49 +370,114 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     return batch, ["own tokens" if text is None else "own text"]
 
 
-def _masked(layers, masked) -> dict[str, np.ndarray]:
-    """Returns the masked cells: one array where it is the same for all layers."""
-    masked = [each[:, 0] if each.shape[1] == 1 else each for each in masked]
-    is_same = all(np.array_equal(each, masked[0]) for each in masked)
-    if is_same and masked[0].ndim == 3:
-        return {"masked": masked[0]}
-    pairs = zip(layers, masked, strict=True)
-    return {f"masked_{i:02d}": each for i, each in pairs}
+def _examples(
+    task, names, example, answers, aligned, *, num_bins, is_own
+) -> list[Example]:
+    """Returns the examples of a batch on the host, without their maps.
 
-
-def _texts(task, example, answers, *, is_own) -> dict[str, np.ndarray]:
-    """Returns what is shown beside the maps: tokens, images, answers, targets."""
-    num_examples, length = example.inputs.shape[:2]
-    rows = rows_of(example)
-    targets = np.asarray(example.targets).reshape(num_examples, -1)
-    counts = np.asarray(example.weights).reshape(num_examples, -1) > 0
+    A user's text has predictions everywhere and targets nowhere.
+    """
+    classes = np.asarray(example.targets).reshape(len(names), -1)
+    counts = np.asarray(example.weights).reshape(classes.shape) > 0
     shown = counts | is_own
     if answers is None:  # of a model without logits
-        likeliest, shown = targets[..., None], np.zeros_like(counts)
-        probabilities = np.full(likeliest.shape, np.nan)
+        shown = np.zeros_like(counts)
     else:
-        likeliest, probabilities = (
-            x.reshape(*targets.shape, x.shape[-1]) for x in answers
+        likeliest, shares = (x.reshape(*classes.shape, -1) for x in answers)
+
+    def likeliest_at(place):
+        if not shown[place]:
+            return ()
+        pairs = zip(likeliest[place].tolist(), shares[place].tolist(), strict=True)
+        labelled = ((task.class_label(c), share) for c, share in pairs)
+        return tuple(pair for pair in labelled if pair[0])
+
+    examples = []
+    for n, (name, row) in enumerate(zip(names, rows_of(example), strict=True)):
+        tokens, read, predicted = task.labels(row), None, None
+        lengths, sizes = [row.lengths], [len(tokens)]
+        if row.decoder_inputs is not None:
+            read = task.decoder_labels(row)
+            lengths, sizes = [*lengths, row.decoder_lengths], [*sizes, len(read)]
+        pairs = zip(lengths, sizes, strict=True)
+        lengths = [size if x is None else max(1, int(x)) for x, size in pairs]
+        if read is not None:
+            end = len(read) if row.decoder_lengths is None else int(row.decoder_lengths)
+            predicted = [task.class_label(c) for c in classes[n, :end].tolist()]
+            predicted += [""] * (len(read) - end)
+        known = None if aligned is None else aligned[n]
+        queries, keys, kinds = _axes(num_bins, lengths, tokens, read, predicted, known)
+        whole = classes.shape[1] == 1 < sizes[-1]
+        places = [(n, t) for t in range(1 if whole else lengths[-1])]
+        targets = (
+            task.class_label(int(classes[x])) if counts[x] else "" for x in places
         )
+        images = task.images(row)
+        sides = ("",) if read is None else ("source ", "target ")
+        padded = zip(sides, sizes, lengths, strict=True)
+        said = [f"its last {x - y} {side}positions" for side, x, y in padded if x > y]
+        examples.append(
+            Example(
+                name,
+                queries,
+                keys,
+                (),
+                note=f"{' and '.join(said)} are padding" if said else "",
+                answers=Answers(
+                    tuple(targets), tuple(map(likeliest_at, places)), whole
+                ),
+                images=None if images is None else Images(images[: lengths[0]]),
+                kinds=kinds,
+            )
+        )
+    return examples
 
-    def labels(classes, shown):
-        shown = np.broadcast_to(shown, classes.shape)
-        text = [
-            task.class_label(c) if show else ""
-            for c, show in zip(classes.ravel().tolist(), shown.ravel(), strict=True)
-        ]
-        return np.array(text, dtype=np.str_).reshape(classes.shape)
 
-    lengths = example.lengths
-    images = [task.images(row) for row in rows]
-    likeliest = labels(likeliest, shown[..., None])
-    return {
-        "tokens": np.array([task.labels(row) for row in rows], dtype=np.str_),
-        "lengths": np.full(num_examples, length) if lengths is None else lengths,
-        # A user's text has predictions everywhere and targets nowhere.
-        "predictions": likeliest[..., 0],
-        "likeliest": likeliest,
-        "probabilities": np.where(shown[..., None], probabilities, np.nan).astype("f4"),
-        "targets": labels(targets, counts),
-        **({} if images[0] is None else {"images": np.stack(images)}),
+def _mean(name, example, maps) -> Example:
+    """Returns the mean of whole maps, whose tokens are not known."""
+    tokens, read = [""] * example.inputs.shape[1], None
+    if example.decoder_inputs is not None:
+        read = [""] * example.decoder_inputs.shape[1]
+    lengths = [len(each) for each in (tokens, read) if each is not None]
+    queries, keys, kinds = _axes(None, lengths, tokens, read, read)
+    return Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
+
+
+def _axes(
+    num_bins, lengths, tokens, read=None, predicted=None, aligned=None
+) -> tuple[Axis, Axis, dict[str, Axes]]:
+    """Returns the queries, the keys, and what layers of a kind have in their place.
+
+    Args:
+      num_bins: Of pooled maps; None: maps are whole.
+      lengths: How many positions are valid: of the input, and with a decoder of that.
+      tokens: The text of each position of the input.
+      read: The tokens that the decoder reads; None: there is no decoder. Answers are
+        the decoder's, whose axes are therefore those of the example.
+      predicted: The tokens that it should predict.
+      aligned: Booleans `[T, S]`: where cross-attention should look; None: not known.
+    """
+
+    def axis(texts, length, label="", notes=()):
+        edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))
+        bins = int(np.searchsorted(edges[:-1], length))
+        edges = np.minimum(edges[: bins + 1], length)
+        return Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
+
+    def said(verb, texts):
+        return [f"{verb} “{report.labels.visible(x)}”" if x else "" for x in texts]
+
+    if read is None:
+        source = axis(tokens, *lengths)
+        return source, source, {}
+    length, target_length = lengths
+    source = axis(tokens, length, "source token")
+    reading = axis(read, target_length, "token read", said("predicts", predicted))
+    predicting = axis(predicted, target_length, "token predicted", said("reads", read))
+    if aligned is not None:
+        aligned = aligned[:target_length, :length]
+    kinds = {
+        "encoder": Axes(source, source, has_answers=False),
+        "cross": Axes(predicting, source, aligned),
     }
+    return reading, reading, kinds

@@ -7,9 +7,8 @@ with those of another run.
 N examples, L layers, H heads, T positions.
 """
 
+import dataclasses
 import os
-import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,11 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment
 from mha_haiku.heads import means as averages
 from mha_haiku.report import dossier
-from mha_haiku.report.maps import Maps
+from mha_haiku.report.map_set import Example, Layer, MapSet, Roles
 from mha_haiku.runs import folders
 
 _MATCHED_EXAMPLES = 16
-_HEAD = re.compile(r"head (\d+)")
+_UNSEEN = np.iinfo(np.int64).max  # the offset of a row that sees nothing
 
 
 def of_folder(
@@ -70,44 +69,34 @@ def of_maps(
     of `of_folder`.
     """
     folder = checks.as_path(folder)
-    saved = report.maps.load(folder / "maps.npz")
+    own = MapSet.load(folder / "maps.npz")
+    title = own.name
     notes = ["The exact numbers are in maps.npz beside this page."]
     root = _run_of(folder)
-    own = _set(folder, saved, root)
+    own = _with_importance(own, root)
     if compare is None:
         moments = _snapshots(folder / "snapshots")
         if moments and own.step is not None:
             # The last of the training may be a snapshot as well.
             moments = [each for each in moments if each.step != own.step]
-            own = own._replace(name=f"step {own.step}")
+            own = dataclasses.replace(own, name=f"step {own.step}")
             moments = sorted([*moments, own], key=lambda each: each.step)
-            return dossier.Dossier(saved.title, tuple(moments), notes=tuple(notes))
-        return dossier.Dossier(
-            saved.title, (own._replace(step=None),), notes=tuple(notes)
-        )
-    other_root, other_path = checks.as_path(compare), compared(compare)
-    other_saved = report.maps.load(other_path)
-    other = _set(other_path.parent, other_saved, other_root)
+            return dossier.Dossier(title, tuple(moments), notes=tuple(notes))
+        own = dataclasses.replace(own, step=None)
+        return dossier.Dossier(title, (own,), notes=tuple(notes))
+    other_root = checks.as_path(compare)
+    other = _with_importance(MapSet.load(compared(compare)), other_root)
     matches = None
     if root is not None and _same_inputs(root, other_root):
-        matches = _matches(root, other_root, saved, other_saved)
+        matches = _matches(root, other_root, own, other)
     else:
         notes.append("The two runs have different inputs: no heads are matched.")
     return dossier.Dossier(
         f"{own.name} and {other.name}",
-        (own._replace(step=None), other._replace(step=None)),
+        tuple(dataclasses.replace(each, step=None) for each in (own, other)),
         matches,
         tuple(notes),
     )
-
-
-def of_arrays(
-    arrays: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray]
-) -> dossier.MapSet:
-    """Returns the set of maps and statistics that `attention_dump.measured` gives."""
-    saved = report.maps.checked(arrays, "maps")
-    numbers = _read(_with_names(statistics), _layout(saved), "statistics")
-    return dossier.of_maps(saved, numbers=numbers, roles=roles(saved))
 
 
 def steps_of(folder: folders.Folder) -> list[int]:
@@ -132,28 +121,27 @@ def compared(workdir: str | os.PathLike) -> Path:
     return path
 
 
-def roles(saved: Maps) -> dossier.Roles | None:
-    """Returns what heads do in the saved examples, as `heads.roles` defines it.
+def roles(maps: MapSet) -> Roles | None:
+    """Returns what heads do in the examples of a set, as `heads.roles` defines it.
 
     Of pooled maps the roles are not known, which gives None.
     """
-    if saved.pooled:
+    if maps.is_pooled:
         return None
-    shape = len(saved.weights), max(map(len, saved.head_names))
-    names = np.full(shape, "", dtype=object)
-    scores = np.full(shape, np.nan)
-    for i, own in enumerate(saved.head_names):
-        means = _scores(saved, i)
-        for h in range(len(own)):
-            of_head = {name: float(values[h]) for name, values in means.items()}
-            names[i, h], scores[i, h] = heads.role_of(of_head)
-    return dossier.Roles(names, scores)
+    names, values = np.full(maps.shape, "", object), np.full(maps.shape, np.nan)
+    for i, layer in enumerate(maps.layers):
+        means = _scores(maps, i)
+        for h in range(len(layer.heads)):
+            of_head = {name: float(x[h]) for name, x in means.items()}
+            names[i, h], values[i, h] = heads.role_of(of_head)
+    return Roles(names, values)
 
 
-def _scores(saved: Maps, layer: int) -> dict[str, np.ndarray]:
-    """Returns the scores of a layer's heads, `[H]`, over the saved examples."""
-    examples = [_of_example(saved, layer, n) for n in range(saved.num_examples)]
-    offsets = sum(each.pop("offsets") for each in examples)
+def _scores(maps: MapSet, layer: int) -> dict[str, np.ndarray]:
+    """Returns the scores of a layer's heads, `[H]`, over the examples."""
+    examples = [_of_example(maps.layers[layer], layer, each) for each in maps.inputs]
+    offsets = np.concatenate([each.pop("offsets") for each in examples], -1)
+    counts = [np.unique(x[x != _UNSEEN], return_counts=True)[1] for x in offsets]
     means = {
         name: averages.mean([each[name] for each in examples]) for name in examples[0]
     }
@@ -161,18 +149,17 @@ def _scores(saved: Maps, layer: int) -> dict[str, np.ndarray]:
         means["induction_of_repeated"] /= np.maximum(means.pop("repeated"), 1e-9)
     if "monotonic" in means:  # downwards too, as long as all examples do
         means["monotonic"] = np.abs(means["monotonic"])
-    return means | {"positional": offsets.max(-1) / np.maximum(offsets.sum(-1), 1)}
+    most = [x.max(initial=0) / max(x.sum(), 1) for x in counts]
+    return means | {"positional": np.array(most)}
 
 
-def _of_example(saved: Maps, layer: int, example: int) -> dict[str, np.ndarray]:
-    """Returns scores `[H]`, NaN where no row sees, and counts of `offsets`."""
-    lengths = num_rows, num_columns = saved.shown_lengths(example, layer)
-    part = np.s_[..., :num_rows, :num_columns]
-    *_, most_rows, most_columns = saved.weights[layer].shape
-    weights = saved.weights[layer][example][part].astype(np.float64)
-    masked = np.zeros((1, *lengths), bool)
-    if saved.masked is not None:
-        masked = saved.masked[layer][example][part].reshape(-1, *lengths)
+def _of_example(layer: Layer, place: int, example: Example) -> dict[str, np.ndarray]:
+    """Returns scores `[H]`, NaN where no row sees, and `offsets` `[H, T]` of rows."""
+    axes, weights = example.axes(layer), example.weights[place].astype(np.float64)
+    _, num_rows, num_columns = weights.shape
+    masked = example.masked_cells(place)
+    if masked is None:
+        masked = np.zeros((num_rows, num_columns), bool)
     sees = weights.sum(-1) > 0
     count = np.where(sees.any(-1), sees.sum(-1), np.nan)
 
@@ -182,29 +169,20 @@ def _of_example(saved: Maps, layer: int, example: int) -> dict[str, np.ndarray]:
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
     most = np.log(np.maximum((~masked).sum(-1), 1))
     places = weights.argmax(-1)
-    offsets = np.arange(num_rows) - places + most_columns - 1
-    bins = most_rows + most_columns - 1
-    counts = [
-        np.bincount(each[rows], minlength=bins)
-        for each, rows in zip(offsets, sees, strict=True)
-    ]
     found = {
         "first_token": mean(weights[..., 0]),
         "relative_entropy": mean(entropy) / np.maximum(mean(most), 1e-9),
-        "offsets": np.reshape(counts, (len(weights), bins)),
+        "offsets": np.where(sees, np.arange(num_rows) - places, _UNSEEN),
     }
-    if saved.kinds[layer] == "cross":
+    if layer.kind == "cross":
         pairs = zip(places, sees, strict=True)
         found["monotonic"] = np.array([_correlation(*each) for each in pairs])
-        if saved.alignment is not None:
-            aligned = alignment.scores(
-                weights[None], saved.alignment[example][part][None]
-            )
+        if axes.alignment is not None:
+            aligned = alignment.scores(weights[None], axes.alignment[None])
             found["aligned"] = np.where(sees.any(-1), aligned[0], np.nan)
         return found
-    side, _ = saved.sides[saved.kinds[layer]]
-    tokens = side.tokens[example, :num_rows]
-    if saved.images is not None:  # whose texts are classes and not what is read
+    tokens = np.array(axes.queries.tokens)
+    if example.images is not None:  # whose texts are classes and not what is read
         tokens = np.arange(num_rows)
     # What followed the same token before: key s of query t if token s - 1 is token t.
     before = np.tril(tokens[:, None] == tokens[None, :], -1)
@@ -227,68 +205,43 @@ def _correlation(places: np.ndarray, sees: np.ndarray) -> float:
     return 0.0 if is_flat else np.corrcoef(rows, places)[0, 1]
 
 
-def _set(folder: Path, saved: Maps, root: Path | None) -> dossier.MapSet:
-    layout = _layout(saved)
-    numbers, missing = _statistics(folder, layout), []
-    if layout is not None and root is not None:
-        path = folders.Folder(root).heads / "head_importance.npz"
-        arrays = report.maps.arrays_of(path) if path.exists() else {}
-        if int(arrays.get("step", -1)) == saved.step:
-            numbers |= _read(arrays, layout, path)
-        else:
-            missing.append(("importance", _command("head_importance", root)))
-    shown = {"step": saved.step, "numbers": numbers, "roles": roles(saved)}
-    return dossier.of_maps(saved, **shown)._replace(missing=tuple(missing))
-
-
-def _layout(saved: Maps):
-    """Returns the numbers of layers, and of the heads of each; None: not a run's."""
-    found = [[_HEAD.fullmatch(name) for name in own] for own in saved.head_names]
-    if not all(all(own) for own in found):
-        return None
-    return saved.layers, [[int(each[1]) for each in own] for own in found]
-
-
-def _with_names(arrays):
-    """Returns the arrays of statistics.npz as those of `report.heads.to_arrays`."""
-    if "heads" in arrays or "head_names" not in arrays:
-        return arrays
-    names = [int(name.removeprefix("head ")) for name in arrays["head_names"].tolist()]
-    return {**arrays, "heads": np.tile(names, (len(arrays["layers"]), 1))}
-
-
-def _read(arrays, layout, path):
-    layers, names = layout
+def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
+    """Returns the set with the importance of its heads, where it was measured."""
+    if root is None or not _is_of_model(maps):
+        return maps
+    path = folders.Folder(root).heads / "head_importance.npz"
+    arrays = report.archive.arrays_of(path) if path.exists() else {}
+    if int(arrays.get("step", -1)) != maps.step:
+        missing = ("importance", _command("head_importance", root))
+        return dataclasses.replace(maps, missing=(missing,))
+    layers = [layer.index for layer in maps.layers]
+    names = [list(map(int, layer.heads)) for layer in maps.layers]
     try:
-        return report.heads.of_arrays(arrays, layers=layers, heads=names)
+        found = report.heads.of_arrays(arrays, layers=layers, heads=names)
     except (KeyError, IndexError, ValueError) as error:
         raise ConfigError(f"{path} is not what a run writes: {error}.") from None
+    return dataclasses.replace(maps, numbers={**maps.numbers, **found})
 
 
-def _snapshots(folder: Path) -> list[dossier.MapSet]:
+def _is_of_model(maps: MapSet) -> bool:
+    """Returns whether layers and heads are those of a run's model, by their numbers."""
+    return all(
+        layer.index is not None and all(map(str.isdecimal, layer.heads))
+        for layer in maps.layers
+    )
+
+
+def _snapshots(folder: Path) -> list[MapSet]:
     """Returns the saved moments of a training, of whose numbers only `aligned`."""
-    sets = []
+    moments = []
     for path in folder.glob("*/maps.npz"):
-        saved = report.maps.load(path)
-        if saved.step is not None and path.parent.name.isdigit():
-            shown = {"name": f"step {saved.step}", "roles": roles(saved)}
-            numbers = {}
-            if saved.alignment is not None:
-                numbers = _statistics(path.parent, _layout(saved))
-            numbers = {
-                x: y for x, y in numbers.items() if x not in attention.STATISTICS
-            }
-            shown |= {"step": saved.step, "numbers": numbers}
-            sets.append(dossier.of_maps(saved, **shown))
-    return sets
-
-
-def _statistics(folder: Path, layout) -> dict[str, report.heads.PerHead]:
-    """Returns the saved statistics of heads; none where there are none."""
-    path = folder / "statistics.npz"
-    if layout is None or not path.exists():
-        return {}
-    return _read(_with_names(report.maps.arrays_of(path)), layout, path)
+        maps = MapSet.load(path)
+        if maps.step is not None and path.parent.name.isdigit():
+            known = maps.numbers.items()
+            known = {x: y for x, y in known if x not in attention.STATISTICS}
+            name = f"step {maps.step}"
+            moments.append(dataclasses.replace(maps, name=name, numbers=known))
+    return moments
 
 
 def _run_of(folder: Path) -> Path | None:
@@ -307,18 +260,15 @@ def _same_inputs(first: Path, second: Path) -> bool:
     )
 
 
-def _matches(first: Path, second: Path, saved: Maps, other: Maps) -> np.ndarray:
-    """Returns for each saved head its counterpart in the other run; see `Dossier`."""
+def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarray:
+    """Returns for each head its counterpart in the other run; see `Dossier`."""
     runs = [folders.load_run(root).looped() for root in (first, second)]
     count = max(1, min(_MATCHED_EXAMPLES, 2**12 // runs[0].task.sequence_length))
     matching = heads.match(
         *((run.model, run.params) for run in runs), [runs[0].examples(count)]
     )
-    shape = len(saved.weights), max(map(len, saved.head_names))
-    matches = np.full((*shape, 2), -1)
-    places = [
-        _places(each, run) for each, run in zip((saved, other), runs, strict=True)
-    ]
+    matches = np.full((*maps.shape, 2), -1)
+    places = [_places(each, run) for each, run in zip((maps, other), runs, strict=True)]
     for one, another in zip(matching.first, matching.second, strict=True):
         mine, its = places[0].get(tuple(one)), places[1].get(tuple(another))
         if mine is not None and its is not None:
@@ -326,13 +276,13 @@ def _matches(first: Path, second: Path, saved: Maps, other: Maps) -> np.ndarray:
     return matches
 
 
-def _places(saved: Maps, run: folders.Run) -> dict:
-    """Returns where a head of the model (layer, place) stands among the saved ones."""
+def _places(maps: MapSet, run: folders.Run) -> dict:
+    """Returns where a head of the model (layer, place) stands in the set."""
     layers = models.heads_of_layers(run.config.model)
     return {
-        (layer, layers[layer].names.index(int(_HEAD.fullmatch(name)[1]))): (i, h)
-        for i, layer in enumerate(saved.layers)
-        for h, name in enumerate(saved.head_names[i])
+        (layer.index, layers[layer.index].names.index(int(name))): (i, h)
+        for i, layer in enumerate(maps.layers)
+        for h, name in enumerate(layer.heads)
     }
 
 

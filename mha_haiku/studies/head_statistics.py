@@ -16,7 +16,7 @@ from mha_haiku import checks, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import ROLES, alignment, subject
 from mha_haiku.report.heads import PerHead
-from mha_haiku.studies import workbench, zoom
+from mha_haiku.studies import collecting, workbench
 from mha_haiku.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
@@ -117,7 +117,7 @@ def measure(
     def observe(params, example):
         def numbers(attention_map, kind):
             tokens = subject.tokens(example, kind)
-            found = zoom.per_head(attention_map.statistics(tokens=tokens))
+            found = collecting.per_head(attention_map.statistics(tokens=tokens))
             if kind == "cross":
                 found[_PLACES] = attention_map.top(1).positions[..., 0]
             return found
@@ -133,7 +133,7 @@ def measure(
     )
     batches = [_aligned(run.task, *batch) for batch in batches]
     statistics = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-    numbers = zoom.summary(statistics, [names[i].names for i in layers])
+    numbers = collecting.summary(statistics, [names[i].names for i in layers])
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(
             f"In {examples} held-out examples every query is fully masked."

@@ -1,12 +1,11 @@
-"""What is shown of an attention map beside its weights: numbers, masks, finer parts.
+"""What is shown of an attention map beside its weights: masks, channels, finer parts.
 
-Pure functions of maps; all but `summary` are for the inside of a program. B... batch
-axes, N examples, L layers, H heads, T query and S key positions, P and Q bins of these;
-n patches of a head, of R x R cells each.
+Pure functions of maps, for the inside of a program. B... batch axes, H heads, T query
+and S key positions, P and Q bins of these; n patches of a head, of R x R cells each.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,8 +15,6 @@ from jax import lax
 
 from mha_haiku import attention
 from mha_haiku.attention import scores
-from mha_haiku.heads import alignment, means
-from mha_haiku.report.heads import PerHead
 
 Array = jax.Array
 
@@ -170,61 +167,6 @@ def patches(
         places.reshape(*batch, heads, *places.shape[1:]),
         weights.reshape(*batch, heads, *weights.shape[1:]),
     )
-
-
-def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
-    """Returns the numbers that are one per head, `[N, H]`, by their names.
-
-    They are NaN for an example in which every query is fully masked.
-    """
-    numbers = {name: getattr(statistics, name) for name in attention.STATISTICS}
-    is_empty = statistics.num_queries == 0
-    return {
-        name: jnp.where(is_empty, np.nan, values)
-        for name, values in numbers.items()
-        if values is not None and name != "num_queries"
-    }
-
-
-def summary(
-    statistics: Sequence[Mapping[str, np.ndarray]],
-    columns: Sequence[Sequence[int]],
-) -> dict[str, PerHead]:
-    """Returns means and standard errors over examples, `[L, H]`, of each statistic.
-
-    Args:
-      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
-        a number be missing.
-      columns: For each layer the column of each head in the result, such as its index
-        in the unpruned layer.
-    """
-    num_heads = 1 + max(max(places, default=0) for places in columns)
-
-    def over_layers(mean, name):
-        rows = np.full((len(statistics), num_heads), np.nan)
-        for row, layer, places in zip(rows, statistics, columns, strict=True):
-            if name in layer:
-                row[list(places)] = mean(layer[name])
-        return rows
-
-    names = dict.fromkeys(name for layer in statistics for name in layer)
-    entries = {
-        name: (alignment.UNIT, alignment.label(name))
-        for name in names
-        if name not in attention.STATISTICS
-    }
-    entries |= {
-        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
-    }
-    return {
-        name: PerHead(
-            over_layers(means.mean, name),
-            *entry,
-            over_layers(means.standard_error, name),
-        )
-        for name, entry in entries.items()
-        if name in names
-    }
 
 
 def _finer(width: int) -> int:

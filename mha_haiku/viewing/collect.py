@@ -2,23 +2,20 @@
 
 Weights are whole up to `WHOLE` positions and pooled beyond.
 
-`B...` batch axes, N examples (all of `B...`), L layers, H heads, T query and S key
-positions, P query and Q key bins.
+N examples (all of the batch axes), T query and S key positions.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, checks, display, models
 from mha_haiku.attention import scores
-from mha_haiku.report import dossier
-from mha_haiku.studies import zoom
+from mha_haiku.report.map_set import Axes, Axis, Example, Images, Layer, MapSet
+from mha_haiku.studies import collecting
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
@@ -32,12 +29,12 @@ class Sides(NamedTuple):
     Attributes:
       queries: For each example the text of its T queries.
       keys: Likewise of its S keys.
-      images: For each example a `dossier.Images` or None.
+      images: For each example a `Images` or None.
     """
 
     queries: tuple[tuple[str, ...], ...] = ()
     keys: tuple[tuple[str, ...], ...] = ()
-    images: tuple[dossier.Images | None, ...] = ()
+    images: tuple[Images | None, ...] = ()
 
 
 _NOTHING = Sides()
@@ -148,7 +145,7 @@ def map_set(
     name: str = "",
     kinds: Sequence[str] = (),
     has_numbers: bool = True,
-) -> dossier.MapSet:
+) -> MapSet:
     """Returns what maps hold, from one pass over each.
 
     Args:
@@ -170,7 +167,18 @@ def map_set(
     count = min(math.prod(batch_shape), _MOST_EXAMPLES)
     shown = list(range(count)) if only is None else [only]
     is_whole = all(max(each.shape[-2:]) <= WHOLE for each in maps.values())
-    bins = None if is_whole else (_BINS, _BINS)
+    layers, seen = [], []
+    for (layer, each), kind in zip(maps.items(), kinds, strict=True):
+        heads = _chosen_heads(layer, each.shape[-3], wanted)
+        found = collecting.see_alone(
+            each,
+            examples=np.array(shown),
+            bins=None if is_whole else _BINS,
+            has_numbers=has_numbers,
+            has_channels=_has_channels(each, len(shown)),
+        )
+        seen.append(jax.device_get(found).of_heads(heads))
+        layers.append(Layer(layer, tuple(map(str, heads)), kind))
     edges = {
         kind: [
             attention.bin_edges(size, size if is_whole else _BINS)
@@ -178,40 +186,31 @@ def map_set(
         ]
         for kind, each in zip(kinds, maps.values(), strict=True)
     }
-    chosen = [
-        _chosen_heads(layer, each.shape[-3], wanted) for layer, each in maps.items()
-    ]
-    options = {"bins": bins, "has_numbers": has_numbers}
-    observed = [
-        jax.device_get(_observed(each, np.array(shown), np.array(own, int), **options))
-        for each, own in zip(maps.values(), chosen, strict=True)
-    ]
-    numbers = {}
-    if has_numbers:
-        columns = [range(len(own)) for own in chosen]
-        numbers = zoom.summary([part.numbers for part in observed], columns)
-    axes = [
-        {kind: _axes(sides, kind, example, edges[kind]) for kind in edges}
-        for example in shown
-    ]
-    places = np.transpose(np.unravel_index(shown, batch_shape or (1,)))
-    examples = tuple(
-        dossier.Example(
-            "example " + ", ".join(map(str, place)),
-            *axes[i].get("decoder", axes[i][kinds[0]])[:2],
-            tuple(part.weights[i] for part in observed),
-            tuple(x.masked if x.masked is None else x.masked[i] for x in observed),
-            images=sides.images[example] if sides.images else None,
-            channels=_channels(observed, i),
-            kinds={kind: each for kind, each in axes[i].items() if kind},
+    places = np.transpose(np.unravel_index(shown, batch_shape or (1,))).tolist()
+    examples = []
+    for example, place in zip(shown, places, strict=True):
+        axes = {kind: _axes(sides, kind, example, edges[kind]) for kind in edges}
+        queries, keys, *_ = axes.get("decoder", axes[kinds[0]])
+        examples.append(
+            Example(
+                "example " + ", ".join(map(str, place)),
+                queries,
+                keys,
+                (),
+                images=sides.images[example] if sides.images else None,
+                kinds={kind: each for kind, each in axes.items() if kind},
+            )
         )
-        for i, (example, place) in enumerate(zip(shown, places, strict=True))
-    )
-    layers = tuple(
-        dossier.Layer(layer, tuple(map(str, own)), kind)
-        for layer, own, kind in zip(maps, chosen, kinds, strict=True)
-    )
-    return dossier.MapSet(name, layers, examples, numbers=numbers)
+    return collecting.map_set(name, layers, seen, examples)
+
+
+def _has_channels(attention_map, count) -> bool:
+    """Returns whether queries and keys of so many examples are shown."""
+    *_, num_heads, num_queries, num_keys = attention_map.shape
+    size = attention_map.query.shape[-1]
+    amount = count * num_heads * (num_queries + num_keys) * size
+    is_product = isinstance(attention_map.score, scores.DotProduct)
+    return is_product and 0 < amount <= _MOST_CHANNEL_NUMBERS
 
 
 def check_same_sizes(
@@ -256,66 +255,15 @@ def _chosen_heads(name, num_heads, wanted) -> list[int]:
     return [int(head) for head in wanted]
 
 
-class _Observed(NamedTuple):
-    weights: Any  # [N, H, P, Q]
-    masked: Any  # [N, P, Q], or [N, H, P, Q] where heads differ; None: not known
-    numbers: Any  # by the names of statistics [N, H]
-    channels: Any  # as `zoom.channels` gives them; None where they are not shown
-
-
-@functools.partial(jax.jit, static_argnames=("bins", "has_numbers"))
-def _observed(attention_map, examples, chosen, *, bins, has_numbers) -> _Observed:
-    """Returns what is shown of some examples and heads."""
-    *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
-
-    def picked(x, heads=chosen):
-        return x.reshape(-1, *x.shape[len(batch_shape) :])[examples][:, heads]
-
-    if not num_heads:
-        cells = bins or (num_queries, num_keys)
-        none = jnp.zeros((len(examples), 0))
-        return _Observed(jnp.zeros((*none.shape, *cells)), None, {}, None)
-    pooled = bins and tuple(map(min, bins, (num_queries, num_keys)))
-    numbers = {}
-    if has_numbers:
-        statistics = attention_map.statistics(pooled=pooled)
-        numbers = jax.tree.map(picked, zoom.per_head(statistics))
-    if pooled is None:
-        weights = attention_map.weights()
-    else:
-        weights = statistics.pooled if has_numbers else attention_map.pooled(*pooled)
-    masked, origin = None, attention_map.origin
-    if not np.ndim(origin.query) and not np.ndim(origin.key) and len(chosen):
-        masked = zoom.masked_cells(attention_map, *(pooled or ()))
-        masked = picked(masked, chosen if masked.shape[-3] > 1 else 0)
-    channels, size = None, attention_map.query.shape[-1]
-    amount = len(examples) * num_heads * (num_queries + num_keys) * size
-    is_product = isinstance(attention_map.score, scores.DotProduct)
-    if pooled is None and is_product and amount <= _MOST_CHANNEL_NUMBERS:
-        *sides, exact = zoom.channels(attention_map)
-        channels = *(picked(x).astype(jnp.float32) for x in sides), exact
-    return _Observed(picked(weights), masked, numbers, channels)
-
-
-def _channels(observed, example) -> tuple | None:
-    channels = [part.channels for part in observed]
-    if not any(channels):
-        return None
-    return tuple(
-        own and dossier.Channels(own[0][example], own[1][example], bool(own[2]))
-        for own in channels
-    )
-
-
-def _axes(sides, kind, example, edges) -> dossier.Axes:
+def _axes(sides, kind, example, edges) -> Axes:
     """Returns what stands along the maps of a kind of layers."""
     texts = {
         "encoder": (sides.keys, sides.keys),
         "decoder": (sides.queries, sides.queries),
     }.get(kind, (sides.queries, sides.keys))
-    return dossier.Axes(
+    return Axes(
         *(
-            dossier.Axis(own[example] if own else ("",) * int(each[-1]), each)
+            Axis(own[example] if own else ("",) * int(each[-1]), each)
             for own, each in zip(texts, edges, strict=True)
         )
     )
@@ -354,10 +302,10 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
 
 
 def _all_images(images: Any, count: int, length: int) -> tuple:
-    """Returns N `dossier.Images`; () where there are none."""
+    """Returns N `Images`; () where there are none."""
     if images is None:
         return ()
-    is_one = hasattr(images, "shape") or isinstance(images, dossier.Images)
+    is_one = hasattr(images, "shape") or isinstance(images, Images)
     rows = [images] * count if is_one else list(images)
     if len(rows) != count:
         raise ValueError(
@@ -367,8 +315,8 @@ def _all_images(images: Any, count: int, length: int) -> tuple:
     return tuple(_images(each, length) for each in rows)
 
 
-def _images(images: Any, length: int) -> dossier.Images:
-    if isinstance(images, dossier.Images):
+def _images(images: Any, length: int) -> Images:
+    if isinstance(images, Images):
         return images
     pixels = np.asarray(images)
     is_grey, is_coloured = pixels.ndim == 3, pixels.ndim == 4 and pixels.shape[-1] == 3
@@ -390,4 +338,4 @@ def _images(images: Any, length: int) -> dossier.Images:
         or pixels.max(initial=0) > 255
     ):
         raise ValueError(f"images must be integers from 0 to 255, got {pixels.dtype}.")
-    return dossier.Images(pixels.astype(np.uint8))
+    return Images(pixels.astype(np.uint8))

@@ -15,6 +15,7 @@ from mha_haiku import attention, checks, heads
 from mha_haiku.report import curves, drawing, figures
 from mha_haiku.report import heads as per_head
 from mha_haiku.report.heads import PerHead
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.viewing import collect, shown
 
 if TYPE_CHECKING:
@@ -123,11 +124,9 @@ def _chosen_layers(names, kinds, layer) -> list[int]:
 
 
 def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    from mha_haiku.report import dossier, maps
-
     if tokens is not None or key_tokens is not None:
         raise ValueError("tokens must be None for maps.npz, which has its own.")
-    whole = dossier.of_maps(maps.load(path))
+    whole = MapSet.load(path)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
     chosen = _chosen_layers(names, kinds, layer)
@@ -137,14 +136,14 @@ def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Fig
         masked=tuple(one.masked_cells(i) for i in chosen),
     )
     layers = tuple(whole.layers[i] for i in chosen)
-    whole = whole._replace(layers=layers, examples=(one,), numbers={}, roles=None)
+    whole = MapSet(whole.name, layers, (one,))
     if head is not None:
         wanted, places = list(map(str, _list_of(head))), []
         for layer in layers:
             for name in wanted:
                 checks.choice(f"head of {layer.name}", name, layer.heads)
             places.append([layer.heads.index(name) for name in wanted])
-        whole = dossier.with_heads(whole, places)
+        whole = whole.with_heads(places)
     return _of_set(whole, **options)
 
 

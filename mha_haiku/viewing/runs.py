@@ -3,6 +3,7 @@
 L layers, N examples.
 """
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from mha_haiku import checks, models
 from mha_haiku.report import dossier
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers
 from mha_haiku.studies.workbench import Bench
@@ -96,7 +98,7 @@ def _run(name, value) -> folders.Run:
     return folders.load_run(value)
 
 
-def _with_heads(maps: dossier.MapSet, heads) -> dossier.MapSet:
+def _with_heads(maps: MapSet, heads) -> MapSet:
     """Returns the maps of some heads, by their names in the unpruned model."""
     if not np.ndim(heads) or not len(heads):
         raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
@@ -108,10 +110,10 @@ def _with_heads(maps: dossier.MapSet, heads) -> dossier.MapSet:
         [layer.heads.index(name) for name in wanted if name in layer.heads]
         for layer in maps.layers
     ]
-    return dossier.with_heads(maps, places)
+    return maps.with_heads(places)
 
 
-def _set(run, name) -> dossier.MapSet:
+def _set(run, name) -> MapSet:
     """Returns the maps of a run on its held-out examples."""
     config = run.config.copy_and_resolve_references()
     config.attention.dtype = "float32"
@@ -125,7 +127,7 @@ def _set(run, name) -> dossier.MapSet:
     )
     devices = jax.local_devices()[:1]
     is_short = run.task.sequence_length <= collect.WHOLE
-    measured = attention_dump.measured(
+    maps = attention_dump.measured(
         bench, means=False, weights=is_short, channels=True, devices=devices
     )
-    return dossiers.of_arrays(*measured)._replace(name=name)
+    return dataclasses.replace(maps, name=name)

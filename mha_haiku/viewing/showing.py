@@ -79,7 +79,7 @@ def show(
       key_tokens: Those of the keys; None: as the queries, where T is S. Of an
         encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
-        or `[S, h, w, 3]`, or a list of N of these; or `report.dossier.Images`, whose
+        or `[S, h, w, 3]`, or a list of N of these; or `report.map_set.Images`, whose
         positions may be the patches of one picture.
       names: The names of the maps.
       heads: Which heads of each layer; None: all. Of parameters the names of all.

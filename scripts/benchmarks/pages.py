@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments import command_line
 from mha_haiku import checks
-from mha_haiku.report import dossier, fitting, page
+from mha_haiku.report import dossier, fitting, map_set, page
 from mha_haiku.report.heads import PerHead
 from scripts.benchmarks import command, duel, results, worker
 
@@ -127,7 +127,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
     shape = num_layers, num_heads, 1, 1
     kind = generator.integers(0, 4, shape)
     near = np.exp(generator.uniform(0, 3, shape))
-    axis = dossier.Axis.whole(f"word{i}" for i in range(length))
+    axis = map_set.Axis.whole(f"word{i}" for i in range(length))
     examples = []
     for i in range(num_examples):
         query, key = generator.standard_normal((2, num_layers, num_heads, length, 8))
@@ -137,13 +137,13 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
         masses = np.where(hidden, 0, np.exp(scores + 0.3 * content))
         weights = (masses / masses.sum(-1, keepdims=True)).astype(np.float32)
         examples.append(
-            dossier.Example(f"example {i}", axis, axis, tuple(weights), hidden)
+            map_set.Example(f"example {i}", axis, axis, tuple(weights), hidden)
         )
     names = tuple(map(str, range(num_heads)))
-    layers = tuple(dossier.Layer(f"layer {i}", names) for i in range(num_layers))
+    layers = tuple(map_set.Layer(f"layer {i}", names) for i in range(num_layers))
     numbers = generator.gamma(1.0, 0.1, (num_layers, num_heads))
     importance = PerHead(numbers, "nats", "importance", numbers / 10)
-    maps = dossier.MapSet(
+    maps = map_set.MapSet(
         "", layers, tuple(examples), numbers={"importance": importance}
     )
     return dossier.Dossier("a trained model", (maps,))

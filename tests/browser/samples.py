@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku.report import dossier
+from mha_haiku.report import dossier, map_set
 from mha_haiku.report.heads import PerHead
 
 L, H, T, S = 2, 3, 5, 7
@@ -29,31 +29,31 @@ def weights(*shape: int, seed: int = 0) -> np.ndarray:
     return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def words(count: int, start: str = "w") -> dossier.Axis:
-    return dossier.Axis.whole(f"{start}{i}" for i in range(count))
+def words(count: int, start: str = "w") -> map_set.Axis:
+    return map_set.Axis.whole(f"{start}{i}" for i in range(count))
 
 
-def layers(num_layers: int = L, num_heads: int = H) -> tuple[dossier.Layer, ...]:
+def layers(num_layers: int = L, num_heads: int = H) -> tuple[map_set.Layer, ...]:
     heads = tuple(map(str, range(num_heads)))
-    return tuple(dossier.Layer(f"layer {i}", heads) for i in range(num_layers))
+    return tuple(map_set.Layer(f"layer {i}", heads) for i in range(num_layers))
 
 
 def example(
     name: str = "first", *, seed: int = 0, queries=None, keys=None, masked=None
-) -> dossier.Example:
+) -> map_set.Example:
     queries, keys = queries or words(T, "q"), keys or words(S, "k")
     shape = H, queries.bins, keys.bins
     maps = [weights(*shape, seed=seed + i) for i in range(L)]
     if masked is not None:
         maps = [np.where(masked, 0, each).astype(np.float32) for each in maps]
-    return dossier.Example(name, queries, keys, tuple(maps), masked)
+    return map_set.Example(name, queries, keys, tuple(maps), masked)
 
 
-def maps(*examples: dossier.Example, name: str = "", step: int | None = None):
-    return dossier.MapSet(name, layers(), examples or (example(),), step)
+def maps(*examples: map_set.Example, name: str = "", step: int | None = None):
+    return map_set.MapSet(name, layers(), examples or (example(),), step)
 
 
-def show(*sets: dossier.MapSet, title: str = "a title", **more) -> dossier.Dossier:
+def show(*sets: map_set.MapSet, title: str = "a title", **more) -> dossier.Dossier:
     return dossier.Dossier(title, sets or (maps(),), **more)
 
 
@@ -65,18 +65,18 @@ def steps() -> dossier.Dossier:
 
 def hostile() -> dossier.Dossier:
     """Returns maps in which every text wants to run."""
-    tokens = dossier.Axis.whole(HOSTILE)
+    tokens = map_set.Axis.whole(HOSTILE)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(L * (H + 1))]
     rows = [
-        dossier.Layer(names[i * (H + 1)], tuple(names[i * (H + 1) + 1 :][:H]))
+        map_set.Layer(names[i * (H + 1)], tuple(names[i * (H + 1) + 1 :][:H]))
         for i in range(L)
     ]
     one = example(HOSTILE[0], queries=tokens, keys=tokens)
-    answers = dossier.Answers(
+    answers = map_set.Answers(
         tuple(HOSTILE), tuple(((text, 0.5), (text, 0.25)) for text in HOSTILE)
     )
     one = one._replace(note=HOSTILE[1], answers=answers)
-    sets = [dossier.MapSet(HOSTILE[i], tuple(rows), (one, one)) for i in range(2)]
+    sets = [map_set.MapSet(HOSTILE[i], tuple(rows), (one, one)) for i in range(2)]
     return show(*sets, title=HOSTILE[0], notes=tuple(HOSTILE))
 
 
@@ -84,30 +84,30 @@ def long(num_bins: int = 32) -> dossier.Dossier:
     """Returns a pooled map of 1,024 positions, with 16 x 16 of them whole."""
     count = 1024
     edges = np.arange(num_bins + 1) * (count // num_bins)
-    axis = dossier.Axis(tuple(f"w{i}" for i in range(count)), edges)
+    axis = map_set.Axis(tuple(f"w{i}" for i in range(count)), edges)
     diagonal = np.eye(16, dtype=np.float32)
-    fine = dossier.Patch(0, 0, np.arange(512, 529), np.arange(256, 273), diagonal)
+    fine = map_set.Patch(0, 0, np.arange(512, 529), np.arange(256, 273), diagonal)
     coarse = np.full((H, num_bins, num_bins), 1 / num_bins, np.float32)
-    one = dossier.Example("long", axis, axis, (coarse,) * L, patches=(fine,))
+    one = map_set.Example("long", axis, axis, (coarse,) * L, patches=(fine,))
     return show(maps(one))
 
 
 def kinds() -> dossier.Dossier:
     """Returns maps of an encoder, a decoder and cross-attention, which is aligned."""
-    source = dossier.Axis.whole("34 Birnen")._replace(label="source token")
+    source = map_set.Axis.whole("34 Birnen")._replace(label="source token")
     read = ("<start>", *"drei", "und")
     target = (*read[1:], "<end>")
-    reading = dossier.Axis.whole(read)._replace(
+    reading = map_set.Axis.whole(read)._replace(
         label="token read", notes=tuple(f"predicts “{x}”" for x in target)
     )
-    predicted = dossier.Axis.whole(target)._replace(
+    predicted = map_set.Axis.whole(target)._replace(
         label="token predicted", notes=tuple(f"reads “{x}”" for x in read)
     )
     alignment = np.zeros((len(target), 9), bool)
     alignment[[0, 1, 2, 4], [1, 1, 1, 0]] = True
     axes = {
-        "encoder": dossier.Axes(source, source, has_answers=False),
-        "cross": dossier.Axes(predicted, source, alignment),
+        "encoder": map_set.Axes(source, source, has_answers=False),
+        "cross": map_set.Axes(predicted, source, alignment),
     }
     causal = np.triu(np.ones((6, 6), bool), 1)
     masked = (None, None, causal, causal, None, None)
@@ -120,17 +120,17 @@ def kinds() -> dossier.Dossier:
     rows[-1][-1] = 0.02 + 0.8 * alignment
     rows[-1][-1][4] = rows[-1][-1][4, ::-1]
     rows[-1][-1] /= rows[-1][-1].sum(-1, keepdims=True)
-    answers = dossier.Answers(target, tuple(((x, 0.9), ("?", 0.05)) for x in target))
-    one = dossier.Example(
+    answers = map_set.Answers(target, tuple(((x, 0.9), ("?", 0.05)) for x in target))
+    one = map_set.Example(
         "first", reading, reading, tuple(rows), masked, answers=answers, kinds=axes
     )
     names = [(kind, i) for kind in ("encoder", "decoder", "cross") for i in range(2)]
     heads = tuple(map(str, range(H)))
-    own = tuple(dossier.Layer(f"{kind} {i}", heads, kind) for kind, i in names)
+    own = tuple(map_set.Layer(f"{kind} {i}", heads, kind) for kind, i in names)
     aligned = np.full((6, H), np.nan)
     aligned[4:] = [[0, 0.25, 0.5], [0.25, 0, 0.75]]
     number = PerHead(aligned, "share", "rows whose largest weight is aligned")
-    return show(dossier.MapSet("", own, (one,), numbers={"aligned": number}))
+    return show(map_set.MapSet("", own, (one,), numbers={"aligned": number}))
 
 
 def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
@@ -148,7 +148,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
         masses = np.where(hidden, 0, np.exp(exponents))
         shares = (masses / masses.sum(-1, keepdims=True)).astype(np.float32)
         examples.append(
-            dossier.Example(f"example {i}", axis, axis, tuple(shares), hidden)
+            map_set.Example(f"example {i}", axis, axis, tuple(shares), hidden)
         )
     heads = layers(num_layers, num_heads)
-    return show(dossier.MapSet("", heads, tuple(examples)))
+    return show(map_set.MapSet("", heads, tuple(examples)))

@@ -1,6 +1,7 @@
 """What the views of a head say and draw, against the arrays that a page is made of."""
 
 import csv
+import dataclasses
 import re
 import struct
 import xml.etree.ElementTree
@@ -8,7 +9,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from mha_haiku.report import dossier, heads, page
+from mha_haiku.report import heads, map_set, page
 from tests.browser import samples
 
 L, H, T, S = samples.L, samples.H, samples.T, samples.S
@@ -16,13 +17,14 @@ K = 4
 MASKED = np.triu(np.ones((T, S), bool), 4)
 
 
-def _example(**more) -> dossier.Example:
+def _example(**more) -> map_set.Example:
     return samples.example(masked=MASKED)._replace(**more)
 
 
 def _open(drawn, view: str, *examples, **more):
     """Returns a page at a view of layer 1, head 2, query 3 and key 5."""
-    own = samples.maps(*examples or (_example(),))._replace(**more)
+    own = samples.maps(*examples or (_example(),))
+    own = dataclasses.replace(own, **more)
     opened = drawn(samples.show(own), address="#layer=1&head=2&query=3&key=5")
     opened.click(f"#view-{view}")
     return opened
@@ -59,7 +61,7 @@ def test_distances_are_those_of_all_weights_and_of_an_even_head(drawn):
 def test_channels_say_the_score_and_its_products(drawn):
     generator = np.random.default_rng(1)
     query, key = (generator.standard_normal((H, n, K)) for n in (T, S))
-    parts = dossier.Channels(query, key, exact=False)
+    parts = map_set.Channels(query, key, exact=False)
     opened = _open(drawn, "channels", _example(channels=(None, parts)))
     opened.locator("svg.channels").wait_for()  # unpacking takes a moment
     products = query[2, 3] * key[2, 5]
@@ -138,7 +140,7 @@ def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
         drawn,
         "map",
         numbers={"ablation": heads.PerHead(mean, "nats", "a label", mean / 10, ranks)},
-        roles=dossier.Roles(np.full((L, H), "induction"), np.full((L, H), 0.75)),
+        roles=map_set.Roles(np.full((L, H), "induction"), np.full((L, H), 0.75)),
         missing=(("entropy", "python -m experiments.head_statistics"),),
     )
     said = _said(opened, "#panels .standing")
@@ -182,11 +184,11 @@ def test_pictures_stand_at_positions_and_patches_are_washed_out(drawn):
     one = samples.words(S, "d")
     pixels = np.random.default_rng(0).integers(0, 256, (S, 4, 3, 3), np.uint8)
     digits = samples.example(queries=one, keys=one)
-    grid = dossier.Images(pixels[0], "grid", rows=2, columns=3, first=1)
+    grid = map_set.Images(pixels[0], "grid", rows=2, columns=3, first=1)
     opened = _open(
         drawn,
         "map",
-        digits._replace(keys=one, images=dossier.Images(pixels, "positions")),
+        digits._replace(keys=one, images=map_set.Images(pixels, "positions")),
         digits._replace(name="grid", images=grid),
     )
     pictures = opened.locator("svg.map image[image-rendering=pixelated]")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.report import figures
-from tests.report.conftest import archive, archive_of_kinds
+from tests.report.conftest import make_maps, make_maps_of_kinds
 
 image = pytest.importorskip("PIL.Image")
 pytest.importorskip("matplotlib")
@@ -35,17 +35,15 @@ def test_the_same_maps_give_the_same_bytes(load):
 
 
 def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load):
-    renamed = {"layer_07": "layer_01", "heads_07": "heads_01", "mean_07": "mean_01"}
-    arrays = archive()
-    arrays |= {new: arrays.pop(old) for new, old in renamed.items()}
-    names = np.array(["held-out example 3", "held-out example 0"])
-    saved = load(arrays | {"layers": np.array([0, 7]), "example_names": names})
+    first, second = make_maps().layers
+    layers = first, second._replace(name="layer 7", index=7, number=7)
+    saved = load(layers=layers, example={"name": "held-out example 3"})
     assert [name for name, _ in figures.pictures(saved)] == [
         "layer_00.png",
         "layer_07.png",
     ]
     heading = _figure(saved, 1).texts[0].get_text()
-    assert "layer 1, held-out example 3 (the first of 2 in index.html)" in heading
+    assert "layer 7, held-out example 3 (the first of 2 in index.html)" in heading
 
 
 def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile):
@@ -76,12 +74,13 @@ def test_rows_are_queries_and_columns_are_keys(load):
     sheet = _figure(saved, 1)
     shown = [axes.get_images()[0].get_array() for axes in _panels(sheet)]
     assert len(shown) == 2 * 3  # an example and the mean of each head
-    np.testing.assert_array_equal(shown[2], saved.weights[1][0, 1].astype("f4"))
-    np.testing.assert_array_equal(shown[3], saved.means[1][1])
+    first = saved.examples[0].weights[1][1]
+    np.testing.assert_array_equal(shown[2], first.astype("f4"))
+    np.testing.assert_array_equal(shown[3], saved.mean.weights[1][1])
 
 
 def test_padding_is_not_shown(load):
-    (panel, *_) = _panels(_figure(load(lengths=np.array([3, 5])), 0))
+    (panel, *_) = _panels(_figure(load(lengths=[3, 5]), 0))
     assert panel.get_images()[0].get_array().shape == (3, 3)
 
 
@@ -101,19 +100,19 @@ def test_pooled_cells_are_marked_with_their_first_position(load):
 def test_all_layers_share_a_scale_with_a_bar(load):
     saved = load()
     scales = set()
-    for layer in range(saved.num_layers):
+    for layer in range(len(saved.layers)):
         sheet = figures.layer_figure(saved, layer, figures._shared_scale(saved))
         scales |= {axes.get_images()[0].get_clim() for axes in _panels(sheet)}
         assert [a.get_ylabel() for a in sheet.axes][-1].startswith("attention weight")
     ((low, high),) = scales
-    largest = max(float(w[0].max()) for w in saved.weights)
+    largest = max(float(x.max()) for x in saved.examples[0].weights)
     assert low == 0
     assert largest <= high < 1.1 * largest
 
 
 def test_maps_of_nothing_but_zeros_can_be_drawn(load):
-    zeros = np.zeros((2, 1, 5, 5), "f2")
-    saved = load(heads=(1,), layer_00=zeros, mean_00=zeros[0].astype("f4"))
+    weights = (np.zeros((1, 5, 5), "f2"),)
+    saved = load(heads=(1,), example={"weights": weights}, has_mean=False)
     assert len(_sizes(saved)) == 1
 
 
@@ -130,7 +129,7 @@ def test_the_grid_holds_every_head(num_heads):
 
 
 def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(load):
-    saved = load(archive_of_kinds())
+    saved = load(make_maps_of_kinds())
     names = [name for name, _ in figures.pictures(saved)]
     assert names == ["encoder_00.png", "decoder_00.png", "cross_00.png"]
     assert not any(axes.collections for axes in _panels(_figure(saved, 1)))
@@ -151,7 +150,9 @@ def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(loa
 
 
 def test_frames_of_pooled_maps_are_those_of_their_bins(load):
-    saved = load(archive_of_kinds(bins=2))
-    np.testing.assert_array_equal(
-        figures._aligned(saved, 2), [[True, True, True], [False, False, False]]
-    )
+    saved = load(make_maps_of_kinds(bins=2))
+    (panel, *_) = _panels(_figure(saved, 2))
+    rim, _ = panel.collections
+    middles = {tuple(each.mean(0).tolist()) for each in rim.get_segments()}
+    above, below = {(0.5, 0), (1.5, 0), (1, -0.5), (1, 0.5)}, {(-0.5, 1), (0.5, 1)}
+    assert middles == above | below | {(0, 0.5), (0, 1.5)}  # of cells (0, 1), (1, 0)

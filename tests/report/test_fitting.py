@@ -1,10 +1,12 @@
 """What is left of a dossier in little room: rounded, fewer, coarser, and said so."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from mha_haiku.report import dossier, fitting, page
-from tests.report.conftest import archive_of_kinds
+from mha_haiku.report import dossier, fitting, map_set, page
+from tests.report.conftest import make_maps_of_kinds
 
 L, H, T, N = 2, 3, 48, 4
 
@@ -16,7 +18,7 @@ def _render(shown):
 @pytest.fixture
 def large(rng):
     """A dossier of random maps with a mean and patches of rising mass."""
-    axis = dossier.Axis(("ab",) * T * 2, 2 * np.arange(T + 1))
+    axis = map_set.Axis(("ab",) * T * 2, 2 * np.arange(T + 1))
 
     def maps():
         scores = np.exp(3 * rng.normal(size=(H, T, T)))
@@ -24,16 +26,16 @@ def large(rng):
 
     def patch(i):
         edges = np.arange(17)
-        return dossier.Patch(0, i % H, edges, edges, np.full((16, 16), (i + 1) / 1e3))
+        return map_set.Patch(0, i % H, edges, edges, np.full((16, 16), (i + 1) / 1e3))
 
     parts = tuple(map(patch, range(100)))
     examples = [
-        dossier.Example(str(n), axis, axis, (maps(),) * L, patches=parts if n else ())
+        map_set.Example(str(n), axis, axis, (maps(),) * L, patches=parts if n else ())
         for n in range(N)
     ]
-    examples.append(dossier.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
-    layers = tuple(dossier.Layer(str(i), tuple("012")) for i in range(L))
-    return dossier.Dossier("", (dossier.MapSet("", layers, tuple(examples)),))
+    examples.append(map_set.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
+    layers = tuple(map_set.Layer(str(i), tuple("012")) for i in range(L))
+    return dossier.Dossier("", (map_set.MapSet("", layers, tuple(examples)),))
 
 
 def test_what_fits_is_left_as_it_is(large):
@@ -65,11 +67,11 @@ def test_patches_with_the_most_mass_stay(large):
 
 
 def test_kinds_are_joined_along_their_own_axes(load):
-    maps = dossier.of_maps(load(archive_of_kinds()))
+    maps = load(make_maps_of_kinds())
     whole = dossier.Dossier("", (maps,))
     cut = fitting.Cut(examples=1, heads=9, join=2)
     one = fitting._with(whole, cut, 10**6).sets[0].examples[0]
     assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
-    dossier.check(dossier.Dossier("", (maps._replace(examples=(one,)),)))
+    dossier.check(dossier.Dossier("", (dataclasses.replace(maps, examples=(one,)),)))
     for weights in one.weights:
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-2)

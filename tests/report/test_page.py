@@ -10,8 +10,8 @@ import zlib
 import numpy as np
 import pytest
 
-from mha_haiku.report import dossier, labels, page
-from tests.report.conftest import archive_of_kinds
+from mha_haiku.report import dossier, labels, map_set, page
+from tests.report.conftest import make_maps_of_kinds
 
 
 class _Outline(html.parser.HTMLParser):
@@ -72,7 +72,7 @@ def _contents(saved):
 
 
 def _dossier(saved):
-    return dossier.Dossier(saved.title, (dossier.of_maps(saved),))
+    return dossier.Dossier(saved.name, (saved,))
 
 
 @pytest.mark.parametrize("fine_cells", [2**18, 0])
@@ -82,11 +82,11 @@ def test_weights_decode_to_within_the_stated_precision(load, monkeypatch, fine_c
     contents = _contents(saved)
     assert contents["bytes_per_cell"] == (2 if fine_cells else 1)
     assert contents["precision"] <= 0.004
-    for layer, weights in enumerate(saved.weights):
-        shown = [_decode(contents, example, layer)[0] for example in range(2)]
-        assert abs(np.stack(shown) - weights).max() <= contents["precision"]
-        mean, _ = _decode(contents, 2, layer)
-        assert abs(mean - saved.means[layer]).max() <= contents["precision"]
+    assert saved.examples[2].is_mean
+    for n, example in enumerate(saved.examples):
+        for layer, weights in enumerate(example.weights):
+            shown, _ = _decode(contents, n, layer)
+            assert abs(shown - weights).max() <= contents["precision"]
 
 
 @pytest.mark.parametrize("fine_cells", [2**18, 0])
@@ -142,18 +142,8 @@ def test_maps_without_weight_decode_to_zero():
     assert largest == [0, 0]
 
 
-def test_padding_is_left_out(load):
-    saved = load(lengths=np.array([3, 5]))
-    contents = _contents(saved)
-    first, second, _ = contents["sets"][0]["examples"]
-    assert [len(each["queries"]["tokens"]) for each in (first, second)] == [3, 5]
-    assert first["note"] == "its last 2 positions are padding"
-    weights, _ = _decode(contents, 0, 1)
-    np.testing.assert_allclose(weights, saved.weights[1][0, :, :3, :3], atol=1e-4)
-
-
 def test_pooled_cells_carry_their_positions_and_their_text(load):
-    contents = _contents(load(length=10, bins=4, lengths=np.array([10, 7])))
+    contents = _contents(load(length=10, bins=4, lengths=[10, 7]))
     first, second, mean = contents["sets"][0]["examples"]
     assert first["queries"] == {
         "tokens": [f"t{i}" for i in range(10)],
@@ -172,14 +162,14 @@ def test_tokens_of_a_long_input_are_packed(load, monkeypatch):
 
 
 def test_a_long_token_is_cut():
-    one = dossier.Example("", dossier.Axis.whole(["x" * 10**5]), None, ())
+    one = map_set.Example("", map_set.Axis.whole(["x" * 10**5]), None, ())
     (token,) = page._axis(one.queries)["tokens"]
     assert len(token) == 201
 
 
 def test_right_answers_are_counted_where_there_is_a_target(load):
-    predictions = np.array([["a", "b", "c", "", "e"]] * 2)
-    targets = np.array([["a", "x", "", "", "e"]] * 2)
+    predictions = [["a", "b", "c", "", "e"]] * 2
+    targets = [["a", "x", "", "", "e"]] * 2
     saved = load(predictions=predictions, targets=targets)
     answers = _contents(saved)["sets"][0]["examples"][0]["answers"]
     assert (answers["right"], answers["counted"], answers["total"]) == (2, 3, 4)
@@ -187,7 +177,7 @@ def test_right_answers_are_counted_where_there_is_a_target(load):
 
 
 def test_one_answer_for_the_whole_input_has_no_position(load):
-    column = np.array([["3"], ["4"]])
+    column = [["3"], ["4"]]
     contents = _contents(load(predictions=column, targets=column))
     answers = contents["sets"][0]["examples"][1]["answers"]
     assert answers["whole"]
@@ -260,14 +250,14 @@ def test_hostile_text_comes_back_from_the_page_unchanged(hostile):
     contents = _data(page.render(_dossier(hostile)))
     shown = contents["sets"][0]["examples"][0]["queries"]["tokens"]
     tokens = [
-        labels.visible(x) if x else "" for x in hostile.sides[""][0].tokens[0].tolist()
+        labels.visible(x) if x else "" for x in hostile.examples[0].queries.tokens
     ]
     assert shown == tokens
-    assert contents["title"] == labels.one_line(hostile.title)
+    assert contents["title"] == labels.one_line(hostile.name)
 
 
 def test_json_is_inert_and_faithful(hostile):
-    value = {"texts": hostile.sides[""][0].tokens[0].tolist()}
+    value = {"texts": list(hostile.examples[0].queries.tokens)}
     text = page.to_json(value)
     assert text.isascii()
     assert not re.search("[<>&]", text)
@@ -304,7 +294,7 @@ def test_the_page_states_its_precision(load):
 def test_a_large_page_stays_small(load):
     heads = (8,) * 3
     saved = load(heads=heads, length=128, num_examples=2)
-    weights = sum(w.size for w in saved.weights) + sum(m.size for m in saved.means)
+    weights = sum(w.size for each in saved.examples for w in each.weights)
     assert len(page.render(_dossier(saved))) < 1.4 * weights + 100_000
 
 
@@ -316,7 +306,7 @@ def test_the_script_is_well_formed(load, tmp_path):
 
 
 def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
-    maps = dossier.of_maps(load(archive_of_kinds()))
+    maps = load(make_maps_of_kinds())
     shown = page.contents(dossier.Dossier("", (maps,)))
     (one,) = shown["sets"]
     assert [layer["kind"] for layer in one["layers"]] == ["encoder", "decoder", "cross"]

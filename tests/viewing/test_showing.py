@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.report import dossier, fitting
+from mha_haiku.report import dossier, fitting, map_set
 from mha_haiku.viewing import collect
 
 from .conftest import B, H, S, T, make_empty, make_map
@@ -175,7 +175,7 @@ def test_images_are_of_each_position(attention_map):
     pictures = np.random.default_rng(0).random((S, 2, 3))
     images = page_of(mh.show(attention_map, images=pictures))["sets"][0]["examples"][1]
     assert (images["images"]["height"], images["images"]["width"]) == (2, 3)
-    grid = dossier.Images(np.zeros((4, 6, 3), np.uint8), "grid", 2, 3)
+    grid = map_set.Images(np.zeros((4, 6, 3), np.uint8), "grid", 2, 3)
     shown = page_of(mh.show(attention_map, images=grid))
     assert shown["sets"][0]["examples"][0]["images"]["rows"] == 2
 
