@@ -2,8 +2,9 @@
 
 Run: python -m experiments.dump_attention --workdir=runs/reverse --layers=0 --heads=0
 
-Maps of long inputs are pooled, unless --weights is given. Statistics of each head over
-the same examples are in statistics.npz. Maps of your own --text, --text_file or
+Maps of long inputs are pooled, unless --weights is given. They are written to maps.npz
+with statistics of each head over the same examples, which
+mha_haiku.report.map_set.MapSet.load reads. Maps of your own --text, --text_file or
 --tokens go into a folder beside those of held-out examples.
 """
 

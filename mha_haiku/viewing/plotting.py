@@ -43,9 +43,10 @@ def plot(
     has them; a notebook shows it by itself.
 
     Args:
-      what: Attention maps, as of `show`; statistics, importance or roles; the result of
-        a study (`studies.head_importance.measure`, ...); or the path of what a run has
-        written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
+      what: Attention maps or a `MapSet`, as of `show`; statistics, importance or roles;
+        the result of a study (`studies.head_importance.measure`, ...); or the path of
+        what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
+        `maps.npz`.
       head: Of maps: which head, or a list of heads; None: all of them in a grid.
       layer: Of maps: which layer, from 0; None: all, a row each. Of an
         encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
@@ -78,8 +79,8 @@ def plot(
     with drawing.style():
         if collect.is_maps(what):
             figure = _maps(what, example=example, size=size, title=title, **of_maps)
-        elif isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz":
-            figure = _saved(what, example=example, size=size, title=title, **of_maps)
+        elif isinstance(what, MapSet) or _is_saved(what):
+            figure = _of_set(what, example=example, size=size, title=title, **of_maps)
         else:
             given = [name for name, value in of_maps.items() if value is not None]
             if given or example != 0:
@@ -106,7 +107,7 @@ def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figu
     whole = collect.map_set(
         maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
     )
-    return _of_set(whole, **options)
+    return _drawn_set(whole, **options)
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:
@@ -123,10 +124,14 @@ def _chosen_layers(names, kinds, layer) -> list[int]:
     return [addresses.index(layer)]
 
 
-def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
+def _is_saved(what: Any) -> bool:
+    return isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz"
+
+
+def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
     if tokens is not None or key_tokens is not None:
-        raise ValueError("tokens must be None for maps.npz, which has its own.")
-    whole = MapSet.load(path)
+        raise ValueError("tokens must be None for saved maps, which have their own.")
+    whole = what if isinstance(what, MapSet) else MapSet.load(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
     chosen = _chosen_layers(names, kinds, layer)
@@ -144,10 +149,10 @@ def _saved(path, *, head, layer, example, tokens, key_tokens, **options) -> "Fig
                 checks.choice(f"head of {layer.name}", name, layer.heads)
             places.append([layer.heads.index(name) for name in wanted])
         whole = whole.with_heads(places)
-    return _of_set(whole, **options)
+    return _drawn_set(whole, **options)
 
 
-def _of_set(whole, *, colours, scale, size, title) -> "Figure":
+def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
     import matplotlib
 
     colours = colours or "viridis"

@@ -48,7 +48,7 @@ def view(
     heads: Any = None,
     **given: Any,
 ) -> showing.View:
-    """Returns the page of a run, or of two; arguments as of `show`.
+    """Returns the page of a run or a `MapSet`, or of two; arguments as of `show`.
 
     A run in memory is shown on held-out examples, a folder with all that lies in it
     where its maps were saved.
@@ -70,32 +70,21 @@ def view(
             sets = tuple(_with_heads(each, heads) for each in whole.sets)
             whole = whole._replace(sets=sets, matches=None)
         return showing.of_dossier(whole, budget=budget)
-    runs = [_run("the run", value)]
-    names = [""]
+    sets, names = [_maps("the run", value)], [""]
     if compare is not None:
-        runs.append(_run("compare", compare))
+        sets.append(_maps("compare", compare))
         names = ["shown", other_name]
-    sets = [_set(*each) for each in zip(runs, names, strict=True)]
+    title = " and ".join(each.name for each in sets)
     if heads is not None:
         sets = [_with_heads(each, heads) for each in sets]
-    titles = [f"{run.config.task.name}, step {run.step:,}" for run in runs]
-    whole = dossier.Dossier(" and ".join(titles), tuple(sets))
-    return showing.of_dossier(whole, budget=budget)
+    pairs = zip(sets, names, strict=True)
+    shown = (dataclasses.replace(x, name=name, step=None) for x, name in pairs)
+    return showing.of_dossier(dossier.Dossier(title, tuple(shown)), budget=budget)
 
 
 def _has_saved_maps(value) -> bool:
     is_path = isinstance(value, str | os.PathLike)
     return is_path and (checks.as_path(value) / "attention" / "maps.npz").exists()
-
-
-def _run(name, value) -> folders.Run:
-    if isinstance(value, folders.Run):
-        return value
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(
-            f"{name} must be a run or its folder, got {type(value).__name__}."
-        )
-    return folders.load_run(value)
 
 
 def _with_heads(maps: MapSet, heads) -> MapSet:
@@ -113,8 +102,17 @@ def _with_heads(maps: MapSet, heads) -> MapSet:
     return maps.with_heads(places)
 
 
-def _set(run, name) -> MapSet:
-    """Returns the maps of a run on its held-out examples."""
+def _maps(name, value) -> MapSet:
+    """Returns a set of maps as it is, and of a run those of its held-out examples."""
+    if isinstance(value, MapSet):
+        return value
+    if isinstance(value, str | os.PathLike):
+        value = folders.load_run(value)
+    if not isinstance(value, folders.Run):
+        raise TypeError(
+            f"{name} must be a run or its folder, got {type(value).__name__}."
+        )
+    run = value
     config = run.config.copy_and_resolve_references()
     config.attention.dtype = "float32"
     if len(_PROGRAMS) > _MOST_PROGRAMS:
@@ -127,7 +125,6 @@ def _set(run, name) -> MapSet:
     )
     devices = jax.local_devices()[:1]
     is_short = run.task.sequence_length <= collect.WHOLE
-    maps = attention_dump.measured(
+    return attention_dump.measured(
         bench, means=False, weights=is_short, channels=True, devices=devices
     )
-    return dataclasses.replace(maps, name=name)

@@ -71,8 +71,9 @@ def show(
 
     Args:
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
-        (as of `look`), or a model's output with its maps; a run, or the path of its
-        folder; statistics, importance, roles, a mask, or a model's parameters.
+        (as of `look`), or a model's output with its maps; a `report.map_set.MapSet`; a
+        run, or the path of its folder; statistics, importance, roles, a mask, or a
+        model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. Of an
         encoder-decoder these are what the decoder reads.

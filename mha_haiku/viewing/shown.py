@@ -17,6 +17,8 @@ from mha_haiku import attention, display, heads, masks
 from mha_haiku.modules import anatomy
 from mha_haiku.report import drawing
 from mha_haiku.report.heads import PerHead
+from mha_haiku.report.map_set import MapSet
+from mha_haiku.studies import collecting
 from mha_haiku.viewing import collect, markup, showing
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
@@ -42,7 +44,7 @@ def html(value: Any) -> str:
 
 def view(value: Any, *, budget: int, **given: Any) -> showing.View:
     """Returns the view of what is no attention map; arguments as of `show`."""
-    if isinstance(value, str | os.PathLike) or _is_run(value):
+    if isinstance(value, str | os.PathLike | MapSet) or _is_run(value):
         from mha_haiku.viewing import runs
 
         return runs.view(value, budget=budget, **given)
@@ -171,20 +173,15 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
     count = np.asarray(statistics.num_queries)
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
-    numbers = {}
-    for name, entry in attention.STATISTICS.items():
+    means = {}
+    for name in attention.STATISTICS:
         each = getattr(statistics, name)
-        if each is None:
-            continue
-        each = np.asarray(each, np.float64)
-        if each.ndim > count.ndim:  # per query, 0 where it is masked
-            each = each.sum(-1) / np.maximum(count, 1)
-        if name != "num_queries":
-            each = np.where(count == 0, np.nan, each)
-        each = each.reshape(-1, 1, count.shape[-1])
-        error = heads.means.standard_error(each)
-        numbers[name] = PerHead(heads.means.mean(each), entry.unit, entry.label, error)
-    return numbers
+        if each is not None and np.ndim(each) > count.ndim:  # 0 where it is masked
+            means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
+    found = collecting.per_head(statistics._replace(**means)) | {"num_queries": count}
+    num_heads = count.shape[-1]
+    layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
+    return collecting.summary([layer], [range(num_heads)])
 
 
 def deciding_scores(roles: heads.Roles) -> np.ndarray:

@@ -5,6 +5,7 @@ import pytest
 
 from experiments import generate
 from mha_haiku import runs
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import files, folders
 from tests.tiny_runs import write_untrained
 
@@ -93,11 +94,10 @@ def test_attention_is_that_of_the_text(workdir, capsys):
     folder = run / "attention" / "generated"
     assert f"Attention maps: {folder}/index.html" in capsys.readouterr().out
     kept = _kept(run)[-1]
-    with np.load(folder / "maps.npz") as maps:
-        assert "".join(maps["tokens"][0]) == f"the {kept['text']}"
-        weights = maps["layer_00"][0]
-        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-2)
-        assert not np.triu(weights, 1).any()
+    (example,) = MapSet.load(folder / "maps.npz").examples
+    assert "".join(example.queries.tokens) == f"the {kept['text']}"
+    np.testing.assert_allclose(example.weights[0].sum(-1), 1, atol=1e-2)
+    assert not np.triu(example.weights[0], 1).any()
 
 
 @pytest.mark.slow
@@ -108,10 +108,11 @@ def test_sources_are_answered_and_scored(workdir, capsys, tmp_path):
     first, second, *_ = capsys.readouterr().out.splitlines()
     one, other = _kept(run)[-2:]
     assert (first, second) == (f"1 2 -> {one['text']}", f"3 4 0 -> {other['text']}")
-    with np.load(run / "attention" / "generated" / "maps.npz") as maps:
-        assert maps["layer_02"].shape[0] == 2  # the cross map of each
-        length = max(len(each["tokens"]) + each["is_ended"] for each in (one, other))
-        assert maps["layer_02"].shape[2:] == (length, 3)
+    maps = MapSet.load(run / "attention" / "generated" / "maps.npz")
+    assert maps.layers[2].kind == "cross"
+    shapes = [each.weights[2].shape[1:] for each in maps.examples]
+    lengths = [len(each["tokens"]) + each["is_ended"] for each in (one, other)]
+    assert shapes == list(zip(lengths, (2, 3), strict=True))
     assert _run(run, "--held_out=6", "--beam=2") == 0
     out = capsys.readouterr().out
     assert "6 held-out examples" in out and "exact_match" in out and "wrong:" in out

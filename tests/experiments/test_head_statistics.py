@@ -1,14 +1,19 @@
 """The script that prints, writes and draws what heads do."""
 
 import csv
+import json
 import os
 import pathlib
+import re
 import shutil
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import config_files, head_statistics
+import mha_haiku as mh
+from experiments import config_files, dump_attention, head_statistics
 from mha_haiku import attention
 from tests.tiny_runs import write_untrained
 
@@ -118,3 +123,47 @@ def test_a_folder_that_may_not_be_written_is_refused(untrained, capsys):
     finally:
         untrained.chmod(0o700)
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_statistic_that_is_added_is_in_the_table_the_csv_a_page_and_a_view(
+    untrained, capsys, monkeypatch
+):
+    entry = attention.statistics.Statistic(
+        "beyond_the_first",
+        "share of what is there",
+        "attention on all positions but the first",
+        (attention.statistics.linear(lambda tile: tile.columns.array() != 0),),
+    )
+    # What a line in STATISTICS does as the module is imported.
+    monkeypatch.setitem(attention.STATISTICS, entry.name, entry)
+    names = (*attention.STATISTICS, "received", "pooled")
+    fields = NamedTuple("Statistics", [(name, Any) for name in names])
+    monkeypatch.setattr(attention.statistics, "Statistics", fields)
+
+    # Sizes of no other test, whose programs know no such statistic.
+    assert _run(f"--workdir={untrained}", "--examples=13") == 0
+    out = capsys.readouterr().out
+    assert entry.name in out and f"{entry.label}, {entry.unit}" in out
+    with (untrained / "attention" / "head_statistics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    shares = [float(row[entry.name]) for row in rows]
+    firsts = [float(row["first_position"]) for row in rows]
+    np.testing.assert_allclose(shares, 1 - np.array(firsts), rtol=1e-5)
+
+    indices = "--examples=" + ",".join(map(str, range(11)))
+    command = ["dump_attention", f"--workdir={untrained}", indices]
+    assert dump_attention.run(command) == 0
+    saved = (untrained / "attention" / "index.html").read_text()
+    query, key = jax.random.normal(jax.random.key(0), (2, 3, 19, 5, 4))
+    _, attention_map = mh.attend(query, key, key)
+    for html, count in ((saved, 2), (mh.show(attention_map).html, 5)):
+        data = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', html)[1]
+        (maps,) = json.loads(data)["sets"]
+        numbers = {each["name"]: each for each in maps["numbers"]}
+        number = numbers[entry.name]
+        assert (number["unit"], number["label"]) == (entry.unit, entry.label)
+        assert len(number["values"][0]) == count
+        np.testing.assert_allclose(
+            number["values"], 1 - np.array(numbers["first_position"]["values"]), 1e-5
+        )

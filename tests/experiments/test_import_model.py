@@ -17,6 +17,7 @@ from experiments import (
     rollout,
     train,
 )
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import checkpoints, folders
 from mha_haiku.studies import pruned_runs
 from tests import pretrained
@@ -104,10 +105,11 @@ def test_model_becomes_a_run_of_its_task(imported, kind, task, family):
 def test_statistics_and_maps_of_own_text_up_to_all_positions(imported, capsys):
     workdir = f"--workdir={imported('sentences')}"
     assert _run(dump_attention, workdir, "--text=The cat sat on the mat.") == 0
-    saved = np.load(imported("sentences") / "attention" / "own_text" / "maps.npz")
-    assert list(saved["tokens"][0])[:2] == ["[CLS]", "the"]
-    assert saved["layer_01"].shape == (1, pretrained.H, 9, 9)
-    assert not any(saved["predictions"].ravel())
+    folder = imported("sentences") / "attention" / "own_text"
+    (saved,) = MapSet.load(folder / "maps.npz").examples
+    assert saved.queries.tokens[:2] == ("[CLS]", "the")
+    assert saved.weights[1].shape == (pretrained.H, 9, 9)
+    assert not any(saved.answers.likeliest)
     capsys.readouterr()
     long = " ".join(["cat"] * (pretrained.T - 1))
     assert _run(dump_attention, workdir, f"--text={long}") == 2
@@ -198,8 +200,8 @@ def test_language_model_goes_through_every_script(
     folder = imported(kind, tmp_path / "run")
     workdir = f"--workdir={folder}"
     assert _run(dump_attention, workdir, "--text=The dog ran under the log.") == 0
-    saved = np.load(folder / "attention" / "own_text" / "maps.npz")
-    assert all(saved["predictions"].ravel())
+    saved = MapSet.load(folder / "attention" / "own_text" / "maps.npz")
+    assert all(saved.examples[0].answers.likeliest)
     scripts = [
         (head_importance, "--examples=4"),
         (rollout, "--examples=8", "--flow_examples=1"),

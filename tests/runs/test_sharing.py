@@ -178,7 +178,7 @@ def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp
             Bench.load(run), examples=8, measures=["ablation", "gradient"]
         )
         return (
-            np.load(maps)["layer_00"],
+            np.load(maps)["examples.0.weights.0"],
             {name: each.mean for name, each in statistics.numbers.items()},
             [each.per_example for each in importance.measures.values()],
         )

@@ -9,10 +9,11 @@ import pytest
 from mha_haiku import heads, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report import dossier
+from mha_haiku.report.map_set import Axis, Images, MapSet
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers, head_importance
 from mha_haiku.studies.workbench import Bench
-from tests.report.conftest import archive
+from tests.report.conftest import make_maps
 
 DEVICES = jax.local_devices()[:1]
 N = 5
@@ -32,7 +33,9 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
     run = run._replace(params=jax.tree.map(lambda x: 4 * x, run.params))
     bench = Bench(run, folders.Folder(trained))
     path = attention_dump.dump(bench, out=trained / "sharp", devices=DEVICES)
-    found = dossiers.roles(report.maps.load(path))
+    maps = MapSet.load(path)
+    found = dossiers.roles(maps)
+    assert found.names.tolist() == maps.roles.names.tolist()
     expected = heads.roles(run.model, run.params, [run.examples(N)])
     assert found.names.tolist() == expected.names.tolist()
     for i, h in np.ndindex(2, 2):
@@ -43,35 +46,35 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
 
 
 def test_positions_that_are_images_repeat_no_token(trained):
-    saved = report.maps.load(trained / "attention" / "maps.npz")
-    same = np.full_like(saved.sides[""][0].tokens, "a")
+    saved = MapSet.load(trained / "attention" / "maps.npz")
     # Every query looks at the fourth key, which follows the same text.
-    weights = [np.zeros_like(each) for each in saved.weights]
+    example = saved.examples[0]
+    weights = tuple(np.zeros_like(each) for each in example.weights)
     for each in weights:
         each[..., 3] = 1
-    saved = dataclasses.replace(
-        saved,
-        weights=tuple(weights),
-        masked=None,
-        sides={"": tuple(side._replace(tokens=same) for side in saved.sides[""])},
-    )
+    same = Axis.whole("a" * len(example.queries.tokens))
+    example = example._replace(queries=same, keys=same, weights=weights, masked=None)
+    saved = dataclasses.replace(saved, examples=(example,))
     assert set(dossiers.roles(saved).names.flat) == {"induction"}
-    images = np.zeros((*same.shape, 2, 2), np.uint8)
-    images = dataclasses.replace(saved, images=images)
+    images = Images(np.zeros((len(same.tokens), 2, 2), np.uint8))
+    example = example._replace(images=images)
+    images = dataclasses.replace(saved, examples=(example,))
     assert "induction" not in dossiers.roles(images).names
 
 
 def test_a_head_that_looks_two_back_in_all_examples_is_positional():
-    weights = np.tile(np.eye(6, k=-2, dtype=np.float32), (2, 1, 1, 1))
-    lengths = np.array([6, 4])
-    arrays = archive(heads=(1,), length=6, layer_00=weights, lengths=lengths)
-    found = dossiers.roles(report.maps.checked(arrays, "maps"))
+    maps = make_maps(heads=(1,), length=6, lengths=[6, 4], has_mean=False)
+    examples = tuple(
+        each._replace(weights=(np.eye(size, k=-2, dtype=np.float32)[None],))
+        for each, size in zip(maps.examples, (6, 4), strict=True)
+    )
+    found = dossiers.roles(dataclasses.replace(maps, examples=examples))
     assert (found.names.tolist(), found.scores.tolist()) == ([["positional"]], [[1]])
 
 
 def test_scores_of_roles_are_those_of_the_model(trained):
     run = folders.load_run(trained)
-    saved = report.maps.load(trained / "attention" / "maps.npz")
+    saved = MapSet.load(trained / "attention" / "maps.npz")
     expected = heads.roles(run.model, run.params, [run.examples(N)])
     for i, h in np.ndindex(2, 2):
         means = {name: x[h] for name, x in dossiers._scores(saved, i).items()}
@@ -87,12 +90,11 @@ def test_numbers_are_those_that_were_computed(trained):
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
-    with np.load(trained / "attention" / "statistics.npz") as file:
-        entropy = maps.numbers["entropy"]
-        np.testing.assert_array_equal(entropy.mean, file["entropy"])
-        errors = file["entropy_standard_error"]
-        np.testing.assert_array_equal(entropy.standard_error, errors)
-        assert (errors > 0).all()
+    saved = MapSet.load(trained / "attention" / "maps.npz").numbers["entropy"]
+    entropy = maps.numbers["entropy"]
+    np.testing.assert_array_equal(entropy.mean, saved.mean)
+    np.testing.assert_array_equal(entropy.standard_error, saved.standard_error)
+    assert (saved.standard_error > 0).all()
 
     numbers = {
         "ablation": report.heads.PerHead(

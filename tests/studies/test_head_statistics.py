@@ -14,7 +14,7 @@ from mha_haiku import tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import subject
 from mha_haiku.runs import folders
-from mha_haiku.studies import head_statistics, zoom
+from mha_haiku.studies import collecting, head_statistics
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from tests import oracles
@@ -184,7 +184,7 @@ def test_layers_may_have_different_numbers_of_heads():
         {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
         {"entropy": np.array([[5.0], [6.0]])},
     ]
-    numbers = zoom.summary(of_layers, [range(3), range(1)])
+    numbers = collecting.summary(of_layers, [range(3), range(1)])
     mean, error, nothing = (
         numbers["entropy"].mean,
         numbers["entropy"].standard_error,

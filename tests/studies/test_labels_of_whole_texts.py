@@ -10,6 +10,7 @@ import pytest
 from mha_haiku import tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import metrics
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import configuration
 from mha_haiku.studies import attention_dump, rollouts
 from mha_haiku.studies.workbench import Bench
@@ -80,8 +81,7 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     )
     bench = Bench.load("anywhere")
     path = attention_dump.dump(bench, out=tmp_path, examples=B, means=False)
-    with np.load(path) as arrays:
-        saved = dict(arrays)
+    saved = MapSet.load(path).examples
     example = loaded.examples(B)
     output = jax.jit(
         lambda x: (
@@ -92,16 +92,23 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     )(example)
     assert output.shape == (B, C)
     labels = [loaded.task.class_label(int(c)) for c in output.argmax(-1)]
-    assert saved["predictions"].tolist() == [[label] for label in labels]
-    wanted = [[loaded.task.class_label(int(c))] for c in example.targets]
-    assert saved["targets"].tolist() == wanted
+    assert [each.answers.likeliest[0][0][0] for each in saved] == labels
+    wanted = [(loaded.task.class_label(int(c)),) for c in example.targets]
+    assert [each.answers.targets for each in saved] == wanted
+    assert all(each.answers.whole for each in saved)
+    lengths = [len(each.queries.tokens) for each in saved]
+    assert lengths == example.lengths.tolist()
+    assert min(lengths) < T and saved[lengths.index(2)].note == (
+        "its last 3 positions are padding"
+    )
     assert attention_dump.write_report(tmp_path)[-1].name == "index.html"
 
     own = attention_dump.Own(tokens=[3, 1, 4])
     path = attention_dump.dump(bench, own=own, out=tmp_path / "own")
-    with np.load(path) as arrays:
-        assert arrays["predictions"].shape == (1, 1) and arrays["targets"] == [[""]]
-        np.testing.assert_allclose(arrays["probabilities"].sum(), 1, atol=1e-6)
+    answers = MapSet.load(path).examples[0].answers
+    ((likeliest,), targets) = answers.likeliest, answers.targets
+    assert targets == ("",)
+    np.testing.assert_allclose(sum(share for _, share in likeliest), 1, atol=1e-6)
 
     importance = loaded.importance("gradient", examples=B)
     assert importance.mean.shape == (2, 2) and np.isfinite(importance.mean).all()

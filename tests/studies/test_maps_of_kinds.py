@@ -1,5 +1,7 @@
 """Maps of a model with an encoder and a decoder: axes, tokens, alignment, its share."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import mha_haiku as mh
 from mha_haiku import attention, heads, report, runs, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment, subject
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump, dossiers
 from mha_haiku.studies.workbench import Bench
@@ -50,7 +53,7 @@ def made(root, make_config):
 
 @pytest.fixture
 def saved(made):
-    return report.maps.load(made / "attention" / "maps.npz")
+    return MapSet.load(made / "attention" / "maps.npz")
 
 
 @pytest.mark.slow
@@ -58,32 +61,47 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
     run = folders.load_run(made)
     example = run.examples(N)
     output = subject.run(run.model, run.params, example)
-    assert saved.kinds == tuple(KINDS) and saved.numbers == (0, 0, 1, 0, 1)
-    assert saved.layer_names[2:4] == ("decoder 1", "cross 0")
-    assert [len(names) for names in saved.head_names] == [2, 2, 2, 2, 1]
-    for weights, masked, each in zip(
-        saved.weights, saved.masked, output.maps, strict=True
-    ):
-        np.testing.assert_allclose(weights, each, atol=1e-3)
-        assert not weights[np.broadcast_to(masked[:, None], weights.shape)].any()
-    assert saved.weights[1].shape == (N, H, T, T)
-    assert saved.weights[3].shape == (N, H, T, S)
-    for mean, each in zip(saved.means, saved.weights, strict=True):
-        assert mean.shape == each.shape[1:]
-    query, key, exact = saved.channels[3]
-    assert (query.shape[2], key.shape[2], exact) == (T, S, True)
-    lengths = np.asarray(example.lengths)
-    (source, _), (reading, _) = saved.sides["encoder"], saved.sides["decoder"]
-    assert source.lengths.tolist() == lengths.tolist()
-    for n, length in enumerate(lengths.tolist()):
-        words = np.asarray(example.inputs[n]).astype(str).tolist()[:length]
-        assert source.tokens[n, :length].tolist() == words
-        read = reading.tokens[n, : length + 1].tolist()
-        assert read == ["<start>", *words[::-1]]
-        predicted = saved.sides["cross"][0].tokens[n].tolist()
-        assert predicted[: length + 1] == [*words[::-1], "<end>"]
-        rows, columns = np.nonzero(saved.alignment[n])
+    assert [layer.kind for layer in saved.layers] == KINDS
+    assert [layer.index for layer in saved.layers] == [0, 1, 2, 3, 4]
+    assert [layer.number for layer in saved.layers] == [0, 0, 1, 0, 1]
+    assert [layer.name for layer in saved.layers[2:4]] == ["decoder 1", "cross 0"]
+    assert [len(layer.heads) for layer in saved.layers] == [2, 2, 2, 2, 1]
+    sizes = {"encoder": (S, S), "decoder": (T, T), "cross": (T, S)}
+    for weights, layer in zip(saved.mean.weights, saved.layers, strict=True):
+        assert weights.shape == (len(layer.heads), *sizes[layer.kind])
+    lengths = np.asarray(example.lengths).tolist()
+    assert min(lengths) < S
+    for n, (one, length) in enumerate(zip(saved.inputs, lengths, strict=True)):
+        sizes = {"encoder": (length,) * 2, "decoder": (length + 1,) * 2}
+        sizes["cross"] = length + 1, length
+        for i, layer in enumerate(saved.layers):
+            rows, columns = sizes[layer.kind]
+            wanted = np.asarray(output.maps[i])[n, :, :rows, :columns]
+            np.testing.assert_allclose(one.weights[i], wanted, atol=1e-3)
+            hidden = np.broadcast_to(one.masked_cells(i), wanted.shape)
+            assert not one.weights[i][hidden].any()
+            query, key, exact = one.channels[i]
+            assert (query.shape[1], key.shape[1], exact) == (rows, columns, True)
+        encoder, decoder, cross = (one.axes(saved.layers[i]) for i in (0, 1, 3))
+        words = tuple(np.asarray(example.inputs[n]).astype(str).tolist()[:length])
+        assert encoder.keys.tokens == cross.keys.tokens == words
+        assert decoder.queries.tokens == ("<start>", *words[::-1])
+        assert cross.queries.tokens == one.answers.targets == (*words[::-1], "<end>")
+        assert cross.queries.notes[0] == "reads “<start>”"
+        assert decoder.keys.notes[-1] == "predicts “<end>”"
+        assert (cross.queries.label, cross.keys.label) == (
+            "token predicted",
+            "source token",
+        )
+        assert cross.has_answers and not encoder.has_answers
+        rows, columns = np.nonzero(cross.alignment)
         assert (rows + columns).tolist() == [length - 1] * length
+        if length < S:
+            assert one.note == (
+                f"its last {S - length} source positions and its last "
+                f"{S - length} target positions are padding"
+            )
+    assert saved.mean.axes(saved.layers[3]).alignment is None
 
 
 @pytest.mark.slow
@@ -91,9 +109,8 @@ def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
     shown = dossiers.of_folder(made)
     number = shown.sets[0].numbers["aligned"]
     run = folders.load_run(made)
-    example = run.examples(
-        int(np.load(made / "attention" / "maps.npz")["mean_examples"])
-    )
+    count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
+    example = run.examples(count)
     output = subject.run(run.model, run.params, example)
     for i, each in enumerate(output.maps):
         if KINDS[i] != "cross":
@@ -141,9 +158,10 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     options = {"out": tmp_path, "means": False, "devices": DEVICES}
     bench = Bench.load(made)
     path = attention_dump.dump(bench, layers=["cross.1", "encoder"], **options)
-    some = report.maps.load(path)
-    assert (some.layers, some.layer_names) == ((4, 0), ("cross 1", "encoder 0"))
-    np.testing.assert_array_equal(some.weights[0], saved.weights[4])
+    some = MapSet.load(path)
+    assert some.layers == (saved.layers[4], saved.layers[0])
+    for one, other in zip(some.examples, saved.inputs, strict=True):
+        np.testing.assert_array_equal(one.weights[0], other.weights[4])
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
         attention_dump.dump(bench, layers=["cross.2"], **options)
     with pytest.raises(ConfigError, match="experiments.generate --source="):
@@ -158,17 +176,23 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
     config.attention.full_length, config.attention.pooled_size = 5, 3
     bench = Bench(run._replace(config=config), folders.Folder(made))
     path = attention_dump.dump(bench, out=tmp_path, devices=DEVICES)
-    pooled = report.maps.load(path)
-    assert [x.shape[2:] for x in pooled.weights[::2]] == [(3, 3), (3, 3), (3, 3)]
-    target, source = attention.bin_edges(T, 3), attention.bin_edges(S, 3)
-    assert (
-        pooled.sides["decoder"][0].edges.tolist() == target.tolist() != source.tolist()
-    )
-    by_hand = np.add.reduceat(saved.weights[3].astype("f8"), source[:-1], axis=-1)
-    sees = by_hand.sum(-1, keepdims=True) > 0
-    by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
-    count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
-    np.testing.assert_allclose(pooled.weights[3], by_hand / count, atol=2e-3)
+    pooled = MapSet.load(path)
+    assert pooled.is_pooled and pooled.roles is None and pooled.mean is None
+    for one, whole in zip(pooled.examples, saved.inputs, strict=True):
+        axes = one.axes(pooled.layers[3])
+        length = len(axes.keys.tokens)
+        ends = [attention.bin_edges(size, 3) for size in (T, S)]
+        edges = [
+            np.unique(np.minimum(each, size))
+            for each, size in zip(ends, (length + 1, length), strict=True)
+        ]
+        assert [axis.edges.tolist() for axis in axes[:2]] == [x.tolist() for x in edges]
+        target, source = edges
+        by_hand = np.add.reduceat(whole.weights[3].astype("f8"), source[:-1], axis=-1)
+        sees = by_hand.sum(-1, keepdims=True) > 0
+        by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
+        count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
+        np.testing.assert_allclose(one.weights[3], by_hand / count, atol=2e-3)
     report.dossier.check(dossiers.of_maps(tmp_path))
 
 
@@ -200,9 +224,8 @@ def test_a_run_in_memory_and_its_output_are_shown_with_their_kinds(made, saved):
     pytest.importorskip("matplotlib")
     figure = mh.plot(made / "attention" / "maps.npz", layer="cross.0")
     panels = [axes for axes in figure.axes if axes.get_images()]
-    length = saved.sides["cross"][1].lengths[0]
     np.testing.assert_array_equal(
         panels[1].get_images()[0].get_array(),
-        saved.weights[3][0, 1, : length + 1, :length].astype("f4"),
+        saved.examples[0].weights[3][1].astype("f4"),
     )
     assert len(mh.plot(maps).axes) == 4  # the heads of cross-attention, and the bar

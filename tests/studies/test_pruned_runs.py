@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, models
+from mha_haiku import heads, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import folders
 from mha_haiku.studies import (
@@ -47,11 +47,12 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     for layer, names in enumerate(half.keep):
         wanted[layer, names] = True
     np.testing.assert_array_equal(there, wanted)
-    with np.load(attention_dump.dump(Bench.load(out))) as maps:
-        for layer, names in enumerate(half.keep):
-            shown = maps[f"heads_{layer:02d}"].tolist()
-            assert shown == [f"head {h}" for h in names]
-            assert maps[f"layer_{layer:02d}"].shape[1] == len(names)
+    maps = report.map_set.MapSet.load(attention_dump.dump(Bench.load(out)))
+    assert [list(map(int, layer.heads)) for layer in maps.layers] == list(
+        map(list, half.keep)
+    )
+    for weights, names in zip(maps.examples[0].weights, half.keep, strict=True):
+        assert len(weights) == len(names)
     with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
         pruning.save(found, out, steps=0)
 

@@ -7,6 +7,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import tasks
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
 from mha_haiku.studies.workbench import Bench
@@ -83,7 +84,14 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
     assert maps["numbers"][0]["values"][1] != [None]
     codes, wanted = weights_of(saved, layer=1), weights_of(unsaved, layer=1)
     np.testing.assert_allclose(codes, wanted, atol=2e-3)
-    panels = mh.plot(folder / "attention" / "maps.npz", layer=1).axes
+    path = folder / "attention" / "maps.npz"
+    maps = MapSet.load(path)
+    (own,) = page_of(mh.show(maps))["sets"]
+    (whole,) = page_of(mh.show(folder))["sets"]
+    for name in ("layers", "examples", "numbers", "roles", "step"):
+        assert own[name] == whole[name]
+    assert mh.plot(maps, layer=1, head=1).axes[0].get_title() == "head 1"
+    panels = mh.plot(path, layer=1).axes
     assert panels[0].get_title() == "head 1"
     drawn = panels[0].images[0].get_array().ravel()
     np.testing.assert_allclose(drawn, wanted[0], atol=2e-3)
