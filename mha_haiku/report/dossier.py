@@ -39,6 +39,8 @@ def check(dossier: Dossier) -> Dossier:
         raise ValueError("sets must not be empty.")
     for each in dossier.sets:
         each.check()
+        if not each.examples:
+            raise ValueError(f"examples of {each.name!r} must not be empty.")
     if dossier.matches is not None:
         if len(dossier.sets) < 2:
             raise ValueError("matches must be None where there is one set of maps.")

@@ -228,7 +228,7 @@ class MapSet:
     Attributes:
       name: "reverse, step 300", "pruned".
       layers: `[L]`.
-      examples: `[N]`, at least one.
+      examples: `[N]`; none where only numbers are known.
       step: The training step; None if the set is not a moment of a training.
       numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
         heads end with NaN.
@@ -245,15 +245,23 @@ class MapSet:
     missing: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "MapSet":
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        written_by: str = "python -m experiments.dump_attention --workdir=...",
+    ) -> "MapSet":
         """Returns the set in a file of `save`, with all of it checked.
+
+        Args:
+          path: The file.
+          written_by: The command that writes such a file, for the message of an error.
 
         Raises:
           ConfigError: If the file is missing, damaged or of another version, lacks an
             array, or holds arrays whose types, shapes or values do not fit together.
         """
-        command = "python -m experiments.dump_attention --workdir=..."
-        found = archive.load(path, cls, written_by=command)
+        found = archive.load(path, cls, written_by=written_by)
         try:
             return found.check(is_finite=True)
         except ValueError as error:
@@ -294,36 +302,34 @@ class MapSet:
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
         """Returns a set with the heads at some places of each layer, in that order."""
-        width = max(map(len, places))
-
-        def columns(values, missing=np.nan):
-            if values is None:
-                return None
-            dtype = object if missing == "" else np.result_type(values, np.float32)
-            kept = np.full((len(values), width, *values.shape[2:]), missing, dtype)
-            for row, own, each in zip(kept, values, places, strict=True):
-                row[: len(each)] = own[list(each)]
-            return kept
-
-        numbers = {
-            name: each._replace(
-                mean=columns(each.mean),
-                standard_error=columns(each.standard_error),
-                ranks=columns(each.ranks),
-            )
-            for name, each in self.numbers.items()
-        }
+        pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
         roles = self.roles
         if roles is not None:
-            roles = Roles(columns(roles.names, ""), columns(roles.scores))
+            names = _at(pairs, roles.names.astype(object), "")
+            roles = Roles(names, _at(pairs, roles.scores))
         layers = tuple(
             layer._replace(heads=tuple(layer.heads[j] for j in each))
             for layer, each in zip(self.layers, places, strict=True)
         )
         examples = tuple(_with_heads(each, places) for each in self.examples)
+        numbers = _numbers_at(pairs, self.numbers)
         return dataclasses.replace(
             self, layers=layers, examples=examples, numbers=numbers, roles=roles
         )
+
+    def numbers_at(self, layers: Sequence[Layer]) -> dict[str, PerHead]:
+        """Returns the numbers of the heads of some layers, of the same model.
+
+        They are NaN for heads that are not in this set, and where a layer has fewer
+        heads than another.
+        """
+        places = {
+            (layer.index, head): (i, h)
+            for i, layer in enumerate(self.layers)
+            for h, head in enumerate(layer.heads)
+        }
+        wanted = [[places.get((x.index, head)) for head in x.heads] for x in layers]
+        return _numbers_at(wanted, self.numbers)
 
     def check(self, *, is_finite: bool = False) -> "MapSet":
         """Returns the set, in which all sizes fit together.
@@ -354,6 +360,33 @@ def cells_of(
     return np.logical_or.reduceat(rows, key_edges[:-1], axis=1)
 
 
+def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
+    return {
+        name: each._replace(
+            mean=_at(places, each.mean),
+            standard_error=_at(places, each.standard_error),
+            ranks=_at(places, each.ranks),
+        )
+        for name, each in numbers.items()
+    }
+
+
+def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
+    """Returns values at places (layer, head), a list of these for each layer.
+
+    What is missing is where a place is None, and where a list is shorter than others.
+    """
+    if values is None:
+        return None
+    shape = len(places), max(map(len, places), default=0), *values.shape[2:]
+    found = np.full(shape, missing, np.result_type(values, np.float32))
+    for i, row in enumerate(places):
+        for h, place in enumerate(row):
+            if place is not None:
+                found[i, h] = values[place]
+    return found
+
+
 def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
     layers = list(enumerate(map(list, places)))
     masked = [example.masked_cells(i) for i, _ in layers]
@@ -378,9 +411,8 @@ def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
 
 def _check_set(shown: MapSet) -> None:
     where = f"of {shown.name!r}" if shown.name else "of the maps"
-    for name, parts in (("layers", shown.layers), ("examples", shown.examples)):
-        if not parts:
-            raise ValueError(f"{name} {where} must not be empty.")
+    if not shown.layers:
+        raise ValueError(f"layers {where} must not be empty.")
     for name, each in shown.numbers.items():
         of = f"of {name} {where}"
         has_shape(f"{name} {where}", each.mean, shown.shape, kinds="f")

@@ -20,7 +20,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.heads import alignment, subject
 from mha_haiku.report import map_set
-from mha_haiku.report.map_set import Answers, Axes, Axis, Example, Images, Layer, MapSet
+from mha_haiku.report.map_set import Answers, Axes, Axis, Example, Images, MapSet
 from mha_haiku.runs import files, progress
 from mha_haiku.studies import collecting, dossiers, head_statistics, imported_runs
 from mha_haiku.studies.workbench import Bench
@@ -162,13 +162,7 @@ def measured(
         seen = jax.tree.map(lambda x: x[:count], seen)
     example, answers, seen = seen
     shown = [
-        Layer(
-            layer_heads[i].label,
-            tuple(map(str, names)),
-            layer_heads[i].kind,
-            i,
-            layer_heads[i].layer,
-        )
+        collecting.layer(layer_heads[i].kind, layer_heads[i].layer, i, names)
         for i, names in zip(layers, chosen, strict=True)
     ]
     alignments = alignment.of_batch(run.task.alignments, example)

@@ -108,6 +108,12 @@ see_alone = jax.jit(
 )
 
 
+def layer(kind: str, number: int, index: int, heads: Sequence[int]) -> Layer:
+    """Returns a layer of a run's model, with the names of some of its heads."""
+    name = f"{kind or 'layer'} {number}"
+    return Layer(name, tuple(map(str, heads)), kind, index, number)
+
+
 def map_set(
     name: str,
     layers: Sequence[Layer],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mha_haiku import attention, checks, heads, models, report
+from mha_haiku import attention, checks, heads, models
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment
 from mha_haiku.heads import means as averages
@@ -207,28 +207,16 @@ def _correlation(places: np.ndarray, sees: np.ndarray) -> float:
 
 def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
     """Returns the set with the importance of its heads, where it was measured."""
-    if root is None or not _is_of_model(maps):
+    if root is None or any(layer.index is None for layer in maps.layers):
         return maps
     path = folders.Folder(root).heads / "head_importance.npz"
-    arrays = report.archive.arrays_of(path) if path.exists() else {}
-    if int(arrays.get("step", -1)) != maps.step:
-        missing = ("importance", _command("head_importance", root))
-        return dataclasses.replace(maps, missing=(missing,))
-    layers = [layer.index for layer in maps.layers]
-    names = [list(map(int, layer.heads)) for layer in maps.layers]
-    try:
-        found = report.heads.of_arrays(arrays, layers=layers, heads=names)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(f"{path} is not what a run writes: {error}.") from None
-    return dataclasses.replace(maps, numbers={**maps.numbers, **found})
-
-
-def _is_of_model(maps: MapSet) -> bool:
-    """Returns whether layers and heads are those of a run's model, by their numbers."""
-    return all(
-        layer.index is not None and all(map(str.isdecimal, layer.heads))
-        for layer in maps.layers
-    )
+    command = _command("head_importance", root)
+    if path.exists():
+        found = MapSet.load(path, written_by=command)
+        if found.step == maps.step:
+            numbers = {**maps.numbers, **found.numbers_at(maps.layers)}
+            return dataclasses.replace(maps, numbers=numbers)
+    return dataclasses.replace(maps, missing=(("importance", command),))
 
 
 def _snapshots(folder: Path) -> list[MapSet]:

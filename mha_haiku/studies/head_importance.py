@@ -14,8 +14,8 @@ import numpy as np
 from mha_haiku import checks, heads, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.heads import PerHead
-from mha_haiku.runs import files
-from mha_haiku.studies import workbench
+from mha_haiku.report.map_set import MapSet
+from mha_haiku.studies import collecting, workbench
 from mha_haiku.studies.workbench import Bench
 
 _UNITS = {
@@ -162,13 +162,16 @@ def write(
     folder: str | os.PathLike,
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
-    """Writes head_importance.csv, .npz and a picture; see `workbench.write`."""
-    layers = range(len(result.heads))  # among those of all kinds
-    arrays = report.heads.to_arrays(result.numbers, layers=layers, heads=result.heads)
-    arrays["step"] = np.array(result.step)
-    if result.kinds:
-        arrays |= {"kinds": np.array(result.kinds), "numbers": np.array(result.layers)}
-    files.write_arrays(Path(folder) / "head_importance.npz", arrays)
+    """Writes head_importance.csv, a picture, and a `MapSet` of the numbers as .npz."""
+    kinds = result.kinds or ("",) * len(result.layers)
+    layers = tuple(
+        collecting.layer(kind, number, i, names)
+        for i, (kind, number, names) in enumerate(
+            zip(kinds, result.layers, result.heads, strict=True)
+        )
+    )
+    maps = MapSet(result.title, layers, (), result.step, result.numbers)
+    maps.save(Path(folder) / "head_importance.npz")
     return workbench.write(
         folder, "head_importance", result.table(), result.picture, formats
     )

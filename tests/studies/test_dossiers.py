@@ -9,7 +9,7 @@ import pytest
 from mha_haiku import heads, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report import dossier
-from mha_haiku.report.map_set import Axis, Images, MapSet
+from mha_haiku.report.map_set import Axis, Images, Layer, MapSet
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers, head_importance
 from mha_haiku.studies.workbench import Bench
@@ -122,10 +122,10 @@ def test_numbers_go_by_the_names_of_layers_and_heads():
         "what",
         ranks=np.arange(12).reshape(2, 3, 2),
     )
-    arrays = report.heads.to_arrays(
-        {"a": number}, layers=[1, 3], heads=[[0, 2, 5], [1, 4]]
-    )
-    found = report.heads.of_arrays(arrays, layers=[3, 1], heads=[[4], [5, 1, 0]])["a"]
+    layers = Layer("", ("0", "2", "5"), index=1), Layer("", ("1", "4"), index=3)
+    measured = MapSet("", layers, (), numbers={"a": number})
+    layers = Layer("", ("4",), index=3), Layer("", ("5", "1", "0"), index=1)
+    found = measured.numbers_at(layers)["a"]
     np.testing.assert_array_equal(found.mean, [[5, np.nan, np.nan], [3, np.nan, 1]])
     assert found.ranks[1, 0].tolist() == [4, 5]
     assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)

@@ -12,6 +12,7 @@ import pytest
 
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import (
     gate_learning,
@@ -129,10 +130,12 @@ def test_importance_is_by_kind_layer_and_head(bench, tmp_path):
     wanted = found.measures["confidence"].mean[exists]
     shown = [float(row["confidence"]) for row in rows]
     np.testing.assert_allclose(shown, wanted, rtol=1e-6)
-    with np.load(path.with_suffix(".npz")) as arrays:
-        assert arrays["kinds"].tolist() == list(KINDS)
-        assert arrays["numbers"].tolist() == list(LAYERS)
-        assert arrays["layers"].tolist() == [0, 1, 2, 3, 4]
+    saved = MapSet.load(path.with_suffix(".npz"))
+    assert [layer.kind for layer in saved.layers] == list(KINDS)
+    assert [layer.number for layer in saved.layers] == list(LAYERS)
+    assert [layer.index for layer in saved.layers] == [0, 1, 2, 3, 4]
+    mean = saved.numbers["confidence"].mean
+    np.testing.assert_array_equal(mean, found.measures["confidence"].mean)
     assert found.measures["confidence"].kinds == KINDS
     assert picture.read_bytes().startswith(b"\x89PNG")
 
