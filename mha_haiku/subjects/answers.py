@@ -95,7 +95,7 @@ class Lens(_Shown):
 
     def __repr__(self) -> str:
         rows = [("", self.tokens), *zip(self.names, self.texts, strict=True)]
-        rows = [(name, [ascii(text)[1:-1] for text in row]) for name, row in rows]
+        rows = [(name, [ascii(str(text))[1:-1] for text in row]) for name, row in rows]
         width = max(len(text) for _, row in rows for text in row)
         return "\n".join(
             f"{name:>16}  " + " ".join(f"{text:{width}}" for text in row)

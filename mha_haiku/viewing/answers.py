@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mha_haiku import heads, models, subjects
+from mha_haiku import heads, models, studies, subjects
+from mha_haiku.attention import sited
 from mha_haiku.report import drawing
 from mha_haiku.viewing import markup, plotting, shown
 
@@ -34,6 +35,11 @@ def _(subject: subjects.Subject) -> markup.Html:
     return markup.block(
         subject.name, *parts, note="subject.show(text) shows its maps of a text."
     )
+
+
+@shown.fragment.register
+def _(statistics: studies.head_statistics.HeadStatistics) -> markup.Html:
+    return markup.block(statistics.title, markup.preformatted(statistics.text()))
 
 
 @shown.fragment.register
@@ -209,18 +215,40 @@ def _edge_grid(edges) -> tuple[np.ndarray, list[str], list[str]]:
 
 
 def _visible(text: str) -> str:
+    text = str(text)
     return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
 
 def as_shown(value: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the maps in an answer, and what stands along them, by `show`'s arguments.
 
-    Anything else is returned as it is.
+    Plain arrays of weights `[B, H, T, S]`, such as `outputs.attentions` of
+    transformers, become maps; anything else is returned as it is.
     """
+    if _is_weights(value):
+        return sited.map_of_weights(_array(value), are_shares=True), {}
+    if isinstance(value, list | tuple) and value and all(map(_is_weights, value)):
+        return [as_shown(each)[0] for each in value], {}
     if not isinstance(value, subjects.TextMaps):
         return value, {}
     sides = {"tokens": value.tokens, "key_tokens": value.key_tokens}
     return value.maps, {name: x for name, x in sides.items() if x}
+
+
+def _is_weights(value) -> bool:
+    """Returns whether a value is an array of floats with four axes, of any library."""
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+    return is_array and len(value.shape) == 4 and "float" in str(value.dtype)
+
+
+def _array(value) -> np.ndarray:
+    """Returns an array of jax, NumPy or torch as one of NumPy."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().float()
+    weights = np.asarray(value)
+    if not (weights >= 0).all():
+        raise ValueError("weights [B, H, T, S] must be at least 0.")
+    return weights
 
 
 def compared(compare: Any) -> Any:
