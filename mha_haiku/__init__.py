@@ -15,11 +15,12 @@ Attention returns its values and a map, which costs nothing until it is asked:
 
 `MultiHeadAttention`, `EncoderLayer`, `Encoder`, `DecoderLayer`, `Decoder` and
 `FeedForward` are Haiku modules that return maps too. `models` builds whole models from
-a config's section, `tasks` has data to train them on, `runs` trains and opens what was
-trained, `heads` and `studies` ask which heads matter, and `rasp` makes models of
-which that is known. `look` and `edit` show and change what is inside of any function of
-JAX, `interop` knows other libraries. `show` makes a page of maps or a run, and
-`plot` a figure. `help(mh.masks)` and the like tell what each has.
+a config's section, `tasks` has data to train them on, `runs` trains them, `heads` and
+`studies` ask which heads matter, and `rasp` makes models of which that is known. `look`
+and `edit` show and change what is inside of any function of JAX, `interop` knows other
+libraries. `load` opens a run or pretrained weights and `wrap` takes any function, each
+as a `Subject` that answers questions about its heads. `show` makes a page and `plot` a
+figure. `help(mh.masks)` and similar calls tell what each has.
 """
 
 import importlib
@@ -51,7 +52,8 @@ from mha_haiku.modules import (
 )
 
 if TYPE_CHECKING:
-    from mha_haiku import devices, interop, rasp, runs, studies
+    from mha_haiku import devices, interop, rasp, runs, studies, subjects
+    from mha_haiku.subjects import Subject, load, wrap
     from mha_haiku.viewing import plot, show
 
 __version__ = "0.2.0"  # setup.cfg reads it here
@@ -64,12 +66,14 @@ __all__ = [
     "EncoderLayer",
     "FeedForward",
     "MultiHeadAttention",
+    "Subject",
     "attend",
     "attention",
     "devices",
     "edit",
     "heads",
     "interop",
+    "load",
     "look",
     "masks",
     "models",
@@ -82,19 +86,27 @@ __all__ = [
     "site",
     "sites",
     "studies",
+    "subjects",
     "tasks",
+    "wrap",
 ]
 
 # Imported when first asked for: whoever only attends does not wait for them.
-_LATER = ("devices", "interop", "rasp", "runs", "studies")
-_FUNCTIONS = {"plot": "viewing", "show": "viewing"}
+_LATER = ("devices", "interop", "rasp", "runs", "studies", "subjects")
+_PLACES = {
+    "Subject": "subjects",
+    "load": "subjects",
+    "plot": "viewing",
+    "show": "viewing",
+    "wrap": "subjects",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _FUNCTIONS:
-        module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")
+    if name in _PLACES:
+        module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
         return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -16,17 +16,27 @@ _MOST_NUMBERS = 8
 _LONGEST = 60
 
 
-_as_html: list[Callable[[Any], str]] = []
+_registered: dict[str, Callable] = {}
 
 
-def register_html(function: Callable[[Any], str]) -> None:
-    """Makes `function` what `html` calls; `viewing`, which imports this, does so."""
-    _as_html[:] = [function]
+def register(**functions: Callable) -> None:
+    """Sets what `html`, `show` and `plot` call; `viewing`, which imports this, does."""
+    _registered.update(functions)
 
 
 def html(value: Any) -> str:
     """Returns what a notebook shows of an object, by the registered function."""
-    return _as_html[0](value)
+    return _registered["html"](value)
+
+
+def show(value: Any, **options: Any) -> Any:
+    """Returns the page of an object, by the registered function; see `mh.show`."""
+    return _registered["show"](value, **options)
+
+
+def plot(value: Any, **options: Any) -> Any:
+    """Returns the figure of an object, by the registered function; see `mh.plot`."""
+    return _registered["plot"](value, **options)
 
 
 def array(x: Any) -> str:

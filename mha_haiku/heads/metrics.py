@@ -95,6 +95,32 @@ def drift(logits: Array, example: tasks.Example) -> Array:
     return (difference**2).sum(-1) / 2
 
 
+def logit_difference(logits: Array, example: tasks.Example) -> Array:
+    """Returns the logit of a wrong answer less the right one's, `[B]`.
+
+    Args:
+      logits: `[B, T, C]`, of which the last valid position answers, or `[B, C]`.
+      example: The batch; its `targets` are `[B, 2]`, the right and the wrong class.
+
+    Source: Wang et al. 2022, section 3, https://arxiv.org/abs/2211.00593.
+    """
+    chosen = jnp.take_along_axis(at_last(logits, example), example.targets, axis=-1)
+    return chosen[:, 1] - chosen[:, 0]
+
+
+def at_last(logits: Array, example: tasks.Example) -> Array:
+    """Returns the logits `[B, C]` of each example's last valid position."""
+    if logits.ndim == 2:
+        return logits
+    lengths = example.lengths
+    if example.decoder_inputs is not None:
+        lengths = example.decoder_lengths
+    if lengths is None:
+        return logits[:, -1]
+    last = jnp.asarray(lengths)[:, None, None] - 1
+    return jnp.take_along_axis(logits, last, axis=1)[:, 0]
+
+
 def _unit(vectors):
     vectors = vectors.astype(jnp.promote_types(vectors.dtype, jnp.float32))
     square = (vectors**2).sum(-1, keepdims=True)

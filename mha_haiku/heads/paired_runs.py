@@ -34,6 +34,9 @@ class Changes:
     def __repr__(self) -> str:
         return display.record(self)
 
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
     @property
     def mean(self) -> np.ndarray:
         """`[...]`, the mean over the examples."""

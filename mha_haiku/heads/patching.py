@@ -24,10 +24,14 @@ class Patched(paired_runs.Changes):
       axes: Those of `per_example` behind N: of "layer" (which part, for heads), "head"
         and "position".
       kinds: The kind of each part; () where there is one kind.
+      tokens: The text at each position, where one pair of texts was patched.
+      unit: The unit of the changes.
     """
 
     axes: tuple[str, ...]
     kinds: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    unit: str = "change of the metric"
 
     def rows(self) -> list[dict[str, int | float]]:
         """Returns a row for each patched place, by `axes` and its numbers."""

@@ -32,11 +32,13 @@ class Edges(paired_runs.Changes):
       senders: `[E, 2]`, part and head that write.
       receivers: `[E, 2]`, part and head that read; -1 and -1 for the logits.
       kinds: `[E]`, through which they read: "q", "k" and "v", or "logits".
+      unit: The unit of the changes.
     """
 
     senders: np.ndarray
     receivers: np.ndarray
     kinds: np.ndarray
+    unit: str = "change of the metric"
 
     def rows(self) -> list[dict[str, int | float | str]]:
         """Returns a row for each edge: its ends, its kind and its numbers."""

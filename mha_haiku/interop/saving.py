@@ -2,21 +2,27 @@
 
 A family can hold a model exactly if what its table writes into `config.json`, read
 again by the same table, is the model's config. So no list says which models can be
-written: a pruned one is refused because no `config.json` brings its heads back.
+written. Of a pruned model the whole one is written, with weights of 0 for the heads
+that are gone, since no `config.json` says that a head is missing.
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import haiku as hk
 import numpy as np
 
 from mha_haiku import checks, fields, models
 from mha_haiku.interop import arrays, loading
 from mha_haiku.interop.families import FAMILIES, changes, tables
+from mha_haiku.modules import anatomy
 from mha_haiku.tasks import tokenization
+
+_logger = logging.getLogger("mha_haiku")
 
 # Fields that change no number of the forward pass, and which no file needs to say.
 _FREE = (
@@ -46,8 +52,9 @@ def save(
       params: The model's parameters; those of scanned layers, too. Their dtype is kept.
       tokenizer: Its tokenizer, if it is one of `tokenizers`.
       family: The layout: a family of `transformers`, as "llama", whose class opens it
-        then; None: the first family that can hold the model. "mha_haiku" holds every
-        model, also pruned ones, and is read by `load`.
+        then; None: the first family that can hold the model. Pruned heads are there
+        with weights of 0, which a warning says. "mha_haiku" holds every model as it
+        is, and is read by `load`.
 
     Returns:
       The folder.
@@ -61,6 +68,8 @@ def save(
         contents, stored = _own(config, params, sizes)
     else:
         looped = models.unstacked(params) if config.scan_layers else params
+        if config.attention.kept_heads is not None:
+            config, looped = _with_all_heads(config, looped, sizes)
         contents, stored = _of_a_family(config, looped, sizes, family)
     folder = checks.as_path(folder)
     # The config last: without it the folder is no model, should this be cut off.
@@ -78,6 +87,36 @@ def save(
         checks.write_file(folder / "tokenizer.json", _tokenizer_file(tokenizer))
     checks.write_file(folder / "config.json", json.dumps(contents, indent=2) + "\n")
     return folder
+
+
+def _with_all_heads(config, params, sizes):
+    """Returns config and parameters of the model with weights of 0 for pruned heads."""
+    whole = type(config)(config.to_dict())
+    with whole.unlocked():
+        whole.attention.kept_heads = None
+    before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
+    model = models.build(whole, **sizes._asdict())
+    result: dict[str, dict[str, np.ndarray]] = {}
+    for module, name, wanted in hk.data_structures.traverse(
+        loading.shapes(whole, model, sizes)
+    ):
+        leaf = params.get(module, {}).get(name)
+        part, axis = models.part_of(whole, module), anatomy.axis_of(module, name)
+        if leaf is None:  # of a layer whose heads are all gone
+            leaf = np.zeros(wanted.shape, wanted.dtype)
+        elif part is not None and axis is not None:
+            names = "names" if axis.holds == anatomy.HEADS else "key_value_names"
+            kept, all_names = (getattr(each[part], names) for each in (before, after))
+            if axis.holds in (anatomy.HEADS, anatomy.KEY_VALUE_HEADS):
+                leaf = anatomy.spread(leaf, axis, kept, len(all_names))
+        result.setdefault(module, {})[name] = leaf
+    count = sum(len(y.names) - len(x.names) for x, y in zip(before, after, strict=True))
+    _logger.warning(
+        f"{count} pruned heads are written with weights of 0, since no config.json of "
+        f"transformers says that a head is missing; family={loading.OWN!r} leaves them "
+        "out."
+    )
+    return whole, result
 
 
 def _of_a_family(config, params, sizes, name):

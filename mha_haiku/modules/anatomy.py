@@ -119,6 +119,26 @@ def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray
     return array.take(places.ravel(), axis.place)
 
 
+def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarray:
+    """Returns a parameter with `count` heads or units, 0 for those that it has not.
+
+    The inverse of `taken`; `names` are the places of those that it has.
+
+    Raises:
+      ValueError: If the axis does not hold so many.
+    """
+    array = np.asarray(array)
+    size = _size_of_each(array, axis, len(names))
+    shape = list(array.shape)
+    shape[axis.place] = count * size
+    result = np.zeros(shape, array.dtype)
+    places = np.asarray(names, int)[:, None] * size + np.arange(size)
+    np.moveaxis(result, axis.place, 0)[places.ravel()] = np.moveaxis(
+        array, axis.place, 0
+    )
+    return result
+
+
 def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
     """Returns a parameter with each head or unit of an axis times its factor.
 

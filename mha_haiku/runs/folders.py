@@ -9,20 +9,17 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import attention, checks, devices, display, models, tasks
+from mha_haiku import checks, devices, display, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.runs import checkpoints, configuration, files, lock
 from mha_haiku.training import evaluation, optimizers, stepping
-
-if TYPE_CHECKING:
-    from mha_haiku import heads
 
 _FORM = 2  # version of the folder's format
 
@@ -80,47 +77,6 @@ class Run(NamedTuple):
         return evaluation.held_out_batch(
             self.task, self.config.seed, self.task.held_out_data, indices
         )
-
-    def maps(
-        self, inputs: str | tasks.Example
-    ) -> "list[attention.AttentionMap] | models.Maps":
-        """Returns the attention map of each layer, in the order of `Output.maps`.
-
-        Args:
-          inputs: A text for `task.encode`, or a batch of examples.
-
-        Raises:
-          ValueError: If it is a text, and the model has a decoder.
-        """
-        if not isinstance(inputs, str):
-            given = inputs.model_inputs()
-        elif self.task.target_length is None:
-            given = {"inputs": self.task.encode(inputs)[np.newaxis]}
-        else:
-            raise ValueError(
-                "inputs must be a batch of examples for a model with a decoder, which "
-                "reads a target too; `examples(count)` gives some."
-            )
-        run = self.looped()
-        output = run.model.apply(run.params, None, **given, is_training=False)
-        maps = output.maps
-        return maps if isinstance(maps, models.Maps) else list(maps)
-
-    def importance(
-        self, measure: str = "ablation", *, examples: int = 64
-    ) -> "heads.Importance":
-        """Returns how much each head matters to the loss of held-out examples.
-
-        The measure is a name of `heads.MEASURES`; `examples` is the number of examples.
-        """
-        from mha_haiku import heads  # when asked for: training needs no laboratory
-
-        checks.choice("measure", measure, heads.MEASURES)
-        run = self.looped()
-        of = heads.Subject(
-            run.model, heads.metrics.loss, run.params, [self.examples(examples)]
-        )
-        return heads.MEASURES[measure].measure(of)
 
     def looped(self) -> "Run":
         """Returns the run with unstacked layers, so that each can be reached."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku import checks, models, report
+from mha_haiku import checks, display, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import ROLES, alignment, subject
 from mha_haiku.report.heads import PerHead
@@ -40,6 +40,12 @@ class HeadStatistics(NamedTuple):
     layers: tuple[int, ...]
     numbers: dict[str, PerHead]
     kinds: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"HeadStatistics({self.title})"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     @property
     def heads(self) -> list[list[int]]:

@@ -76,20 +76,38 @@ def write(
       SaveError: If the parameters cannot be written.
     """
     folders.check_free(workdir)  # before the work
-    imported = interop.load(source)
+    run = in_memory(
+        interop.load(source), source, sequence_length=sequence_length, path=path
+    )
+    _ = (
+        run.task.held_out_data
+    )  # now, so that errors in a text show before anything is made
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
+    folder = folders.write_run(workdir, run.config, params, run.task)
+    count = sum(x.size for x in jax.tree.leaves(params))
+    return ImportedRun(folder, run.config, count)
+
+
+def in_memory(
+    imported: interop.Imported,
+    source: str | os.PathLike,
+    *,
+    sequence_length: int | None = None,
+    path: str = "",
+) -> folders.Run:
+    """Returns a pretrained model as a run at step 0; other arguments as of `write`.
+
+    Raises:
+      ConfigError: If the model has no task.
+    """
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
     configuration.check_fields(config)
     # A model may have more rows than its tokenizer has names.
     rows = config.data.vocabulary_size
     tokenizer = dataclasses.replace(imported.tokenizer, least_tokens=rows)
-    kept = tasks.Kept(tokenizer.to_json())
-    task = configuration.make_task(config, kept)
-    _ = task.held_out_data  # now, so that errors in a text show before anything is made
-    params = jax.tree.map(lambda x: np.asarray(x, np.float32), imported.params)
-    folder = folders.write_run(workdir, config, params, task)
-    count = sum(x.size for x in jax.tree.leaves(params))
-    return ImportedRun(folder, config, count)
+    task = configuration.make_task(config, tasks.Kept(tokenizer.to_json()))
+    return folders.Run(config, task, imported.model, imported.params, 0)
 
 
 def is_imported(config: ml_collections.ConfigDict) -> bool:

@@ -1,6 +1,7 @@
 """Objects as pages, tables and figures: what notebooks, browsers and papers show."""
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mha_haiku import display
@@ -19,7 +20,11 @@ def html(value: Any) -> str:
     """Returns what a notebook shows of an object."""
     from mha_haiku.viewing import shown
 
-    return shown.html(value)
+    if type(value).__module__.startswith("mha_haiku.attention"):
+        return shown.html(value)  # a map need not wait for the rest
+    from mha_haiku.viewing import answers
+
+    return shown.html(answers.as_shown(value)[0])
 
 
 def __getattr__(name: str) -> Any:
@@ -28,4 +33,9 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
-display.register_html(html)
+def _later(name: str) -> Callable:
+    """Returns a function that imports the real one when it is called."""
+    return lambda value, **options: __getattr__(name)(value, **options)
+
+
+display.register(html=html, show=_later("show"), plot=_later("plot"))

@@ -84,24 +84,27 @@ def heat_table(
     values: np.ndarray,
     *,
     rows: Sequence[str],
+    columns: Sequence[str] | None = None,
     meanings: Sequence[str] = (),
     scales: Sequence[drawing.Scale],
     titles: np.ndarray | None = None,
     shown: np.ndarray | None = None,
 ) -> Html:
-    """Returns a table of heads whose cells have the colours of their numbers.
+    """Returns a table whose cells have the colours of their numbers.
 
     Args:
       values: `[R, H]`; NaN where there is nothing.
       rows: The name of each row.
+      columns: The name of each column; None: columns are heads.
       meanings: What each means, shown where one points at it.
       scales: The colour scale of each row.
       titles: `[R, H]` text that a cell shows where one points at it; None: its number.
       shown: `[R, H]` text in the cells; None: their numbers, where there is room.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
-    head = [tag("th", "head", style=_NAME)]
-    head += [tag("th", str(i), style=_CELL) for i in range(values.shape[1])]
+    head = [tag("th", "head" if columns is None else "", style=_NAME)]
+    names = range(values.shape[1]) if columns is None else columns
+    head += [tag("th", str(name), style=_CELL) for name in names]
     lines = [tag("tr", *head)]
     for i, name in enumerate(rows):
         meaning = {"title": meanings[i]} if meanings else {}

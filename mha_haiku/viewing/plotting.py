@@ -76,6 +76,10 @@ def plot(
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
+    from mha_haiku.viewing import answers
+
+    what, sides = answers.as_shown(what)
+    of_maps |= {name: x for name, x in sides.items() if of_maps[name] is None}
     with drawing.style():
         if collect.is_maps(what):
             figure = _maps(what, example=example, size=size, title=title, **of_maps)
@@ -88,7 +92,7 @@ def plot(
                     f"{(given or ['example'])[0]} is for attention maps, and not for "
                     f"{type(what).__name__}."
                 )
-            figure = _figure(what, title=title)
+            figure = figure_of(what, title=title)
             if size is not None:
                 figure.set_size_inches(size)
     return figure
@@ -191,7 +195,7 @@ def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
 
 
 @functools.singledispatch
-def _figure(what: Any, *, title: str | None) -> "Figure":
+def figure_of(what: Any, *, title: str | None) -> "Figure":
     """Returns the figure of what is no map."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
         return _drawn(picture, title)
@@ -202,14 +206,14 @@ def _figure(what: Any, *, title: str | None) -> "Figure":
     )
 
 
-@_figure.register(attention.Statistics)
+@figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
     draw = per_head.statistics_picture.__wrapped__
     title = title or "Statistics of heads"
     return draw(shown.numbers_of(what), title=title, layers=[0])
 
 
-@_figure.register(heads.Importance)
+@figure_of.register(heads.Importance)
 def _(what: heads.Importance, *, title: str | None) -> "Figure":
     count = len(what.per_example)
     numbers = PerHead(
@@ -225,7 +229,7 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     )
 
 
-@_figure.register(heads.Roles)
+@figure_of.register(heads.Roles)
 def _(what: heads.Roles, *, title: str | None) -> "Figure":
     scores = shown.deciding_scores(what)
     num_layers, num_heads = scores.shape
@@ -248,8 +252,8 @@ def _numbers(kinds: Sequence[str]) -> list[int]:
     return [i - kinds.index(kind) for i, kind in enumerate(kinds)]
 
 
-@_figure.register(str)
-@_figure.register(os.PathLike)
+@figure_of.register(str)
+@figure_of.register(os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
     checks.choice("what", path.name, [*_FILES, "maps.npz"])

@@ -71,9 +71,9 @@ def show(
 
     Args:
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
-        (as of `look`), or a model's output with its maps; a `report.map_set.MapSet`; a
-        run, or the path of its folder; statistics, importance, roles, a mask, or a
-        model's parameters.
+        (as of `look`), or a model's output with its maps; a subject or an answer of
+        one; a `report.map_set.MapSet`; a run, or the path of its folder; statistics,
+        importance, roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. Of an
         encoder-decoder these are what the decoder reads.
@@ -105,9 +105,15 @@ def show(
     }
     if collect.is_maps(maps_or_run):
         return _of_maps(maps_or_run, budget=budget, **given)
-    from mha_haiku.viewing import shown
+    from mha_haiku.viewing import answers, shown
 
-    return shown.view(maps_or_run, budget=budget, **given)
+    value, sides = answers.as_shown(maps_or_run)
+    if compare is not None:
+        given["compare"] = answers.compared(compare)
+    given |= {name: x for name, x in sides.items() if given[name] is None}
+    if collect.is_maps(value):
+        return _of_maps(value, budget=budget, **given)
+    return shown.view(answers.run_of(value), budget=budget, **given)
 
 
 def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:

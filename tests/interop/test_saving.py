@@ -68,11 +68,18 @@ def pruned(tmp_path):
     return imported, keep, params, config
 
 
-def test_pruned_models_are_refused_by_families_and_held_by_our_own(pruned, tmp_path):
+def test_pruned_models_are_saved_with_zeros_or_as_they_are(pruned, tmp_path, caplog):
     imported, keep, params, config = pruned
-    with pytest.raises(checks.ConfigError, match="kept_heads.*\n.*'mha_haiku' writes"):
-        interop.save(tmp_path / "saved", config, params)
-    assert not (tmp_path / "saved").exists()
+    interop.save(tmp_path / "whole", config, params)
+    assert "2 pruned heads are written with weights of 0" in caplog.text
+    whole = interop.load(tmp_path / "whole")
+    assert whole.config.to_dict() == imported.config.to_dict()
+    zeroed = heads.scaled(imported.params, imported.config, 1.0 * keep)
+    module = "encoder/layer_0/attention/linear"
+    np.testing.assert_array_equal(whole.params[module]["w"], zeroed[module]["w"])
+    size = whole.params[module]["w"].shape[0] // keep.shape[1]
+    query = whole.params["encoder/layer_0/attention/query"]["w"]
+    assert not query[:, size : 2 * size].any() and query[:, :size].any()
     interop.save(tmp_path / "saved", config, params, family="mha_haiku")
     again = interop.load(tmp_path / "saved")
     assert again.config.to_dict() == config.to_dict()

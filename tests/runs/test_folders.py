@@ -222,25 +222,3 @@ def test_runs_of_newer_versions_are_refused_by_name(tmp_path):
     files.write_json(folder.config, newer | {"sha256": folders._digest(newer)})
     with pytest.raises(ConfigError, match="form 3 of a newer"):
         folders.read_config(folder)
-
-
-@pytest.mark.slow
-def test_notebook_asks_a_run_for_examples_maps_and_importance(tmp_path, make_config):
-    config = make_config(training__steps=2, optimizer__warmup_steps=1)
-    config.model.update(scan_layers=True, num_layers=2)
-    workdir = tmp_path / "[0]"  # no pattern, but a name
-    runs.train(config, workdir, devices=jax.local_devices()[:1])
-    run = runs.load(workdir)
-    examples = run.examples(3)
-    length = run.task.sequence_length
-    assert examples.inputs.shape == (3, length)
-    maps = run.maps(examples)
-    heads = config.model.attention.num_heads
-    assert [x.weights().shape for x in maps] == [(3, heads, length, length)] * 2
-    text = " ".join(map(str, np.asarray(examples.inputs[0])))
-    one = [x.weights()[0] for x in run.maps(text)]
-    np.testing.assert_allclose(one, [x.weights()[0] for x in maps], atol=1e-6)
-    for measure in ("ablation", "gradient"):
-        assert run.importance(measure, examples=5).mean.shape == (2, heads)
-    with pytest.raises(ValueError, match="measure must be one of ablation"):
-        run.importance("ablations")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import runs
+from mha_haiku import runs, subjects
 from mha_haiku.checks import ConfigError
 from mha_haiku.runs import configuration, folders
 from mha_haiku.tasks import tokenization
@@ -51,6 +51,10 @@ def path(trained):
     trained[1].write_text(TEXT)
 
 
+def _maps(run):
+    return subjects.Subject.of_run(run, "run").maps("a quick dog")
+
+
 def _unfinished(trained, tmp_path):
     """Copies a run as a kill after its first checkpoint leaves it."""
     shutil.copytree(trained[0], tmp_path / "copy")
@@ -62,14 +66,14 @@ def _unfinished(trained, tmp_path):
 @pytest.mark.slow
 def test_text_of_ones_own_needs_no_other(trained, path):
     before = runs.load(trained[0])
-    tokens, maps = before.task.encode("a quick dog"), before.maps("a quick dog")
+    tokens, maps = before.task.encode("a quick dog"), _maps(before)
     path.unlink()
     run = runs.load(trained[0])
     np.testing.assert_array_equal(run.task.encode("a quick dog"), tokens)
     assert [run.task.class_label(int(token)) for token in tokens] == [
         before.task.class_label(int(token)) for token in tokens
     ]
-    for one, other in zip(run.maps("a quick dog"), maps, strict=True):
+    for one, other in zip(_maps(run), maps, strict=True):
         np.testing.assert_array_equal(one.weights(), other.weights())
     with pytest.raises(ConfigError, match="path must be a text file .* does not exist"):
         run.examples(2)
@@ -78,7 +82,7 @@ def test_text_of_ones_own_needs_no_other(trained, path):
 def test_text_that_changed_is_refused_where_it_is_needed(trained, path, tmp_path):
     path.write_text(CHANGED)
     run = runs.load(trained[0])
-    run.maps("a quick dog")
+    _maps(run)
     with pytest.raises(ConfigError, match="not the one that .* has learnt") as refusal:
         run.examples(2)
     assert len(str(refusal.value).splitlines()) == 2 and path.name in str(refusal.value)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import tasks
+from mha_haiku import subjects, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import metrics
 from mha_haiku.report.map_set import MapSet
@@ -110,7 +110,7 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     assert targets == ("",)
     np.testing.assert_allclose(sum(share for _, share in likeliest), 1, atol=1e-6)
 
-    importance = loaded.importance("gradient", examples=B)
+    importance = subjects.Subject.of_run(loaded, "run").importance("gradient", B)
     assert importance.mean.shape == (2, 2) and np.isfinite(importance.mean).all()
     with pytest.raises(ConfigError, match="needs a task with tokens and an answer at"):
         rollouts._check(loaded)

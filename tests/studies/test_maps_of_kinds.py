@@ -216,7 +216,7 @@ def test_a_run_in_memory_and_its_output_are_shown_with_their_kinds(made, saved):
     run = folders.load_run(made)
     view = mh.show(run)
     assert "token predicted" in view.html and "aligned" in view.html
-    maps = run.maps(run.examples(N))
+    maps = mh.Subject.of_run(run, "run").maps(run.examples(N))
     view = mh.show(maps, tokens="abcdef", key_tokens="uvwxy")
     assert '"kind":"cross"' in view.html
     with pytest.raises(ValueError, match="key_tokens must be 5"):

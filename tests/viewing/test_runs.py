@@ -54,7 +54,7 @@ def test_a_run_is_shown_on_its_held_out_examples(run):
     count = run.config.attention.examples
     example = run.examples(count)
     assert len(maps["examples"]) == count
-    weights = np.asarray(run.maps(example)[1].weights())[1]
+    weights = np.asarray(mh.Subject.of_run(run, "run").maps(example)[1].weights())[1]
     shown = weights_of(page, layer=1, example=1).reshape(weights.shape)
     np.testing.assert_allclose(np.nan_to_num(shown), weights, atol=1e-4)
     tokens = run.task.labels(jax.tree.map(lambda x: x[1], example))

@@ -2,8 +2,11 @@
 
 import functools
 import re
+from collections.abc import Sequence
 
+import jax
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 CALLS = ("jit", "pjit", "closed_call", "core_call")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -14,6 +17,8 @@ _HELD = (core.ClosedJaxpr, core.Jaxpr)
 
 def inner(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
     """Returns the jaxprs inside of an equation, in the order of its parameters."""
+    if not eqn.primitive.multiple_results:
+        return []  # every call, loop and branch may return several values
     if eqn.primitive.name == "while":
         return [eqn.params[key].jaxpr for key in ("cond_jaxpr", "body_jaxpr")]
     if eqn.primitive.name in CUSTOM:
@@ -36,6 +41,33 @@ def _held(eqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
         elif isinstance(value, tuple | list):
             held += [x for x in value if isinstance(x, _HELD)]
     return held
+
+
+def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
+    """Returns the outputs of a jaxpr, whose equations join the program being traced."""
+    staged = [isinstance(x, partial_eval.DynamicJaxprTracer) for x in inputs]
+    if not staged or not all(staged):
+        return core.jaxpr_as_fun(call)(*inputs)
+    # JAX copies an inlined call equation by equation. jaxpr_as_fun would bind each
+    # primitive anew, shape rules and all, which takes more than twice as long.
+    primitive, params = _inlined_call(jax.sharding.get_abstract_mesh())
+    counts = {"in": len(inputs), "donated": len(inputs), "out": len(call.out_avals)}
+    sized = {
+        key: params[key] * counts[key.split("_")[0]]
+        for key in params
+        if key.endswith(("_shardings", "_layouts", "_invars"))
+    }
+    return primitive.bind(*inputs, **params | sized | {"jaxpr": call})
+
+
+@functools.lru_cache(16)
+def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
+    """Returns the primitive of an inlined call, and its parameters for one input."""
+    del mesh  # the key, since the parameters depend on it
+    (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns
+    is_flag = isinstance(eqn.params["inline"], bool)  # before jax 0.12
+    inline = True if is_flag else jax.Inline.JAX_EARLY
+    return eqn.primitive, eqn.params | {"inline": inline}
 
 
 def path(eqn: core.JaxprEqn) -> str:

@@ -135,7 +135,7 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
     if hasattr(debug, "with_unknown_names"):
         debug = debug.with_unknown_names()
     part = core.Jaxpr((), list(inputs), outputs, eqns, jaxpr.effects, debug_info=debug)
-    results = core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))(*map(values.get, inputs))
+    results = jaxprs.bound(core.ClosedJaxpr(part, ()), [values[x] for x in inputs])
     values.update(zip(outputs, results, strict=True))
 
 

