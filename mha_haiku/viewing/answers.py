@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mha_haiku import heads, models, studies, subjects
+from mha_haiku import attention, heads, models, studies, subjects
 from mha_haiku.attention import sited
 from mha_haiku.report import drawing
 from mha_haiku.viewing import markup, plotting, shown
@@ -237,8 +237,9 @@ def as_shown(value: Any) -> tuple[Any, dict[str, Any]]:
 
 def _is_weights(value) -> bool:
     """Returns whether a value is an array of floats with four axes, of any library."""
-    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    return is_array and len(value.shape) == 4 and "float" in str(value.dtype)
+    if isinstance(value, attention.AttentionMap) or not hasattr(value, "dtype"):
+        return False
+    return len(value.shape) == 4 and "float" in str(value.dtype)
 
 
 def _array(value) -> np.ndarray:
