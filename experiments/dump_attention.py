@@ -24,9 +24,14 @@ FLAGS = command_line.flag_values(
         ),
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
         "examples": (
+            int,
+            None,
+            "Number of held-out examples, the first; the config's if left out.",
+        ),
+        "indices": (
             list,
             None,
-            "Indices of held-out examples, as 0,2; the first ones if left out.",
+            "Indices of held-out examples in place of these, as 0,2.",
         ),
         "text": (str, None, "Text to show in place of held-out examples."),
         "text_file": (str, None, "File with the text to show."),
@@ -62,6 +67,7 @@ def main() -> None:
         layers=FLAGS.layers,
         heads=FLAGS.heads,
         examples=FLAGS.examples,
+        indices=FLAGS.indices,
         own=own,
         out=FLAGS.out,
         weights=FLAGS.weights,

@@ -21,14 +21,14 @@ FLAGS = command_line.flag_values(
         "prompts": (str, None, "File of prompts, a line each."),
         "source": (str, None, "Text that an encoder-decoder answers."),
         "sources": (str, None, "File of sources, a line each."),
-        "held_out": (int, None, "Number of held-out examples to answer and score."),
+        "examples": (int, None, "Number of held-out examples to answer and score."),
         "tokens": (
             int,
             None,
             "Most tokens of a text; 200 behind a prompt and the task's longest target "
             "behind a source, if left out.",
         ),
-        "examples": (int, 1, "Texts of each prompt or source; drawn, so they differ."),
+        "samples": (int, 1, "Texts of each prompt or source; drawn, so they differ."),
         "temperature": (
             float,
             None,
@@ -50,7 +50,7 @@ FLAGS = command_line.flag_values(
         **shared_flags.PICTURES,
     }
 )
-_GIVEN = ("prompt", "prompts", "source", "sources", "held_out")
+_GIVEN = ("prompt", "prompts", "source", "sources", "examples")
 
 
 def main() -> None:
@@ -68,15 +68,15 @@ def main() -> None:
         beam=FLAGS.beam,
         length_penalty=FLAGS.length_penalty,
     )
-    generation.check_examples(FLAGS.examples, strategy)
-    if FLAGS.held_out is not None and FLAGS.examples > 1:
-        raise ConfigError("examples is of prompts and sources: leave it out.")
+    generation.check_samples(FLAGS.samples, strategy)
+    if FLAGS.examples is not None and FLAGS.samples > 1:
+        raise ConfigError("samples is of prompts and sources: leave it out.")
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     bench = Bench.load(FLAGS.workdir, FLAGS.step)
-    if FLAGS.held_out is not None:
+    if FLAGS.examples is not None:
         result = answering.score(
-            bench, FLAGS.held_out, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
+            bench, FLAGS.examples, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
         )
         job, texts = result.job, result.texts
         with generation.keeping(job) as keep:
@@ -87,7 +87,7 @@ def main() -> None:
         job = generation.job(
             bench,
             kind,
-            [text for text in texts for _ in range(FLAGS.examples)],
+            [text for text in texts for _ in range(FLAGS.samples)],
             strategy,
             tokens=FLAGS.tokens,
             seed=FLAGS.seed,
@@ -111,7 +111,7 @@ def _given() -> tuple[str, list[str]]:
         raise ConfigError(f"One of {wanted} must be given, got {got}.")
     (name,) = names
     value, kind = getattr(FLAGS, name), name.removesuffix("s")
-    if name == "held_out":
+    if name == "examples":
         return "source", []
     return kind, _lines(name, value) if name.endswith("s") else [value]
 

@@ -29,6 +29,9 @@ PICTURES = {
     "format": (str, "png", "Formats of pictures, as png,svg,pdf; each a file."),
     "dark": (bool, False, "Draw pictures light on dark."),
 }
+ABLATION_VALUE = {
+    "ablation_value": (str, "zero", "What ablated heads pass on: zero, mean, resample.")
+}
 COMPILATION_CACHE = {
     "compilation_cache": (
         str,

@@ -411,14 +411,14 @@ def keeping(job: Job) -> Iterator[Callable[[Text], None]]:
         )
 
 
-def check_examples(examples: int, strategy: Strategy) -> None:
+def check_samples(samples: int, strategy: Strategy) -> None:
     """Raises ConfigError where so many texts of a prompt could not differ."""
     with checks.user_mistakes():
-        checks.positive_integer("examples", examples)
-    if examples > 1 and not isinstance(strategy, decoding.Sampled):
+        checks.positive_integer("samples", samples)
+    if samples > 1 and not isinstance(strategy, decoding.Sampled):
         raise ConfigError(
-            f"examples must be 1 without drawing, as all would be the same, got "
-            f"{examples}.\nA temperature above 0, and no beam, draws tokens."
+            f"samples must be 1 without drawing, as all would be the same, got "
+            f"{samples}.\nA temperature above 0, and no beam, draws tokens."
         )
 
 

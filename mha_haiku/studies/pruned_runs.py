@@ -67,7 +67,7 @@ def order_of(
     bench: Bench,
     *,
     by: str,
-    closing: str,
+    ablation_value: str,
     examples: int,
     worst: float | None = None,
 ) -> list[tuple[int, int]]:
@@ -83,7 +83,7 @@ def order_of(
         all_heads = _heads(bench.run)
         generator = np.random.default_rng(bench.run.config.seed)
         return [all_heads[place] for place in generator.permutation(len(all_heads))]
-    close = bench.closing(closing, examples)
+    close = bench.ablation_value(ablation_value, examples)
     if by == "greedy":
 
         def show(steps):
@@ -91,13 +91,13 @@ def order_of(
 
         of = bench.subject(examples)
         steps = heads.greedy_order(
-            of, closing=close, worst=worst, tries=_TRIES, progress=show
+            of, ablation_value=close, worst=worst, tries=_TRIES, progress=show
         )
         first = [step.head for step in steps]
         return first + [head for head in _heads(bench.run) if head not in first]
     of = bench.subject(examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
-        return heads.order(heads.MEASURES[by].measure(of, closing=close).mean)
+        return heads.order(heads.MEASURES[by].measure(of, ablation_value=close).mean)
 
 
 def _heads(run) -> list[tuple[int, int]]:
