@@ -15,7 +15,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "prompt": (str, None, "Text that a causal model goes on with."),
         "prompts": (str, None, "File of prompts, a line each."),
@@ -54,7 +54,6 @@ _GIVEN = ("prompt", "prompts", "source", "sources", "examples")
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     kind, texts = _given()
     from mha_haiku.checks import ConfigError
     from mha_haiku.studies import answering, generation

@@ -15,7 +15,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "examples": (int, 128, "Number of held-out examples to average over."),
         "metric": (
@@ -33,7 +33,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.devices import cluster
     from mha_haiku.studies import head_importance
     from mha_haiku.studies.workbench import Bench

@@ -19,7 +19,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "sweep": (bool, False, "Measure models of falling size, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
@@ -41,7 +41,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.studies import pruning
     from mha_haiku.studies.workbench import Bench
 

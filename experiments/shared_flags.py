@@ -9,6 +9,8 @@ import sys
 
 from absl import flags
 
+REQUIRED = object()  # the default of a flag that has none
+WORKDIR = {"workdir": (str, REQUIRED, "Folder of a trained run.")}
 # For scripts that several processes can run together; see `devices.cluster.join`.
 DISTRIBUTED = {
     "distributed": (bool, False, "Run with other processes, as on a cluster."),

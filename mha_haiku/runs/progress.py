@@ -1,18 +1,22 @@
 """Progress: a bar on a terminal, elsewhere lines with the time left."""
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Bar:
     """Progress towards a known total, on stderr.
 
     On a terminal it is tqdm's bar. In a pipe or a file it prints a line every ten
-    seconds, with the time elapsed and the time left.
+    seconds, with the time elapsed and the time left. While it is entered, it does so
+    between two calls of `advance` too: a step and its compilation can take minutes.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Bar:
         self.is_drawn = sys.stderr.isatty()
         self._name, self._doing = name, doing
         self._prints = prints
+        self._beat = contextlib.ExitStack()
         self._opened = self._last_line = time.perf_counter()
         self._bar = tqdm.tqdm(
             total=total,
@@ -62,6 +67,14 @@ class Bar:
                 say(f"{name}: {doing}" if name else doing)
 
     def __enter__(self) -> "Bar":
+        if self.is_drawn:
+            self._beat.enter_context(
+                _repeatedly(self._bar.refresh, _SECONDS_BETWEEN_LOOKS)
+            )
+        elif self._prints:
+            self._beat.enter_context(
+                _repeatedly(self._print_line, _SECONDS_BETWEEN_LOOKS)
+            )
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -75,11 +88,17 @@ class Bar:
         self.place += count
         self._bar.update(count)
         if self._prints and not self.is_drawn:
-            now = time.perf_counter()
-            if now - self._last_line >= _SECONDS_BETWEEN_LINES:
-                name = f"{self._name} " if self._name else ""
-                _print(f"{name}{self.place}/{self.total}, {self.times()}")
-                self._last_line = now
+            self._print_line()
+
+    def _print_line(self) -> None:
+        """Prints the count, or what happens before the first, if a line is due."""
+        now = time.perf_counter()
+        if now - self._last_line < _SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        doing = f"{self._doing}, " if self._doing else ""
+        name = f"{self._name} " if self._name else ""
+        _print(f"{name}{self.place}/{self.total}, {doing}{self.times()}")
 
     def note(self, text: str) -> None:
         """Shows a text beside the bar, if there is one."""
@@ -104,6 +123,7 @@ class Bar:
 
     def close(self) -> None:
         """Removes the bar, unless `leave` was given."""
+        self._beat.close()
         self._bar.close()
 
 
@@ -120,12 +140,43 @@ def say(what: str) -> None:
     _print(f"{what} ...")
 
 
+@contextlib.contextmanager
+def during(what: str) -> Iterator[None]:
+    """Says what begins now, as `say`, and every ten seconds that it still goes on."""
+    say(what)
+    began = time.perf_counter()
+
+    def still():
+        _print(f"{what}, {_clock(time.perf_counter() - began)} elapsed")
+
+    with _repeatedly(still, _SECONDS_BETWEEN_LINES):
+        yield
+
+
 def tell(line: str) -> None:
     """Prints a result on stdout, above a bar that is there."""
     import tqdm
 
     tqdm.tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Calls a function every so many seconds while entered, in a thread of its own."""
+    ended = threading.Event()
+
+    def repeat():
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _print(line) -> None:

@@ -231,7 +231,6 @@ def learn(
     if from_scratch and not learnt_elsewhere:
         config = folders.load_run(folder).config
         config.training.steps = run.step + steps + tuning_steps
-        config.optimizer.warmup_steps = run.config.optimizer.warmup_steps
         other = Path(out) / "scratch"
         loop.train(config, other)
         scratch = pruned_runs.held_out(folders.load_run(other))

@@ -266,8 +266,6 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     """
     config = run.config.copy_and_resolve_references()
     config.training.steps = max(steps, 1)
-    warmup_steps = min(config.optimizer.warmup_steps, config.training.steps)
-    config.optimizer.warmup_steps = warmup_steps
     folder = folders.Folder(checks.as_path(workdir))
     if steps and folders.read_config(folder) == configuration.to_json(config):
         return folder.root

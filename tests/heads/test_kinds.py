@@ -108,7 +108,7 @@ def test_gradients_are_those_of_the_formula(of):
 
 
 def _closed(of, name):
-    """Returns an ablation value, and what ablated heads of each part pass on by the oracle."""
+    """Returns an ablation value, and what ablated heads of each part pass on."""
     (example,) = of.batches
     outputs = {}
     _loss(of, np.ones((PARTS, H)), seen=outputs)

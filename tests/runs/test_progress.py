@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -41,6 +42,24 @@ def test_pipe_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
         "heads 8/10, 0:48 elapsed, 0:12 left",
         "heads 10/10, 1:00 elapsed",
     ]
+
+
+@pytest.mark.parametrize("form", ["bar", "during"])
+def test_a_long_compilation_is_not_silent(form, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.05)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    bar = progress.Bar(1, unit="batch", name="heads", doing="compiling")
+    with bar if form == "bar" else progress.during("heads: compiling"):
+        deadline = time.perf_counter() + 30
+        told = ""
+        while told.count("elapsed") < 2 and time.perf_counter() < deadline:
+            time.sleep(0.01)
+            told += capsys.readouterr().err
+    assert told.startswith("heads: compiling ...\n")
+    lines = told.splitlines()[-2:]
+    assert all("compiling, 0:00 elapsed" in line for line in lines)
+    time.sleep(0.2)
+    assert not capsys.readouterr().err
 
 
 def test_time_left_counts_from_where_it_began(clock):
