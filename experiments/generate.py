@@ -133,32 +133,42 @@ def _lines(flag: str, path: str) -> list[str]:
 
 def _write(job, keep) -> list:
     """Writes, prints and keeps the texts of a job; returns them."""
+    from mha_haiku.runs import progress
     from mha_haiku.studies import generation
 
-    texts, started = [], time.perf_counter()
-    for text in generation.write(job):
+    texts, times = [], [time.perf_counter()]
+    for text in generation.write(job, name="texts"):
+        times.append(time.perf_counter())
         keep(text)
         texts.append(text)
         if job.kind == "prompt":
-            print(f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}")
+            line = f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}"
         else:
-            print(f"{text.given} -> {text.text}")
-        sys.stdout.flush()
-    seconds = time.perf_counter() - started
-    count = sum(len(text.tokens) for text in texts)
-    rate = f"{count / seconds:,.0f} tokens/s, compilation included"
-    print(f"\n{count:,} tokens in {seconds:.1f} s, {rate}")
+            line = f"{text.given} -> {text.text}"
+        progress.tell(line)
+    counts = [len(text.tokens) for text in texts]
+    print(f"\n{sum(counts):,} tokens in {times[-1] - times[0]:.1f} s", end="")
+    first = generation.BATCH  # these were written together, and compiled
+    if len(texts) > first:
+        rate = sum(counts[first:]) / (times[-1] - times[first])
+        print(f", {rate:,.0f} tokens/s after the first {first} texts", end="")
+    print()
     return texts
 
 
 def _write_one(job, keep):
     """Writes, prints and keeps a text as it comes; returns it."""
+    from mha_haiku.runs import progress
     from mha_haiku.studies import generation
 
     stream, times = generation.Stream(job), [time.perf_counter()]
-    print(job.given[0], end="", flush=True)
+    parts = iter(stream)
     try:
-        for part in stream:
+        with progress.during("compiling"):
+            first = next(parts, "")
+        print(job.given[0] + first, end="", flush=True)
+        times.append(time.perf_counter())
+        for part in parts:
             print(part, end="", flush=True)
             times.append(time.perf_counter())
     finally:  # an interrupted text is kept as well

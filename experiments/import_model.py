@@ -41,14 +41,16 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
+    from mha_haiku.runs import progress
     from mha_haiku.studies import imported_runs
 
-    made = imported_runs.write(
-        FLAGS.source,
-        FLAGS.workdir,
-        sequence_length=FLAGS.sequence_length,
-        path=FLAGS.path,
-    )
+    with progress.during(f"importing {FLAGS.source}"):
+        made = imported_runs.write(
+            FLAGS.source,
+            FLAGS.workdir,
+            sequence_length=FLAGS.sequence_length,
+            path=FLAGS.path,
+        )
     print(made.text())
     print(f"Run: {made.folder}")
 

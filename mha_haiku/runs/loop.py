@@ -227,7 +227,8 @@ def _run(
             for observer in its if is_first else ():
                 observer.begin(each.folder, each.config, task, own.start)
                 watching.callback(observer.end)
-        _look(trainer, watched)
+        _look(trainer, watched)  # observers compile here
+        console.start_clock()
         _take_steps(trainer, training, interruption, watched)
         for each in stored:
             each.close()  # signals are still deferred here, so that saving completes

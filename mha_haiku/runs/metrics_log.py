@@ -116,6 +116,10 @@ class Console:
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
+    def start_clock(self) -> None:
+        """Makes the time left count from here, where the first steps are compiled."""
+        self._bar.start_clock()
+
     def advance(self, step: int) -> None:
         """Moves the bar to a step."""
         self._bar.advance(step - self._bar.place)
@@ -175,7 +179,7 @@ class Silent:
     def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
 
-    advance = event = say = report
+    advance = event = say = start_clock = report
 
 
 def read(path: Path) -> list[dict[str, Any]]:

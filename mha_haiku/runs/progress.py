@@ -44,13 +44,14 @@ class Bar:
         """
         import tqdm
 
-        self.place = self._start = start
+        self.place = start
         self.total = total
         self.is_drawn = sys.stderr.isatty()
-        self._name, self._doing = name, doing
+        self._name, self._doing, self._note = name, doing, ""
         self._prints = prints
         self._beat = contextlib.ExitStack()
         self._opened = self._last_line = time.perf_counter()
+        self._timed_from = start, self._opened
         self._bar = tqdm.tqdm(
             total=total,
             initial=start,
@@ -81,12 +82,18 @@ class Bar:
         self.close()
 
     def advance(self, count: int = 1) -> None:
-        """Adds to the count."""
+        """Adds to the count; after `doing` the first is left out of rate and time left.
+
+        It was compiled then, which those to come are not.
+        """
+        self.place += count
         if self._doing:
             self._doing = ""
-            self._bar.set_postfix_str("")
-        self.place += count
-        self._bar.update(count)
+            self._bar.set_postfix_str("", refresh=False)
+            self._bar.n = self.place
+            self.start_clock()
+        else:
+            self._bar.update(count)
         if self._prints and not self.is_drawn:
             self._print_line()
 
@@ -96,12 +103,20 @@ class Bar:
         if now - self._last_line < _SECONDS_BETWEEN_LINES:
             return
         self._last_line = now
-        doing = f"{self._doing}, " if self._doing else ""
         name = f"{self._name} " if self._name else ""
+        doing = "".join(f"{text}, " for text in (self._doing, self._note) if text)
         _print(f"{name}{self.place}/{self.total}, {doing}{self.times()}")
 
+    def start_clock(self) -> None:
+        """Makes rate and time left count from here."""
+        self._timed_from = self.place, time.perf_counter()
+        self._bar.initial = self._bar.last_print_n = self.place
+        self._bar.unpause()
+        self._bar.refresh()
+
     def note(self, text: str) -> None:
-        """Shows a text beside the bar, if there is one."""
+        """Shows a text beside the bar, or in the lines."""
+        self._note = text
         self._bar.set_postfix_str(text)
 
     def print(self, line: str, file: TextIO | None = None) -> None:
@@ -114,11 +129,12 @@ class Bar:
 
     def times(self) -> str:
         """Returns the times elapsed and left: "0:12 elapsed, 1:40 left"."""
-        gone = time.perf_counter() - self._opened
-        done = self.place - self._start
-        text = f"{_clock(gone)} elapsed"
-        if done and self.place < self.total:
-            text += f", {_clock(gone / done * (self.total - self.place))} left"
+        now = time.perf_counter()
+        text = f"{_clock(now - self._opened)} elapsed"
+        place, began = self._timed_from
+        if place < self.place < self.total:
+            left = (now - began) / (self.place - place) * (self.total - self.place)
+            text += f", {_clock(left)} left"
         return text
 
     def close(self) -> None:
@@ -142,14 +158,18 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def during(what: str) -> Iterator[None]:
-    """Says what begins now, as `say`, and every ten seconds that it still goes on."""
-    say(what)
+    """Says what goes on, after a second and then every ten; meant for a `with`."""
     began = time.perf_counter()
+    last = began - _SECONDS_BETWEEN_LINES
 
     def still():
-        _print(f"{what}, {_clock(time.perf_counter() - began)} elapsed")
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            _print(f"{what}, {_clock(now - began)} elapsed ...")
 
-    with _repeatedly(still, _SECONDS_BETWEEN_LINES):
+    with _repeatedly(still, _SECONDS_BETWEEN_LOOKS):
         yield
 
 

@@ -168,7 +168,8 @@ def measured(
         count = len(own.inputs)
         filled = np.minimum(np.arange(bench.whole_batch(count)), count - 1)
         example = jax.tree.map(lambda x: x[filled], own)
-        seen = jax.device_get(observe(bench.run.params, example))
+        with progress.during("attention maps: compiling"):
+            seen = jax.device_get(observe(bench.run.params, example))
         seen = jax.tree.map(lambda x: x[:count], seen)
     example, answers, maps, numbers, masked, parts, products = seen
 

@@ -28,7 +28,7 @@ _logger = logging.getLogger("mha_haiku")
 TOKENS = 200  # of a text, unless somebody asks for more
 TEMPERATURE = 0.8  # of texts that go on with a prompt
 CHUNK = 4  # tokens of a stream that come at a time, behind the first
-_BATCH = 64  # texts decoded together
+BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
 _MOST_SHOWN = 64  # texts with maps
 _MOST_WIDTH = 2**10
@@ -272,7 +272,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
     """
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
-    size = min(len(job.given), _BATCH)
+    size = min(len(job.given), BATCH)
     given_tokens, given_lengths = _padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources

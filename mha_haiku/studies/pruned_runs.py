@@ -205,10 +205,11 @@ def _with_model(run, params, model_config) -> folders.Run:
 
 def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
     """Returns metrics, size and speed of runs: first the whole one, unstacked."""
-    whole = _Timed(runs[0])
-    vectors = vectors_of(runs[0])
+    whole = vectors = None
     result = []
     for pruned in bench.progress(runs, name="pruned models", unit="model"):
+        if whole is None:  # here, where the bar shows
+            whole, vectors = _Timed(runs[0]), vectors_of(runs[0])
         timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
         result.append(

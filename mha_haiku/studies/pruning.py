@@ -286,8 +286,11 @@ def _fewest(bench, run, order, drop) -> int:
         ]
         return min(len(order), 1 + above[0]) if above else 0
     metric = pruned_runs.decisive(whole.task)
-    least = pruned_runs.held_out(whole)[metric] - drop
-    for count in range(len(order), -1, -1):
+    least = None
+    counts = range(len(order), -1, -1)
+    for count in bench.progress(counts, name="fewest heads", unit="model"):
+        if least is None:  # here, where the bar shows
+            least = pruned_runs.held_out(whole)[metric] - drop
         value = pruned_runs.held_out(_with_heads(run, order, count))[metric]
         if value < least and count == len(order):
             raise ConfigError(
