@@ -239,7 +239,8 @@ def _nearest_flag(name: str, values) -> str:
     if field and "config" in values:  # a field; `config` is misspelt or left out
         field = field if checks.nearest(first, ["config"]) else name
         return f" Did you mean '--config.{field}'?"
-    return checks.nearest(f"--{first}", [f"--{flag}" for flag in values])
+    # Without the dashes, which would make any two short flags alike.
+    return checks.nearest(first, list(values)).replace("'", "'--", 1)
 
 
 def _help(values, description: str) -> str:
