@@ -5,7 +5,7 @@ Expect: 69.6 percent held-out exact match with the first pronunciation, 94.7 per
 accuracy, loss 0.161 (unigram 13.6 percent, 3.267); an hour of processor time. Decoded
 greedily, 27.0 percent (25.8 to 28.3) of 5,000 held-out words are none of the
 dictionary's pronunciations, and 6.6 percent of the phonemes are wrong:
-experiments.generate --workdir=runs/pronounce --held_out=5000.
+experiments.generate --workdir=runs/pronounce --examples=5000.
 
 Yolchuyeva et al. (2019), https://arxiv.org/abs/2004.06338, report 22.1 percent of
 words, on another split of the dictionary. At its end this model knows the words that it

@@ -40,9 +40,10 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
     They are not absl's global flags, so that several scripts can be imported together.
 
     Args:
-      table: The type, default and help of each flag. Types are `str`, `int`, `float`,
-        `bool`, `list` for integers with commas between them, and `"addresses"` for
-        integers or the addresses of layers, as "cross.0". With a flag named
+      table: The type, default and help of each flag; a default of
+        `shared_flags.REQUIRED` means that it must be given. Types are `str`, `int`,
+        `float`, `bool`, `list` for integers with commas between them, and `"addresses"`
+        for integers or the addresses of layers, as "cross.0". With a flag named
         `config`, fields of that config can be overridden by `--config.<field>=value`;
         without it the run in `--workdir` keeps its own.
     """
@@ -53,6 +54,8 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
         "help": (bool, False, "Show this and end."),
     }
     for name, (kind, default, text) in {**table, **own}.items():
+        is_required = default is shared_flags.REQUIRED
+        default = None if is_required else default
         if kind is list:
             flags.DEFINE(_Integers(), name, default, text, flag_values=values)
         elif kind == "addresses":
@@ -64,6 +67,7 @@ def flag_values(table: Mapping[str, tuple[type, Any, str]]) -> flags.FlagValues:
             )
         else:
             _DEFINE[kind](name, default, text, flag_values=values)
+        values[name].is_required = is_required
     return values
 
 
@@ -163,6 +167,9 @@ def _run(main, values, argv, description) -> int | None:
         print(_help(values, description), flush=True)
         return 0
     _parse(values, arguments)
+    for name in values:
+        if values[name].is_required:
+            require(name, values[name].value, values[name].help)
     if not with_config:
         shared_flags.join(values)
         return main()
@@ -232,19 +239,17 @@ def _nearest_flag(name: str, values) -> str:
     if field and "config" in values:  # a field; `config` is misspelt or left out
         field = field if checks.nearest(first, ["config"]) else name
         return f" Did you mean '--config.{field}'?"
-    return checks.nearest(f"--{first}", [f"--{flag}" for flag in values])
+    # Without the dashes, which would make any two short flags alike.
+    return checks.nearest(first, list(values)).replace("'", "'--", 1)
 
 
 def _help(values, description: str) -> str:
+    shared = [name for name in values if name in shared_flags.DISTRIBUTED]
     lines = [description.strip(), "", "Flags:"]
-    for name in values:
-        flag = values[name]
-        entry = f"--{name}: {flag.help}"
-        if flag.default not in (None, False):
-            entry += f" (default: {flag.default})"
-        lines += textwrap.wrap(
-            entry, 88, initial_indent="  ", subsequent_indent="      "
-        )
+    lines += _entries(values, [name for name in values if name not in shared])
+    if shared:
+        lines += ["", "With several processes, as on a cluster:"]
+        lines += _entries(values, shared)
     if "config" in values:
         lines.append("")
         if not values.config:
@@ -257,6 +262,22 @@ def _help(values, description: str) -> str:
             lines.append(f"Fields of {values.config}, with their values there:")
             lines += [f"  {line}" for line in config_files.describe(values.config)]
     return "\n".join(lines)
+
+
+def _entries(values, names) -> list[str]:
+    """Returns the lines of `--help` about some flags."""
+    lines = []
+    for name in names:
+        flag = values[name]
+        entry = f"--{name}: {flag.help}"
+        if flag.is_required:
+            entry += " (required)"
+        elif flag.default not in (None, False):
+            entry += f" (default: {flag.default})"
+        lines += textwrap.wrap(
+            entry, 88, initial_indent="  ", subsequent_indent="      "
+        )
+    return lines
 
 
 def _report(error: Exception) -> int:

@@ -16,7 +16,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "layers": (
             "addresses",
@@ -25,9 +25,14 @@ FLAGS = command_line.flag_values(
         ),
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
         "examples": (
+            int,
+            None,
+            "Number of held-out examples, the first; the config's if left out.",
+        ),
+        "indices": (
             list,
             None,
-            "Indices of held-out examples, as 0,2; the first ones if left out.",
+            "Indices of held-out examples in place of these, as 0,2.",
         ),
         "text": (str, None, "Text to show in place of held-out examples."),
         "text_file": (str, None, "File with the text to show."),
@@ -47,7 +52,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.devices import cluster
     from mha_haiku.studies import attention_dump, dossiers
     from mha_haiku.studies.workbench import Bench
@@ -63,6 +67,7 @@ def main() -> None:
         layers=FLAGS.layers,
         heads=FLAGS.heads,
         examples=FLAGS.examples,
+        indices=FLAGS.indices,
         own=own,
         out=FLAGS.out,
         weights=FLAGS.weights,

@@ -15,20 +15,20 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "prompt": (str, None, "Text that a causal model goes on with."),
         "prompts": (str, None, "File of prompts, a line each."),
         "source": (str, None, "Text that an encoder-decoder answers."),
         "sources": (str, None, "File of sources, a line each."),
-        "held_out": (int, None, "Number of held-out examples to answer and score."),
+        "examples": (int, None, "Number of held-out examples to answer and score."),
         "tokens": (
             int,
             None,
             "Most tokens of a text; 200 behind a prompt and the task's longest target "
             "behind a source, if left out.",
         ),
-        "examples": (int, 1, "Texts of each prompt or source; drawn, so they differ."),
+        "samples": (int, 1, "Texts of each prompt or source; drawn, so they differ."),
         "temperature": (
             float,
             None,
@@ -50,11 +50,10 @@ FLAGS = command_line.flag_values(
         **shared_flags.PICTURES,
     }
 )
-_GIVEN = ("prompt", "prompts", "source", "sources", "held_out")
+_GIVEN = ("prompt", "prompts", "source", "sources", "examples")
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     kind, texts = _given()
     from mha_haiku.checks import ConfigError
     from mha_haiku.studies import answering, generation
@@ -68,15 +67,15 @@ def main() -> None:
         beam=FLAGS.beam,
         length_penalty=FLAGS.length_penalty,
     )
-    generation.check_examples(FLAGS.examples, strategy)
-    if FLAGS.held_out is not None and FLAGS.examples > 1:
-        raise ConfigError("examples is of prompts and sources: leave it out.")
+    generation.check_samples(FLAGS.samples, strategy)
+    if FLAGS.examples is not None and FLAGS.samples > 1:
+        raise ConfigError("samples is of prompts and sources: leave it out.")
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     bench = Bench.load(FLAGS.workdir, FLAGS.step)
-    if FLAGS.held_out is not None:
+    if FLAGS.examples is not None:
         result = answering.score(
-            bench, FLAGS.held_out, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
+            bench, FLAGS.examples, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
         )
         job, texts = result.job, result.texts
         with generation.keeping(job) as keep:
@@ -87,7 +86,7 @@ def main() -> None:
         job = generation.job(
             bench,
             kind,
-            [text for text in texts for _ in range(FLAGS.examples)],
+            [text for text in texts for _ in range(FLAGS.samples)],
             strategy,
             tokens=FLAGS.tokens,
             seed=FLAGS.seed,
@@ -111,7 +110,7 @@ def _given() -> tuple[str, list[str]]:
         raise ConfigError(f"One of {wanted} must be given, got {got}.")
     (name,) = names
     value, kind = getattr(FLAGS, name), name.removesuffix("s")
-    if name == "held_out":
+    if name == "examples":
         return "source", []
     return kind, _lines(name, value) if name.endswith("s") else [value]
 
@@ -134,32 +133,42 @@ def _lines(flag: str, path: str) -> list[str]:
 
 def _write(job, keep) -> list:
     """Writes, prints and keeps the texts of a job; returns them."""
+    from mha_haiku.runs import progress
     from mha_haiku.studies import generation
 
-    texts, started = [], time.perf_counter()
-    for text in generation.write(job):
+    texts, times = [], [time.perf_counter()]
+    for text in generation.write(job, name="texts"):
+        times.append(time.perf_counter())
         keep(text)
         texts.append(text)
         if job.kind == "prompt":
-            print(f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}")
+            line = f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}"
         else:
-            print(f"{text.given} -> {text.text}")
-        sys.stdout.flush()
-    seconds = time.perf_counter() - started
-    count = sum(len(text.tokens) for text in texts)
-    rate = f"{count / seconds:,.0f} tokens/s, compilation included"
-    print(f"\n{count:,} tokens in {seconds:.1f} s, {rate}")
+            line = f"{text.given} -> {text.text}"
+        progress.tell(line)
+    counts = [len(text.tokens) for text in texts]
+    print(f"\n{sum(counts):,} tokens in {times[-1] - times[0]:.1f} s", end="")
+    first = generation.BATCH  # these were written together, and compiled
+    if len(texts) > first:
+        rate = sum(counts[first:]) / (times[-1] - times[first])
+        print(f", {rate:,.0f} tokens/s after the first {first} texts", end="")
+    print()
     return texts
 
 
 def _write_one(job, keep):
     """Writes, prints and keeps a text as it comes; returns it."""
+    from mha_haiku.runs import progress
     from mha_haiku.studies import generation
 
     stream, times = generation.Stream(job), [time.perf_counter()]
-    print(job.given[0], end="", flush=True)
+    parts = iter(stream)
     try:
-        for part in stream:
+        with progress.during("compiling"):
+            first = next(parts, "")
+        print(job.given[0] + first, end="", flush=True)
+        times.append(time.perf_counter())
+        for part in parts:
             print(part, end="", flush=True)
             times.append(time.perf_counter())
     finally:  # an interrupted text is kept as well

@@ -2,7 +2,7 @@
 
 Run: python -m experiments.head_importance --workdir=runs/sort --metric=accuracy
 
-The measures are ablation (what closing a head costs), the gradient of its gate,
+The measures are ablation (what ablating a head costs), the gradient of its gate,
 integrated gradients and its confidence, on held-out examples. It prints a line per head
 and how far the measures agree, and writes head_importance.csv and head_importance.png.
 """
@@ -15,7 +15,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "examples": (int, 128, "Number of held-out examples to average over."),
         "metric": (
@@ -24,7 +24,7 @@ FLAGS = command_line.flag_values(
             "Ablation measures the change of this: loss, accuracy, exact_match or "
             "drift; the run's own if left out.",
         ),
-        "closing": (str, "mean", "What closed heads pass on: zero, mean or resample."),
+        **shared_flags.ABLATION_VALUE,
         "out": (str, None, "Folder to write to; <workdir>/heads if left out."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
@@ -33,7 +33,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.devices import cluster
     from mha_haiku.studies import head_importance
     from mha_haiku.studies.workbench import Bench
@@ -43,7 +42,7 @@ def main() -> None:
         Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
         metric=FLAGS.metric,
-        closing=FLAGS.closing,
+        ablation_value=FLAGS.ablation_value,
     )
     if not cluster.leave():
         return

@@ -14,7 +14,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "examples": (int, 64, "Number of held-out examples to average over."),
         "layers": (
@@ -30,7 +30,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.devices import cluster
     from mha_haiku.studies import head_statistics
     from mha_haiku.studies.workbench import Bench

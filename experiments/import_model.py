@@ -15,12 +15,16 @@ one minus the cosine of a sentence's vector with that of the whole model.
 import functools
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "source": (str, None, "Folder, .gguf file, package:NAME or name on the hub."),
-        "workdir": (str, None, "Folder of the new run."),
+        "source": (
+            str,
+            shared_flags.REQUIRED,
+            "Folder, .gguf file, package:NAME or name on the hub.",
+        ),
+        "workdir": (str, shared_flags.REQUIRED, "Folder of the new run."),
         "sequence_length": (
             int,
             None,
@@ -37,18 +41,16 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require(
-        "source", FLAGS.source, "It is a folder, a .gguf file, package:NAME or a name."
-    )
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of the new run.")
+    from mha_haiku.runs import progress
     from mha_haiku.studies import imported_runs
 
-    made = imported_runs.write(
-        FLAGS.source,
-        FLAGS.workdir,
-        sequence_length=FLAGS.sequence_length,
-        path=FLAGS.path,
-    )
+    with progress.during(f"importing {FLAGS.source}"):
+        made = imported_runs.write(
+            FLAGS.source,
+            FLAGS.workdir,
+            sequence_length=FLAGS.sequence_length,
+            path=FLAGS.path,
+        )
     print(made.text())
     print(f"Run: {made.folder}")
 

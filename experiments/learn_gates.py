@@ -2,20 +2,21 @@
 
 Run: python -m experiments.learn_gates --workdir=runs/induction_two_layers --penalty=0.1
 
-Hard-concrete gates are trained together with the model, with a penalty per open head.
-Heads whose gates close are pruned, and the rest is tuned. Then the same architecture is
-trained from scratch for as many steps. Both are saved as new runs.
+The run should have converged. Hard-concrete gates are trained together with the model,
+with a penalty per open head. Heads whose gates close are pruned, and the rest is tuned.
+Then the same architecture is trained from scratch for as many steps. Both are saved as
+new runs.
 """
 
 import functools
 import pathlib
 import sys
 
-from experiments import command_line
+from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run, which has converged."),
+        **shared_flags.WORKDIR,
         "penalty": (float, 0.01, "Penalty per open head, in nats."),
         "steps": (int, 500, "Training steps with gates."),
         "tuning_steps": (int, 500, "Training steps of the pruned model."),
@@ -26,7 +27,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.studies import gate_learning
     from mha_haiku.studies.workbench import Bench
 

@@ -19,7 +19,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "sweep": (bool, False, "Measure models of falling size, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
@@ -30,8 +30,8 @@ FLAGS = command_line.flag_values(
         ),
         "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
         "order": (str, "ablation", "Order of removal: greedy, random, or a measure."),
-        "closing": (str, "zero", "What closed heads pass on: zero, mean or resample."),
-        "examples": (int, 256, "How many held-out examples determine the order."),
+        **shared_flags.ABLATION_VALUE,
+        "examples": (int, 256, "Number of held-out examples that determine the order."),
         "beside": (str, None, "Another order to draw beside in a sweep: random."),
         "steps": (int, 0, "Further training steps of the pruned model."),
         "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
@@ -41,7 +41,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.studies import pruning
     from mha_haiku.studies.workbench import Bench
 

@@ -16,7 +16,7 @@ from experiments import command_line, config_files, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        "workdir": (str, None, "Folder of the run."),
+        **shared_flags.WORKDIR,
         "train": (bool, False, "Train configs/papers/rollout.py there first."),
         "step": (int, None, "Step of a checkpoint; the newest if left out."),
         "examples": (int, 256, "Number of held-out examples."),
@@ -28,7 +28,6 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    command_line.require("workdir", FLAGS.workdir, "It is the folder of a trained run.")
     from mha_haiku.runs import loop
     from mha_haiku.studies import rollouts
     from mha_haiku.studies.workbench import Bench

@@ -9,6 +9,8 @@ import sys
 
 from absl import flags
 
+REQUIRED = object()  # the default of a flag that has none
+WORKDIR = {"workdir": (str, REQUIRED, "Folder of a trained run.")}
 # For scripts that several processes can run together; see `devices.cluster.join`.
 DISTRIBUTED = {
     "distributed": (bool, False, "Run with other processes, as on a cluster."),
@@ -28,6 +30,9 @@ DISTRIBUTED = {
 PICTURES = {
     "format": (str, "png", "Formats of pictures, as png,svg,pdf; each a file."),
     "dark": (bool, False, "Draw pictures light on dark."),
+}
+ABLATION_VALUE = {
+    "ablation_value": (str, "zero", "What ablated heads pass on: zero, mean, resample.")
 }
 COMPILATION_CACHE = {
     "compilation_cache": (

@@ -27,8 +27,8 @@ FLAGS = command_line.flag_values(
         "config": (
             str,
             None,
-            "File with the run's config; it is Python, and is executed. A run that is "
-            "there has its own.",
+            "File with the run's config; it is Python, and is executed (required, but "
+            "where --workdir holds a run, which has its own).",
         ),
         "workdir": (
             str,
@@ -92,8 +92,6 @@ def main(config) -> int:
         for seed, why in summary.failed.items():
             print(f"Seed {seed} has failed: {why}", file=sys.stderr)
         return int(bool(summary.failed))
-    if cluster.is_first():
-        progress.say("attention maps: compiling")
     maps = attention_dump.dump(Bench.load(workdir))
     if not cluster.leave():
         return 0

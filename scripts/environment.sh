@@ -24,14 +24,28 @@ make_environment() {
   exit 1
 }
 
+# Shows the lines of pip on stderr: on a terminal in one line, the next in place of the
+# last; in a log only the names and sizes of what is fetched. Errors are on pip's stderr.
+show_lines() {
+  local line
+  while IFS= read -r line; do
+    if [ -t 2 ]; then
+      printf '\r\033[K%.*s' "$((${COLUMNS:-80} - 1))" "$line" >&2
+    elif [[ $line =~ ^\ *(Downloading|Building|Installing) ]]; then
+      printf '%s\n' "$line" >&2
+    fi
+  done
+  if [ -t 2 ]; then printf '\r\033[K' >&2; fi
+}
+
 # install EXTRAS: installs the project with these extras, once for each setup.cfg.
 install() {
   [ -x "$environment/bin/python" ] || make_environment
   local stamp=$environment/.installed-${1//,/-}
   if ! cmp -s "$repository/setup.cfg" "$stamp"; then
     echo "Installing mha_haiku[$1] into $environment; this happens once." >&2
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
-      --editable "$repository[$1]"
+    "$environment/bin/python" -m pip install --progress-bar off --no-input \
+      --disable-pip-version-check --editable "$repository[$1]" | show_lines
     cp "$repository/setup.cfg" "$stamp"
   fi
 }

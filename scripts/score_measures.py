@@ -32,12 +32,14 @@ from mha_haiku.training import optimizers, stepping
 
 MEASURES = {
     **{name: entry.measure for name, entry in heads.MEASURES.items()},
-    "ablation, resample": lambda of: heads.ablation(of, closing=heads.closing.resample),
+    "ablation, resample": lambda of: heads.ablation(
+        of, ablation_value=heads.ablation_values.resample
+    ),
 }
 # Compiled anew for each model, whose means are constants of it.
 _OF_ONE_SEED = {
     "ablation, mean": lambda of: heads.ablation(
-        of, closing=heads.closing.mean(of.model, of.params, of.batches)
+        of, ablation_value=heads.ablation_values.mean(of.model, of.params, of.batches)
     ),
 }
 # How much the other heads write: the most with which all answers are right.

@@ -68,7 +68,9 @@ class FreeHeads(base.Claim):
     def measure(self, desk, seed, arm):
         bench = desk.train(self.configs(arm)["induction"], seed).bench()
         orders = [
-            pruned_runs.order_of(bench, by="gradient", closing="zero", examples=256)
+            pruned_runs.order_of(
+                bench, by="gradient", ablation_value="zero", examples=256
+            )
         ]
         if arm == "control":
             generator = np.random.default_rng(seed)

@@ -63,7 +63,9 @@ def reproduce(
     wanted = [range(claim.seeds) if seeds is None else seeds for claim in ready]
     missing = [x.missing(own) for x, own in zip(outcomes, wanted, strict=True)]
     total = sum(map(len, missing))
-    with progress.Bar(total, unit="measurement", name="claims", leave=True) as bar:
+    with progress.Bar(
+        total, unit="measurement", name="claims", doing="measuring", leave=True
+    ) as bar:
         for claim, own, pairs in zip(ready, wanted, missing, strict=True):
             desk = Desk(folder, seeds=own)  # its programs are dropped with it
             try:

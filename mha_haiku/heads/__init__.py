@@ -4,16 +4,16 @@ Pure functions of parameters, data and a metric that is handed in.
 """
 
 from mha_haiku.heads import (
+    ablation_values,
     alignment,
     circuits,
-    closing,
     drift,
     edits,
     hard_concrete,
     means,
     metrics,
 )
-from mha_haiku.heads.closing import Closing
+from mha_haiku.heads.ablation_values import AblationValue
 from mha_haiku.heads.contributions import Contributions, logit_attribution, logit_lens
 from mha_haiku.heads.drift import drift_subject, mean_pooled
 from mha_haiku.heads.flow import flow
@@ -57,7 +57,7 @@ from mha_haiku.heads.rollout import (
 from mha_haiku.heads.subject import Metric, Subject
 
 __all__ = [
-    "Closing",
+    "AblationValue",
     "Contributions",
     "Edges",
     "HeadWeights",
@@ -74,12 +74,12 @@ __all__ = [
     "Step",
     "Subject",
     "ablation",
+    "ablation_values",
     "activation_patching",
     "alignment",
     "attribution",
     "circuits",
     "closed",
-    "closing",
     "confidence",
     "drift",
     "drift_subject",

@@ -19,7 +19,7 @@ import numpy as np
 
 from mha_haiku import display
 from mha_haiku.heads import means, metrics, programs, subject
-from mha_haiku.heads.closing import Closing, zero
+from mha_haiku.heads.ablation_values import AblationValue, zero
 
 Array = jax.Array
 
@@ -80,7 +80,7 @@ class Measure(NamedTuple):
     """A measure of the importance of heads, as scripts and pictures offer it.
 
     Attributes:
-      measure: `measure(subject, closing=...) -> Importance`.
+      measure: `measure(subject, ablation_value=...) -> Importance`.
       unit: The unit of the importance; None: the unit of the metric. A measure with a
         unit of its own is taken of the loss.
       label: What is measured, in a few words; `{metric}` stands for the metric's name.
@@ -97,7 +97,7 @@ MEASURES: dict[str, Measure] = {}
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     """Enters the function below in `MEASURES`, from which all lists of measures come.
 
-    It takes a `Subject` and, by keyword, `closing`, even if it closes no head.
+    It takes a `Subject` and, by keyword, `ablation_value`, even if it closes no head.
     """
 
     def offer(function):
@@ -108,18 +108,24 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 
 
 @_offered(None, "change of the {metric} when the head is closed")
-def ablation(of: subject.Subject, *, closing: Closing = zero) -> Importance:
+def ablation(
+    of: subject.Subject, *, ablation_value: AblationValue = zero
+) -> Importance:
     """Returns the change of the metric when one head is ablated, for each head.
 
     The layers below the ablated head run once for all heads.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
     """
-    return _measured(of, programs.changes, metric=of.metric, closing=closing)
+    return _measured(
+        of, programs.changes, metric=of.metric, ablation_value=ablation_value
+    )
 
 
 @_offered("nats", "slope of the loss by the head's gate")
-def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
+def gradient(
+    of: subject.Subject, *, ablation_value: AblationValue = zero
+) -> Importance:
     """Returns the absolute derivative of the metric with respect to each head's gate.
 
     The metric must be differentiable, a loss. Where it is at its best with all heads
@@ -132,8 +138,10 @@ def gradient(of: subject.Subject, *, closing: Closing = zero) -> Importance:
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
     _check_slope(of)
-    found = _measured(of, programs.slopes, metric=of.metric, closing=closing)
-    _warn_if_flat(found, of, closing)
+    found = _measured(
+        of, programs.slopes, metric=of.metric, ablation_value=ablation_value
+    )
+    _warn_if_flat(found, of, ablation_value)
     return found
 
 
@@ -151,9 +159,9 @@ def unit_gradient(of: subject.Subject) -> Importance:
     return found._replace(kinds=())
 
 
-@_offered("nats", "share of what closing all heads costs")
+@_offered("nats", "share of what ablating all heads costs")
 def attribution(
-    of: subject.Subject, *, closing: Closing = zero, points: int = 16
+    of: subject.Subject, *, ablation_value: AblationValue = zero, points: int = 16
 ) -> Importance:
     """Returns integrated gradients: each head's share of the cost of ablating all.
 
@@ -163,7 +171,7 @@ def attribution(
 
     Args:
       of: What is measured; the metric must be differentiable, a loss.
-      closing: What an ablated head passes on.
+      ablation_value: What an ablated head passes on.
       points: The number of points of the Gauss-Legendre quadrature.
 
     Source: Sundararajan et al. 2017, eq. 1, https://arxiv.org/abs/1703.01365;
@@ -171,19 +179,21 @@ def attribution(
     """
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
-    known = {"metric": of.metric, "closing": closing, "points": points}
+    known = {"metric": of.metric, "ablation_value": ablation_value, "points": points}
     return _measured(of, programs.shares, **known)
 
 
 @_offered("weight", "largest weight of a query")
-def confidence(of: subject.Subject, *, closing: Closing = zero) -> Importance:
+def confidence(
+    of: subject.Subject, *, ablation_value: AblationValue = zero
+) -> Importance:
     """Returns the confidence of each head: the mean largest weight of a query.
 
     No head is ablated, and the metric is not used.
 
     Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
     """
-    del closing
+    del ablation_value
     return statistic(of, name="largest_weight")
 
 
@@ -201,39 +211,43 @@ def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importanc
 
 
 def closed(
-    of: subject.Subject, gates: np.ndarray, *, closing: Closing = zero
+    of: subject.Subject, gates: np.ndarray, *, ablation_value: AblationValue = zero
 ) -> np.ndarray:
     """Returns the metric of each example under each pattern of gates, `[N, P]`.
 
     Args:
       of: What is measured.
       gates: `[P, L, H]`; entries beyond the heads of a layer are ignored.
-      closing: What a closed head passes on.
+      ablation_value: What a closed head passes on.
     """
-    program = programs.metrics(of.model, metric=of.metric, closing=closing)
+    program = programs.metrics(
+        of.model, metric=of.metric, ablation_value=ablation_value
+    )
     gates = jnp.asarray(gates, jnp.float32)
     metric = subject.over(of.batches, lambda each: program(of.params, each, gates))
     return np.concatenate(metric).astype(np.float64)
 
 
-# Slopes below are looked at more closely, and taken for rounding if closing all heads
+# Slopes below are looked at more closely, and taken for rounding if ablating all heads
 # changes the metric by so much more.
 _SMALL_SLOPE = 1e-6
 _FLAT = 1e-5
 
 
-def _warn_if_flat(found: Importance, of: subject.Subject, closing: Closing) -> None:
+def _warn_if_flat(
+    found: Importance, of: subject.Subject, ablation_value: AblationValue
+) -> None:
     """Warns where a metric is flat at the whole model, so that ranks are noise."""
     largest = np.nanmax(found.per_example, initial=0.0)
     if largest > _SMALL_SLOPE:
         return
     _, num_layers, num_heads = found.per_example.shape
     gates = np.stack([np.ones((num_layers, num_heads)), np.zeros_like(found.mean)])
-    metric = closed(of, gates, closing=closing)
+    metric = closed(of, gates, ablation_value=ablation_value)
     change = np.abs(metric[:, 1] - metric[:, 0]).max()
     if largest < _FLAT * change:
         _logger.warning(
-            f"slopes of the metric by gates are at most {largest:.1g}, while closing "
+            f"slopes of the metric by gates are at most {largest:.1g}, while ablating "
             f"all heads changes it by {change:.2g}: the metric is at its best with all "
             "heads open, and an order by these slopes is noise; ablation or "
             "attribution measure it."

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, tasks
-from mha_haiku.heads import closing, paired_runs, programs, subject
+from mha_haiku.heads import ablation_values, paired_runs, programs, subject
 
 Array = jax.Array
 
@@ -93,7 +93,12 @@ def _changes(model, params, clean, corrupted, *, metric, what, per_position, int
     pair = paired_runs.both(model, params, *examples, programs.AT)
     ours, theirs = (
         programs.Clean.of(
-            model, params, example, lambda x, _: metric(x, clean), closing.zero, seen
+            model,
+            params,
+            example,
+            lambda x, _: metric(x, clean),
+            ablation_values.zero,
+            seen,
         )
         for example, seen in zip(examples, pair, strict=True)
     )

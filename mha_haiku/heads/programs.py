@@ -49,7 +49,7 @@ class Clean(NamedTuple):
     is_scanned: bool
 
     @classmethod
-    def of(cls, model, params, example, metric, closing, seen=None) -> "Clean":
+    def of(cls, model, params, example, metric, ablation_value, seen=None) -> "Clean":
         """Runs the model once, unless `seen` is what a look at `AT` gives."""
         output, found = seen or subject.look(model, params, example, AT, strict=False)
         streams = {name: x for name, x in found.items() if name.endswith("stream")}
@@ -66,7 +66,10 @@ class Clean(NamedTuple):
             edited = subject.run_edited(model, params, example, edits)
             return metric(edited.logits, example)
 
-        before, values = metric(output.logits, example), closing([*heads.values()])
+        before, values = (
+            metric(output.logits, example),
+            ablation_value([*heads.values()]),
+        )
         is_scanned = subject.is_scanned(model, params)
         return cls(example, run, before, heads, values, streams, is_scanned)
 
@@ -162,23 +165,23 @@ class Clean(NamedTuple):
 
 
 @subject.compiled
-def changes(model, params, example, *, metric, closing) -> Array:
+def changes(model, params, example, *, metric, ablation_value) -> Array:
     """Returns the change of the metric when one head is ablated, `[B, P, H]`."""
-    return Clean.of(model, params, example, metric, closing).ablated()[..., 0]
+    return Clean.of(model, params, example, metric, ablation_value).ablated()[..., 0]
 
 
 @subject.compiled
-def slopes(model, params, example, *, metric, closing) -> Array:
+def slopes(model, params, example, *, metric, ablation_value) -> Array:
     """Returns the absolute slopes of the metric by gates, `[B, P, H]`."""
-    return jnp.abs(Clean.of(model, params, example, metric, closing).slopes(1.0))
+    return jnp.abs(Clean.of(model, params, example, metric, ablation_value).slopes(1.0))
 
 
 @subject.compiled
-def shares(model, params, example, *, metric, closing, points) -> Array:
+def shares(model, params, example, *, metric, ablation_value, points) -> Array:
     """Returns integrated gradients of the gates, `[B, P, H]`."""
     nodes, weights = np.polynomial.legendre.leggauss(points)
     nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
-    clean = Clean.of(model, params, example, metric, closing)
+    clean = Clean.of(model, params, example, metric, ablation_value)
 
     def add(total, point):
         node, weight = point
@@ -189,9 +192,9 @@ def shares(model, params, example, *, metric, closing, points) -> Array:
 
 
 @subject.compiled
-def metrics(model, params, example, gates, *, metric, closing) -> Array:
+def metrics(model, params, example, gates, *, metric, ablation_value) -> Array:
     """Returns the metric under patterns of gates `[X, P, H]`, `[B, X]`."""
-    clean = Clean.of(model, params, example, metric, closing)
+    clean = Clean.of(model, params, example, metric, ablation_value)
     return over(clean.gated, gates, example).T
 
 

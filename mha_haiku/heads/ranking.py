@@ -10,7 +10,7 @@ import numpy as np
 
 from mha_haiku import checks
 from mha_haiku.heads import importance, subject
-from mha_haiku.heads.closing import Closing, zero
+from mha_haiku.heads.ablation_values import AblationValue, zero
 
 
 def rank_intervals(
@@ -89,7 +89,7 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(head) for head in heads[ranks].tolist()]
 
 
-def pairs(of: subject.Subject, *, closing: Closing = zero) -> np.ndarray:
+def pairs(of: subject.Subject, *, ablation_value: AblationValue = zero) -> np.ndarray:
     """Returns the mean change of the metric when two heads are ablated.
 
     It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
@@ -101,7 +101,7 @@ def pairs(of: subject.Subject, *, closing: Closing = zero) -> np.ndarray:
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    metric = importance.closed(of, gates, closing=closing).mean(0)
+    metric = importance.closed(of, gates, ablation_value=ablation_value).mean(0)
     change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
         change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
@@ -118,7 +118,7 @@ class Step(NamedTuple):
 def greedy_order(
     of: subject.Subject,
     *,
-    closing: Closing = zero,
+    ablation_value: AblationValue = zero,
     steps: int | None = None,
     worst: float | None = None,
     tries: int | None = None,
@@ -130,17 +130,17 @@ def greedy_order(
 
     Args:
       of: What is measured.
-      closing: What closed heads pass on.
+      ablation_value: What closed heads pass on.
       steps: How many heads are closed at most; None: all.
       worst: The order ends before the mean metric is above this; None: it does not.
       tries: How many heads a step tries at a time, those first that harmed least when
         they were tried last. It ends where all others harmed more then than the best
-        does now: closing more seldom makes a head harmless. None: each step tries all
+        does now: ablating more seldom makes a head harmless. None: each step tries all
         that are open, and none is missed.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Returns:
-      A step per head, in the order of closing.
+      A step per head, in the order of ablation.
     """
     for name, value in (("steps", steps), ("tries", tries)):
         if value is not None:
@@ -159,7 +159,7 @@ def greedy_order(
             if last[chunk[0]] > least:
                 break
             tried = candidates[np.sort(chunk)]
-            metric = _one_more_closed(of, gates, tried, closing)
+            metric = _one_more_closed(of, gates, tried, ablation_value)
             found[tuple(tried.T)] = metric
             if metric.min() < least:
                 least, best = metric.min(), tuple(tried[metric.argmin()].tolist())
@@ -175,7 +175,7 @@ def greedy_order(
 _PATTERNS = 16
 
 
-def _one_more_closed(of, gates, heads, closing) -> np.ndarray:
+def _one_more_closed(of, gates, heads, ablation_value) -> np.ndarray:
     """Returns the mean metric with one more of these heads `[P, 2]` closed: `[P]`."""
     found = []
     size = min(_PATTERNS, int(np.size(gates)))
@@ -183,7 +183,7 @@ def _one_more_closed(of, gates, heads, closing) -> np.ndarray:
         own = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
         patterns[(np.arange(len(own)), *own.T)] = 0
-        metric = importance.closed(of, patterns, closing=closing).mean(0)
+        metric = importance.closed(of, patterns, ablation_value=ablation_value).mean(0)
         found.append(metric[: len(own)])
     return np.concatenate(found)
 

@@ -206,11 +206,6 @@ def check_fields(config: ml_collections.ConfigDict) -> None:
     values = config.to_dict()
     fields.check("config", values, declared(task_name(values)))
     models.check(config.model)
-    if config.optimizer.warmup_steps > config.training.steps:
-        raise ConfigError(
-            f"config.optimizer.warmup_steps must be at most config.training.steps "
-            f"{config.training.steps}, got {config.optimizer.warmup_steps}."
-        )
     if config.seed + config.training.seeds > 2**32:
         raise ConfigError(
             f"config.seed must be at most 2**32 - config.training.seeds, got "

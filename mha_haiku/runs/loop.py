@@ -30,6 +30,7 @@ from mha_haiku.runs import (
     trainers,
     warm_start,
 )
+from mha_haiku.training import health
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -171,11 +172,13 @@ def _run(
     configuration.validate_for_task(config, task)
     is_first = cluster.is_first()
     reports = [_reports(each) if is_first else [] for each in opened]
-    if is_first:
-        progress.say(f"{task.name}: compiling")
     before = time.perf_counter()
-    model = folders.make_model(config, task, placement)
-    state, programs = trainers.prepare(config, task, model, stored, placement, source)
+    compiling = f"{task.name}: compiling"
+    with progress.during(compiling) if is_first else contextlib.nullcontext():
+        model = folders.make_model(config, task, placement)
+        state, programs = trainers.prepare(
+            config, task, model, stored, placement, source
+        )
     compile_seconds = time.perf_counter() - before
     with (
         contextlib.ExitStack() as stack,
@@ -199,9 +202,21 @@ def _run(
                 )
             )
         trainer = trainers.Trainer(
-            state, programs, config=config, stored=stored, logs=logs, console=console
+            state,
+            programs,
+            config=config,
+            stored=stored,
+            logs=logs,
+            console=console,
+            least_rise=health.LEAST_RISE * task.baseline.get("loss", 0.0),
         )
         console.say(_opening_line(config, trainer, placement, compile_seconds))
+        warmup_steps = config.optimizer.warmup_steps
+        if warmup_steps > training.steps:
+            console.say(
+                f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
+                f"rises in all of the {training.steps} steps."
+            )
         if source is not None:
             console.say(str(source))
         observers = [observer for observer in observers if observer.every]
@@ -212,7 +227,8 @@ def _run(
             for observer in its if is_first else ():
                 observer.begin(each.folder, each.config, task, own.start)
                 watching.callback(observer.end)
-        _look(trainer, watched)
+        _look(trainer, watched)  # observers compile here
+        console.start_clock()
         _take_steps(trainer, training, interruption, watched)
         for each in stored:
             each.close()  # signals are still deferred here, so that saving completes

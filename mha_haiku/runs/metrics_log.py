@@ -116,6 +116,10 @@ class Console:
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
+    def start_clock(self) -> None:
+        """Makes the time left count from here, where the first steps are compiled."""
+        self._bar.start_clock()
+
     def advance(self, step: int) -> None:
         """Moves the bar to a step."""
         self._bar.advance(step - self._bar.place)
@@ -175,7 +179,7 @@ class Silent:
     def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
 
-    advance = event = say = report
+    advance = event = say = start_clock = report
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -189,23 +193,24 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def events_of_steps(
-    first: int, report: stepping.Report, skipped: int
+    first: int, report: stepping.Report, skipped: int, *, least_rise: float
 ) -> list[dict[str, Any]]:
     """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
 
     Each has "step" and "event". Event "not_finite" has "what" ("loss" or "gradient")
     and "skipped", the number of steps skipped so far. Event "loss_spike" has the "loss"
     and "deviations", by how many standard deviations it is above the mean of the
-    window.
+    window; see `training.health`.
 
     Args:
       first: The steps taken before the dispatch.
       report: The report of its steps, as host arrays.
       skipped: The number of steps skipped before it.
+      least_rise: How far in nats a loss must be above the mean of the window.
     """
     events = []
-    flagged = ~report.finite | (report.deviations > health.SPIKE)
-    for i in np.flatnonzero(flagged):
+    jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)
+    for i in np.flatnonzero(~report.finite | jumped):
         event: dict[str, Any] = {"step": first + int(i) + 1}
         loss = float(report.sums.loss[i])
         if report.finite[i]:

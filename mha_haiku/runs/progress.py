@@ -1,18 +1,22 @@
 """Progress: a bar on a terminal, elsewhere lines with the time left."""
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Bar:
     """Progress towards a known total, on stderr.
 
     On a terminal it is tqdm's bar. In a pipe or a file it prints a line every ten
-    seconds, with the time elapsed and the time left.
+    seconds, with the time elapsed and the time left. While it is entered, it does so
+    between two calls of `advance` too: a step and its compilation can take minutes.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class Bar:
         """
         import tqdm
 
-        self.place = self._start = start
+        self.place = start
         self.total = total
         self.is_drawn = sys.stderr.isatty()
-        self._name, self._doing = name, doing
+        self._name, self._doing, self._note = name, doing, ""
         self._prints = prints
+        self._beat = contextlib.ExitStack()
         self._opened = self._last_line = time.perf_counter()
+        self._timed_from = start, self._opened
         self._bar = tqdm.tqdm(
             total=total,
             initial=start,
@@ -62,27 +68,55 @@ class Bar:
                 say(f"{name}: {doing}" if name else doing)
 
     def __enter__(self) -> "Bar":
+        if self.is_drawn:
+            self._beat.enter_context(
+                _repeatedly(self._bar.refresh, _SECONDS_BETWEEN_LOOKS)
+            )
+        elif self._prints:
+            self._beat.enter_context(
+                _repeatedly(self._print_line, _SECONDS_BETWEEN_LOOKS)
+            )
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def advance(self, count: int = 1) -> None:
-        """Adds to the count."""
+        """Adds to the count; after `doing` the first is left out of rate and time left.
+
+        It was compiled then, which those to come are not.
+        """
+        self.place += count
         if self._doing:
             self._doing = ""
-            self._bar.set_postfix_str("")
-        self.place += count
-        self._bar.update(count)
+            self._bar.set_postfix_str("", refresh=False)
+            self._bar.n = self.place
+            self.start_clock()
+        else:
+            self._bar.update(count)
         if self._prints and not self.is_drawn:
-            now = time.perf_counter()
-            if now - self._last_line >= _SECONDS_BETWEEN_LINES:
-                name = f"{self._name} " if self._name else ""
-                _print(f"{name}{self.place}/{self.total}, {self.times()}")
-                self._last_line = now
+            self._print_line()
+
+    def _print_line(self) -> None:
+        """Prints the count, or what happens before the first, if a line is due."""
+        now = time.perf_counter()
+        if now - self._last_line < _SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        name = f"{self._name} " if self._name else ""
+        doing = "".join(f"{text}, " for text in (self._doing, self._note) if text)
+        _print(f"{name}{self.place}/{self.total}, {doing}{self.times()}")
+
+    def start_clock(self) -> None:
+        """Makes rate and time left count from here."""
+        self._timed_from = self.place, time.perf_counter()
+        self._bar.initial = self._bar.last_print_n = self.place
+        self._bar.unpause()
+        self._bar.refresh()
 
     def note(self, text: str) -> None:
-        """Shows a text beside the bar, if there is one."""
+        """Shows a text beside the bar, or in the lines."""
+        self._note = text
         self._bar.set_postfix_str(text)
 
     def print(self, line: str, file: TextIO | None = None) -> None:
@@ -95,15 +129,17 @@ class Bar:
 
     def times(self) -> str:
         """Returns the times elapsed and left: "0:12 elapsed, 1:40 left"."""
-        gone = time.perf_counter() - self._opened
-        done = self.place - self._start
-        text = f"{_clock(gone)} elapsed"
-        if done and self.place < self.total:
-            text += f", {_clock(gone / done * (self.total - self.place))} left"
+        now = time.perf_counter()
+        text = f"{_clock(now - self._opened)} elapsed"
+        place, began = self._timed_from
+        if place < self.place < self.total:
+            left = (now - began) / (self.place - place) * (self.total - self.place)
+            text += f", {_clock(left)} left"
         return text
 
     def close(self) -> None:
         """Removes the bar, unless `leave` was given."""
+        self._beat.close()
         self._bar.close()
 
 
@@ -120,12 +156,47 @@ def say(what: str) -> None:
     _print(f"{what} ...")
 
 
+@contextlib.contextmanager
+def during(what: str) -> Iterator[None]:
+    """Says what goes on, after a second and then every ten; meant for a `with`."""
+    began = time.perf_counter()
+    last = began - _SECONDS_BETWEEN_LINES
+
+    def still():
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            _print(f"{what}, {_clock(now - began)} elapsed ...")
+
+    with _repeatedly(still, _SECONDS_BETWEEN_LOOKS):
+        yield
+
+
 def tell(line: str) -> None:
     """Prints a result on stdout, above a bar that is there."""
     import tqdm
 
     tqdm.tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Calls a function every so many seconds while entered, in a thread of its own."""
+    ended = threading.Event()
+
+    def repeat():
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _print(line) -> None:

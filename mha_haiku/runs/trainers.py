@@ -167,7 +167,7 @@ class Model:
       failure: Why it goes no further; "" while it does.
     """
 
-    def __init__(self, seed, stored, log, state, batch_size):
+    def __init__(self, seed, stored, log, state, batch_size, least_rise):
         self.seed = seed
         self.stored = stored
         self.log = log
@@ -176,6 +176,7 @@ class Model:
         self.metrics: dict[str, float] = {}
         self.failure = ""
         self._batch_size = batch_size
+        self._least_rise = least_rise
         self.open_window(0.0)
 
     def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
@@ -185,7 +186,9 @@ class Model:
         if not taken:
             return 0
         self._window.append(jax.tree.map(lambda x: x[:taken], report))
-        events = metrics_log.events_of_steps(first, self._window[-1], self.skipped)
+        events = metrics_log.events_of_steps(
+            first, self._window[-1], self.skipped, least_rise=self._least_rise
+        )
         for event in events:
             self.log.event(event)
         self.skipped = int(state.health.skipped)
@@ -245,12 +248,16 @@ class Trainer:
         stored: Sequence[checkpoints.Checkpoints],
         logs: Sequence[metrics_log.MetricsLog],
         console: metrics_log.Console,
+        least_rise: float,
     ):
+        """Takes what it trains, and how many nats a loss rises at least that jumps."""
         training = config.training
         self._together = programs.together
         states = self._together.fetch(state._replace(params=(), optimizer_state=()))
         each = enumerate(zip(stored, logs, states, strict=True))
-        self.models = [Model(config.seed + i, *x, training.batch_size) for i, x in each]
+        self.models = [
+            Model(config.seed + i, *x, training.batch_size, least_rise) for i, x in each
+        ]
         # How many steps a dispatch may take, so that an interruption is noticed in
         # time.
         self.affordable_steps = 1

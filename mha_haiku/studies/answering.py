@@ -63,7 +63,7 @@ def score(
     """
     generation.check_given(bench, "source")
     with checks.user_mistakes():
-        checks.integer_in("held_out", examples, 1, 2**20)
+        checks.integer_in("examples", examples, 1, 2**20)
     work, batch = generation.of_held_out(
         bench, range(examples), strategy, tokens=tokens, seed=seed
     )

@@ -82,7 +82,8 @@ def measured(
     *,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
-    examples: int | Sequence[int] | None = None,
+    examples: int | None = None,
+    indices: Sequence[int] | None = None,
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
@@ -99,8 +100,9 @@ def measured(
       bench: The run.
       layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
       heads: Which heads of every layer; None means all.
-      examples: How many held-out examples, or their indices; None means
+      examples: The number of held-out examples, the first; None means
         `config.attention.examples`.
+      indices: Indices of held-out examples, in place of the first.
       own: Inputs to run on instead.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
@@ -118,7 +120,7 @@ def measured(
     """
     run = bench.run
     if own is None:
-        indices = _indices(run, examples)
+        indices = _indices(run, examples, indices)
         names_of_examples = [f"held-out example {i}" for i in indices]
     else:
         own, names_of_examples = _own_batch(run, own)
@@ -158,7 +160,8 @@ def measured(
         count = len(own.inputs)
         filled = np.minimum(np.arange(bench.whole_batch(count)), count - 1)
         example = jax.tree.map(lambda x: x[filled], own)
-        seen = jax.device_get(observe(bench.run.params, example))
+        with progress.during("attention maps: compiling"):
+            seen = jax.device_get(observe(bench.run.params, example))
         seen = jax.tree.map(lambda x: x[:count], seen)
     example, answers, seen = seen
     shown = [
@@ -301,17 +304,17 @@ def rows_of(examples: tasks.Example) -> list[tasks.Example]:
     return [jax.tree.map(lambda x, i=i: x[i], examples) for i in range(count)]
 
 
-def _indices(run, examples) -> list[int]:
+def _indices(run, examples, indices) -> list[int]:
     """Returns the indices of the held-out examples to show."""
-    most = 2**31 - 1
     with checks.user_mistakes():
-        if examples is None or isinstance(examples, int):
+        if indices is None:
             count = run.config.attention.examples if examples is None else examples
             return list(range(checks.integer_in("examples", count, 1, 2**16)))
-        indices = [checks.integer_in("examples", i, 0, most) for i in examples]
+        if examples is not None:
+            raise ValueError("Give examples or indices, not both.")
         if not indices:
-            raise ValueError("examples must not be empty.")
-    return indices
+            raise ValueError("indices must not be empty.")
+        return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in indices]
 
 
 def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:

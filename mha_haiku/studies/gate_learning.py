@@ -215,28 +215,35 @@ def learn(
         raise ConfigError(f"penalty {penalty:g} closes every head; give a smaller one.")
     pruned = prune(run, learned.params, learned.gates)
     whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
-    before = pruned_runs.held_out(pruned, pruned_runs.vectors_of(run))
+    before = _held_out(bench, pruned, run)
     lines = [
-        Line("the run", whole, pruned_runs.held_out(run)),
+        Line("the run", whole, _held_out(bench, run)),
         Line("pruned by gates, before tuning", kept, before),
     ]
     folder = pruned_runs.save(pruned, Path(out) / "pruned", steps=tuning_steps)
     if "loss" not in run.task.metrics:
         return lines
     loop.train(folders.load_run(folder).config, folder)
-    tuned = pruned_runs.held_out(folders.load_run(folder))
+    tuned = _held_out(bench, folders.load_run(folder))
     lines.append(Line("pruned and tuned", kept, tuned))
     # What a model had learnt elsewhere cannot be made up for here.
     learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
     if from_scratch and not learnt_elsewhere:
         config = folders.load_run(folder).config
         config.training.steps = run.step + steps + tuning_steps
-        config.optimizer.warmup_steps = run.config.optimizer.warmup_steps
         other = Path(out) / "scratch"
         loop.train(config, other)
-        scratch = pruned_runs.held_out(folders.load_run(other))
+        scratch = _held_out(bench, folders.load_run(other))
         lines.append(Line("the same from scratch", kept, scratch))
     return lines
+
+
+def _held_out(bench, run, whole=None) -> dict[str, float]:
+    """Returns the held-out metrics of a run, and shows that it compiles."""
+    for each in bench.progress([run], name="held-out examples", unit="model"):
+        vectors = None if whole is None else pruned_runs.vectors_of(whole)
+        found = pruned_runs.held_out(each, vectors)
+    return found
 
 
 def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:

@@ -28,7 +28,7 @@ _logger = logging.getLogger("mha_haiku")
 TOKENS = 200  # of a text, unless somebody asks for more
 TEMPERATURE = 0.8  # of texts that go on with a prompt
 CHUNK = 4  # tokens of a stream that come at a time, behind the first
-_BATCH = 64  # texts decoded together
+BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
 _MOST_SHOWN = 64  # texts with maps
 _MOST_WIDTH = 2**10
@@ -272,7 +272,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
     """
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
-    size = min(len(job.given), _BATCH)
+    size = min(len(job.given), BATCH)
     given_tokens, given_lengths = _padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources
@@ -411,14 +411,14 @@ def keeping(job: Job) -> Iterator[Callable[[Text], None]]:
         )
 
 
-def check_examples(examples: int, strategy: Strategy) -> None:
+def check_samples(samples: int, strategy: Strategy) -> None:
     """Raises ConfigError where so many texts of a prompt could not differ."""
     with checks.user_mistakes():
-        checks.positive_integer("examples", examples)
-    if examples > 1 and not isinstance(strategy, decoding.Sampled):
+        checks.positive_integer("samples", samples)
+    if samples > 1 and not isinstance(strategy, decoding.Sampled):
         raise ConfigError(
-            f"examples must be 1 without drawing, as all would be the same, got "
-            f"{examples}.\nA temperature above 0, and no beam, draws tokens."
+            f"samples must be 1 without drawing, as all would be the same, got "
+            f"{samples}.\nA temperature above 0, and no beam, draws tokens."
         )
 
 

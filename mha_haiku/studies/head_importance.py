@@ -92,7 +92,7 @@ def measure(
     *,
     examples: int = 128,
     metric: str | None = None,
-    closing: str = "mean",
+    ablation_value: str = "zero",
     measures: Sequence[str] | None = None,
 ) -> HeadImportance:
     """Runs a trained model on held-out examples and measures its heads.
@@ -104,11 +104,12 @@ def measure(
         the "exact_match", or the "drift"; None: the first that the task has. The
         measures by gradients are of the loss, or of the drift if that is asked for;
         `gradient` is left out then, as the drift has no slope at the whole model.
-      closing: What a closed head passes on: "zero", "mean" or "resample".
+      ablation_value: What an ablated head passes on: a name of
+        `workbench.ABLATION_VALUES`.
       measures: Names of `heads.MEASURES`; None means all.
 
     Raises:
-      ConfigError: If there is no such metric, closing or measure.
+      ConfigError: If there is no such metric, ablation_value or measure.
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
     with checks.user_mistakes():
@@ -123,14 +124,14 @@ def measure(
             )
         wanted.remove("gradient")
     bench = bench.looped().placed()
-    close = bench.closing(closing, examples)
+    close = bench.ablation_value(ablation_value, examples)
     measured, numbers = {}, {}
     for name in wanted:
         entry = heads.MEASURES[name]
         of_loss = entry.unit == _UNITS["loss"]
         own = "loss" if of_loss and metric != "drift" else metric
         of = bench.subject(examples, metric=own, name=name)
-        measured[name] = entry.measure(of, closing=close)
+        measured[name] = entry.measure(of, ablation_value=close)
         numbers[name] = PerHead(
             measured[name].mean,
             _UNITS[own] if of_loss else entry.unit or _UNITS[own],
@@ -146,7 +147,7 @@ def measure(
     plural = "" if examples == 1 else "s"
     return HeadImportance(
         f"{bench.title}: {examples} held-out example{plural}, "
-        f"closed heads pass on {_PASSED[closing]}",
+        f"ablated heads pass on {_PASSED[ablation_value]}",
         tuple(layer.names for layer in layers),
         measured,
         numbers,

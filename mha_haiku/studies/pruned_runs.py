@@ -67,7 +67,7 @@ def order_of(
     bench: Bench,
     *,
     by: str,
-    closing: str,
+    ablation_value: str,
     examples: int,
     worst: float | None = None,
 ) -> list[tuple[int, int]]:
@@ -83,7 +83,7 @@ def order_of(
         all_heads = _heads(bench.run)
         generator = np.random.default_rng(bench.run.config.seed)
         return [all_heads[place] for place in generator.permutation(len(all_heads))]
-    close = bench.closing(closing, examples)
+    close = bench.ablation_value(ablation_value, examples)
     if by == "greedy":
 
         def show(steps):
@@ -91,13 +91,13 @@ def order_of(
 
         of = bench.subject(examples)
         steps = heads.greedy_order(
-            of, closing=close, worst=worst, tries=_TRIES, progress=show
+            of, ablation_value=close, worst=worst, tries=_TRIES, progress=show
         )
         first = [step.head for step in steps]
         return first + [head for head in _heads(bench.run) if head not in first]
     of = bench.subject(examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
-        return heads.order(heads.MEASURES[by].measure(of, closing=close).mean)
+        return heads.order(heads.MEASURES[by].measure(of, ablation_value=close).mean)
 
 
 def _heads(run) -> list[tuple[int, int]]:
@@ -205,10 +205,11 @@ def _with_model(run, params, model_config) -> folders.Run:
 
 def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
     """Returns metrics, size and speed of runs: first the whole one, unstacked."""
-    whole = _Timed(runs[0])
-    vectors = vectors_of(runs[0])
+    whole = vectors = None
     result = []
     for pruned in bench.progress(runs, name="pruned models", unit="model"):
+        if whole is None:  # here, where the bar shows
+            whole, vectors = _Timed(runs[0]), vectors_of(runs[0])
         timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
         result.append(
@@ -266,8 +267,6 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     """
     config = run.config.copy_and_resolve_references()
     config.training.steps = max(steps, 1)
-    warmup_steps = min(config.optimizer.warmup_steps, config.training.steps)
-    config.optimizer.warmup_steps = warmup_steps
     folder = folders.Folder(checks.as_path(workdir))
     if steps and folders.read_config(folder) == configuration.to_json(config):
         return folder.root

@@ -18,7 +18,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import pruned_runs, workbench
-from mha_haiku.studies.workbench import CLOSINGS, Bench
+from mha_haiku.studies.workbench import ABLATION_VALUES, Bench
 
 _SWEEP_POINTS = 12
 _METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
@@ -34,7 +34,7 @@ class Request(NamedTuple):
         rise, in [0, 1]; see `pruned_runs.decisive`.
       keep_units: The share of each layer's hidden units to keep, in (0, 1].
       order: A name of `pruned_runs.ORDERS`: which heads go first.
-      closing: What closed heads pass on while the order is determined.
+      ablation_value: What closed heads pass on while the order is determined.
       examples: How many held-out examples determine the order of heads and units.
       beside: Another of these orders, whose curve is drawn beside in a sweep.
     """
@@ -44,7 +44,7 @@ class Request(NamedTuple):
     metric_drop: float | None = None
     keep_units: float = 1.0
     order: str = "ablation"
-    closing: str = "zero"
+    ablation_value: str = "zero"
     examples: int = 256
     beside: str | None = None
 
@@ -92,7 +92,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
     order_of = functools.partial(
         pruned_runs.order_of,
         bench.with_run(run),
-        closing=request.closing,
+        ablation_value=request.ablation_value,
         examples=request.examples,
     )
     order = order_of(by=request.order, worst=worst)
@@ -265,7 +265,7 @@ def check(request: Request) -> None:
         checks.choice("order", request.order, pruned_runs.ORDERS)
         if request.beside is not None:
             checks.choice("beside", request.beside, pruned_runs.ORDERS)
-        checks.choice("closing", request.closing, CLOSINGS)
+        checks.choice("ablation_value", request.ablation_value, ABLATION_VALUES)
     if request.beside is not None and not request.sweep:
         raise ConfigError("beside is for the curve of a sweep; give sweep too.")
 
@@ -286,8 +286,11 @@ def _fewest(bench, run, order, drop) -> int:
         ]
         return min(len(order), 1 + above[0]) if above else 0
     metric = pruned_runs.decisive(whole.task)
-    least = pruned_runs.held_out(whole)[metric] - drop
-    for count in range(len(order), -1, -1):
+    least = None
+    counts = range(len(order), -1, -1)
+    for count in bench.progress(counts, name="fewest heads", unit="model"):
+        if least is None:  # here, where the bar shows
+            least = pruned_runs.held_out(whole)[metric] - drop
         value = pruned_runs.held_out(_with_heads(run, order, count))[metric]
         if value < least and count == len(order):
             raise ConfigError(

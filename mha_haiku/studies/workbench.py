@@ -21,7 +21,7 @@ from mha_haiku.runs import files, folders, loop, progress, sharing
 from mha_haiku.training import evaluation
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
-CLOSINGS = ("zero", "mean", "resample")
+ABLATION_VALUES = ("zero", "mean", "resample")
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
 _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
@@ -253,20 +253,20 @@ class Bench:
             )
         return name or own[0]
 
-    def closing(self, name: str, examples: int) -> heads.Closing:
-        """Returns what closed heads pass on, by a name of `CLOSINGS`.
+    def ablation_value(self, name: str, examples: int) -> heads.AblationValue:
+        """Returns what closed heads pass on, by a name of `ABLATION_VALUES`.
 
         A mean is over that many held-out examples.
 
         Raises:
-          ConfigError: If there is no such closing.
+          ConfigError: If there is no such value.
         """
         with checks.user_mistakes():
-            checks.choice("closing", name, CLOSINGS)
+            checks.choice("ablation_value", name, ABLATION_VALUES)
         if name == "mean":
             batches = self.batches(examples, name="means of heads")
-            return heads.closing.mean(self.run.model, self.run.params, batches)
-        return getattr(heads.closing, name)
+            return heads.ablation_values.mean(self.run.model, self.run.params, batches)
+        return getattr(heads.ablation_values, name)
 
     def observations(
         self,

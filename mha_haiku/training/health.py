@@ -11,7 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 
 WINDOW = 128
-SPIKE = 6.0  # standard deviations above the window's mean
+# A loss has jumped where it is above the window's mean by both. The first alone would
+# warn of healthy runs: near a loss of 0 a single hard example is tens of deviations up,
+# and nothing of what the model has learnt is lost.
+SPIKE = 6.0  # standard deviations of the window
+LEAST_RISE = 0.1  # of the loss of the task's baseline
 
 
 class Health(NamedTuple):
@@ -28,7 +32,7 @@ def initial() -> Health:
     return Health(jnp.full(WINDOW, jnp.inf, jnp.float32), none, none)
 
 
-def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
+def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
     """Returns the health after a step, and how far its loss is above the others.
 
     Args:
@@ -37,10 +41,10 @@ def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
       finite: `[]` bool, whether the loss and its gradient are.
 
     Returns:
-      The new health, and `[]` float32: by how many standard deviations `loss` is above
-      the mean of the window. 0 while the window is not full, and for a nonfinite step.
-      The deviation is taken as a thousandth of the mean at least, so that rounding of a
-      constant loss is not a jump.
+      The new health; and how far `loss` is above the mean of the window, `[]` float32
+      in nats and in standard deviations. Both are 0 while the window is not full, and
+      for a nonfinite step. The deviation is taken as a thousandth of the mean at least,
+      so that rounding of a constant loss is not many of them.
     """
     is_full = jnp.isfinite(health.losses[0])  # the oldest
     window = jnp.where(is_full, health.losses, 0)
@@ -48,7 +52,7 @@ def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
     deviation = jnp.sqrt(jnp.square(window - mean).mean())
     deviation = jnp.maximum(deviation, jnp.maximum(1e-3 * jnp.abs(mean), 1e-12))
     # Selected before the division, so that no nonfinite number is computed.
-    above = jnp.where(is_full & finite, loss - mean, 0) / deviation
+    rise = jnp.where(is_full & finite, loss - mean, 0)
     moved = jnp.concatenate([health.losses[1:], loss.astype(jnp.float32).reshape(1)])
     skipped = 1 - finite.astype(jnp.int32)
     after = Health(
@@ -56,4 +60,4 @@ def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array]:
         skipped=health.skipped + skipped,
         skipped_in_a_row=(health.skipped_in_a_row + 1) * skipped,
     )
-    return after, above
+    return after, rise, rise / deviation

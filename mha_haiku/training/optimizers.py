@@ -23,7 +23,7 @@ FIELDS = {
     ),
     "warmup_steps": Field(
         50,
-        "steps in which the learning rate rises from 0",
+        "steps in which the learning rate rises from 0; at most all",
         fields.integer(0, 2**31 - 1),
     ),
     "final_learning_rate_fraction": Field(
@@ -59,14 +59,16 @@ FIELDS = {
 def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule:
     """Returns the learning rate of each step.
 
-    It rises linearly from 0 at step 0 to `learning_rate` at `warmup_steps`, then falls
-    along half a cosine to `learning_rate * final_learning_rate_fraction` at `steps`.
+    It rises linearly from 0 at step 0 to `learning_rate` at `warmup_steps`, or at
+    `steps` if these are fewer, then falls along half a cosine to `learning_rate *
+    final_learning_rate_fraction` at `steps`.
     """
+    warmup_steps = min(config.warmup_steps, steps)
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=max(steps, config.warmup_steps + 1),
+        warmup_steps=warmup_steps,
+        decay_steps=max(steps, warmup_steps + 1),
         end_value=config.learning_rate * config.final_learning_rate_fraction,
     )
 

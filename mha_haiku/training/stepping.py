@@ -45,7 +45,8 @@ class Report(NamedTuple):
     sums: losses.Sums  # [N] each, over the step's examples
     gradient_norm: Array  # [N] float32, before clipping
     finite: Array  # [N] bool, whether loss and gradient were; if not, none is applied
-    deviations: Array  # [N] float32, how far the loss is out; see `health.observe`
+    rise: Array  # [N] float32, nats; see `health.observe`
+    deviations: Array  # [N] float32, the same in standard deviations
 
 
 def stream(seed: int | Array, name: str) -> Array:
@@ -189,9 +190,9 @@ def make_dispatch(
             (state.params, state.optimizer_state),
         )
         mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
-        after, deviations = health.observe(state.health, mean, finite)
+        after, rise, deviations = health.observe(state.health, mean, finite)
         state = TrainState(state.step + 1, params, optimizer_state, after)
-        return state, Report(sums, norm, finite, deviations)
+        return state, Report(sums, norm, finite, rise, deviations)
 
     def dispatch(state, data, seed, stop):
         def goes_on(carry):
@@ -211,6 +212,7 @@ def make_dispatch(
             losses.nothing((max_steps,), counts_exact=task.counts_exact),
             zeros,
             jnp.ones(max_steps, bool),
+            zeros,
             zeros,
         )
         start = jnp.zeros((), jnp.int32)

@@ -23,6 +23,13 @@ _PAPERS = [
 ]
 
 
+@pytest.mark.parametrize("path", [*_CONFIGS, *_PAPERS])
+def test_any_config_may_take_few_steps(path):
+    config = config_files.load(path)
+    config_files.override(config, [("config.training.steps", "20")])
+    configuration.validate(config)
+
+
 @pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *tasks.names()])
 def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)

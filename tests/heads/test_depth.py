@@ -28,9 +28,11 @@ def deep(monkeypatch):
 def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     name, fields, subject, request
 ):
-    closing, of = getattr(heads.closing, name), config(**fields)
+    ablation_value, of = getattr(heads.ablation_values, name), config(**fields)
     subject = subject._replace(model=fresh(of), params=random_params(of))
-    wanted = heads.ablation(subject._replace(model=fresh(of)), closing=closing)
+    wanted = heads.ablation(
+        subject._replace(model=fresh(of)), ablation_value=ablation_value
+    )
     request.getfixturevalue("deep")
     calls = []
 
@@ -38,7 +40,9 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
         calls.append(logits.shape)
         return loss(logits, batch)
 
-    found = heads.ablation(subject._replace(metric=metric), closing=closing)
+    found = heads.ablation(
+        subject._replace(metric=metric), ablation_value=ablation_value
+    )
     np.testing.assert_allclose(found.per_example, wanted.per_example, atol=1e-5)
     assert len(np.unique(found.per_example)) > L * H
     # Traced clean and closed, not once per layer; each twice in a loop.
@@ -54,7 +58,7 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     ],
 )
 def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, subject):
-    options = {"closing": getattr(heads.closing, name)} if name else {}
+    options = {"ablation_value": getattr(heads.ablation_values, name)} if name else {}
     one_by_one = fresh(config())._replace(scanned=None)
     wanted = measure(subject._replace(model=one_by_one), **options).per_example
     calls = []
@@ -76,7 +80,9 @@ def test_patterns_of_gates_in_many_layers_at_once(subject):
     one_by_one = fresh(config())._replace(scanned=None)
     wanted, found = (
         heads.closed(
-            subject._replace(model=model), gates, closing=heads.closing.resample
+            subject._replace(model=model),
+            gates,
+            ablation_value=heads.ablation_values.resample,
         )
         for model in (one_by_one, fresh(config())._replace(apply=None))
     )
@@ -91,7 +97,7 @@ def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
         if is_deep:
             request.getfixturevalue("deep")
         model = fresh(config())
-        mean = heads.closing.mean(model, own.params, own.batches)(None)
+        mean = heads.ablation_values.mean(model, own.params, own.batches)(None)
         measured.append((mean, heads.statistic(own._replace(model=model)).per_example))
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
 
@@ -127,9 +133,9 @@ def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypa
     tried = []
     closed = heads.importance.closed
 
-    def noted(of, gates, *, closing):
+    def noted(of, gates, *, ablation_value):
         tried.append(len(np.unique(gates, axis=0)))
-        return closed(of, gates, closing=closing)
+        return closed(of, gates, ablation_value=ablation_value)
 
     monkeypatch.setattr(heads.importance, "closed", noted)
     # Patterns are filled up to one number with what is closed already: not a try.

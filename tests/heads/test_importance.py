@@ -46,17 +46,17 @@ def _without(i, h):
     return gates
 
 
-CLOSINGS = ["zero", "mean", "resample"]
+ABLATION_VALUES = ["zero", "mean", "resample"]
 
 
-_means = {}  # kept: programs are compiled for each function of closing
+_means = {}  # kept: programs are compiled for each ablation value
 
 
-def _closing(subject, name):
+def _ablation_value(subject, name):
     if name != "mean":
-        return getattr(heads.closing, name)
+        return getattr(heads.ablation_values, name)
     if subject.model not in _means:
-        _means[subject.model] = heads.closing.mean(
+        _means[subject.model] = heads.ablation_values.mean(
             subject.model, subject.params, subject.batches
         )
     return _means[subject.model]
@@ -76,9 +76,9 @@ def _replacements(subject, name):
     return [means] * len(subject.batches)
 
 
-@pytest.mark.parametrize("name", CLOSINGS)
+@pytest.mark.parametrize("name", ABLATION_VALUES)
 def test_ablation_is_the_change_of_the_loss(subject, name):
-    found = heads.ablation(subject, closing=_closing(subject, name))
+    found = heads.ablation(subject, ablation_value=_ablation_value(subject, name))
     wanted = np.zeros((N, L, H))
     replacements = _replacements(subject, name)
     for b, (batch, other) in enumerate(zip(subject.batches, replacements, strict=True)):
@@ -95,7 +95,7 @@ def test_ablation_is_the_change_of_the_loss(subject, name):
 
 @pytest.mark.parametrize("name", ["zero", "resample"])
 def test_gradient_is_the_slope_at_open_gates(subject, name):
-    found = heads.gradient(subject, closing=_closing(subject, name))
+    found = heads.gradient(subject, ablation_value=_ablation_value(subject, name))
     replacements = _replacements(subject, name)
     step, wanted = 1e-4, np.zeros((N, L, H))
     for b, (batch, other) in enumerate(zip(subject.batches, replacements, strict=True)):
@@ -143,7 +143,9 @@ def test_attributions_add_up_to_ablating_all(subject):
 
 
 def test_attribution_is_the_integral_of_slopes(subject):
-    found = heads.attribution(subject, closing=_closing(subject, "mean"), points=2)
+    found = heads.attribution(
+        subject, ablation_value=_ablation_value(subject, "mean"), points=2
+    )
     nodes, weights = np.polynomial.legendre.leggauss(2)
     nodes, weights = (nodes + 1) / 2, weights / 2
     batch, other = subject.batches[0], _replacements(subject, "mean")[0]
@@ -190,7 +192,7 @@ def test_statistic_that_is_no_number_per_head_is_refused(subject):
 def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
     generator = np.random.default_rng(3)
     gates = (generator.uniform(size=(5, L, H)) < 0.5).astype(np.float32)
-    found = heads.closed(subject, gates, closing=_closing(subject, name))
+    found = heads.closed(subject, gates, ablation_value=_ablation_value(subject, name))
     replacements = _replacements(subject, name)
     wanted = np.concatenate(
         [
@@ -202,7 +204,7 @@ def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
 
 
 @pytest.mark.slow
-def test_closing_one_head_is_the_model_without_it(subject):
+def test_ablating_one_head_is_the_model_without_it(subject):
     found = heads.ablation(subject).per_example
     of = config()
     for i, h in [(0, 0), (1, 3), (2, 1)]:
@@ -218,7 +220,7 @@ def test_closing_one_head_is_the_model_without_it(subject):
 
 
 @pytest.mark.parametrize(
-    ("measure", "closing"),
+    ("measure", "ablation_value"),
     [
         (heads.ablation, "zero"),
         (heads.gradient, "resample"),
@@ -226,11 +228,11 @@ def test_closing_one_head_is_the_model_without_it(subject):
         (heads.confidence, "zero"),
     ],
 )
-def test_layers_with_fewer_heads_leave_places_empty(subject, measure, closing):
+def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_value):
     keep = [[0, 2], [], [1, 2, 3]]
     params, pruned = heads.prune(subject.params, config(), keep)
     of = subject._replace(model=build(pruned), params=params)
-    found = measure(of, closing=_closing(of, closing))
+    found = measure(of, ablation_value=_ablation_value(of, ablation_value))
     empty = np.isnan(found.per_example)
     assert found.per_example.shape == (N, L, 3)
     np.testing.assert_array_equal(empty[0], [[0, 0, 1], [1, 1, 1], [0, 0, 0]])
@@ -257,15 +259,19 @@ def test_padding_is_not_felt(subject):
     batch = batch._replace(weights=batch.weights * counted)
     tokens = np.where(counted, batch.inputs, (batch.inputs + 1) % NUM_TOKENS)
     other = batch._replace(inputs=tokens.astype(np.int32))
-    for closing in (
-        heads.closing.zero,
-        heads.closing.mean(subject.model, subject.params, [batch]),
+    for ablation_value in (
+        heads.ablation_values.zero,
+        heads.ablation_values.mean(subject.model, subject.params, [batch]),
     ):
-        found = heads.ablation(subject._replace(batches=[batch]), closing=closing)
-        same = heads.ablation(subject._replace(batches=[other]), closing=closing)
+        found = heads.ablation(
+            subject._replace(batches=[batch]), ablation_value=ablation_value
+        )
+        same = heads.ablation(
+            subject._replace(batches=[other]), ablation_value=ablation_value
+        )
         np.testing.assert_array_equal(found.per_example, same.per_example)
     means = [
-        heads.closing.mean(subject.model, subject.params, [each])(None)
+        heads.ablation_values.mean(subject.model, subject.params, [each])(None)
         for each in (batch, other)
     ]
     jax.tree.map(np.testing.assert_array_equal, *means)
@@ -291,7 +297,7 @@ def test_all_gates_run_in_one_program(subject):
 @pytest.mark.usefixtures("optimised")
 def test_layers_below_the_ablated_head_do_not_run_again(subject):
     """Operations of the sweep against those of as many whole models."""
-    given = {"metric": loss, "closing": heads.closing.zero}
+    given = {"metric": loss, "ablation_value": heads.ablation_values.zero}
     batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
 
     def flops(program, *args):
@@ -382,7 +388,7 @@ def test_no_batches_are_refused(subject):
         heads.greedy_order,
         lambda of: heads.roles(of.model, of.params, of.batches),
         lambda of: heads.match(*[(of.model, of.params)] * 2, of.batches),
-        lambda of: heads.closing.mean(of.model, of.params, of.batches),
+        lambda of: heads.ablation_values.mean(of.model, of.params, of.batches),
     ],
 )
 def test_batches_that_can_be_gone_through_once_are_refused(subject, measure):
@@ -391,9 +397,9 @@ def test_batches_that_can_be_gone_through_once_are_refused(subject, measure):
         measure(subject._replace(batches=batches))
 
 
-def test_no_batches_of_a_closing_are_refused(subject):
+def test_no_batches_of_a_mean_are_refused(subject):
     with pytest.raises(ValueError, match="batches must not be empty"):
-        heads.closing.mean(subject.model, subject.params, [])
+        heads.ablation_values.mean(subject.model, subject.params, [])
     with pytest.raises(ValueError, match="points must be at least 1, got 0"):
         heads.attribution(subject, points=0)
 

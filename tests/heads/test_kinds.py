@@ -108,21 +108,21 @@ def test_gradients_are_those_of_the_formula(of):
 
 
 def _closed(of, name):
-    """Returns a closing, and what closed heads of each part pass on by the oracle."""
+    """Returns an ablation value, and what ablated heads of each part pass on."""
     (example,) = of.batches
     outputs = {}
     _loss(of, np.ones((PARTS, H)), seen=outputs)
     if name == "zero":
-        return heads.closing.zero, [np.zeros(())] * PARTS
+        return heads.ablation_values.zero, [np.zeros(())] * PARTS
     if name == "resample":
         passed = [np.roll(outputs[part], -1, axis=0) for part in range(PARTS)]
-        return heads.closing.resample, passed
+        return heads.ablation_values.resample, passed
     lengths = [example.lengths, *[example.decoder_lengths] * (PARTS - LAYERS)]
     passed = [
         np.concatenate([x[:n] for x, n in zip(outputs[part], own, strict=True)]).mean(0)
         for part, own in enumerate(lengths)
     ]
-    return heads.closing.mean(of.model, of.params, of.batches), passed
+    return heads.ablation_values.mean(of.model, of.params, of.batches), passed
 
 
 SLOW = pytest.mark.slow
@@ -130,9 +130,9 @@ SLOW = pytest.mark.slow
 
 @SLOW
 @pytest.mark.parametrize("name", ["mean", "zero", "resample"])
-def test_heads_of_each_kind_pass_on_what_closing_says(of, name):
-    closing, passed = _closed(of, name)
-    found = heads.ablation(of, closing=closing).per_example
+def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
+    ablation_value, passed = _closed(of, name)
+    found = heads.ablation(of, ablation_value=ablation_value).per_example
     before = _loss(of, np.ones((PARTS, H)))
     sizes = []
     for part, h in ((part, part % H) for part in range(PARTS)):
@@ -147,9 +147,11 @@ def test_heads_of_each_kind_pass_on_what_closing_says(of, name):
 @SLOW
 @pytest.mark.parametrize("name", ["mean", "resample"])
 def test_attribution_of_each_kind_is_the_integral_of_slopes(of, name):
-    closing, passed = _closed(of, name)
+    ablation_value, passed = _closed(of, name)
     points, step = 3, 1e-4
-    found = heads.attribution(of, closing=closing, points=points).per_example
+    found = heads.attribution(
+        of, ablation_value=ablation_value, points=points
+    ).per_example
     nodes, weights = np.polynomial.legendre.leggauss(points)
     for part in range(PARTS):
         wanted, h = 0, (part + 1) % H
@@ -166,11 +168,11 @@ def test_attribution_of_each_kind_is_the_integral_of_slopes(of, name):
 
 @pytest.mark.slow
 def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
-    closing = heads.closing.mean(of.model, of.params, of.batches)
+    ablation_value = heads.ablation_values.mean(of.model, of.params, of.batches)
     (example,) = of.batches
     lengths = {"encoder": example.lengths}
     kinds = [each.kind for each in models.heads_of_layers(CONFIG)]
-    for each, kind, found in zip(clean.maps, kinds, closing(None), strict=True):
+    for each, kind, found in zip(clean.maps, kinds, ablation_value(None), strict=True):
         values = np.repeat(np.float64(each.value), 2, axis=-2)
         outputs = np.einsum("bhts,bshv->bthv", np.float64(each.weights()), values)
         own = lengths.get(kind, example.decoder_lengths)

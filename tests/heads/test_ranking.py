@@ -1,4 +1,4 @@
-"""Orders of heads, their certainty, pairs and greedy closing."""
+"""Orders of heads, their certainty, pairs and greedy ablation."""
 
 import numpy as np
 import pytest
@@ -61,10 +61,10 @@ def test_order_goes_from_the_least_important_on():
 
 
 @pytest.mark.slow
-def test_pairs_are_what_closing_both_costs(subject):
-    closing = heads.closing.resample
-    found = heads.pairs(subject, closing=closing)
-    single = heads.ablation(subject, closing=closing).mean
+def test_pairs_are_what_ablating_both_costs(subject):
+    ablation_value = heads.ablation_values.resample
+    found = heads.pairs(subject, ablation_value=ablation_value)
+    single = heads.ablation(subject, ablation_value=ablation_value).mean
     np.testing.assert_allclose(
         found[np.ix_(range(L), range(H))].reshape(L * H, L * H).diagonal(),
         single.reshape(-1),
@@ -73,7 +73,7 @@ def test_pairs_are_what_closing_both_costs(subject):
     np.testing.assert_array_equal(found, found.transpose(2, 3, 0, 1))
     gates = np.ones((2, L, H))
     gates[1, 0, 2] = gates[1, 2, 1] = 0
-    before, after = heads.closed(subject, gates, closing=closing).mean(0)
+    before, after = heads.closed(subject, gates, ablation_value=ablation_value).mean(0)
     assert found[0, 2, 2, 1] == pytest.approx(after - before, abs=1e-5)
 
 
@@ -92,8 +92,8 @@ def test_layers_with_fewer_heads_have_fewer_pairs_and_steps(subject):
 
 @pytest.mark.slow
 def test_each_greedy_step_is_the_best_one(subject):
-    closing = heads.closing.resample
-    steps = heads.greedy_order(subject, closing=closing)
+    ablation_value = heads.ablation_values.resample
+    steps = heads.greedy_order(subject, ablation_value=ablation_value)
     assert sorted(step.head for step in steps) == list(np.ndindex(L, H))
     gates = np.ones((L, H))
     for i, step in enumerate(steps):
@@ -101,7 +101,9 @@ def test_each_greedy_step_is_the_best_one(subject):
         if i in (0, 1, 6):
             patterns = np.repeat(gates[None], len(open_heads), 0)
             patterns[(np.arange(len(open_heads)), *open_heads.T)] = 0
-            metrics = heads.closed(subject, patterns, closing=closing).mean(0)
+            metrics = heads.closed(
+                subject, patterns, ablation_value=ablation_value
+            ).mean(0)
             assert step.metric == pytest.approx(metrics.min(), abs=1e-5)
         gates[step.head] = 0
 

@@ -64,6 +64,18 @@ def test_run_leaves_its_folder(whole, make_config):
     assert summary["examples_per_second"] == 8 * summary["steps_per_second"] > 0
 
 
+def test_warm_up_longer_than_the_run_is_told_once(make_config, tmp_path, capsys):
+    config = make_config(optimizer__warmup_steps=100)
+    faults.train(config, tmp_path)
+    out = capsys.readouterr().out
+    assert (
+        out.count("warmup_steps is 100: the learning rate rises in all of the 30") == 1
+    )
+    rates = [x["learning_rate"] for x in metrics_log.read(tmp_path / "metrics.jsonl")]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(config.optimizer.learning_rate * 29 / 30)
+
+
 def test_ended_run_is_left_as_it_is(whole, make_config, capsys):
     folder, _ = whole
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

@@ -176,17 +176,19 @@ def test_seconds_go_on_where_the_run_stopped(tmp_path):
 NAN = float("nan")
 
 
-def _dispatch(loss, finite, deviations):
+def _dispatch(loss, finite, deviations, rise=None):
     loss = np.asarray(loss, np.float32)
     sums = losses.Sums(loss, loss, np.full(len(loss), 4, np.float32))
-    return stepping.Report(sums, loss, np.asarray(finite), np.asarray(deviations))
+    deviations = np.asarray(deviations)
+    rise = deviations if rise is None else np.asarray(rise)
+    return stepping.Report(sums, loss, np.asarray(finite), rise, deviations)
 
 
 def test_events_are_those_of_their_steps(tmp_path, caplog):
     report = _dispatch(
         [8, NAN, 80, 6, 6], [True, False, True, False, True], [6.0, 0, 6.5, 0, -9]
     )
-    events = metrics_log.events_of_steps(100, report, skipped=2)
+    events = metrics_log.events_of_steps(100, report, skipped=2, least_rise=1.0)
     assert events == [
         {"step": 102, "event": "not_finite", "what": "loss", "skipped": 3},
         {"step": 103, "event": "loss_spike", "loss": 20.0, "deviations": 6.5},
@@ -207,5 +209,7 @@ def test_quiet_steps_have_no_events():
     for report in (
         _dispatch([8, 8], [True] * 2, [0, 5.9]),
         _dispatch([], np.ones(0, bool), []),
+        # sort at step 1356: 35 deviations up, and 0.05 nats of the 2 of chance
+        _dispatch([0.2, 8], [True] * 2, [35.3, 0], [0.05, 0]),
     ):
-        assert metrics_log.events_of_steps(7, report, skipped=1) == []
+        assert metrics_log.events_of_steps(7, report, skipped=1, least_rise=1.0) == []

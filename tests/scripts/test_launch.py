@@ -126,3 +126,33 @@ def test_tpu_launcher_tells_what_it_needs():
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 2
+
+
+_PIP = """#!/bin/sh
+[ "$2" = pip ] || exit 0
+echo "Collecting jax"
+echo "  Downloading jax-0.10.whl (80 MB)"
+[ ! -e failing ] || { echo "ERROR: none found" >&2; exit 1; }
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_first_start_shows_what_is_fetched_and_ends_where_that_fails(tmp_path, fails):
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(_PIP)
+    python.chmod(0o755)
+    if fails:
+        (tmp_path / "failing").touch()
+    done = subprocess.run(
+        [_REPOSITORY / "scripts" / "train", "--help"],
+        env=os.environ | {"MHA_HAIKU_ENVIRONMENT": str(python.parents[1])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Downloading jax-0.10.whl (80 MB)" in done.stderr and done.stdout == ""
+    assert (done.returncode != 0) == fails == ("ERROR: none found" in done.stderr)
+    stamps = list(python.parents[1].glob(".installed-*"))
+    assert bool(stamps) == (not fails)

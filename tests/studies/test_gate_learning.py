@@ -126,8 +126,6 @@ def test_gates_close_heads_of_a_run(trained, tmp_path):
     pruned = folders.load_run(tmp_path / "gates" / "pruned")
     other = folders.load_run(tmp_path / "gates" / "scratch")
     assert (pruned.step, other.step) == (4, 30 + 70 + 4)
-    warmups = [each.config.optimizer.warmup_steps for each in (pruned, other)]
-    assert warmups == [4, 5]
     assert pruned.config.model == other.config.model
     assert "pruned and tuned" in gate_learning.table(lines).text()
     with pytest.raises(ConfigError, match="give a folder without it"):

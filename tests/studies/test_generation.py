@@ -101,7 +101,7 @@ def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
 def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(
     writer, monkeypatch, batch
 ):
-    monkeypatch.setattr(generation, "_BATCH", batch)
+    monkeypatch.setattr(generation, "BATCH", batch)
     bench = writer()
     drawn = decoding.Sampled(20.0)
 
@@ -144,7 +144,7 @@ def test_positions_of_a_table_are_the_end_of_a_text(writer):
 @pytest.mark.slow
 def test_batches_of_answers_are_those_of_single_sources(answerer, monkeypatch):
     sources = ["1 2 3", "4 0", "2 2 2 2", "0 1", "3 4 0"]
-    monkeypatch.setattr(generation, "_BATCH", 2)
+    monkeypatch.setattr(generation, "BATCH", 2)
 
     def answers(sources):
         job = generation.job(answerer, "source", sources, decoding.Greedy())
@@ -154,7 +154,7 @@ def test_batches_of_answers_are_those_of_single_sources(answerer, monkeypatch):
 
     together = answers(sources)
     assert [given for given, *_ in together] == sources
-    monkeypatch.setattr(generation, "_BATCH", 1)
+    monkeypatch.setattr(generation, "BATCH", 1)
     assert together == [answers([source])[0] for source in sources]
 
 

@@ -41,7 +41,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
     assert float(lines[2]["ablation"]) == pytest.approx(mean[1, 0], abs=1e-7)
     for line in lines:
         assert float(line["gradient_rank_low"]) <= float(line["gradient_rank_high"])
-    assert found.title.endswith("9 held-out examples, closed heads pass on their mean")
+    assert found.title.endswith("9 held-out examples, ablated heads pass on zeros")
     assert found.numbers["ablation"].unit == "share of right answers"
     assert found.numbers["ablation"].label.startswith("change of the accuracy")
     assert found.numbers["gradient"].unit == "nats"
@@ -52,7 +52,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
 def test_a_measure_is_one_function_that_everything_finds(
     trained, tmp_path, monkeypatch
 ):
-    def nothing(of, *, closing=None):
+    def nothing(of, *, ablation_value=None):
         """Returns that no head matters."""
         return heads.Importance(np.zeros((3, 2, 2)))
 
@@ -120,19 +120,24 @@ def test_closed_heads_pass_on_what_is_asked_for(trained):
     folder = trained()
     bench = Bench.load(folder)
     run, of = bench.run, bench.subject(4)
-    mean = heads.closing.mean(run.model, run.params, of.batches)
-    wanted = heads.ablation(of, closing=mean).mean
+    mean = heads.ablation_values.mean(run.model, run.params, of.batches)
+    wanted = heads.ablation(of, ablation_value=mean).mean
     options = {"examples": 4, "measures": ["ablation"]}
-    found = head_importance.measure(Bench.load(folder), closing="mean", **options)
+    found = head_importance.measure(
+        Bench.load(folder), ablation_value="mean", **options
+    )
     np.testing.assert_allclose(found.measures["ablation"].mean, wanted, atol=1e-6)
-    assert bench.closing("resample", 4) is heads.closing.resample
+    assert bench.ablation_value("resample", 4) is heads.ablation_values.resample
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"metric": "los"}, "metric must be one of loss, accuracy.*Did you mean"),
-        ({"closing": "nothing"}, "closing must be one of zero, mean, resample"),
+        (
+            {"ablation_value": "nothing"},
+            "ablation_value must be one of zero, mean, resample",
+        ),
         ({"measures": ["gradients"]}, "measures .* Did you mean 'gradient'"),
         ({"examples": 0}, "examples must be an integer from 1 to .*, got 0"),
     ],

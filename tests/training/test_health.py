@@ -9,14 +9,19 @@ from mha_haiku.training import health
 
 @jax.jit
 def _observe(state, losses, finite):
-    return jax.lax.scan(lambda s, x: health.observe(s, *x), state, (losses, finite))
+    def observe(state, step):
+        after, rise, deviations = health.observe(state, *step)
+        return after, (rise, deviations)
+
+    return jax.lax.scan(observe, state, (losses, finite))
 
 
 def _deviations(losses, finite=None):
     """Returns what each loss is given, and the health after the last."""
     losses = np.asarray(losses, np.float32)
     finite = np.isfinite(losses) if finite is None else np.asarray(finite)
-    after, deviations = _observe(health.initial(), losses, finite)
+    after, (rise, deviations) = _observe(health.initial(), losses, finite)
+    assert ((np.asarray(rise) > 0) == (np.asarray(deviations) > 0)).all()
     return np.asarray(deviations), jax.tree.map(np.asarray, after)
 
 
@@ -37,6 +42,13 @@ def test_deviations_are_those_of_the_window_before():
     found, _ = _deviations(losses)
     np.testing.assert_allclose(found, _oracle(losses), atol=1e-3)
     assert np.flatnonzero(found > health.SPIKE).tolist() == [200]
+
+
+def test_rise_is_above_the_mean_of_the_window():
+    losses = np.array([1.0, 3.0] * 64 + [2.5, 1.5], np.float32)
+    _, (rise, _) = _observe(health.initial(), losses, np.ones(130, bool))
+    np.testing.assert_allclose(rise[-2:], [0.5, 1.5 - 257.5 / 128])
+    assert not np.any(rise[:128])
 
 
 def test_nothing_is_out_of_a_window_that_is_not_full():

@@ -51,6 +51,11 @@ def test_warm_up_may_be_nothing_or_everything():
     np.testing.assert_allclose(everything(3), 0.6, rtol=1e-6)
 
 
+def test_warm_up_shrinks_to_the_steps():
+    short = optimizers.schedule(_config(warmup_steps=400), steps=4)
+    np.testing.assert_allclose([short(2), short(4)], [0.4, 0.8], rtol=1e-6)
+
+
 def _update(config, gradient, params):
     transformation = optimizers.make(config, steps=12)
     state = transformation.init(params)

@@ -17,7 +17,7 @@ Array = jax.Array
 
 # From the heads' outputs with no head ablated, P arrays `[B, T, H, V]`, to the ablation
 # values of each part: `[H, V]` or `[B, T, H, V]`, or None for zeros.
-Closing = Callable[[Sequence[Array]], list[Array | None]]
+AblationValue = Callable[[Sequence[Array]], list[Array | None]]
 
 
 def zero(heads: Sequence[Array]) -> list[None]:
@@ -36,8 +36,10 @@ def resample(heads: Sequence[Array]) -> list[Array]:
     return [jnp.roll(each, -1, axis=0) for each in heads]
 
 
-def mean(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Closing:
-    """Returns the closing where heads pass on their mean over data and positions.
+def mean(
+    model: models.Model, params: Any, batches: Iterable[tasks.Example]
+) -> AblationValue:
+    """Returns the values where heads pass on their mean over data and positions.
 
     Padding positions are left out of the mean.
 
