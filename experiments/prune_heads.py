@@ -56,7 +56,7 @@ def main() -> None:
         written = pruning.write(result, pathlib.Path(FLAGS.workdir, "heads"), formats)
         print("\nNumbers, and the curve:", *written, sep="\n  ")
         return
-    print(f"\nPruned run: {pruning.save(result, out, steps=FLAGS.steps)}")
+    print(f"\nPruned run: {pruning.save(result.run, out, steps=FLAGS.steps)}")
 
 
 # Takes argv; returns the exit status.

@@ -55,25 +55,17 @@ FLAGS = command_line.flag_values(
 
 def main(config) -> int:
     from mha_haiku.devices import cluster
-    from mha_haiku.runs import folders, loop, progress
-    from mha_haiku.studies import attention_dump, samples, snapshots, timeline
+    from mha_haiku.runs import folders, progress
+    from mha_haiku.studies import attention_dump, timeline
     from mha_haiku.studies.workbench import Bench
+    from mha_haiku.subjects import training
 
     if FLAGS.init_from is not None:
         config.init_from = FLAGS.init_from
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
-    summary = loop.train(
-        config,
-        workdir,
-        override_config=FLAGS.override_config,
-        observers=[
-            timeline.Timeline(config.training.timeline_every),
-            snapshots.Snapshots(config),
-            samples.Samples(config),
-        ],
-    )
+    summary = training.recorded(config, workdir, override_config=FLAGS.override_config)
     places = [own.root for _, own in folders.of_runs(folders.Folder(workdir), config)]
     dump = f"python -m experiments.dump_attention --workdir={places[0]}"
     if summary.interrupted:  # no maps then, which take a while

@@ -18,8 +18,8 @@ Attention returns its values and a map, which costs nothing until it is asked:
 a config's section, `tasks` has data to train them on, `runs` trains them, `heads` and
 `studies` ask which heads matter, and `rasp` makes models of which that is known. `look`
 and `edit` show and change what is inside of any function of JAX, `interop` knows other
-libraries. `load` opens a run or pretrained weights and `wrap` takes any function, each
-as a `Subject` that answers questions about its heads. `show` makes a page and `plot` a
+libraries. `load` opens a run or pretrained weights, `train` makes a run, and `wrap` takes any
+function, each as a `Subject` that answers questions about its heads. `show` makes a page and `plot` a
 figure. `help(mh.masks)` and similar calls tell what each has.
 """
 
@@ -53,7 +53,7 @@ from mha_haiku.modules import (
 
 if TYPE_CHECKING:
     from mha_haiku import devices, interop, rasp, runs, studies, subjects
-    from mha_haiku.subjects import Subject, load, wrap
+    from mha_haiku.subjects import Subject, load, train, wrap
     from mha_haiku.viewing import plot, show
 
 __version__ = "0.2.0"  # setup.cfg reads it here
@@ -88,6 +88,7 @@ __all__ = [
     "studies",
     "subjects",
     "tasks",
+    "train",
     "wrap",
 ]
 
@@ -98,6 +99,7 @@ _PLACES = {
     "load": "subjects",
     "plot": "viewing",
     "show": "viewing",
+    "train": "subjects",
     "wrap": "subjects",
 }
 

@@ -1,7 +1,11 @@
 """Short text for arrays, and the way from an object to the page that shows it.
 
 Each class says what it is in one or two lines of its own; here is what these lines
-share. Nothing here computes: an array is its dtype and shape, also while it is traced,
+share. A class whose objects show themselves says
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+Nothing here computes: an array is its dtype and shape, also while it is traced,
 and only a few numbers that are known on the host are shown themselves.
 """
 

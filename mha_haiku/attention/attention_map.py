@@ -94,8 +94,7 @@ class AttentionMap:
             parts.append(f"on {self.mesh.size} devices")
         return f"AttentionMap({', '.join(parts)})"
 
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -285,7 +284,8 @@ class AttentionMap:
           k: From 1 to S.
 
         Returns:
-          Weights `[B..., H, T, k]`, falling, and key positions of the same shape.
+          Weights `[B..., H, T, k]`, falling, and key positions of the same shape; of a
+          query that sees fewer keys, weights of 0 at position -1.
 
         Raises:
           ValueError: If k is outside of that.

@@ -394,8 +394,7 @@ class Statistics(_Fields):
             parts.append(f"without {', '.join(missing)}")
         return f"Statistics({'; '.join(parts)})"
 
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
 
 Statistics.__doc__ = "\n".join(

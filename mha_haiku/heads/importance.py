@@ -50,8 +50,7 @@ class Importance(NamedTuple):
                 )
         return f"Importance({shown})"
 
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
     def mean(self) -> np.ndarray:

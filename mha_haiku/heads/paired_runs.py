@@ -34,8 +34,7 @@ class Changes:
     def __repr__(self) -> str:
         return display.record(self)
 
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
     def mean(self) -> np.ndarray:

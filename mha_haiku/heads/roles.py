@@ -94,8 +94,7 @@ class Roles(NamedTuple):
         shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         return f"Roles({len(self.names)} layers, heads: {shown or 'none'})"
 
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
 
 def roles(

@@ -44,8 +44,7 @@ class HeadStatistics(NamedTuple):
     def __repr__(self) -> str:
         return f"HeadStatistics({self.title})"
 
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
     def heads(self) -> list[list[int]]:

@@ -126,11 +126,11 @@ def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
         folders.check_free(workdir)
 
 
-def save(result: Pruned, workdir: str | os.PathLike, *, steps: int) -> Path:
-    """Writes the pruned run, trains it on for some steps, and returns its folder."""
+def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
+    """Writes a pruned run, trains it on for some steps, and returns its folder."""
     with checks.user_mistakes():
         checks.non_negative_integer("steps", steps)
-    folder = pruned_runs.save(result.run, workdir, steps=steps)
+    folder = pruned_runs.save(run, workdir, steps=steps)
     if steps:
         config = folders.load_run(folder).config
         loop.train(config, folder)

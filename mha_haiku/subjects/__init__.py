@@ -1,10 +1,20 @@
 """One object for every model: a run, pretrained weights or anybody's function.
 
-`load` and `wrap` make a `Subject`; what can be asked of a model is a verb of it.
+`load`, `train` and `wrap` make a `Subject`; what can be asked of a model is a verb of it.
 """
 
-from mha_haiku.subjects.answers import Lens, Strongest, TextMaps
+from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.opening import load, wrap
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.training import train
 
-__all__ = ["Lens", "Strongest", "Subject", "TextMaps", "load", "wrap"]
+__all__ = [
+    "Circuits",
+    "Lens",
+    "Strongest",
+    "Subject",
+    "TextMaps",
+    "load",
+    "train",
+    "wrap",
+]

@@ -12,23 +12,8 @@ import numpy as np
 from mha_haiku import attention, display
 
 
-class _Shown:
-    """An answer: a notebook shows it, and so do `show()` and `plot()`."""
-
-    def _repr_html_(self) -> str:
-        return display.html(self)
-
-    def show(self, **options: Any) -> Any:
-        """Returns its page; see `mh.show`."""
-        return display.show(self, **options)
-
-    def plot(self, **options: Any) -> Any:
-        """Returns its figure; see `mh.plot`."""
-        return display.plot(self, **options)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class TextMaps(_Shown, Sequence):
+class TextMaps(Sequence):
     """Attention maps, one for each layer, with the tokens along their sides.
 
     `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
@@ -43,6 +28,8 @@ class TextMaps(_Shown, Sequence):
     maps: Any
     tokens: tuple[tuple[str, ...], ...] = ()
     key_tokens: tuple[tuple[str, ...], ...] = ()
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +59,7 @@ class TextMaps(_Shown, Sequence):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Lens(_Shown):
+class Lens:
     """What each layer would answer, were it the last: the logit lens of one text.
 
     Attributes:
@@ -87,6 +74,8 @@ class Lens(_Shown):
     texts: np.ndarray
     probabilities: np.ndarray
     logits: np.ndarray
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
     def names(self) -> list[str]:
@@ -104,7 +93,46 @@ class Lens(_Shown):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Strongest(_Shown):
+class Circuits:
+    """How much each head reads of each other one, from weights alone.
+
+    Attributes:
+      kind: Through which a head reads: "q", "k" or "v".
+      scores: `[L, H, L, H]`, the writing head first, composition scores in [0, 1]; NaN
+        where a head cannot read another.
+    """
+
+    kind: str
+    scores: np.ndarray
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    def pairs(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Returns the heads that are read and those that read, (layer, head) each."""
+        known = ~np.isnan(self.scores)
+        return (
+            [tuple(map(int, each)) for each in np.argwhere(known.any((2, 3)))],
+            [tuple(map(int, each)) for each in np.argwhere(known.any((0, 1)))],
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns a row for each pair of heads, the highest score first."""
+        places = np.argwhere(~np.isnan(self.scores)).tolist()
+        ends = ("sender_layer", "sender_head", "receiver_layer", "receiver_head")
+        rows = [
+            dict(zip(ends, place, strict=True))
+            | {"kind": self.kind, "composition": float(self.scores[tuple(place)])}
+            for place in places
+        ]
+        return sorted(rows, key=lambda row: -row["composition"])
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.scores.shape))
+        return f"Circuits({self.kind}-composition, {shape})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Strongest:
     """Where a head attends most, or writes most, in the examples of a data set.
 
     Attributes:
@@ -127,6 +155,8 @@ class Strongest(_Shown):
     keys: np.ndarray
     values: np.ndarray
     tokens: tuple[tuple[str, ...], ...] = ()
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns a row for each place, with the text in front of it."""

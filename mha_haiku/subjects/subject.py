@@ -19,7 +19,7 @@ from mha_haiku import checks, display, heads, interop, models, tasks
 from mha_haiku.core import sites
 from mha_haiku.heads import subject
 from mha_haiku.runs import folders
-from mha_haiku.studies import generation, head_statistics
+from mha_haiku.studies import generation, head_statistics, pruned_runs, pruning
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.subjects import answers, inputs
 
@@ -191,6 +191,22 @@ class Subject:
         (text,) = generation.write(job)
         return text.text
 
+    def metrics(self, whole: "Subject | None" = None) -> dict[str, float]:
+        """Returns the loss and accuracy on held-out examples, of all queries together.
+
+        Args:
+          whole: Of a task without targets: the subject to compare with. There is
+            `drift`, a mean over examples, and `neighbours`, the share of examples whose
+            nearest other example stays the same.
+        """
+        run = self._bench("metrics").run
+        vectors = (
+            None
+            if whole is None
+            else pruned_runs.vectors_of(whole._bench("metrics").run)
+        )
+        return pruned_runs.held_out(run, vectors)
+
     # --- What its heads do
 
     def statistics(self, examples: int = EXAMPLES) -> head_statistics.HeadStatistics:
@@ -292,17 +308,17 @@ class Subject:
         (tokens,) = self._labels(batch)[0] or (("",) * logits.shape[1],)
         return answers.Lens(tokens, texts, chances.max(-1), logits)
 
-    def circuits(self, kind: str = "v", *, folded: bool = False) -> np.ndarray:
+    def circuits(self, kind: str = "k", *, folded: bool = False) -> answers.Circuits:
         """Returns how much each head reads of each other one, from weights alone.
 
         Args:
           kind: Through which a head reads: "q", "k" or "v".
-          folded: Whether norms are in the weights.
-
-        Returns:
-          `[L, H, L, H]`, the writing head first; see `heads.circuits.compositions`.
+          folded: Whether norms are in the weights; see `heads.circuits.compositions`.
         """
-        return heads.circuits.compositions(self.model, self.params, kind, folded=folded)
+        scores = heads.circuits.compositions(
+            self.model, self.params, kind, folded=folded
+        )
+        return answers.Circuits(kind, scores)
 
     def strongest(
         self,
@@ -333,10 +349,15 @@ class Subject:
         checks.integer_in("layer", layer, 0, len(names) - 1)
         path = names[layer].removesuffix("/heads")
         found = _strongest(self.model, path)(self.params, batch)
-        checks.integer_in("head", head, 0, found["weight"].shape[1] - 1)
-        values, keys = np.asarray(found[by])[:, head], np.asarray(found["key"])[:, head]
+        checks.integer_in("head", head, 0, found["key"].shape[1] - 1)
+        found = {name: np.asarray(x)[:, head] for name, x in found.items()}
+        values, keys = found[by], found["key"]
         kind = subject.kind_of(path)
         valid = np.asarray(subject.valid(values.shape[1], batch, kind)) & (keys >= 0)
+        if (
+            by == "weight"
+        ):  # of a query with a single key it is 1 whatever the head does
+            valid &= found["sees several"]
         values = np.where(valid, values, -np.inf)
         queries = values.argmax(-1)
         best = values.max(-1)
@@ -384,6 +405,21 @@ class Subject:
         model = folders.make_model(config, run.task)
         run = run._replace(config=config, model=model, params=params)
         return dataclasses.replace(self, model=model, params=params, run=run)
+
+    def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
+        """Returns the subject trained on for some steps, as a run of its own.
+
+        Args:
+          workdir: The folder of the new run; the same call resumes it.
+          steps: The number of training steps, each with the run's own batch size.
+
+        Raises:
+          ConfigError: If the folder holds another run, or cannot be written to.
+        """
+        if _is_edited(self.model):
+            self._refuse("train", "has edits, which are no parameters")
+        folder = pruning.save(self._bench("train").run, workdir, steps=steps)
+        return Subject.of_run(folders.load_run(folder), folder.name)
 
     def save(self, folder: str | os.PathLike, *, family: str | None = None) -> Path:
         """Writes the model as a folder that `transformers` and `mh.load` open.
@@ -569,8 +605,8 @@ def _strongest(model, path):
     @jax.jit
     def run(params, batch):
         def largest(attention_map):
-            top = attention_map.top(1)
-            return top.weights[..., 0], top.positions[..., 0]
+            top = attention_map.top(min(2, attention_map.shape[-1]))
+            return top.weights[..., 0], top.positions
 
         at = {
             f"{path}/map": largest,
@@ -578,6 +614,11 @@ def _strongest(model, path):
         }
         _, found = subject.look(model, params, batch, at)
         weights, keys = found[f"{path}/map"]
-        return {"weight": weights, "key": keys, "size": found[f"{path}/heads"]}
+        return {
+            "weight": weights,
+            "key": keys[..., 0],
+            "size": found[f"{path}/heads"],
+            "sees several": keys[..., -1] >= 0,
+        }
 
     return run

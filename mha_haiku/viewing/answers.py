@@ -102,6 +102,37 @@ def _(strongest: subjects.Strongest) -> markup.Html:
     )
 
 
+@shown.fragment.register
+def _(circuits: subjects.Circuits) -> markup.Html:
+    values, rows, columns = _pairs(circuits)
+    return markup.block(
+        f"{circuits.kind.upper()}-composition of heads, from weights alone",
+        markup.heat_table(
+            values,
+            rows=rows,
+            columns=columns,
+            scales=[drawing.Scale.of(values)] * len(rows),
+        ),
+        note="Rows write, columns read; layer and head. Random weights are not at 0.",
+    )
+
+
+@plotting.figure_of.register(subjects.Circuits)
+def _(what: subjects.Circuits, *, title: str | None) -> "Figure":
+    title = title or f"{what.kind.upper()}-composition"
+    return _heat(*_pairs(what), title, "composition")
+
+
+def _pairs(circuits) -> tuple[np.ndarray, list[str], list[str]]:
+    """Returns the scores as a table, with the names of rows and columns."""
+    senders, receivers = circuits.pairs()
+    if not senders:
+        raise ValueError("there are no two layers of which one reads the other.")
+    values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
+    names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
+    return values, *names
+
+
 @plotting.figure_of.register(heads.Patched)
 def _(what: heads.Patched, *, title: str | None) -> "Figure":
     values, rows, columns = _grid(what)
@@ -114,6 +145,26 @@ def _(what: subjects.Lens, *, title: str | None) -> "Figure":
     columns = [_visible(x) for x in what.tokens]
     title = title or "Logit lens"
     return _heat(what.probabilities, what.names, columns, title, "probability", texts)
+
+
+@plotting.figure_of.register(subjects.Strongest)
+def _(what: subjects.Strongest, *, title: str | None) -> "Figure":
+    labels = []
+    for row in what.rows():
+        ends = [
+            f"{_visible(row[f'{end} token'])} ({row[end]})" if what.tokens else row[end]
+            for end in ("query", "key")
+        ]
+        labels.append(f"example {row['example']}: {ends[0]} to {ends[1]}")
+    title = title or f"Layer {what.layer}, head {what.head}: strongest examples"
+    sheet = drawing.sheet(5.5, max(1.8, 0.25 * len(labels) + 1.2), title=title)
+    axes = sheet.subplots()
+    axes.barh(range(len(labels)), what.values)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    units = {"weight": "largest weight of the query", "size": "norm of the output"}
+    axes.set_xlabel(units[what.by])
+    return sheet
 
 
 @plotting.figure_of.register(heads.Edges)
@@ -140,6 +191,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     nodes = np.unique(ends[ends[:, 0] >= 0], axis=0)
     graph.scatter(nodes[:, 1], nodes[:, 0], s=60, color="0.3", zorder=3)
     graph.set_xlabel("head")
+    graph.set_xticks(sorted(set(nodes[:, 1].tolist())))
     graph.set_ylabel("layer")
     layers = sorted(set(nodes[:, 0].tolist()))
     graph.set_yticks([*layers, top], [*map(str, layers), "logits"])

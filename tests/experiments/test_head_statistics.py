@@ -151,7 +151,7 @@ def test_a_statistic_that_is_added_is_in_the_table_the_csv_a_page_and_a_view(
     firsts = [float(row["first_position"]) for row in rows]
     np.testing.assert_allclose(shares, 1 - np.array(firsts), rtol=1e-5)
 
-    indices = "--examples=" + ",".join(map(str, range(11)))
+    indices = "--indices=" + ",".join(map(str, range(11)))
     command = ["dump_attention", f"--workdir={untrained}", indices]
     assert dump_attention.run(command) == 0
     saved = (untrained / "attention" / "index.html").read_text()

@@ -269,7 +269,7 @@ def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pat
     whole, pruned = result.points
     assert (whole.kept, pruned.kept) == (10, 4)
     assert pruned.parameters < whole.parameters
-    path = pruning.save(result, tmp_path / "pruned", steps=2)
+    path = pruning.save(result.run, tmp_path / "pruned", steps=2)
     again = folders.load_run(path)
     assert [list(x.names) for x in models.heads_of_layers(again.config.model)] == (
         pruned.keep

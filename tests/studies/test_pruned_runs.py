@@ -34,7 +34,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     assert (whole.units, narrow.units, half.units) == (24, 8, 8)
     assert half.parameters < narrow.parameters < whole.parameters
     assert half.ideal_speed_up > narrow.ideal_speed_up > 1
-    out = pruning.save(found, tmp_path / "pruned", steps=7)
+    out = pruning.save(found.run, tmp_path / "pruned", steps=7)
     run = folders.load_run(out)
     assert run.step == 7
     assert list(run.config.model.feed_forward.hidden_sizes) == [4, 4]
@@ -54,7 +54,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     for weights, names in zip(maps.examples[0].weights, half.keep, strict=True):
         assert len(weights) == len(names)
     with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
-        pruning.save(found, out, steps=0)
+        pruning.save(found.run, out, steps=0)
 
 
 def test_a_pruned_run_that_was_killed_in_training_is_resumed(trained, tmp_path):

@@ -1,6 +1,7 @@
 """The subject of a run, of pretrained weights and of a function: the same verbs."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -194,14 +195,16 @@ def test_the_strongest_places_are_those_of_the_maps(llama, by):
     for text in texts:
         _, seen = llama.look(text, ["layer_1/attention/map", "layer_1/attention/heads"])
         attention_map, values = seen.values()
-        weights = np.asarray(attention_map.weights())[0, 2]
+        weights = np.array(attention_map.weights())[0, 2]
         sizes = np.linalg.norm(values[0, :, 2], axis=-1)
+        weights[0] = 0  # the first query sees itself alone, so its weight is 1
         best.append(weights.max(-1) if by == "weight" else sizes)
     order = np.argsort([-x.max() for x in best])[:2]
     np.testing.assert_array_equal(found.examples, order)
     np.testing.assert_allclose(found.values, [best[i].max() for i in order], rtol=1e-5)
     np.testing.assert_array_equal(found.queries, [best[i].argmax() for i in order])
     assert "query token" in found._repr_html_()
+    assert [x.get_width() for x in found.plot().axes[0].patches] == list(found.values)
 
 
 def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog):
@@ -229,7 +232,32 @@ def test_measures_are_those_of_the_task(llama, bert):
     assert "entropy" in statistics._repr_html_()
     kept = models.heads_of_layers(llama.prune(0.5).model.config)
     assert sum(len(x.names) for x in kept) == 4
-    assert llama.circuits("q").shape == (2, 4, 2, 4)
+    found = llama.circuits("q")
+    assert found.scores.shape == (2, 4, 2, 4)
+    assert len(found.rows()) == 16  # the heads of layer 1 read the heads of layer 0
+    assert found.rows()[0]["composition"] == np.nanmax(found.scores)
+    assert "0.3" in found._repr_html_() and found.plot().axes[0].get_images()
+
+
+@pytest.mark.slow
+def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
+    config = make_config(training__steps=10)
+    m = mh.train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "attention" / "maps.npz").exists()
+    whole = m.metrics()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert whole["loss"] == pytest.approx(summary["metrics"]["held_out_loss"], rel=1e-5)
+    small = m.prune([[1], [0, 1]])
+    assert small.metrics()["loss"] != whole["loss"]
+    after = small.train(tmp_path / "small", steps=2)
+    assert after.run.step == 2 and repr(after).startswith("Subject('small'")
+    kept = [list(x.names) for x in models.heads_of_layers(after.model.config)]
+    assert kept == [[1], [0, 1]]
+    with pytest.raises(ValueError, match="train is not for 'run', which has edits"):
+        m.ablated((0, 0)).train(tmp_path / "edited", steps=1)
+    config.training.seeds = 2
+    with pytest.raises(ValueError, match="seeds must be 1"):
+        mh.train(config, tmp_path / "seeds")
 
 
 def test_somebodys_function_is_asked_in_the_same_way(foreign):

@@ -1,0 +1,60 @@
+"""`train`: a run with what its config asks to be recorded, as a subject."""
+
+import os
+
+import ml_collections
+
+from mha_haiku import tasks
+from mha_haiku.runs import loop, opening
+from mha_haiku.studies import attention_dump, samples, snapshots, timeline
+from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects.opening import load
+from mha_haiku.subjects.subject import Subject
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    task: tasks.Task | None = None,
+    override_config: bool = False,
+) -> Subject:
+    """Trains a model, or resumes its run, and returns it as a subject.
+
+    Next to what `runs.train` writes, the folder gets its attention maps, and the
+    snapshots, timeline and samples that the config asks for; `show(workdir)` is their
+    page. After an interrupt there are no maps; the same call resumes.
+
+    Args:
+      config: A whole config, as of `runs.default_config`.
+      workdir: The run's folder.
+      task: The task, in place of the one that the config describes.
+      override_config: Whether to resume even if the config differs from the run's.
+
+    Raises:
+      ValueError: If the config asks for several seeds, which `runs.train` trains.
+      ConfigError: If the config, the folder or both together are not usable.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      SaveError: If the last checkpoint cannot be written.
+    """
+    if config.training.seeds > 1:
+        raise ValueError(
+            "config.training.seeds must be 1, as a subject is one model, got "
+            f"{config.training.seeds}; runs.train trains several."
+        )
+    summary = recorded(config, workdir, task=task, override_config=override_config)
+    if not summary.interrupted:
+        attention_dump.dump(Bench.load(workdir))
+    return load(workdir)
+
+
+def recorded(
+    config: ml_collections.ConfigDict, workdir: str | os.PathLike, **options
+) -> opening.Summary | opening.SeedsSummary:
+    """Trains with every observer of the laboratory; otherwise as `runs.train`."""
+    observers = [
+        timeline.Timeline(config.training.timeline_every),
+        snapshots.Snapshots(config),
+        samples.Samples(config),
+    ]
+    return loop.train(config, workdir, observers=observers, **options)
