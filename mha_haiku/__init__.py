@@ -18,9 +18,9 @@ Attention returns its values and a map, which costs nothing until it is asked:
 a config's section, `tasks` has data to train them on, `runs` trains them, `heads` and
 `studies` ask which heads matter, and `rasp` makes models of which that is known. `look`
 and `edit` show and change what is inside of any function of JAX, `interop` knows other
-libraries. `load` opens a run or pretrained weights, `train` makes a run, and `wrap` takes any
-function, each as a `Subject` that answers questions about its heads. `show` makes a page and `plot` a
-figure. `help(mh.masks)` and similar calls tell what each has.
+libraries. `load` opens a run or pretrained weights, `train` makes a run, and `wrap`
+takes any function, each as a `Subject` that answers questions about its heads. `show`
+makes a page and `plot` a figure. `help(mh.masks)` and similar calls tell what each has.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """One object for every model: a run, pretrained weights or anybody's function.
 
-`load`, `train` and `wrap` make a `Subject`; what can be asked of a model is a verb of it.
+`load`, `train` and `wrap` make a `Subject`; what can be asked of a model is a verb.
 """
 
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps

@@ -354,9 +354,7 @@ class Subject:
         values, keys = found[by], found["key"]
         kind = subject.kind_of(path)
         valid = np.asarray(subject.valid(values.shape[1], batch, kind)) & (keys >= 0)
-        if (
-            by == "weight"
-        ):  # of a query with a single key it is 1 whatever the head does
+        if by == "weight":  # of a query with one key it is 1, always
             valid &= found["sees several"]
         values = np.where(valid, values, -np.inf)
         queries = values.argmax(-1)

