@@ -16,7 +16,8 @@ from mha_haiku.viewing import collect, markup
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook
 _MOST_THUMBNAILS = 48
-_THUMBNAIL = 56  # pixels of a side
+_PICTURE = 560  # pixels of the longer side, about
+_THUMBNAILS_BETWEEN = (56, 320)  # pixels of a thumbnail's side
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -217,9 +218,10 @@ def _thumbnails(whole: dossier.Dossier) -> markup.Html:
             maps.extend(np.where(hidden, np.nan, weights))
             layers.append(layer)
     across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
-    image = markup.thumbnails(
-        np.stack(maps[:_MOST_THUMBNAILS]), columns=max(1, across), side=_THUMBNAIL
-    )
+    maps = maps[:_MOST_THUMBNAILS]
+    rows = -(-len(maps) // max(1, across))
+    side = int(np.clip(_PICTURE // max(1, rows, across), *_THUMBNAILS_BETWEEN))
+    image = markup.thumbnails(np.stack(maps), columns=max(1, across), side=side)
     note = "The heads of the first example. The page with all of it needs scripts."
     picture = markup.picture(image, alt=whole.title)
     return markup.block(whole.title, picture, note=note)
