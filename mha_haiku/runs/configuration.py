@@ -132,14 +132,20 @@ def _with_defaults(section, values) -> fields.Section:
     return section
 
 
-def default_config(task: str = "reverse") -> ml_collections.ConfigDict:
+def default_config(task: str | tasks.Task = "reverse") -> ml_collections.ConfigDict:
     """Returns the config of a run with the default of every field.
 
     Args:
       task: One of `tasks.names()`, or the file and class of your own, as
-        "mine.py:MyTask".
+        "mine.py:MyTask"; or a task, for which the model gets enough positions.
     """
-    return fields.defaults(declared(task))
+    if isinstance(task, str):
+        return fields.defaults(declared(task))
+    config = with_task(fields.defaults(declared(_registered(task))), task)
+    config.model.embedding.max_length = max(
+        config.model.embedding.max_length, task.sequence_length, task.target_length or 0
+    )
+    return config
 
 
 def with_task(
@@ -149,18 +155,25 @@ def with_task(
 
     The task's class is registered in this process; see `tasks.register`.
     """
-    if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
-        raise TypeError(
-            f"task must be a mha_haiku.tasks.Task and a dataclass, got {task!r}."
-        )
+    name = _registered(task)
     config = ml_collections.ConfigDict(config.to_dict())
     values = tasks.values(task)
-    config.task = {"name": tasks.register(type(task)), **values["task"]}
+    config.task = {"name": name, **values["task"]}
     if "data" in config:
         del config["data"]
     if values["data"]:
         config.data = values["data"]
     return config
+
+
+def _registered(task) -> str:
+    """Returns the name of a task's class, which is registered in this process."""
+    if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
+        what = f"the class {task.__name__}" if isinstance(task, type) else type(task)
+        raise TypeError(
+            f"task must be a mha_haiku.tasks.Task and a dataclass, got {what}."
+        )
+    return tasks.register(type(task))
 
 
 def set_task(config: ml_collections.ConfigDict, name: str) -> None:
@@ -263,7 +276,7 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
         raise ConfigError(
             "config.model.output.logits must be True to train: the loss is of logits."
         )
-    example = _example(config.task.name, task)
+    example = tasks.check(config.task.name, task)
     _check_family(model, task, example)
     _check_output(model, task, has_positions=example.targets.ndim > 0)
 
@@ -324,40 +337,6 @@ def make_task(
         sections = {"config.task": options, "config.data": data}
         paths = [path for path, fields in sections.items() if field in fields]
         raise ConfigError("".join(f"{path}." for path in paths) + str(error)) from None
-
-
-def _example(name: str, task: tasks.Task) -> tasks.Example:
-    """Returns the shapes of one example, and checks them."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    try:
-        example = jax.eval_shape(task.example, key, task.data_shapes)
-    except Exception as error:
-        if name in tasks.names():
-            raise
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"example() of {name} raised {type(error).__name__}: {said}"
-        ) from error
-    if not isinstance(example, tasks.Example):
-        raise ConfigError(
-            f"example() of {name} must return a tasks.Example, got {type(example)!r}."
-        )
-    has_decoder = example.decoder_inputs is not None
-    length = task.target_length if has_decoder else task.sequence_length
-    shape = () if example.targets.ndim == 0 else (length,)
-    features = () if task.num_tokens is not None else (task.feature_size,)
-    for part, wanted in (
-        ("inputs", (task.sequence_length, *features)),
-        ("targets", shape),
-        ("weights", shape),
-        *((("decoder_inputs", shape),) if has_decoder else ()),
-    ):
-        if getattr(example, part).shape != wanted:
-            raise ConfigError(
-                f"example() of {name} must return {part} of shape {wanted}, got "
-                f"{getattr(example, part).shape}."
-            )
-    return example
 
 
 def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:

@@ -1,7 +1,9 @@
 """The folder of a run: the paths of its files, config.json, and loading the run."""
 
 import contextlib
+import functools
 import hashlib
+import io
 import json
 import os
 import platform
@@ -35,6 +37,7 @@ class Folder(NamedTuple):
 
     config = _path("config.json")
     tokenizer = _path("tokenizer.json")
+    data = _path("data.npz")
     metrics = _path("metrics.jsonl")
     checkpoints = _path("checkpoints")
     attention = _path("attention")
@@ -180,8 +183,27 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
     """Returns on all processes what `read_kept` returns on the first."""
-    kept = cluster.first_does(lambda: read_kept(folder))
-    return None if kept is None else tasks.Kept(*kept)
+    read = functools.cache(lambda: read_kept(folder))
+
+    def described():
+        kept = read()
+        if kept is None or kept.arrays is None:
+            return kept
+        shapes = {name: (x.shape, str(x.dtype)) for name, x in kept.arrays.items()}
+        return kept._replace(arrays=shapes)
+
+    kept = cluster.first_does(described)
+    if kept is None:
+        return None
+    kept = tasks.Kept(*kept)
+    if kept.arrays is None:
+        return kept
+    abstract = {
+        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
+        for name, (shape, dtype) in kept.arrays.items()
+    }
+    arrays = cluster.first_reads(lambda: read().arrays, abstract)
+    return kept._replace(arrays=arrays)
 
 
 def make_model(
@@ -236,20 +258,31 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
     """Returns what the run in the folder stored of its task; None: nothing.
 
     Raises:
-      ConfigError: If the tokenizer is missing or was changed.
+      ConfigError: If the tokenizer or the data is missing or was changed.
     """
-    saved = _read_whole(folder)
-    if saved is None or saved["text"] is None:
+    saved = _read_whole(folder) or {}
+    tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
+    data = _verified(folder.data, saved.get("data_sha256"))
+    if tokenizer is None and data is None:
+        return None
+    arrays = None
+    if data is not None:
+        with np.load(io.BytesIO(data)) as stored:
+            arrays = dict(stored)
+    return tasks.Kept((tokenizer or b"").decode(), saved["text"], arrays)
+
+
+def _verified(path, sha256) -> bytes | None:
+    """Returns the content of a file with this sha256; None: the run has no such file."""
+    if sha256 is None:
         return None
     try:
-        tokenizer = checks.regular_file(folder.tokenizer).read_bytes()
+        content = checks.regular_file(path).read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{folder.tokenizer} cannot be read: {error.strerror}."
-        ) from None
-    if hashlib.sha256(tokenizer).hexdigest() != saved["tokenizer_sha256"]:
-        raise ConfigError(f"{folder.tokenizer} is not as it was written.")
-    return tasks.Kept(tokenizer.decode(), saved["text"])
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ConfigError(f"{path} is not as it was written.")
+    return content
 
 
 def changed_task(folder: Folder) -> str | None:
@@ -275,22 +308,26 @@ def write_config(
 ) -> None:
     """Writes config.json: the resolved config, versions and devices.
 
-    The tokenizer of the task, if there is one, is written to tokenizer.json.
+    What the task keeps is written to tokenizer.json and data.npz.
     """
     import haiku
     import jaxlib
 
-    kept = None if task is None else task.keep()
-    digest = None
-    if kept is not None:
+    kept = (None if task is None else task.keep()) or tasks.Kept()
+    digest = data_digest = None
+    if kept.tokenizer:
         files.write(folder.tokenizer, kept.tokenizer)
         digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
+    if kept.arrays is not None:
+        files.write_arrays(folder.data, kept.arrays)
+        data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
     contents = {
         "form": _FORM,
         "config": configuration.to_json(config),
         "seed": config.seed,
-        "text": None if kept is None else kept.text,
+        "text": kept.text,
         "tokenizer_sha256": digest,
+        "data_sha256": data_digest,
         "task_sha256": tasks.digest(config.task.name),
         "versions": {
             "python": platform.python_version(),
@@ -331,7 +368,7 @@ def write_run(
     check_free(workdir)
     folder = open_folder(workdir, is_new=True)
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
-    had_tokenizer = folder.tokenizer.exists()
+    own = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
     with lock.Lock(folder.lock):
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
         try:
@@ -340,8 +377,8 @@ def write_run(
             write_config(folder, config, jax.local_devices(), task)
         except BaseException:  # Ctrl-C too
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            if not had_tokenizer:
-                folder.tokenizer.unlink(missing_ok=True)
+            for path in own:
+                path.unlink(missing_ok=True)
             folder.lock.unlink()
             with contextlib.suppress(OSError):  # where it holds something else
                 folder.root.rmdir()

@@ -134,8 +134,9 @@ def train(
         with contextlib.ExitStack() as entered:
             for each in opened:
                 entered.enter_context(each.stored)
+            given = None if task is None else task.keep()
             summaries, failed = _run(
-                config, root, opened, placement, observers, override_config
+                config, root, opened, placement, observers, override_config, given
             )
         seconds = time.perf_counter() - started
         for each in opened:
@@ -153,7 +154,7 @@ def train(
 
 
 def _run(
-    config, root, opened, placement, observers, override_config
+    config, root, opened, placement, observers, override_config, given
 ) -> tuple[dict[int, opening.Summary], dict[int, str]]:
     """Takes the remaining steps; returns by seed the summaries, or why a run failed."""
     training = config.training
@@ -167,6 +168,13 @@ def _run(
         kept = folders.shared_kept(begun[0].folder)
         if kept is not None and (override_config or begun[0].stored.latest() == 0):
             kept = kept._replace(text=None)  # another text, in the same tokens
+    if given is not None and given.arrays is not None:
+        if kept is not None and kept.tokenizer != given.tokenizer:
+            raise checks.ConfigError(
+                "The examples have other tokens or labels than those of the run that "
+                "is trained on; give examples with the same ones, or another workdir."
+            )
+        kept = given
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)

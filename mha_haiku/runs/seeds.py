@@ -53,14 +53,13 @@ def train_seeds(
     """
     config = config.copy_and_resolve_references()
     config.training.seeds = checks.positive_integer("seeds", seeds)
-    if task is not None:
-        config = configuration.with_task(config, task)
     with contextlib.ExitStack() as stack:
         if workdir is None:
             workdir = stack.enter_context(tempfile.TemporaryDirectory())
         summary = loop.train(
             config,
             workdir,
+            task=task,
             override_config=override_config,
             observers=observers,
             devices=devices,

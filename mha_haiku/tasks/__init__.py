@@ -1,12 +1,14 @@
-"""Tasks: one per file, made by name."""
+"""Tasks: one per file, made by name; or of the user's own data."""
 
 import dataclasses
+import os
 from typing import Any
 
 from mha_haiku import checks, fields
 from mha_haiku.tasks import (
     associative_recall,
     bigram_backcopy,
+    checking,
     classify,
     digits_anomaly,
     histogram,
@@ -17,6 +19,7 @@ from mha_haiku.tasks import (
     max_retrieval,
     modular_addition,
     number_words,
+    own_data,
     parity,
     pronounce,
     sentences,
@@ -26,6 +29,8 @@ from mha_haiku.tasks import (
     uniform_tokens,
 )
 from mha_haiku.tasks.base import Example, Kept, Task, batch
+from mha_haiku.tasks.checking import check
+from mha_haiku.tasks.own_data import from_arrays, from_examples
 from mha_haiku.tasks.task_files import digest
 
 __all__ = [
@@ -33,8 +38,12 @@ __all__ = [
     "Kept",
     "Task",
     "batch",
+    "check",
     "continues",
     "digest",
+    "from_arrays",
+    "from_examples",
+    "from_text",
     "make",
     "metrics",
     "model_defaults",
@@ -69,6 +78,10 @@ _TASKS = {
         markov_chains.MarkovChains,
     )
 }
+
+
+# In configs by their names, too, but made by `from_arrays` and `from_examples` alone.
+_OF_OWN_DATA = own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
@@ -152,14 +165,32 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
         raise checks.ConfigError(task_files.raised(name, error)) from error
 
 
+def from_text(path: str | os.PathLike, **options: Any) -> Task:
+    """Returns the task to predict the next token of a text, for `mha_haiku.train`.
+
+    Args:
+      path: A UTF-8 file or a folder of them.
+      **options: Those of the task "language_model", such as `sequence_length`,
+        `tokenizer` and `vocabulary_size`; see `options`.
+
+    Raises:
+      ConfigError: If it cannot be read or is too short, or there is no such option.
+    """
+    return make("language_model", path=os.fspath(path), **options)
+
+
 def register(task: type[Task]) -> str:
     """Registers a task class in this process and returns its name.
 
     The name serves as `config.task.name`. A class in a file is named "mine.py:MyTask"
     and needs no registration.
+
+    Raises:
+      ConfigError: If it is not a frozen dataclass with all that a task needs.
     """
-    if _TASKS.get(getattr(task, "name", None)) is task:
+    if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
         return task.name
+    checking.check_class(getattr(task, "__qualname__", repr(task)), task)
     return task_files.register(task)
 
 
@@ -174,6 +205,8 @@ def values(task: Task) -> dict[str, dict[str, Any]]:
 def _task(name: str) -> type[Task]:
     if task_files.is_name(name):
         return task_files.load(name)
+    if name in _OF_OWN_DATA:
+        return _OF_OWN_DATA[name]
     try:
         return _TASKS[checks.choice("config.task.name", name, _TASKS)]
     except ValueError as error:

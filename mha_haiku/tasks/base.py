@@ -60,13 +60,16 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a run stores of a task that learns from the user's text."""
+    """What a run stores of a task that learns from the user's data."""
 
-    tokenizer: str
-    """The tokenizer, as JSON."""
+    tokenizer: str = ""
+    """The tokenizer, as JSON; empty: there is none."""
     text: dict[str, Any] | None = None
     """"name" and "sha256" of the text, and its "labels" where it has some; None lets
     any text be read."""
+    arrays: Mapping[str, np.ndarray] | None = None
+    """The data itself by names, where it was given in Python; None: it is read from
+    where the config says."""
 
 
 class Task(abc.ABC):
@@ -337,6 +340,24 @@ class UniformTask(Task):
     def baseline(self) -> dict[str, float]:
         """Chance level: a guess among the classes."""
         return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
+
+
+def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
+    """Returns the chance level of always giving the frequencies of training targets.
+
+    Args:
+      learnt: `[C]`, how often each class is a target of the training part.
+      met: `[C]`, the same of the held-out part, on which it is measured.
+
+    Returns:
+      "accuracy" of always giving the commonest, and "loss" of the frequencies, with one
+      added to every count so that none is zero.
+    """
+    log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
+    return {
+        "accuracy": float(met[learnt.argmax()] / met.sum()),
+        "loss": float(-np.sum(met * log_probabilities) / met.sum()),
+    }
 
 
 def all_count(targets: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ _LARGEST_VOCABULARY = 2**14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NumberWords(sequence_to_sequence.PairsTask):
+class NumberWords(sequence_to_sequence.TextPairsTask):
     """The source is a number in words, the target the same one in another language.
 
     Words are those of the package `num2words`. German says units before tens, so the
@@ -82,14 +82,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
         """T, tokens of the longest target and the end token."""
         return self._lengths[1]
 
-    @property
-    def num_tokens(self) -> int:
-        return self._tokenizers[0].num_tokens
-
-    @property
-    def num_target_tokens(self) -> int:
-        return self._tokenizers[1].num_tokens
-
     def keep(self) -> base.Kept:
         """Returns both tokenizers and lengths, and the words' name and sha256."""
         if self._kept is not None and self._kept.text is not None:
@@ -104,22 +96,6 @@ class NumberWords(sequence_to_sequence.PairsTask):
         )
         text = {"name": name, "sha256": _sha256(self._words)}
         return base.Kept(json.dumps(stored) + "\n", text)
-
-    def token_label(self, token: int) -> str:
-        return self._tokenizers[0].label(token)
-
-    def target_label(self, token: int) -> str:
-        return self._tokenizers[1].label(token)
-
-    def piece(self, token: int) -> bytes:
-        if token >= self.num_target_tokens:
-            return self.class_label(token).encode()
-        return self._tokenizers[1].piece(token)
-
-    def question(self, example: base.Example) -> str:
-        tokens = np.asarray(example.inputs)[: example.lengths].tolist()
-        pieces = b"".join(map(self._tokenizers[0].piece, tokens))
-        return pieces.decode(errors="replace")
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a user's number, in words of the source or in digits.

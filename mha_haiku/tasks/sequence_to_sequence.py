@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.tasks import base, sampling
+from mha_haiku.tasks import base, sampling, tokenization
 
 # What a source is filled up with; masked as its length says, so any token would do.
 _PADDING = 0
@@ -166,6 +166,39 @@ class PairsTask(SequenceToSequence):
         )
 
 
+class TextPairsTask(PairsTask):
+    """`PairsTask` of texts: each side has a tokenizer."""
+
+    @property
+    @abc.abstractmethod
+    def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
+        """Those of sources and of targets."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self._tokenizers[0].num_tokens
+
+    @property
+    def num_target_tokens(self) -> int:
+        return self._tokenizers[1].num_tokens
+
+    def token_label(self, token: int) -> str:
+        return self._tokenizers[0].label(token)
+
+    def target_label(self, token: int) -> str:
+        return self._tokenizers[1].label(token)
+
+    def piece(self, token: int) -> bytes:
+        if token >= self.num_target_tokens:
+            return self.class_label(token).encode()
+        return self._tokenizers[1].piece(token)
+
+    def question(self, example: base.Example) -> str:
+        tokens = np.asarray(example.inputs)[: example.lengths].tolist()
+        pieces = b"".join(map(self._tokenizers[0].piece, tokens))
+        return pieces.decode(errors="replace")
+
+
 def padded(tokens: np.ndarray, lengths: np.ndarray, length: int) -> np.ndarray:
     """Returns rows of tokens as one array, `[N, length]` int16.
 
@@ -182,16 +215,12 @@ def padded(tokens: np.ndarray, lengths: np.ndarray, length: int) -> np.ndarray:
 def unigram_baseline(
     train: Pairs, held_out: Pairs, num_classes: int
 ) -> dict[str, float]:
-    """Returns the chance level of always giving the frequencies of training targets.
+    """Returns `base.unigram` of the targets of pairs, end tokens included.
 
     Args:
-      train: The pairs whose targets, end tokens included, are counted.
+      train: The pairs whose targets are counted.
       held_out: Those on which it is measured.
       num_classes: C, with the end token as the last class.
-
-    Returns:
-      "accuracy" of always giving the commonest, and "loss" of the frequencies, with one
-      added to every count so that none is zero.
     """
 
     def counts(pairs):
@@ -200,12 +229,7 @@ def unigram_baseline(
         tokens[-1] += len(pairs.targets)
         return tokens
 
-    learnt, met = counts(train), counts(held_out)
-    log_probabilities = np.log((learnt + 1) / (learnt.sum() + num_classes))
-    return {
-        "accuracy": float(met[learnt.argmax()] / met.sum()),
-        "loss": float(-np.sum(met * log_probabilities) / met.sum()),
-    }
+    return base.unigram(counts(train), counts(held_out))
 
 
 def _padded_labels(labels: list[str], length: jax.Array | None) -> list[str]:

@@ -3,7 +3,6 @@
 The file is executed. Its path is relative to the working directory.
 """
 
-import dataclasses
 import hashlib
 import importlib.util
 import inspect
@@ -12,14 +11,13 @@ import sys
 from typing import Any
 
 from mha_haiku import checks
+from mha_haiku.tasks import checking
 from mha_haiku.tasks.base import Task
 
 # Loaded classes by absolute path, class name and sha256 of the file; and classes that
 # were registered in Python, by absolute path ("" without a file) and class name.
 _loaded: dict[tuple[str, str, str], type[Task]] = {}
 _given: dict[tuple[str, str], type[Task]] = {}
-
-_NEEDED = ("sequence_length", "num_tokens", "num_classes", "baseline")
 
 
 def is_name(name: Any) -> bool:
@@ -130,21 +128,5 @@ def _checked(name, module, class_name) -> type[Task]:
             f"config.task.name: {name.rpartition(':')[0]} has no class {class_name!r}; "
             f"{listed}.{checks.nearest(class_name, own)}"
         )
-    if not isinstance(task, type) or not issubclass(task, Task):
-        raise checks.ConfigError(
-            f"config.task.name: {name} must be a subclass of mha_haiku.tasks.Task."
-        )
-    if "__dataclass_fields__" not in vars(task) or not task.__dataclass_params__.frozen:
-        raise checks.ConfigError(
-            f"config.task.name: {name} must be a frozen dataclass, that is "
-            "@dataclasses.dataclass(frozen=True, kw_only=True)."
-        )
-    fields = {field.name for field in dataclasses.fields(task)}
-    missing = sorted(task.__abstractmethods__)
-    missing += [x for x in _NEEDED if x not in fields and not hasattr(task, x)]
-    if missing:
-        raise checks.ConfigError(
-            f"config.task.name: {name} must have {', '.join(missing)}; "
-            "mha_haiku.tasks.Task says what they are."
-        )
+    checking.check_class(f"config.task.name: {name}", task)
     return task
