@@ -276,7 +276,8 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
         raise ConfigError(
             "config.model.output.logits must be True to train: the loss is of logits."
         )
-    example = tasks.check(config.task.name, task)
+    is_own = config.task.name not in tasks.names()
+    example = tasks.check(config.task.name, task, values=is_own)
     _check_family(model, task, example)
     _check_output(model, task, has_positions=example.targets.ndim > 0)
 

@@ -273,7 +273,7 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
 
 
 def _verified(path, sha256) -> bytes | None:
-    """Returns the content of a file with this sha256; None: the run has no such file."""
+    """Returns the content of a file, checked by its sha256; None: it has none."""
     if sha256 is None:
         return None
     try:

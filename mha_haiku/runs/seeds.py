@@ -10,7 +10,7 @@ import jax
 import ml_collections
 
 from mha_haiku import checks, tasks
-from mha_haiku.runs import configuration, folders, loop, metrics_log, trainers
+from mha_haiku.runs import folders, loop, metrics_log, trainers
 
 
 class Trained(NamedTuple):

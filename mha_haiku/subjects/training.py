@@ -5,7 +5,7 @@ import os
 import ml_collections
 
 from mha_haiku import tasks
-from mha_haiku.runs import loop, opening
+from mha_haiku.runs import configuration, loop, opening
 from mha_haiku.studies import attention_dump, samples, snapshots, timeline
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.subjects.opening import load
@@ -13,10 +13,11 @@ from mha_haiku.subjects.subject import Subject
 
 
 def train(
-    config: ml_collections.ConfigDict,
+    what: ml_collections.ConfigDict | tasks.Task,
     workdir: str | os.PathLike,
     *,
     task: tasks.Task | None = None,
+    steps: int | None = None,
     override_config: bool = False,
 ) -> Subject:
     """Trains a model, or resumes its run, and returns it as a subject.
@@ -26,17 +27,28 @@ def train(
     page. After an interrupt there are no maps; the same call resumes.
 
     Args:
-      config: A whole config, as of `runs.default_config`.
+      what: A task, such as `tasks.from_arrays` returns; or a whole config, as of
+        `runs.default_config`, which of a task gives what a task alone stands for here.
       workdir: The run's folder.
-      task: The task, in place of the one that the config describes.
+      task: The task, in place of the one that a config describes.
+      steps: In place of `config.training.steps`.
       override_config: Whether to resume even if the config differs from the run's.
 
     Raises:
+      TypeError: If `what` is neither.
       ValueError: If the config asks for several seeds, which `runs.train` trains.
       ConfigError: If the config, the folder or both together are not usable.
       NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.
     """
+    if isinstance(what, ml_collections.ConfigDict):
+        config = what.copy_and_resolve_references()
+    elif task is None:
+        config, task = configuration.default_config(what), what
+    else:
+        raise TypeError(f"what must be a config where task is given, got {type(what)}.")
+    if steps is not None:
+        config.training.steps = steps
     if config.training.seeds > 1:
         raise ValueError(
             "config.training.seeds must be 1, as a subject is one model, got "
