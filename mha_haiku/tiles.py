@@ -5,6 +5,7 @@ columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,22 @@ def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
         )
 
     return register
+
+
+def checked_pytree(name: str, value: Any) -> Any:
+    """Returns `value`, whose class must be registered as a pytree.
+
+    Raises:
+      TypeError: If it is not.
+    """
+    if jax.tree.structure(value) == jax.tree.structure(0):
+        raise TypeError(
+            f"{name} must be a pytree, and {type(value).__name__} is not registered as "
+            "one: put @jax.tree_util.register_dataclass on\n"
+            "@dataclasses.dataclass(frozen=True) on the class; fields that are no "
+            "arrays are dataclasses.field(metadata={'static': True})."
+        )
+    return value
 
 
 def positions(index: Index, size: int | None = None) -> Array:

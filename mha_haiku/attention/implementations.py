@@ -67,7 +67,7 @@ def attend(
     *,
     mask: masks.Mask | Array | None = None,
     bias: positions.ScoreBias | Array | None = None,
-    score: scores.Score | None = None,
+    score: scores.Score | scores.ScoreFunction | None = None,
     normalizer: normalizers.Normalizer | None = None,
     gates: Array | None = None,
     dropout_rate: float = 0.0,
@@ -90,7 +90,8 @@ def attend(
         None: everything is seen. True means "may attend".
       bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
         it scores stay above -1e30, below which tiles take a key for masked.
-      score: `scores.dot_product()` when None, scaled by 1 / sqrt(K).
+      score: Or a function from `[R, K]` queries and `[C, K]` keys of a head to their
+        `[R, C]` scores; None: `scores.dot_product()`, scaled by 1 / sqrt(K).
       normalizer: What weights are over, as `attention.sink(logits)`; softmax when None.
         It acts behind any implementation.
       gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what values are multiplied by in
@@ -117,7 +118,7 @@ def attend(
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
         lengths exceed S, dropout has no key, or the implementation cannot do this.
-      TypeError: If the score or the normalizer is none.
+      TypeError: If the mask, the score or the normalizer is none.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
@@ -149,7 +150,7 @@ def attend_within(
     mask: masks.Mask,
     *,
     bias: positions.ScoreBias | Array | None = None,
-    score: scores.Score | None = None,
+    score: scores.Score | scores.ScoreFunction | None = None,
     normalizer: normalizers.Normalizer | None = None,
     gates: Array | None = None,
     dropout_rate: float = 0.0,

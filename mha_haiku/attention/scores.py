@@ -7,6 +7,7 @@ per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, 
 
 import abc
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,28 @@ class Score(abc.ABC):
     """Scores of all pairs of R queries and C keys; a pytree.
 
     The axes of its arrays are those of `aligned`: `[B..., H, ...]`, where an axis of
-    size 1 stands for any.
+    size 1 stands for any. A score of your own is a function, where it has nothing to
+    train, or a class such as this one, of minus the squared distances of queries and
+    keys, at a rate for each head; it is differentiated with respect to the rates, too:
+
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass(frozen=True)
+        class Distance(Score):
+            rate: jax.Array  # [H]
+
+            def __call__(self, query, key):
+                apart = query[..., :, None, :, :] - key[..., None, :, :, :]
+                squares = jnp.moveaxis((apart**2).sum(-1), -1, -3)  # [B..., H, R, C]
+                rate = self.aligned(query.ndim - 3).rate  # [1..., H]
+                return -rate[..., None, None] * squares
+
+            def aligned(self, batch_ndim):
+                return Distance(self.rate.reshape((1,) * batch_ndim + (-1,)))
+
+        attend(query, key, value, score=Distance(jnp.ones(4)))
+
+    A tile may have no batch axes, as here `...` allows. Where the number of key heads G is smaller than H, `repeat_heads(key, H)` comes
+    first. Devices can share it if it says its `axes`.
     """
 
     @abc.abstractmethod
@@ -56,16 +78,29 @@ class Score(abc.ABC):
         """Raises ValueError where the score does not fit attention of these sizes."""
 
 
-def as_score(value: Score | None) -> Score:
-    """Returns a score from one, or from None.
+ScoreFunction = Callable[[Array, Array], Array]
+
+
+def as_score(value: Score | ScoreFunction | None) -> Score:
+    """Returns a score from one, from a function, or from None.
+
+    The function gets the queries `[R, K]` and keys `[C, K]` of one head, and returns
+    `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
+    class, see `Score`.
 
     Raises:
-      TypeError: If it is neither.
+      TypeError: If it is none of them, or a class of the user is no pytree.
     """
+    makers = dot_product, additive, sigmoid, linear
     if value is None:
         return dot_product()
-    makers = dot_product, additive, sigmoid, linear
-    return checks.made_by("score", value, Score, makers)
+    if any(value is maker for maker in makers):
+        raise TypeError(
+            f"score must be what {value.__name__} returns: {value.__name__}(...)."
+        )
+    if not isinstance(value, (Score, type)) and callable(value):
+        return OfFunction(value)
+    return tiles.checked_pytree("score", checks.made_by("score", value, Score, makers))
 
 
 def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Score:
@@ -189,6 +224,29 @@ class Additive(Score):
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
+
+
+@tiles.pytree(meta=("function",))
+class OfFunction(Score):
+    """What a function of the queries and keys of one head says."""
+
+    function: ScoreFunction
+
+    def __call__(self, query, key):
+        of_heads = jax.vmap(self._of_head, in_axes=(-2, -2))
+        for _ in range(query.ndim - 3):
+            of_heads = jax.vmap(of_heads)
+        return of_heads(query, repeat_heads(key, query.shape[-2]))
+
+    def _of_head(self, query, key):
+        scores = self.function(query, key)
+        wanted = (len(query), len(key))
+        if jnp.shape(scores) != wanted:
+            raise ValueError(
+                f"score must return [R, C], here {wanted}, for queries {query.shape} "
+                f"and keys {key.shape}, got {jnp.shape(scores)}."
+            )
+        return scores.astype(products.accumulation_dtype(query.dtype))
 
 
 @tiles.pytree(meta=("scale", "offset"))

@@ -12,6 +12,7 @@ from mha_haiku.masks.relative import (
     dilated,
     full,
     global_tokens,
+    where,
     window,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "prefix",
     "segments",
     "valid_lens",
+    "where",
     "window",
 ]

@@ -29,6 +29,28 @@ class Mask(abc.ABC):
     Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
     they pass through jit, vmap, pmap and scan. `&`, `|` and `~` combine them. They are
     shown as the expression that makes them.
+
+    A mask of your own is a function of positions, see `where`, or a class such as this
+    one, of keys that have the color of their query; `mha_haiku.tiles` takes positions
+    out of arrays:
+
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass(frozen=True)
+        class SameColor(Mask):
+            colors: jax.Array  # [B..., S]
+
+            def aligned_tile(self, rows, columns, batch_ndim):
+                of_queries = tiles.take(self.colors, rows, axis=-1)
+                of_keys = tiles.take(self.colors, columns, axis=-1)
+                return of_queries[..., None, :, None] == of_keys[..., None, None, :]
+
+            def batch_ranks(self):
+                return (jnp.ndim(self.colors) - 1,)
+
+        attend(query, key, value, mask=causal() & SameColor(colors))
+
+    `key_range` lets tiles be skipped, `check_shape` refuses arrays that do not fit, and
+    `axes` lets devices share it.
     """
 
     def __repr__(self) -> str:

@@ -1,5 +1,7 @@
 """Masks made of whole arrays: segment ids, or the mask itself."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,11 +67,21 @@ def dense(array: Array) -> Mask:
     return Dense(array)
 
 
-def as_mask(value: Mask | Array | None) -> Mask:
-    """Returns a mask from a mask, an array (see `dense`) or None (everything)."""
+def as_mask(
+    value: Mask | Array | Callable[[Array, Array], Array] | None,
+) -> Mask:
+    """Returns a mask from one, an array, a function, or None, which is everything.
+
+    For arrays see `dense`, for functions `where`.
+
+    Raises:
+      TypeError: If it is a mask of a class of the user that is no pytree.
+    """
     if isinstance(value, Mask):
-        return value
-    return relative.full() if value is None else dense(value)
+        return tiles.checked_pytree("mask", value)
+    if value is None:
+        return relative.full()
+    return relative.where(value) if callable(value) else dense(value)
 
 
 @tiles.pytree(data=("query_ids", "key_ids"))

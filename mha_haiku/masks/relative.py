@@ -4,7 +4,7 @@ R and C are the numbers of query and key positions asked for.
 """
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,21 @@ def global_tokens(positions: Iterable[int]) -> Mask:
         for position in positions
     )
     return GlobalTokens(tuple(positions))
+
+
+def where(function: Callable[[Array, Array], Array]) -> Mask:
+    """Returns the mask of a function of positions: `where(lambda t, s: s % 4 <= t)`.
+
+    Args:
+      function: Gets int32 positions of queries `[..., R, 1]` and of keys `[..., 1, C]`,
+        and returns booleans of them together: whether the query may see the key. It is
+        called for tiles anywhere, so it must be pure and accept any positions.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"function must be one of positions, got {checks.shown(function)}."
+        )
+    return Where(function)
 
 
 class _Relative(Mask):
@@ -150,6 +165,31 @@ class GlobalTokens(_Relative):
     def allows(self, rows, columns):
         global_positions = np.asarray(self.global_positions, np.int32)
         return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
+
+
+@tiles.pytree(meta=("function",))
+class Where(_Relative):
+    """Keys for which a function says so."""
+
+    function: Callable[[Array, Array], Array]
+
+    def __repr__(self):
+        return f"where({getattr(self.function, '__name__', repr(self.function))})"
+
+    def allows(self, rows, columns):
+        allowed = jnp.asarray(self.function(rows, columns))
+        wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
+        is_short = allowed.ndim <= len(wanted) and all(
+            size in (1, its)
+            for size, its in zip(allowed.shape[::-1], wanted[::-1], strict=False)
+        )
+        if allowed.dtype != bool or not is_short:
+            raise ValueError(
+                f"the function of {self} must return booleans of shape {wanted} for "
+                f"positions {rows.shape} and {columns.shape}, got {allowed.dtype} of "
+                f"shape {allowed.shape}."
+            )
+        return jnp.broadcast_to(allowed, wanted)
 
 
 def _aligned_or_none(flags: Array | np.ndarray, batch_ndim: int) -> Array | None:

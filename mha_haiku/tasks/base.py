@@ -76,8 +76,28 @@ class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
     Its fields are those of `config.task` beside the name, and of `config.data`; each is
-    declared by `fields.option` with its default, its meaning and its check. The metric
-    of every task is its accuracy: the mean of `correct` over the positions that count.
+    declared by `fields.option` with its default, its meaning and its check; of one of
+    your own a plain default will do. The metric of every task is its accuracy: the mean
+    of `correct` over the positions that count. A whole one, to say which of two tokens
+    is larger, for `mha_haiku.train(Larger(), "runs/larger")`:
+
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Larger(Task):
+            sequence_length: int = 2
+            num_tokens: int = 10
+            num_classes: int = 10
+
+            @property
+            def baseline(self):
+                return {"accuracy": 0.19, "loss": math.log(10)}
+
+            def example(self, key, data):
+                inputs = jax.random.randint(key, (2,), 0, self.num_tokens)
+                targets = jnp.full(2, inputs.max())  # at both positions
+                return Example(inputs, targets, jnp.ones(2))
+
+    What must be there: the three numbers, `baseline` and `example`. Where data of your
+    own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
     """
 
     name: ClassVar[str]
