@@ -42,8 +42,9 @@ class Score(abc.ABC):
 
         attend(query, key, value, score=Distance(jnp.ones(4)))
 
-    A tile may have no batch axes, as here `...` allows. Where the number of key heads G is smaller than H, `repeat_heads(key, H)` comes
-    first. Devices can share it if it says its `axes`.
+    A tile may have no batch axes, as here `...` allows. Where the number of key heads
+    G is smaller than H, `repeat_heads(key, H)` comes first. Devices can share the score
+    if it says its `axes`.
     """
 
     @abc.abstractmethod

@@ -89,7 +89,7 @@ class Task(abc.ABC):
 
             @property
             def baseline(self):
-                return {"accuracy": 0.19, "loss": math.log(10)}
+                return {"accuracy": 0.19, "loss": 2.11}  # of always saying 9
 
             def example(self, key, data):
                 inputs = jax.random.randint(key, (2,), 0, self.num_tokens)

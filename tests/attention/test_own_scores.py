@@ -1,0 +1,136 @@
+"""Scores and masks of the user: functions, and classes as the documentation shows."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import attention, masks, tiles
+from mha_haiku.attention import scores
+from tests import docstring
+
+QUERY, KEY, VALUE = jax.random.normal(jax.random.key(0), (3, 2, 70, 4, 8))
+IMPLEMENTATIONS = ["dense", attention.Blockwise(16, 32)]
+
+
+def _distance(query, key):
+    return -((query[:, None] - key[None]) ** 2).sum(-1)
+
+
+def _expected(rate):
+    apart = QUERY[:, :, None] - KEY[:, None]  # [B, T, S, H, K]
+    return -rate[None, :, None, None] * jnp.moveaxis((apart**2).sum(-1), -1, 1)
+
+
+def _from_documentation(documented, name, given):
+    code = docstring.code_of(documented).split("\nattend(")[0]
+    names = {"jax": jax, "jnp": jnp, "dataclasses": dataclasses, **given}
+    exec(code, names)
+    return names[name]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_the_class_in_the_documentation_is_right_and_trains(implementation):
+    distance = _from_documentation(scores.Score, "Distance", {"Score": attention.Score})
+    rate = jnp.arange(1.0, 5) / 4
+
+    def loss(rate):
+        values, found = mh.attend(
+            QUERY, KEY, VALUE, score=distance(rate), implementation=implementation
+        )
+        return (values**2).sum(), found
+
+    def expected(rate):
+        weights = jax.nn.softmax(_expected(rate))
+        return (jnp.einsum("bhts,bshv->bthv", weights, VALUE) ** 2).sum(), weights
+
+    (value, found), gradient = jax.value_and_grad(loss, has_aux=True)(rate)
+    (wanted, weights), slope = jax.value_and_grad(expected, has_aux=True)(rate)
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4)
+    np.testing.assert_allclose(found.weights(), weights, atol=1e-6)
+    assert found.statistics().entropy.shape == (2, 4)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_a_function_is_a_score_of_grouped_heads(implementation):
+    key, value = KEY[:, :, :2], VALUE[:, :, :2]
+    values, found = jax.jit(
+        lambda query: mh.attend(
+            query, key, value, score=_distance, implementation=implementation
+        )
+    )(QUERY)
+    repeated = jnp.repeat(key, 2, axis=2)
+    apart = QUERY[:, :, None] - repeated[:, None]
+    expected = jax.nn.softmax(-jnp.moveaxis((apart**2).sum(-1), -1, 1))
+    np.testing.assert_allclose(found.weights(), expected, atol=1e-6)
+    assert values.shape == QUERY.shape
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_the_mask_in_the_documentation_is_right(implementation):
+    same_color = _from_documentation(
+        masks.Mask, "SameColor", {"Mask": masks.Mask, "tiles": tiles}
+    )
+    colors = jnp.arange(140).reshape(2, 70) % 3
+    mask = masks.causal() & same_color(colors)
+    _, found = mh.attend(QUERY, KEY, VALUE, mask=mask, implementation=implementation)
+    allowed = (colors[:, :, None] == colors[:, None, :]) & np.tri(70, dtype=bool)[None]
+    np.testing.assert_array_equal(
+        found.weights() > 0, jnp.repeat(allowed[:, None], 4, axis=1)
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_a_function_of_positions_is_a_mask(implementation):
+    def strided(rows, columns):
+        return (rows - columns) % 3 == 0
+
+    mask = masks.where(strided) & masks.causal()
+    position = np.arange(70)
+    expected = (position[:, None] - position) % 3 == 0
+    np.testing.assert_array_equal(mask.array(70, 70), expected & np.tri(70, dtype=bool))
+    values, _ = mh.attend(
+        QUERY, KEY, VALUE, mask=strided, implementation=implementation
+    )
+    same, _ = mh.attend(QUERY, KEY, VALUE, mask=expected[None])
+    np.testing.assert_allclose(values, same, atol=1e-6)
+    assert str(mask) == "where(strided) & causal()"
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoPytree(attention.Score):
+    rate: float
+
+    def __call__(self, query, key):
+        return jnp.zeros(())
+
+
+class _NoMask(masks.Mask):
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return jnp.ones((), bool)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"score": _NoPytree(1.0)}, TypeError, "_NoPytree is not registered"),
+        ({"mask": _NoMask()}, TypeError, "_NoMask is not registered"),
+        ({"score": attention.dot_product}, TypeError, "what dot_product returns"),
+        ({"score": _NoPytree}, TypeError, "must be None or a Score"),
+        ({"score": np.ones(3)}, TypeError, "must be None or a Score"),
+        (
+            {"score": lambda query, key: query},
+            ValueError,
+            r"\[R, C\], here \(70, 70\), for queries \(70, 8\) .* got \(70, 8\)",
+        ),
+        ({"mask": lambda t, s: t + s}, ValueError, r"return booleans .* got int32"),
+        ({"mask": lambda t, s: np.ones(3, bool)}, ValueError, r"bool of shape \(3,\)"),
+    ],
+)
+def test_what_is_no_score_or_mask_is_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        mh.attend(QUERY, KEY, VALUE, **given)

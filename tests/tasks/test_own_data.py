@@ -1,0 +1,269 @@
+"""Tasks of arrays, text files and pairs that are given in Python."""
+
+import dataclasses
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import runs, tasks
+from mha_haiku.checks import ConfigError
+from tests import docstring
+
+TOKENS = np.random.default_rng(0).integers(0, 7, (200, 9))
+FEATURES = np.random.default_rng(1).normal(size=(200, 9, 3))
+SUMS = [(f"{a} plus {b}", str(a + b)) for a in range(12) for b in range(12)]
+PARITY = [(source, int(total) % 2) for source, total in SUMS]
+
+
+def _batch(task, data, count=16):
+    return tasks.batch(task, jax.random.key(0), data, jnp.arange(count))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "name"),
+    [
+        (TOKENS, TOKENS[:, ::-1], "arrays"),
+        (FEATURES, TOKENS, "arrays"),
+        (TOKENS, TOKENS[:, 0], "labels"),
+        (FEATURES, TOKENS[:, 0], "labels"),
+        (TOKENS, None, "next_tokens"),
+    ],
+)
+def test_examples_are_rows_of_the_arrays(inputs, targets, name):
+    task = tasks.from_arrays(inputs, targets)
+    tasks.check(name, task)
+    assert task.name == name
+    assert task.continues == (targets is None)
+    if targets is None:
+        inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:]
+    rows = {x.tobytes(): y for x, y in zip(inputs.astype("f4"), targets, strict=True)}
+    for data in (task.train_data, task.held_out_data):
+        batch = _batch(task, data)
+        for x, y, weight in zip(*batch[:3], strict=True):
+            found = rows[np.asarray(x, np.float32).tobytes()]
+            np.testing.assert_array_equal(found, y)
+            assert (np.asarray(weight) == 1).all()
+
+
+def test_no_input_is_in_both_parts_and_more_data_moves_none():
+    twice = np.concatenate([TOKENS, TOKENS])
+    task = tasks.from_arrays(twice, twice, held_out_fraction=0.3)
+    parts = [
+        {row.tobytes() for row in part.inputs}
+        for part in (task.train_data, task.held_out_data)
+    ]
+    assert not parts[0] & parts[1]
+    assert 0.2 < len(parts[1]) / 200 < 0.4
+    fewer = tasks.from_arrays(TOKENS[:100], TOKENS[:100], held_out_fraction=0.3)
+    assert {row.tobytes() for row in fewer.held_out_data.inputs} <= parts[1]
+
+
+def test_what_is_behind_the_length_does_not_count():
+    lengths = np.arange(200) % 9 + 1
+    task = tasks.from_arrays(TOKENS, TOKENS, lengths=lengths)
+    batch = _batch(task, task.train_data)
+    expected = np.arange(9) < np.asarray(batch.lengths)[:, None]
+    np.testing.assert_array_equal(batch.weights, expected)
+    text = tasks.from_arrays(TOKENS, lengths=lengths)
+    batch = _batch(text, text.train_data, 64)
+    assert (batch.weights.sum(-1) <= batch.lengths).all()
+
+
+def test_the_baseline_is_that_of_the_frequencies():
+    targets = (np.arange(200) % 4 == 0).astype(int)
+    task = tasks.from_arrays(TOKENS, targets)
+    held_out, train = task.held_out_data.targets, task.train_data.targets
+    assert task.baseline["accuracy"] == pytest.approx(np.mean(held_out == 0))
+    share = (np.bincount(train) + 1) / (len(train) + 2)
+    expected = -np.log(share)[held_out].mean()
+    assert task.baseline["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"inputs": TOKENS[0]}, r"inputs must be .*got int64 of shape \(9,\)"),
+        ({"inputs": TOKENS * 1.5}, r"got float64 of shape \(200, 9\)"),
+        ({"inputs": TOKENS - 1}, "inputs must be from 0 .* from -1 to 5"),
+        ({"inputs": FEATURES}, "without targets inputs must be"),
+        ({"inputs": FEATURES * np.inf, "targets": TOKENS}, "with 5,400 that are not"),
+        ({"targets": TOKENS[:, :5]}, r"here \(200, 9\), got int64 of shape \(200, 5\)"),
+        ({"targets": TOKENS[:7, 0]}, r"here \(200,\), got int64 of shape \(7,\)"),
+        ({"targets": TOKENS / 2}, "targets must be integers"),
+        ({"targets": TOKENS, "weights": np.ones(9)}, r"\(200, 9\), got float64"),
+        ({"targets": TOKENS, "weights": -1.0 * TOKENS}, "finite, 0 or more"),
+        ({"targets": TOKENS, "lengths": np.zeros(200, int)}, "lengths .* from 1 to 9"),
+        ({"targets": TOKENS, "num_tokens": 3}, "num_tokens must be above 6"),
+        ({"targets": TOKENS, "num_classes": 3}, "num_classes must be above 6"),
+        ({"targets": TOKENS, "held_out_fraction": 0.0}, "holds out 0 of 200"),
+    ],
+)
+def test_what_does_not_fit_is_told_by_its_shape(given, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        tasks.from_arrays(**{"inputs": TOKENS} | given)
+    assert len(str(raised.value)) < 250
+
+
+def test_a_label_is_told_from_a_text_to_write():
+    assert tasks.from_examples(PARITY).name == "labels"
+    assert tasks.from_examples(SUMS).name == "labels"  # 23 sums of 144 pairs
+    task = tasks.from_examples(SUMS, labels=False)
+    assert task.name == "text_pairs"
+    tasks.check("text_pairs", task)
+    batch = _batch(task, task.train_data)
+    for i in range(16):
+        example = jax.tree.map(lambda x, i=i: x[i], batch)
+        assert (task.question(example), task.answer(example.targets)) in SUMS
+
+
+def test_labels_of_texts_keep_their_names():
+    pairs = [(source, "odd" if odd else "even") for source, odd in PARITY]
+    task = tasks.from_examples(pairs)
+    tasks.check("labels", task)
+    assert [task.class_label(c) for c in range(2)] == ["even", "odd"]
+    batch = _batch(task, task.train_data)
+    for tokens, target, length in zip(
+        batch.inputs, batch.targets, batch.lengths, strict=True
+    ):
+        text = "".join(task.token_label(int(x)) for x in tokens[:length])
+        assert (text.replace("␣", " "), task.class_label(int(target))) in pairs
+    np.testing.assert_array_equal(
+        task.encode("1 plus 2")[:1], task.encode("11 plus 2")[:1]
+    )
+    with pytest.raises(ConfigError, match="at least 1 token"):
+        task.encode("")
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ("text", "must be pairs, got 'text'"),
+        ([("a", 1)], "at least 2 pairs, got 1"),
+        ([("a", 1), ("b",)], r"got \('b',\) as number 1"),
+        ([("a", 1), ("b", 2.5)], "a text or an integer, got 2.5 in number 1"),
+        ([("a", 1), ("b", 1)], "at least 2 labels, got 1 alone"),
+    ],
+)
+def test_what_is_no_pair_is_told_by_its_number(examples, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.from_examples(examples)
+
+
+def test_a_config_alone_cannot_give_data():
+    task = tasks.from_arrays(TOKENS, TOKENS)
+    config = runs.default_config(task)
+    assert config.task.name == "arrays"
+    assert config.data.sha256 == task.sha256
+    assert "arrays" not in tasks.names()
+    with pytest.raises(ConfigError, match="data that is given in Python"):
+        runs.train(config, "no_folder")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_data_and_notices_other_data(tmp_path):
+    task = tasks.from_arrays(TOKENS, TOKENS)
+    folder = tmp_path / "run"
+    config = runs.default_config(task)
+    config.training.update(steps=2, batch_size=8, evaluation_examples=8)
+    runs.train(config, folder, task=task)
+    run = runs.load_run(folder)
+    assert run.task == task
+    np.testing.assert_array_equal(
+        run.task.held_out_data.inputs, task.held_out_data.inputs
+    )
+    config.training.steps = 4
+    other = tasks.from_arrays(TOKENS[::-1], TOKENS)
+    with pytest.raises(ConfigError, match=re.escape("config.data.sha256")):
+        runs.train(config, folder, task=other)
+    runs.train(config, folder, task=other, override_config=True)
+    assert runs.load_run(folder).task == other
+    (folder / "data.npz").write_bytes((folder / "data.npz").read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"data.npz is not as it was written"):
+        runs.load_run(folder)
+
+
+@pytest.mark.slow
+def test_labels_of_other_texts_do_not_go_on_with_a_run(tmp_path):
+    task = tasks.from_examples(PARITY)
+    config = runs.default_config(task)
+    config.training.update(steps=2, batch_size=8, evaluation_examples=8)
+    runs.train(config, tmp_path / "run", task=task)
+    other = tasks.from_examples([(a.replace("plus", "and"), b) for a, b in PARITY])
+    config.training.steps = 4
+    with pytest.raises(ConfigError, match="other tokens or labels"):
+        runs.train(config, tmp_path / "run", task=other, override_config=True)
+
+
+def test_the_documentation_of_a_task_is_enough_to_write_one():
+    given = vars(tasks) | {"dataclasses": dataclasses, "math": math}
+    exec(docstring.code_of(tasks.Task), given | {"jax": jax, "jnp": jnp}, names := {})
+    example = tasks.check("Larger", names["Larger"]())
+    assert example.inputs.shape == (2,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Same(tasks.Task):
+    """The target is the token; arguments are what may be wrong."""
+
+    sequence_length: int = 6
+    num_tokens: int | None = 5
+    num_classes: int = 5
+    baseline: dict = dataclasses.field(
+        default_factory=lambda: {"accuracy": 0.2, "loss": 1.6}
+    )
+    length: int = 6
+    largest: int = 5
+    dtype: str = "float32"
+
+    def example(self, key, data):
+        inputs = jnp.arange(self.length) % self.largest
+        return tasks.Example(inputs, inputs, jnp.ones(6, self.dtype))
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        (
+            {"sequence_length": 0, "num_classes": 2.5, "baseline": {"loss": 1}},
+            ["sequence_length must be", "num_classes must be", "baseline must have"],
+        ),
+        ({"num_tokens": None}, ["either num_tokens or feature_size"]),
+        (
+            {"length": 5, "dtype": "int32"},
+            [r"inputs .* \(6,\), got int32 of shape \(5,\)", "targets", "weights"],
+        ),
+        ({"largest": 6}, ["inputs .* num_tokens, 5, got 0 to 5", "targets .* 0 to 5"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_task_is_told_at_once(given, messages):
+    with pytest.raises(ConfigError) as raised:
+        tasks.check("Same", Same(**given))
+    for message in messages:
+        assert re.search(message, str(raised.value)), (message, str(raised.value))
+
+
+def test_a_class_without_a_part_is_not_registered():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Half(tasks.Task):
+        sequence_length: int = 1
+
+    with pytest.raises(ConfigError, match="must have example, num_tokens"):
+        tasks.register(Half)
+    with pytest.raises(TypeError, match="got the class Half"):
+        mh.train(Half, "no_folder")
+
+
+def test_the_tokenizers_are_kept_with_the_data():
+    task = tasks.from_examples(SUMS, labels=False)
+    stored = json.loads(task.keep().tokenizer)
+    assert len(stored["tokenizers"]) == 2
+    again = tasks.make("text_pairs", kept=task.keep(), sha256=task.sha256)
+    assert again == task
+    with pytest.raises(ConfigError, match="the data has changed"):
+        tasks.make("text_pairs", kept=task.keep(), sha256="0")
