@@ -135,7 +135,7 @@ def test_lines_go_to_the_keys_of_the_token_that_is_pointed_at(drawn):
 
 def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
     mean = np.arange(L * H, dtype=np.float64).reshape(L, H) / 8
-    ranks = np.stack([np.full((L, H), 2), np.full((L, H), 4)], -1)
+    ranks = np.stack([np.full((L, H), 2.0), np.full((L, H), 4.0)], -1)
     opened = _open(
         drawn,
         "map",
@@ -262,4 +262,4 @@ def test_frames_go_round_what_is_aligned(drawn):
     opened.click("#view-map")
     opened.select_option("#order", "aligned")
     first = opened.locator("#overview button.head .name").first
-    assert first.inner_text() == "cross 1.2"
+    assert first.text_content() == "cross 1.2"

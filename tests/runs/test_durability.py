@@ -20,18 +20,18 @@ NO_DROPOUT = {"model__dropout_rate": 0.0}  # each device draws its own
 def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkeypatch):
     config = make_config(training__steps_per_dispatch=20, training__report_every=30)
     config.training.update(evaluate_every=30, checkpoint_every=30)
-    stops, seconds = [], [0.0, 0.4]
+    stops, seconds = [], [0.0, 0.5]  # sums of which are exact
 
     def clock():
-        """Every look at the clock finds it 0.4 s later."""
+        """Every look at the clock finds it 0.5 s later."""
         seconds[0] += seconds[1]
         return seconds[0]
 
     monkeypatch.setattr(trainers.time, "perf_counter", clock)
     faults.act(monkeypatch, lambda self: stops.append(self.step))
     faults.train(config, tmp_path / "a")
-    # 0.4 s for the first step, so two next; then those took 0.4 s as well, and so on.
-    assert stops == [1, 3, 8, 20, 30]
+    # 0.5 s for the first step, so two next; then those took 0.5 s as well, and so on.
+    assert stops == [1, 3, 7, 15, 30]
     first, stops[:], seconds[1] = faults.state(tmp_path / "a", config), [], 3.0
     faults.train(config, tmp_path / "b")
     assert stops == list(range(1, 31))
