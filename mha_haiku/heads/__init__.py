@@ -47,7 +47,16 @@ from mha_haiku.heads.ranking import (
     rank_correlation,
     rank_intervals,
 )
-from mha_haiku.heads.roles import MIXED, ROLES, SCORES, Roles, role_of, roles
+from mha_haiku.heads.roles import (
+    MIXED,
+    ROLES,
+    SCORES,
+    Roles,
+    role_evidence,
+    role_of,
+    roles,
+    roles_of_evidence,
+)
 from mha_haiku.heads.rollout import (
     gradient_rollout,
     output_gradients,
@@ -104,8 +113,10 @@ __all__ = [
     "prune_units",
     "rank_correlation",
     "rank_intervals",
+    "role_evidence",
     "role_of",
     "roles",
+    "roles_of_evidence",
     "rollout",
     "scaled",
     "statistic",

@@ -79,3 +79,11 @@ def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
     count = has_key.sum(-1)
     right = (is_right & has_key).sum(-1)
     return np.where(count > 0, right / np.maximum(count, 1), np.nan)
+
+
+def evidence(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns what `heads.role_evidence` says of alignment, from `shares` by names."""
+    if "aligned" not in found:
+        return {}
+    known = ~np.isnan(found["aligned"])
+    return {"aligned": np.stack([np.nan_to_num(found["aligned"]), known], -1)}

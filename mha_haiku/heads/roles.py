@@ -51,6 +51,9 @@ ROLES = {
         score="induction_of_repeated",
     ),
     "positional": Role(0.9, "share of queries with the largest weight at one offset"),
+    "anti_diagonal": Role(
+        0.9, "share of queries with the largest weight at one sum of both positions"
+    ),
     # Of cross-attention alone, whose positions are those of two texts.
     "monotonic": Role(
         0.9, "correlation, up or down, of a query's place and its largest weight's"
@@ -66,6 +69,9 @@ ROLES = {
     ),
 }
 MIXED = "mixed"
+# Offsets up to this are told apart, and sums of positions up to this far from that of
+# the anti-diagonal.
+_FARTHEST = 128
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 
@@ -80,7 +86,7 @@ class Roles(NamedTuple):
         or none such for its kind; without "separator" if none are given, and without
         scores of tokens if inputs are features.
       offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
-        with its largest weight.
+        with its largest weight; up to 128 positions.
       kinds: The kind of each of the L layers; () where there is one kind.
     """
 
@@ -95,6 +101,17 @@ class Roles(NamedTuple):
         return f"Roles({len(self.names)} layers, heads: {shown or 'none'})"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @property
+    def deciding(self) -> np.ndarray:
+        """The score that decided each role, `[L, H]`; NaN where none did."""
+        names = np.asarray(self.names)
+        decided = np.full(names.shape, np.nan)
+        for name, role in ROLES.items():
+            score = self.scores.get(role.score or name)
+            if score is not None:
+                decided = np.where(names == name, score, decided)
+        return decided
 
 
 def roles(
@@ -133,9 +150,9 @@ def roles(
             aligned = known.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
-    sums = jax.tree.map(np.float64, subject.over(batches, of_batch))
-    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
-    return _named(total)._replace(kinds=tuple(subject.kinds_of(model)))
+    found = [jax.tree.map(np.float64, each) for each in subject.over(batches, of_batch)]
+    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
+    return roles_of_evidence(total, kinds=subject.kinds_of(model))
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
@@ -158,49 +175,66 @@ def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
 
 @subject.compiled
 def _observed(model, params, example, aligned, *, separators):
-    """Returns for each map the sums of scores over a batch, and counts of offsets."""
+    """Returns for each map the sum of `role_evidence` over a batch."""
     separators = jnp.array(separators, jnp.int32)
-    sums = functools.partial(
-        _sums, example=example, separators=separators, aligned=aligned
-    )
-    at = subject.by_kind(sums, model)
+
+    def summed(attention_map, kind):
+        tokens = subject.tokens(example, kind)
+        of_source = jnp.issubdtype(example.inputs.dtype, jnp.integer)
+        positions = None
+        if of_source and kind != "decoder" and separators.size:
+            positions = jnp.isin(example.inputs, separators)
+        found = role_evidence(
+            attention_map,
+            attention_map.statistics(tokens=tokens, positions=positions),
+            kind,
+            tokens=tokens,
+            lengths=subject.key_lengths(example, kind),
+            aligned=aligned,
+        )
+        return jax.tree.map(lambda x: x.sum(0), found)
+
+    at = subject.by_kind(summed, model)
     return list(subject.look(model, params, example, at)[1].values())
 
 
-def _sums(attention_map, kind, example, separators, aligned):
-    """Returns sums of scores over a batch, by name, and counts of offsets.
+def role_evidence(
+    attention_map: attention.AttentionMap,
+    statistics: attention.Statistics,
+    kind: str = "",
+    *,
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+    aligned: Array | None = None,
+) -> dict[str, Array]:
+    """Returns what tells the roles of the heads of a map; sums over examples add up.
 
-    Each score is a pair: its sum `[H]`, and the number to divide by. That is the number
-    of examples with a query that sees something, or for induction the sum of the shares
-    of queries that count.
+    Args:
+      attention_map: Of N examples in all.
+      statistics: Those of the map, with what `tokens` and separators tell.
+      kind: The kind of its layer.
+      tokens: `[B..., T]`, of the queries; None: not known.
+      lengths: `[N]`, numbers of valid keys; None: all are.
+      aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
+
+    Returns:
+      By the names of `SCORES`: `[N, H, 2]` the score, and what to divide by, which is
+      0 for an example that does not count; or, of scores that are the share of the
+      commonest offset or sum of positions, `[N, H, 258]` counts, the last of others.
     """
-    tokens = subject.tokens(example, kind)
-    of_source = jnp.issubdtype(example.inputs.dtype, jnp.integer) and kind != "decoder"
-    positions = None
-    if of_source and separators.size:
-        positions = jnp.isin(example.inputs, separators)
-    statistics = attention_map.statistics(tokens=tokens, positions=positions)
-    *_, num_queries, num_keys = attention_map.shape
-    weights, places = attention_map.top(1)
-    seen = weights[..., 0] > 0  # not fully masked
-    rows = jnp.arange(num_queries).reshape(*(1,) * (seen.ndim - 1), -1)
-    widest = max(num_queries, num_keys)
-    offset = rows - places[..., 0] + widest - 1
-    num_heads, num_offsets = attention_map.shape[-3], 2 * widest - 1
-    heads = jnp.arange(num_heads)[None, :, None]
-    # One histogram for all heads: a bin per head and offset. Fully masked queries go to
-    # a bin past the end, which bincount drops.
-    slot = jnp.where(seen, heads * num_offsets + offset, num_heads * num_offsets)
-    counts = jnp.bincount(slot.reshape(-1), length=num_heads * num_offsets)
+    *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
+    lines = math.prod(batch_shape), num_heads
+    weights, places = (x.reshape(*lines, num_queries) for x in attention_map.top(1))
+    seen = weights > 0  # not fully masked
+    rows = jnp.arange(num_queries)[None, None]
     most = _entropy_of_equal_weights(attention_map)
-    entropy = statistics.entropy / jnp.maximum(most, 1e-9)
     scores = {
         "first_token": statistics.first_position,
         "separator": statistics.chosen_positions,
-        "relative_entropy": entropy,
+        "relative_entropy": statistics.entropy / jnp.maximum(most, 1e-9),
     }
     if kind == "cross":
-        scores["monotonic"] = _correlations(rows, places[..., 0], seen)
+        scores["monotonic"] = _correlations(rows, places, seen)
     else:
         scores |= {
             "previous_token": statistics.previous_position,
@@ -210,18 +244,38 @@ def _sums(attention_map, kind, example, separators, aligned):
         }
     shares = dict.fromkeys(scores, seen.any(-1))
     if tokens is not None:
-        shares["induction_of_repeated"] = _repeated(tokens, seen.any(1))
+        tokens = tokens.reshape(lines[0], num_queries)
+        repeated = _repeated(tokens, seen.any(1))[:, None]
+        shares["induction_of_repeated"] = jnp.broadcast_to(repeated, lines)
     if kind == "cross" and aligned is not None:
         has_key = aligned.any(-1)[:, None]
-        right = jnp.take_along_axis(aligned[:, None], places, -1)[..., 0] & seen
-        scores["aligned"] = right.sum(-1) / jnp.maximum(has_key.sum(-1), 1)
-        shares["aligned"] = has_key.any(-1)
-    sums = {
-        name: (x.sum(0), shares[name].sum(0, dtype=jnp.float32))
+        right = jnp.take_along_axis(aligned[:, None], places[..., None], -1)[..., 0]
+        right = (right & seen).sum(-1)
+        scores["aligned"] = right / jnp.maximum(has_key.sum(-1), 1)
+        shares["aligned"] = jnp.broadcast_to(has_key.any(-1), lines)
+    found = {
+        name: jnp.stack([x.reshape(lines), shares[name]], -1)
         for name, x in scores.items()
         if x is not None
     }
-    return sums, counts.reshape(num_heads, num_offsets)
+    last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
+    return found | {
+        "positional": _counts(rows - places, seen),
+        "anti_diagonal": _counts(rows + places - (last - 1), seen),
+    }
+
+
+def _counts(values, seen) -> Array:
+    """Returns how often each of -128 to 128 is there where seen, and what else is."""
+    num_bins = 2 * _FARTHEST + 2
+    if not math.prod(seen.shape[:2]):
+        return jnp.zeros((*seen.shape[:2], num_bins))
+    bins = jnp.where(jnp.abs(values) <= _FARTHEST, values + _FARTHEST, num_bins - 1)
+    lines = jnp.arange(math.prod(seen.shape[:2])).reshape(*seen.shape[:2], 1)
+    # One histogram for all: what is not seen goes past its end, which bincount drops.
+    slot = jnp.where(seen, lines * num_bins + bins, lines.size * num_bins)
+    counts = jnp.bincount(slot.reshape(-1), length=lines.size * num_bins)
+    return counts.reshape(*seen.shape[:2], num_bins).astype(jnp.float32)
 
 
 def _repeated(tokens, counted) -> Array:
@@ -259,24 +313,42 @@ def _entropy_of_equal_weights(attention_map) -> Array:
     return equal.statistics().entropy
 
 
-def _named(sums) -> Roles:
-    """Returns roles from what `_sums` gives for each layer, over all batches."""
-    shape = len(sums), max(len(counts) for _, counts in sums)
+def roles_of_evidence(
+    found: Sequence[Mapping[str, np.ndarray]],
+    *,
+    columns: Sequence[Sequence[int]] | None = None,
+    kinds: Iterable[str] = (),
+) -> Roles:
+    """Returns roles from the sums over examples of `role_evidence`, `[H, ...]`.
+
+    Args:
+      found: That of each layer; H may differ.
+      columns: For each layer the column of each head in the result; None: in order.
+      kinds: The kind of each layer.
+    """
+    if columns is None:
+        columns = [range(len(each["positional"])) for each in found]
+    shape = len(found), 1 + max((h for each in columns for h in each), default=-1)
     names, offsets = np.full(shape, "", dtype=object), np.zeros(shape, int)
     values = {name: np.full(shape, np.nan) for name in SCORES}
-    for i, (scores, counts) in enumerate(sums):
-        num_heads, num_offsets = counts.shape
-        own = {name: x / np.maximum(count, 1e-9) for name, (x, count) in scores.items()}
-        if "aligned" in own and not scores["aligned"][1].all():
-            own["aligned"] = np.full(num_heads, np.nan)  # nothing is known
-        own["positional"] = counts.max(-1) / np.maximum(counts.sum(-1), 1)
+    for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
+        own = {}
+        for name, x in sums.items():
+            if x.shape[-1] == 2:
+                counts = x[:, 1] if len(x) else np.zeros(0)
+                own[name] = x[:, 0] / np.maximum(counts, 1e-9)
+            else:
+                own[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
+        if "aligned" in own:  # NaN where nothing is known
+            known = sums["aligned"][:, 1] > 0
+            own["aligned"] = np.where(known, own["aligned"], np.nan)
         if "monotonic" in own:  # downwards too, as long as all examples do
             own["monotonic"] = np.abs(own["monotonic"])
-        # The bin in the middle is offset 0.
-        offsets[i, :num_heads] = counts.argmax(-1) - (num_offsets - 1) // 2
+        of_offset = sums["positional"][:, :-1]
+        offsets[i, list(places)] = of_offset.argmax(-1) - _FARTHEST
         for name, x in own.items():
-            values[name][i, :num_heads] = x
-        for h in range(num_heads):
-            names[i, h], _ = role_of({name: x[h] for name, x in own.items()})
+            values[name][i, list(places)] = x
+        for h, place in enumerate(places):
+            names[i, place], _ = role_of({name: x[h] for name, x in own.items()})
     known = {name: x for name, x in values.items() if not np.isnan(x).all()}
-    return Roles(names, known, offsets)
+    return Roles(names, known, offsets, tuple(kinds))

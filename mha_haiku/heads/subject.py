@@ -199,6 +199,11 @@ def tokens(example: tasks.Example, kind: str) -> Array | None:
     return own if is_tokens and kind != "cross" else None
 
 
+def key_lengths(example: tasks.Example, kind: str) -> Array | None:
+    """Returns the numbers `[B]` of valid keys of maps of a kind; None: all are."""
+    return example.decoder_lengths if kind == "decoder" else example.lengths
+
+
 def valid(size: int, example: tasks.Example, kind: str) -> Array:
     """Returns which of so many queries of maps of a kind are valid, `[B, T]`."""
     _, lengths = queries(example, kind)

@@ -3,8 +3,7 @@
 L layers, H heads. Where heads are of several kinds, as in an encoder-decoder, `kinds`
 has that of each layer, and `layers` are their numbers within it; `heads` has for each
 layer the names of its heads. Each number comes with
-its name, label and unit, so that any number can be shown; only the three statistics
-that make a head positional are known by name here.
+its name, label and unit, so that any number can be shown.
 """
 
 import math
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = 4  # of heat maps in a picture
 _MOST_NAMES = 40  # heads, up to which each has its name below its bar
-_POSITIONAL = 0.9  # a larger share makes a head positional (Voita et al. 2019)
-_OFFSETS = {
-    "largest_at_previous": "-1",
-    "largest_at_own": "0",
-    "largest_at_next": "+1",
-}
 
 
 class PerHead(NamedTuple):
@@ -57,13 +50,20 @@ def table(
     layers: Sequence[int],
     heads: Sequence[Sequence[int]],
     kinds: Sequence[str] = (),
+    roles: np.ndarray | None = None,
     shown: str = tables.WITH_ERROR,
 ) -> tables.Table:
     """Returns a row per head, with each number, its standard error and its ranks.
 
-    `shown` says how the text shows a number and its standard error.
+    Args:
+      numbers: The numbers.
+      layers: Their layers.
+      heads: For each layer the names of its columns.
+      kinds: The kind of each layer.
+      roles: `[L, H]`, what each head does; None: there is no such column.
+      shown: How the text shows a number and its standard error.
     """
-    keys = ["kind"] * bool(kinds) + ["layer", "head"]
+    keys = ["kind"] * bool(kinds) + ["layer", "head"] + ["role"] * (roles is not None)
     columns = list(map(tables.Column, keys))
     for name, each in numbers.items():
         csv = (name, f"{name}_standard_error")
@@ -77,6 +77,8 @@ def table(
         row = {"layer": layers[i], "head": heads[i][h]}
         if kinds:
             row["kind"] = kinds[i]
+        if roles is not None:
+            row["role"] = roles[i, h]
         for name, each in numbers.items():
             error = each.standard_error
             error = math.nan if error is None else float(error[i, h])
@@ -93,20 +95,6 @@ def legend(numbers: Numbers) -> str:
     return "\n".join(
         f"{name:<{size}}  {each.label}, {each.unit}" for name, each in numbers.items()
     )
-
-
-def positional(numbers: Numbers, layer: int, head: int) -> str | None:
-    """Returns "-1", "0" or "+1" if a head is positional, else None.
-
-    A head is positional if at least 0.9 of its queries have their largest weight on the
-    previous, their own or the next position. `layer` and `head` are its row and column
-    in the numbers.
-
-    Source: Voita et al. 2019, section 5.1, https://arxiv.org/abs/1905.09418.
-    """
-    shares = {name: numbers[name].mean[layer, head] for name in _OFFSETS}
-    best = max(shares, key=shares.get)
-    return _OFFSETS[best] if shares[best] >= _POSITIONAL else None
 
 
 @drawing.picture

@@ -181,6 +181,10 @@ def measured(
     aligned, mean = [], None
     if is_whole:
         aligned = [_aligned(shown, [each.weights for each in seen], alignments)]
+        seen = [
+            each._replace(evidence=each.evidence | alignment.evidence(scores))
+            for each, scores in zip(seen, aligned[0], strict=True)
+        ]
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
@@ -203,7 +207,6 @@ def measured(
     found = collecting.map_set(
         bench.title, shown, seen, bare, step=run.step, dtype=dtype
     )
-    found = dataclasses.replace(found, roles=dossiers.roles(found))
     if mean is not None:
         found = dataclasses.replace(found, examples=(*found.examples, mean))
     return found
@@ -265,7 +268,9 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
             seen = collecting.see(
                 attention_map,
                 bins=num_bins,
+                kind=kind,
                 tokens=subject.tokens(example, kind),
+                lengths=subject.key_lengths(example, kind),
                 has_patches=True,
                 has_channels=channels,
                 gathered=bench.gathered,

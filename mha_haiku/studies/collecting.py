@@ -16,10 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from mha_haiku import attention
+from mha_haiku import attention, heads
 from mha_haiku.heads import alignment, means
 from mha_haiku.report.heads import PerHead
-from mha_haiku.report.map_set import Channels, Example, Layer, MapSet, Patch
+from mha_haiku.report.map_set import (
+    Channels,
+    Example,
+    Layer,
+    MapSet,
+    Patch,
+    Roles,
+)
 from mha_haiku.studies import zoom
 
 Array = jax.Array
@@ -31,6 +38,8 @@ class Seen(NamedTuple):
     Attributes:
       weights: `[N, H, P, Q]`.
       numbers: As of `per_head`, `[N, H]`; {} if they were not wanted.
+      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} where they are
+        not told: of pooled maps, and without numbers.
       masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
         examples start at different positions.
       patches: Finer parts of a pooled map; None without them.
@@ -40,17 +49,18 @@ class Seen(NamedTuple):
 
     weights: Any
     numbers: dict[str, Any]
+    evidence: dict[str, Any]
     masked: Any
     patches: zoom.Patches | None
     channels: tuple[Any, Any, Any] | None
 
-    def of_heads(self, heads: Any) -> "Seen":
+    def of_heads(self, chosen: Any) -> "Seen":
         """Returns what is shown of some heads."""
         masked = self.masked
         if masked is not None and masked.shape[1] > 1:
-            masked = masked[:, heads]
+            masked = masked[:, chosen]
         others = self._replace(masked=None)
-        return jax.tree.map(lambda x: x[:, heads], others)._replace(masked=masked)
+        return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
 
 
 def see(
@@ -58,7 +68,9 @@ def see(
     *,
     examples: Any = slice(None),
     bins: int | None = None,
+    kind: str = "",
     tokens: Array | None = None,
+    lengths: Array | None = None,
     has_numbers: bool = True,
     has_patches: bool = False,
     has_channels: bool = False,
@@ -70,18 +82,31 @@ def see(
       attention_map: The map.
       examples: Which of the N examples.
       bins: To how many rows and columns the map is pooled, at most; None: not at all.
-      tokens: Those of the queries, for the statistics that need them.
+      kind: Of its layer, for the roles of heads; there are roles of whole maps.
+      tokens: Those of the queries, for the statistics and roles that need them.
+      lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
       has_patches: Whether a pooled map has finer parts.
       has_channels: Whether a whole map has its queries and keys.
       gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
-    numbers, patches, masked, channels, pooled = {}, None, None, None, None
+    numbers, evidence, patches, masked, channels, pooled = (
+        {},
+        {},
+        None,
+        None,
+        None,
+        None,
+    )
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
     if has_numbers:
         statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
         numbers = per_head(statistics)
+        if pooled is None:
+            evidence = heads.role_evidence(
+                attention_map, statistics, kind, tokens=tokens, lengths=lengths
+            )
     if pooled is None:
         weights = attention_map.weights()
     else:
@@ -96,22 +121,23 @@ def see(
         masked = zoom.masked_cells(attention_map, *(pooled or ()))
     batch_shape = attention_map.shape[:-3]
     count = math.prod(batch_shape)
-    return jax.tree.map(
-        lambda x: x.reshape(count, *x.shape[len(batch_shape) :])[examples],
-        Seen(weights, numbers, masked, patches, channels),
+    seen = jax.tree.map(
+        lambda x: x.reshape(count, *x.shape[len(batch_shape) :]),
+        Seen(weights, numbers, {}, masked, patches, channels),
     )
+    return jax.tree.map(lambda x: x[examples], seen._replace(evidence=evidence))
 
 
 # Outside of any other program; what has one shape compiles once.
 see_alone = jax.jit(
-    see, static_argnames=("bins", "has_numbers", "has_patches", "has_channels")
+    see, static_argnames=("bins", "kind", "has_numbers", "has_patches", "has_channels")
 )
 
 
-def layer(kind: str, number: int, index: int, heads: Sequence[int]) -> Layer:
+def layer(kind: str, number: int, index: int, names: Sequence[int]) -> Layer:
     """Returns a layer of a run's model, with the names of some of its heads."""
     name = f"{kind or 'layer'} {number}"
-    return Layer(name, tuple(map(str, heads)), kind, index, number)
+    return Layer(name, tuple(map(str, names)), kind, index, number)
 
 
 def map_set(
@@ -137,7 +163,12 @@ def map_set(
     columns = [range(len(layer.heads)) for layer in layers]
     numbers = summary([each.numbers for each in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
-    return MapSet(name, tuple(layers), tuple(filled), step, numbers)
+    told = None
+    if all(each.evidence for each in seen):
+        sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in seen]
+        told = heads.roles_of_evidence(sums)
+        told = Roles(told.names, told.deciding)
+    return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:

@@ -15,10 +15,8 @@ import numpy as np
 
 from mha_haiku import attention, checks, heads, models
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import alignment
-from mha_haiku.heads import means as averages
 from mha_haiku.report import dossier
-from mha_haiku.report.map_set import Example, Layer, MapSet, Roles
+from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import folders
 
 _MATCHED_EXAMPLES = 16
@@ -119,90 +117,6 @@ def compared(workdir: str | os.PathLike) -> Path:
             f"{_command('dump_attention', root)}"
         )
     return path
-
-
-def roles(maps: MapSet) -> Roles | None:
-    """Returns what heads do in the examples of a set, as `heads.roles` defines it.
-
-    Of pooled maps the roles are not known, which gives None.
-    """
-    if maps.is_pooled:
-        return None
-    names, values = np.full(maps.shape, "", object), np.full(maps.shape, np.nan)
-    for i, layer in enumerate(maps.layers):
-        means = _scores(maps, i)
-        for h in range(len(layer.heads)):
-            of_head = {name: float(x[h]) for name, x in means.items()}
-            names[i, h], values[i, h] = heads.role_of(of_head)
-    return Roles(names, values)
-
-
-def _scores(maps: MapSet, layer: int) -> dict[str, np.ndarray]:
-    """Returns the scores of a layer's heads, `[H]`, over the examples."""
-    examples = [_of_example(maps.layers[layer], layer, each) for each in maps.inputs]
-    offsets = np.concatenate([each.pop("offsets") for each in examples], -1)
-    counts = [np.unique(x[x != _UNSEEN], return_counts=True)[1] for x in offsets]
-    means = {
-        name: averages.mean([each[name] for each in examples]) for name in examples[0]
-    }
-    if "repeated" in means:
-        means["induction_of_repeated"] /= np.maximum(means.pop("repeated"), 1e-9)
-    if "monotonic" in means:  # downwards too, as long as all examples do
-        means["monotonic"] = np.abs(means["monotonic"])
-    most = [x.max(initial=0) / max(x.sum(), 1) for x in counts]
-    return means | {"positional": np.array(most)}
-
-
-def _of_example(layer: Layer, place: int, example: Example) -> dict[str, np.ndarray]:
-    """Returns scores `[H]`, NaN where no row sees, and `offsets` `[H, T]` of rows."""
-    axes, weights = example.axes(layer), example.weights[place].astype(np.float64)
-    _, num_rows, num_columns = weights.shape
-    masked = example.masked_cells(place)
-    if masked is None:
-        masked = np.zeros((num_rows, num_columns), bool)
-    sees = weights.sum(-1) > 0
-    count = np.where(sees.any(-1), sees.sum(-1), np.nan)
-
-    def mean(of_rows):
-        return np.where(sees, of_rows, 0).sum(-1) / count
-
-    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
-    most = np.log(np.maximum((~masked).sum(-1), 1))
-    places = weights.argmax(-1)
-    found = {
-        "first_token": mean(weights[..., 0]),
-        "relative_entropy": mean(entropy) / np.maximum(mean(most), 1e-9),
-        "offsets": np.where(sees, np.arange(num_rows) - places, _UNSEEN),
-    }
-    if layer.kind == "cross":
-        pairs = zip(places, sees, strict=True)
-        found["monotonic"] = np.array([_correlation(*each) for each in pairs])
-        if axes.alignment is not None:
-            aligned = alignment.scores(weights[None], axes.alignment[None])
-            found["aligned"] = np.where(sees.any(-1), aligned[0], np.nan)
-        return found
-    tokens = np.array(axes.queries.tokens)
-    if example.images is not None:  # whose texts are classes and not what is read
-        tokens = np.arange(num_rows)
-    # What followed the same token before: key s of query t if token s - 1 is token t.
-    before = np.tril(tokens[:, None] == tokens[None, :], -1)
-    follows = np.pad(before[:, :-1], ((0, 0), (1, 0)))
-    return found | {
-        "previous_token": np.trace(weights, -1, -2, -1) / count,
-        "next_token": np.trace(weights, 1, -2, -1) / count,
-        "own_position": np.trace(weights, 0, -2, -1) / count,
-        "induction_of_repeated": (weights * follows).sum((-1, -2)) / count,
-        "repeated": mean(before.any(1)),
-    }
-
-
-def _correlation(places: np.ndarray, sees: np.ndarray) -> float:
-    """Returns that of the rows that see and the places of their largest weights."""
-    rows, places = np.flatnonzero(sees), places[sees]
-    if not len(rows):
-        return np.nan
-    is_flat = len(rows) < 2 or (places == places[0]).all()
-    return 0.0 if is_flat else np.corrcoef(rows, places)[0, 1]
 
 
 def _with_importance(maps: MapSet, root: Path | None) -> MapSet:

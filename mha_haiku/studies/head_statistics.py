@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku import checks, display, models, report
+from mha_haiku import checks, display, heads, models, report
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import ROLES, alignment, subject
+from mha_haiku.heads import alignment, subject
 from mha_haiku.report.heads import PerHead
 from mha_haiku.studies import collecting, workbench
 from mha_haiku.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 _PLACES = "places"  # of the largest weights of cross-attention
+_WIDTH_OF_ROLES = max(map(len, heads.ROLES))
 
 
 class HeadStatistics(NamedTuple):
@@ -34,12 +35,14 @@ class HeadStatistics(NamedTuple):
         that need tokens are left out where inputs are features, and NaN of
         cross-attention, whose queries and keys are of two texts.
       kinds: The kind of each layer; () in a model of one kind.
+      roles: What the heads do, likewise; None: not known.
     """
 
     title: str
     layers: tuple[int, ...]
     numbers: dict[str, PerHead]
     kinds: tuple[str, ...] = ()
+    roles: heads.Roles | None = None
 
     def __repr__(self) -> str:
         return f"HeadStatistics({self.title})"
@@ -58,34 +61,24 @@ class HeadStatistics(NamedTuple):
             layers=self.layers,
             heads=self.heads,
             kinds=self.kinds,
+            roles=None if self.roles is None else self.roles.names,
             shown="{0:.3g}",
         )
 
     def text(self) -> str:
-        """Returns the table as text, with the positional heads marked, and a legend."""
-        legend_of_aligned, least = "", ROLES["aligned"].threshold
-        if "aligned" in self.numbers:
-            legend_of_aligned = (
-                f"aligned, as a role: of a share of at least {least:g}\n"
-            )
-        table = self.table()
-        places = list(zip(self.kinds or self.layers, self.layers, strict=True))
-        for row in table.rows:
-            layer = places.index((row.get("kind", row["layer"]), row["layer"]))
-            offset = report.heads.positional(self.numbers, layer, row["head"])
-            row["role"] = "" if offset is None else f"positional ({offset})"
-            if row.get("aligned", (0.0,))[0] >= least:
-                row["role"] = "aligned"
-        count = table.num_keys
-        keys, others = table.columns[:count], table.columns[count:]
-        columns = [*keys, report.tables.Column("role"), *others]
-        return (
-            f"{table._replace(columns=columns, num_keys=count + 1).text()}\n\n"
-            f"{report.heads.legend(self.numbers)}\n{legend_of_aligned}"
-            "positional: at least 0.9 of a head's queries have their largest weight on "
-            "the previous (-1),\n  their own (0) or the next (+1) position (Voita et "
-            "al. 2019)"
-        )
+        """Returns the table as text, with a legend of its numbers and roles."""
+        text = f"{self.table().text()}\n\n{report.heads.legend(self.numbers)}"
+        found = set() if self.roles is None else set(self.roles.names.flat)
+        meanings = {
+            name: f"at least {role.threshold:g} of: {role.label}"
+            for name, role in heads.ROLES.items()
+        } | {heads.MIXED: "none of the roles"}
+        lines = [
+            f"role {name:<{_WIDTH_OF_ROLES}}  {meaning}"
+            for name, meaning in meanings.items()
+            if name in found
+        ]
+        return "\n".join([text, *lines])
 
     @property
     def picture(self) -> functools.partial:
@@ -122,10 +115,15 @@ def measure(
     def observe(params, example):
         def numbers(attention_map, kind):
             tokens = subject.tokens(example, kind)
-            found = collecting.per_head(attention_map.statistics(tokens=tokens))
+            statistics = attention_map.statistics(tokens=tokens)
+            found = collecting.per_head(statistics)
             if kind == "cross":
                 found[_PLACES] = attention_map.top(1).positions[..., 0]
-            return found
+            lengths = subject.key_lengths(example, kind)
+            evidence = heads.role_evidence(
+                attention_map, statistics, kind, tokens=tokens, lengths=lengths
+            )
+            return found, evidence
 
         found = bench.observed(params, example, numbers, layers)[1]
         return found, None if example.decoder_inputs is None else example
@@ -137,8 +135,9 @@ def measure(
         name="head statistics",
     )
     batches = [_aligned(run.task, *batch) for batch in batches]
-    statistics = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-    numbers = collecting.summary(statistics, [names[i].names for i in layers])
+    statistics, evidence = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    columns = [names[i].names for i in layers]
+    numbers = collecting.summary(statistics, columns)
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(
             f"In {examples} held-out examples every query is fully masked."
@@ -146,17 +145,22 @@ def measure(
     plural = "" if examples == 1 else "s"
     title = f"{bench.title}: means over {examples} held-out example{plural}"
     kinds = tuple(names[i].kind for i in layers if names[i].kind)
-    return HeadStatistics(title, tuple(names[i].layer for i in layers), numbers, kinds)
+    sums = [{x: y.sum(0) for x, y in each.items()} for each in evidence]
+    roles = heads.roles_of_evidence(sums, columns=columns, kinds=kinds)
+    return HeadStatistics(
+        title, tuple(names[i].layer for i in layers), numbers, kinds, roles
+    )
 
 
-def _aligned(task, layers, example) -> list[dict[str, np.ndarray]]:
-    """Adds the share of each alignment to the numbers of heads, for their places."""
+def _aligned(task, layers, example) -> tuple[list[dict], list[dict]]:
+    """Returns numbers and evidence of roles, with what the task says of alignment."""
     known = {} if example is None else alignment.of_batch(task.alignments, example)
-    for numbers in layers:
+    for numbers, evidence in layers:
         places = numbers.pop(_PLACES, None)
         if places is not None:
             numbers |= {x: alignment.shares(places, y) for x, y in known.items()}
-    return layers
+            evidence |= alignment.evidence(numbers)
+    return [numbers for numbers, _ in layers], [evidence for _, evidence in layers]
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:

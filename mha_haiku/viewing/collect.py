@@ -174,6 +174,8 @@ def map_set(
             each,
             examples=np.array(shown),
             bins=None if is_whole else _BINS,
+            kind=kind,
+            tokens=_token_ids(sides, each) if has_numbers and is_whole else None,
             has_numbers=has_numbers,
             has_channels=_has_channels(each, len(shown)),
         )
@@ -267,6 +269,16 @@ def _axes(sides, kind, example, edges) -> Axes:
             for own, each in zip(texts, edges, strict=True)
         )
     )
+
+
+def _token_ids(sides, attention_map) -> np.ndarray | None:
+    """Returns `[B..., T]` integers, the same for equal texts; None: not known."""
+    *batch_shape, _, num_queries, num_keys = attention_map.shape
+    if not sides.queries or sides.queries != sides.keys or sides.images:
+        return None
+    _, ids = np.unique(np.array(sides.queries), return_inverse=True)
+    ids = ids.reshape(-1, num_queries)[: math.prod(batch_shape)]
+    return ids.reshape(*batch_shape, num_queries).astype(np.int32)
 
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:

@@ -231,7 +231,7 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
 
 @figure_of.register(heads.Roles)
 def _(what: heads.Roles, *, title: str | None) -> "Figure":
-    scores = shown.deciding_scores(what)
+    scores = what.deciding
     num_layers, num_heads = scores.shape
     size = (max(4.0, 1.3 * num_heads + 1.5), max(1.8, 0.35 * num_layers + 1.2))
     sheet = drawing.sheet(*size, title=title or "Roles of heads")

@@ -129,7 +129,7 @@ def _(roles: heads.Roles) -> markup.Html:
     names = np.asarray(roles.names)
     if not names.size:
         raise ValueError("there are no heads.")
-    scores = deciding_scores(roles)
+    scores = roles.deciding
     text = np.where(names == "", "", names)
     numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
     table = markup.heat_table(
@@ -182,17 +182,6 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
     num_heads = count.shape[-1]
     layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
     return collecting.summary([layer], [range(num_heads)])
-
-
-def deciding_scores(roles: heads.Roles) -> np.ndarray:
-    """Returns the score that decided each role, `[L, H]`; NaN where none did."""
-    names = np.asarray(roles.names)
-    scores = np.full(names.shape, np.nan)
-    for name, role in heads.ROLES.items():
-        score = roles.scores.get(role.score or name)
-        if score is not None:
-            scores = np.where(names == name, score, scores)
-    return scores
 
 
 def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:

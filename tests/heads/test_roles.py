@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+import mha_haiku as mh
 from mha_haiku import heads, models, rasp, tasks
 from tests.heads.conftest import H, L, build, config, example, random_params
 
@@ -94,6 +95,38 @@ def test_roles_are_told_by_their_thresholds():
     wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
     assert found.scores["relative_entropy"][0, 4] == wanted
     assert 0.95 < found.scores["relative_entropy"][0, 5] < 0.999
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 4]])
+def test_a_head_that_reads_backwards_is_anti_diagonal(lengths):
+    """Query t looks at the last valid key but t."""
+    own = [6, 6] if lengths is None else lengths
+    key = np.broadcast_to(np.eye(6)[None, :, None], (2, 6, 1, 6))
+    query = np.zeros((2, 6, 1, 6))
+    for n, length in enumerate(own):
+        query[n, :length, 0] = np.pad(np.eye(length)[::-1], ((0, 0), (0, 6 - length)))
+    valid = np.arange(6) < np.array(own)[:, None]
+    mask = valid[:, :, None] & valid[:, None]
+    _, found = mh.attend(99 * query, key, key, mask=mask)
+    told = heads.role_evidence(found, found.statistics(), lengths=lengths)
+    sums = {name: np.asarray(x).sum(0) for name, x in told.items()}
+    roles = heads.roles_of_evidence([sums])
+    assert roles.names.tolist() == [["anti_diagonal"]]
+    assert roles.scores["anti_diagonal"][0, 0] == 1
+    if lengths is not None:
+        told = heads.role_evidence(found, found.statistics())
+        sums = {name: np.asarray(x).sum(0) for name, x in told.items()}
+        roles = heads.roles_of_evidence([sums])
+        assert roles.scores["anti_diagonal"][0, 0] == pytest.approx(0.6)
+
+
+def test_offsets_far_away_are_others():
+    key = np.eye(200)[None, :, None]
+    _, found = mh.attend(999 * np.roll(key, -150, axis=1), key, key)
+    told = heads.role_evidence(found, found.statistics())
+    counts = np.asarray(told["positional"])[0, 0]
+    # Queries 0 to 49 look 150 ahead, the others 50 back.
+    assert (counts[-1], counts[128 + 50], counts.sum()) == (50, 150, 200)
 
 
 @pytest.mark.slow

@@ -23,9 +23,9 @@ def _numbers(layers=L, num_heads=H, names=NAMES):
     }
 
 
-def _table(numbers, layers=(0, 4)):
+def _table(numbers, layers=(0, 4), **options):
     names = [range(H)] * L
-    return heads.table(numbers, layers=layers, heads=names)
+    return heads.table(numbers, layers=layers, heads=names, **options)
 
 
 def test_a_row_per_head_has_every_number_with_its_unit():
@@ -50,19 +50,14 @@ def test_ranks_are_shown_where_they_are_known():
     assert table.csv().splitlines()[0].endswith("ablation_rank_low,ablation_rank_high")
 
 
-@pytest.mark.parametrize(
-    ("name", "share", "mark"),
-    [
-        ("largest_at_previous", 0.9, "-1"),
-        ("largest_at_own", 0.95, "0"),
-        ("largest_at_next", 1.0, "+1"),
-        ("largest_at_next", 0.899, None),
-    ],
-)
-def test_a_head_with_most_queries_at_one_offset_is_positional(name, share, mark):
-    numbers = _numbers()
-    numbers[name].mean[1, 0] = share
-    assert heads.positional(numbers, 1, 0) == mark
+def test_roles_stand_behind_the_head():
+    roles = np.full((L, H), "induction", object)
+    roles[1, 0] = "anti_diagonal"
+    table = _table(_numbers(), roles=roles)
+    assert [x.name for x in table.columns[:3]] == ["layer", "head", "role"]
+    assert table.num_keys == 3
+    assert [row["role"] for row in table.rows] == roles.ravel().tolist()
+    assert "anti_diagonal" in table.csv()
 
 
 def test_heads_that_a_layer_lacks_have_no_row():

@@ -1,19 +1,18 @@
 """What a run's folder has of its heads, joined."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import heads, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report import dossier
-from mha_haiku.report.map_set import Axis, Images, Layer, MapSet
+from mha_haiku.report.map_set import Layer, MapSet
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers, head_importance
 from mha_haiku.studies.workbench import Bench
-from tests.report.conftest import make_maps
+from mha_haiku.viewing import collect
 
 DEVICES = jax.local_devices()[:1]
 N = 5
@@ -34,8 +33,7 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
     bench = Bench(run, folders.Folder(trained))
     path = attention_dump.dump(bench, out=trained / "sharp", devices=DEVICES)
     maps = MapSet.load(path)
-    found = dossiers.roles(maps)
-    assert found.names.tolist() == maps.roles.names.tolist()
+    found = maps.roles
     expected = heads.roles(run.model, run.params, [run.examples(N)])
     assert found.names.tolist() == expected.names.tolist()
     for i, h in np.ndindex(2, 2):
@@ -45,44 +43,17 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
             assert found.scores[i, h] == pytest.approx(score, abs=2e-3)
 
 
-def test_positions_that_are_images_repeat_no_token(trained):
-    saved = MapSet.load(trained / "attention" / "maps.npz")
-    # Every query looks at the fourth key, which follows the same text.
-    example = saved.examples[0]
-    weights = tuple(np.zeros_like(each) for each in example.weights)
-    for each in weights:
-        each[..., 3] = 1
-    same = Axis.whole("a" * len(example.queries.tokens))
-    example = example._replace(queries=same, keys=same, weights=weights, masked=None)
-    saved = dataclasses.replace(saved, examples=(example,))
-    assert set(dossiers.roles(saved).names.flat) == {"induction"}
-    images = Images(np.zeros((len(same.tokens), 2, 2), np.uint8))
-    example = example._replace(images=images)
-    images = dataclasses.replace(saved, examples=(example,))
-    assert "induction" not in dossiers.roles(images).names
-
-
-def test_a_head_that_looks_two_back_in_all_examples_is_positional():
-    maps = make_maps(heads=(1,), length=6, lengths=[6, 4], has_mean=False)
-    examples = tuple(
-        each._replace(weights=(np.eye(size, k=-2, dtype=np.float32)[None],))
-        for each, size in zip(maps.examples, (6, 4), strict=True)
-    )
-    found = dossiers.roles(dataclasses.replace(maps, examples=examples))
-    assert (found.names.tolist(), found.scores.tolist()) == ([["positional"]], [[1]])
-
-
-def test_scores_of_roles_are_those_of_the_model(trained):
-    run = folders.load_run(trained)
-    saved = MapSet.load(trained / "attention" / "maps.npz")
-    expected = heads.roles(run.model, run.params, [run.examples(N)])
-    for i, h in np.ndindex(2, 2):
-        means = {name: x[h] for name, x in dossiers._scores(saved, i).items()}
-        assert set(means) == set(expected.scores)
-        for name, value in means.items():
-            # Saved weights are float16; argmax may be of another of two equal ones.
-            close = pytest.approx(expected.scores[name][i, h], abs=2e-3)
-            assert value == close or name == "positional"
+def test_equal_texts_tell_induction_and_images_do_not():
+    """Every query looks at the fourth key, which follows the same text."""
+    query = np.ones((1, 8, 1, 4), np.float32)
+    key = np.where(np.arange(8)[None, :, None, None] == 3, 20, 0) * query
+    _, found = mh.attend(query, key, key)
+    images = np.zeros((8, 2, 2), np.uint8)
+    for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
+        sides = collect.sides(found, "aaaaaaaa", **options)
+        shown = collect.map_set({"layer 0": found}, sides)
+        assert shown.roles.names.tolist() == [[expected]]
+    assert np.isnan(shown.roles.scores).all()
 
 
 def test_numbers_are_those_that_were_computed(trained):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import tasks
+from mha_haiku import heads, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import subject
 from mha_haiku.runs import folders
@@ -96,10 +96,13 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     columns = {f"{name}{end}" for name in names for end in ("", "_standard_error")}
-    assert set(lines[0]) == {"layer", "head"} | columns
-    heads = [(int(line["layer"]), int(line["head"])) for line in lines]
-    assert heads == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for line, (i, j) in zip(lines, heads, strict=True):
+    assert set(lines[0]) == {"layer", "head", "role"} | columns
+    run = folders.load_run(untrained)
+    roles = heads.roles(run.model, run.params, [run.examples(N)])
+    assert [line["role"] for line in lines] == roles.names.ravel().tolist()
+    places = [(int(line["layer"]), int(line["head"])) for line in lines]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for line, (i, j) in zip(lines, places, strict=True):
         for name in names:
             values = expected[i][name][:, j]
             error = math.sqrt(((values - values.mean()) ** 2).sum() / (N - 1) / N)

@@ -144,7 +144,7 @@ def test_roles_of_each_kind_are_those_of_the_model(made, saved):
     batches = [run.examples(N)]
     align = run.task.alignments
     expected = heads.roles(run.model, run.params, batches, align=align)
-    found = dossiers.roles(saved)
+    found = saved.roles
     assert found.names.tolist() == expected.names.tolist()
     for i, h in np.argwhere(~np.isnan(found.scores)).tolist():
         score = heads.ROLES[found.names[i, h]].score or found.names[i, h]
