@@ -191,4 +191,6 @@ def _places(maps: MapSet, run: folders.Run) -> dict:
 def _command(script: str, root: Path) -> str:
     if root.is_relative_to(Path.cwd()):
         root = root.relative_to(Path.cwd())
-    return f"python -m experiments.{script} --workdir={root}"
+    # scripts/run, as the user called it, says how; else the environment is the user's.
+    runner = os.environ.get("MHA_HAIKU_RUN", "")
+    return f"{runner} python -m experiments.{script} --workdir={root}".strip()

@@ -63,7 +63,7 @@ def view(
                 f"{name} must be None for a run, which has examples of its own; "
                 "show(run.maps(text), tokens=...) shows others."
             )
-    other_name, compare = showing.compared(compare)
+    other_name, compare = showing.named(compare)
     if _has_saved_maps(value) and (compare is None or _has_saved_maps(compare)):
         whole = dossiers.of_folder(value, compare=compare)
         if heads is not None:
@@ -73,7 +73,7 @@ def view(
     sets, names = [_maps("the run", value)], [""]
     if compare is not None:
         sets.append(_maps("compare", compare))
-        names = ["shown", other_name]
+        names = showing.distinct(sets[0].name, other_name or sets[1].name)
     title = " and ".join(each.name for each in sets)
     if heads is not None:
         sets = [_with_heads(each, heads) for each in sets]

@@ -156,23 +156,29 @@ def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget
     if compare is None:
         sets = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
         return of_dossier(dossier.Dossier(title, sets), budget=budget)
-    name, other = compared(compare)
+    name, other = named(compare)
+    own_name, other_name = "first", name or "second"
     others = collect.named_maps(other, names)
     collect.check_same_sizes(maps, others)
     own = {"wanted": heads, "kinds": kinds}
     sets = (
-        collect.map_set(maps, sides, name="shown", **own),
-        collect.map_set(others, sides, name=name, **own),
+        collect.map_set(maps, sides, name=own_name, **own),
+        collect.map_set(others, sides, name=other_name, **own),
     )
     return of_dossier(dossier.Dossier(title, sets), budget=budget)
 
 
-def compared(compare: Any) -> tuple[str, Any]:
-    """Returns the name of what is compared, and that itself."""
-    if isinstance(compare, Mapping) and len(compare) == 1:
-        (name, value), *_ = compare.items()
+def named(value: Any) -> tuple[str, Any]:
+    """Returns the name that is given to what is shown, "" for none, and that itself."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((name, value),) = value.items()
         return str(name), value
-    return "compared", compare
+    return "", value
+
+
+def distinct(name: str, other: str) -> tuple[str, str]:
+    """Returns the names of two sets of maps, numbered where they are the same."""
+    return (name, other) if name != other else (f"{name} (1)", f"{other} (2)")
 
 
 def _title(maps, kinds) -> str:

@@ -99,7 +99,10 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
 
 def test_two_runs_are_compared(run):
     page = page_of(mh.show(run, compare={"again": run}))
-    assert [each["name"] for each in page["sets"]] == ["shown", "again"]
+    assert [each["name"] for each in page["sets"]] == ["reverse, step 0", "again"]
+    same = page_of(mh.show(run, compare=run))
+    names = [each["name"] for each in same["sets"]]
+    assert names == ["reverse, step 0 (1)", "reverse, step 0 (2)"]
 
 
 def test_what_runs_do_not_take_is_refused(run, tmp_path):

@@ -166,7 +166,7 @@ def test_layers_are_a_list_or_named_by_a_dict(attention_map):
 
 def test_two_maps_are_compared(attention_map):
     page = page_of(mh.show(attention_map, compare={"after": make_map(3)}))
-    assert [each["name"] for each in page["sets"]] == ["shown", "after"]
+    assert [each["name"] for each in page["sets"]] == ["first", "after"]
     after = np.asarray(make_map(3).weights())[1].reshape(H, -1)
     np.testing.assert_allclose(weights_of(page, example=1, of=1), after, atol=1e-4)
 

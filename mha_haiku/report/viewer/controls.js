@@ -29,7 +29,11 @@ function describe() {
 function fillSelect(select, options, value) {
   const wanted = JSON.stringify(options);
   if (select.filled !== wanted) {
-    select.replaceChildren(...options.map(([name, text]) => make('option', text, { value: name })));
+    const option = ([name, text]) => make('option', text, { value: name });
+    // [label, options] is a group of them.
+    select.replaceChildren(...options.map(([name, text]) => (
+      Array.isArray(text) ? make('optgroup', '', { label: name }, ...text.map(option)) : option([name, text])
+    )));
     select.filled = wanted;
   }
   select.value = value;
@@ -105,26 +109,25 @@ function updateControls(set) {
 // What heads can be labelled, sorted and filtered by.
 function offerNumbers(set) {
   const names = numberNames(set);
-  element('rank').hidden = !names.length;
-  const short = (name) => shorten(name, 30);
+  const heads = set.layers.reduce((sum, layer) => sum + layer.heads.length, 0);
+  element('rank').hidden = !names.length || heads < 2;
+  const short = (name) => shorten(inWords(name), 30);
   fillSelect(element('beside'), [
     ['all', names.includes('role') ? 'role and numbers' : 'numbers'],
     ...names.map((name) => [name, short(name)]), ['', 'nothing'],
   ], choice.beside);
   fillSelect(element('order'), [
     ['', 'layer and head'],
-    ...names.flatMap((name) => [
-      [name, `${short(name)}, largest first`], [`-${name}`, `${short(name)}, smallest first`],
-    ]),
+    ['largest first', names.map((name) => [name, short(name)])],
+    ['smallest first', names.map((name) => [`-${name}`, short(name)])],
   ], choice.order);
   const filter = readFilter(choice.filter);
   const kind = filter?.sign ? filter.name + filter.sign : choice.filter;
   fillSelect(element('filter'), [
     ['', 'all heads'],
-    ...roleNames(set).map((name) => [`role:${name}`, `role: ${short(name)}`]),
-    ...names.flatMap((name) => [
-      [`${name}>`, `${short(name)} at least`], [`${name}<`, `${short(name)} at most`],
-    ]),
+    ...(set.roles ? [['role', roleNames(set).map((name) => [`role:${name}`, short(name)])]] : []),
+    ['at least', names.map((name) => [`${name}>`, short(name)])],
+    ['at most', names.map((name) => [`${name}<`, short(name)])],
   ], kind);
   element('bound').hidden = !/[<>]$/.test(kind);
   if (filter?.sign) element('bound').value = filter.bound;

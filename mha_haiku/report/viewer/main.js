@@ -239,6 +239,7 @@ function declareInitial() {
   const set = page.sets.at(-1);
   const initial = (name, value) => { fields.get(name).initial = value; };
   if (hasSteps()) initial('set', page.sets.length - 1);
+  else if (page.sets.length === 2) initial('compare', 'set:1');
   const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
   const [layer, head] = tellingHead(set) ?? first;
   initial('layer', layer);

@@ -215,23 +215,39 @@ function tellNumbers(set) {
     left += Number(passed);
     button.classList.toggle('dimmed', !passed);
     button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : linesAt(layer))
-      .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0')));
+      .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0', { className: name === 'role' ? 'role' : '' })));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
-    button.title = [fullName, ...all.map(([name, text]) => `${name}: ${text}`)].join('\n');
-    button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${name} ${text}`)].join(', '));
+    button.title = [fullName, ...all.map(([name, text]) => `${inWords(name)}: ${text}`)].join('\n');
+    button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${inWords(name)} ${text}`)].join(', '));
     button.style.setProperty('--share', Math.abs(numberOf(set, barred, layer, head) ?? 0) / most);
   });
+  tellLegend(set, barred, names);
   const count = overview.buttons.size;
   element('left').textContent = left < count ? `${left} of ${count} heads` : '';
+}
+
+// What the words and numbers below the thumbnails are, or the bars where they are small.
+function tellLegend(set, barred, names) {
+  const told = (name) => {
+    const unit = set.numbers.find((each) => each.name === name)?.unit;
+    return shorten(inWords(name) + (unit ? ` in ${unit}` : ''), 60);
+  };
+  const lines = overview.lines.slice(0, overview.most);
+  let text = '';
+  if (!choice.order && names.length && overview.side < captionFrom) {
+    text = barred ? `The bar below a head: its ${told(barred)}, as a share of the largest.` : '';
+  } else if (!choice.order && lines.length) text = `Below a head: ${lines.map(told).join('; ')}.`;
+  element('legend').textContent = text;
+  element('legend').hidden = !text;
 }
 
 // In full in a list; below a thumbnail the role's name or the number, briefly.
 function captionOf(set, name, layer, head) {
   if (choice.order) {
     const text = said(set, name, layer, head) || '–';
-    return name === 'role' ? text : `${name} ${text}`;
+    return name === 'role' ? text : `${inWords(name)} ${text}`;
   }
-  if (name === 'role') return shorten(set.roles?.[layer]?.[head]?.name ?? '', 20);
+  if (name === 'role') return shorten(inWords(set.roles?.[layer]?.[head]?.name ?? ''), 40);
   const number = shownNumber(numberOf(set, name, layer, head), 2);
   const error = errorOf(set, name, layer, head);
   return error === null || overview.side < 70 ? number : `${number} ± ${shownNumber(error, 1)}`;

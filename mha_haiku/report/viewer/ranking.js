@@ -8,6 +8,9 @@ function numberOf(set, name, layer, head) {
   return set.numbers.find((each) => each.name === name)?.values[layer]?.[head] ?? null;
 }
 
+// Names as the tables of numbers spell them.
+const inWords = (name) => name.replaceAll('_', ' ');
+
 function errorOf(set, name, layer, head) {
   return set.numbers.find((each) => each.name === name)?.errors?.[layer]?.[head] ?? null;
 }
@@ -26,7 +29,7 @@ function said(set, name, layer, head) {
   const value = numberOf(set, name, layer, head);
   if (name === 'role') {
     const role = set.roles?.[layer]?.[head];
-    return role ? `${shorten(role.name, 40)}${value === null ? '' : ` ${shownNumber(value)}`}` : '';
+    return role ? `${shorten(inWords(role.name), 40)}${value === null ? '' : ` ${shownNumber(value)}`}` : '';
   }
   const error = errorOf(set, name, layer, head);
   return value === null ? '' : shownNumber(value) + (error === null ? '' : ` ± ${shownNumber(error)}`);

@@ -51,7 +51,7 @@ function standingPanel() {
       : `${shownNumber(value)}${error === null ? '' : ` ± ${shownNumber(error)}`} `;
     const rank = ranks && ranks[0] !== null
       ? `rank ${ranks[0] === ranks[1] ? ranks[0] : `${ranks[0]}–${ranks[1]}`} of ${count}` : '';
-    const name = make('th', shorten(number.name.replaceAll('_', ' '), 40), { scope: 'row', title: shorten(number.label, 300) });
+    const name = make('th', shorten(inWords(number.name), 40), { scope: 'row', title: shorten(number.label, 300) });
     return make(
       'tr', '', {}, name,
       make('td', said, { className: 'standing-value' }, make('small', shorten(number.unit, 24)), make('small', rank, { className: 'standing-rank' })),
@@ -65,7 +65,7 @@ function standingPanel() {
       const own = set.roles?.[where.layer]?.[where.head];
       role.hidden = !set.roles;
       role.textContent = own
-        ? `Role: ${shorten(own.name.replaceAll('_', ' '), 60)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
+        ? `Role: ${shorten(inWords(own.name), 60)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
         : 'Role: none of the known ones';
       const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
       table.replaceChildren(...set.numbers.map((number) => row(number, where.layer, where.head, count)));
@@ -74,6 +74,10 @@ function standingPanel() {
       missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
         make('p', `${what}: not computed. `, {}, make('code', command))
       )));
+      const last = page.sets.at(-1);
+      if (hasSteps() && set !== last && set.numbers.length < last.numbers.length) {
+        missing.append(make('p', `Earlier steps have their maps alone; the other numbers are those of ${last.name}.`));
+      }
     },
   };
 }
@@ -83,5 +87,5 @@ addPanel({
   label: 'This head',
   create: standingPanel,
   shows: ({ set, layer }) => layer.heads.length > 0
-    && Boolean(set.numbers.length || set.roles || set.missing?.length),
+    && Boolean(set.numbers.length || set.roles || set.missing?.length || hasSteps()),
 });
