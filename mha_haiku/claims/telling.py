@@ -166,6 +166,23 @@ def gallery(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(parts)
 
 
+# What a verdict on an arm means.
+_IN_WORDS = {
+    "claim": {
+        verdicts.REPRODUCED: "Criteria met",
+        verdicts.PARTLY: "Some criteria met",
+        verdicts.NOT: "Criteria not met",
+        verdicts.OPEN: "Too few seeds to tell",
+    },
+    "control": {
+        verdicts.REPRODUCED: "the control shows the effect, too (it should not)",
+        verdicts.PARTLY: "the control shows a part of the effect (it should not)",
+        verdicts.NOT: "the control does not show the effect (as it should)",
+        verdicts.OPEN: "too few seeds of the control to tell",
+    },
+}
+
+
 @drawing.picture
 def picture(
     claim: base.Claim,
@@ -176,7 +193,7 @@ def picture(
     count = len(claim.criteria) + len(claim.curves)
     columns = 2 if count == 4 else min(_COLUMNS, count)
     rows = -(-count // columns)
-    said = ", ".join(f"{arm}: {each.word}" for arm, each in judged.items())
+    said = "; ".join(_IN_WORDS[arm][each.word] for arm, each in judged.items())
     control = f"Control: {claim.control}. " if "control" in judged else ""
     note = (
         f"{said}. {control}Dots are seeds, bars 90 % intervals of their mean; "
@@ -239,6 +256,8 @@ def _draw_curve(
         names = [template.format(x) for x in curve.points]
         for arm, by_seed in measured.items():
             values = np.array([[x.get(y, np.nan) for y in names] for x in by_seed])
+            if not np.isfinite(values).any():
+                continue  # nothing of it would be seen
             label = name if arm == "claim" else f"{name}, control"
             style = {"color": f"C{i}", "ls": "-" if arm == "claim" else ":"}
             axes.plot(points, values.mean(0), marker=".", label=label, **style)

@@ -32,6 +32,7 @@ _MOST_LINEAR = 32
 
 SCALES = ("linear", "root", "log")
 _LONGEST_TOKEN_OF_PANELS = 16
+_SMALLEST = 6.0  # points of a label
 _SIDE = 2.2  # inches of a panel
 
 
@@ -312,19 +313,26 @@ def of_panels(
         axes.set_title(name, fontsize=9, parse_math=False)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    for axes in grid[:, 0]:
-        _label(axes, queries, "y", size[1] / rows)
+    left = list(grid[:, 0])
+    # The lowest panels of all columns.
+    low = [grid[(len(panels) - 1 - i) // columns, i] for i in range(columns)]
+    for axes in left:
         axes.set_ylabel(_named("query", queries), fontsize=8)
-    for i in range(columns):
-        last = (len(panels) - 1 - i) // columns  # the lowest panel of the column
-        axes = grid[last, i]
-        _label(axes, keys, "x", size[0] / columns)
+    for axes in low:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel(_named("key", keys), fontsize=8)
     bar = sheet.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8)
     how = {"linear": "", "root": " (square-root scale)", "log": " (log scale)"}
     bar.set_label(f"attention weight{how[scale]}", fontsize=8)
     bar.ax.tick_params(labelsize=7)
+    for _ in range(2):  # labels take room from the panels, whose cells are smaller then
+        sheet.draw_without_rendering()
+        box = left[0].get_window_extent()
+        inches = box.height / sheet.dpi, box.width / sheet.dpi
+        for axes in left:
+            _label(axes, queries, "y", inches[0])
+        for axes in low:
+            _label(axes, keys, "x", inches[1])
     return sheet
 
 
@@ -333,20 +341,29 @@ def _named(side: str, axis: Axis) -> str:
 
 
 def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
-    """Names the bins along one side: by tokens where there is room, else by number."""
+    """Names the bins along one side of so many inches, as many as it has room for.
+
+    By tokens where there are few bins, else by number.
+    """
     bins = axis.bins
     set_ticks = axes.set_xticks if which == "x" else axes.set_yticks
+    points = max(_SMALLEST, min(9.0, 72 * 0.8 * inches / bins))
     has_tokens = any(axis.tokens) and not axis.is_pooled and bins <= _MOST_TOKENS
     if has_tokens:
-        names = [
-            _literal(labels.visible(x), _LONGEST_TOKEN_OF_PANELS) for x in axis.tokens
-        ]
-        points = max(3.0, min(9.0, 72 * 0.7 * inches / bins))
-        style = {"fontsize": points, "parse_math": False}
-        if which == "x" and max(map(len, names)) > 1:
-            style["rotation"] = 90
-        set_ticks(range(bins), names, **style)
+        names = [_literal(_word(x), _LONGEST_TOKEN_OF_PANELS) for x in axis.tokens]
+        lines = points
     else:
-        shown = range(0, bins, _step(bins))
-        set_ticks(shown, [str(axis.edges[i]) for i in shown], fontsize=7)
+        names = [str(edge) for edge in axis.edges[:bins]]
+        points = 7
+        lines = points if which == "y" else 0.7 * points * len(names[-1])
+    step = math.ceil(1.1 * lines * bins / (72 * inches))
+    shown = range(0, bins, step if has_tokens else max(step, _step(bins)))
+    is_turned = which == "x" and has_tokens and max(map(len, names)) > 1
+    style = {"fontsize": points, "parse_math": False, "rotation": 90 * is_turned}
+    set_ticks(shown, [names[i] for i in shown], **style)
     axes.tick_params(length=2, pad=2)
+
+
+def _word(token: str) -> str:
+    """Returns a token as a label that has its own place: no space marks its start."""
+    return labels.visible(token[1:] if token[:1] == " " and token[1:] else token)

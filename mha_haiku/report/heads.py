@@ -158,17 +158,19 @@ def importance_picture(
             cells,
             each.mean,
             unit=each.unit,
+            has_unit=False,  # the bars beside it have it
             title=name,
             layers=layers,
             heads=heads,
             kinds=kinds,
         )
-        _draw_bars(bars, each, heads, layers, kinds)
+        _draw_bars(bars, name, each, heads, layers, kinds)
     return sheet
 
 
 def _draw_bars(
     axes: "Axes",
+    name: str,
     numbers: PerHead,
     heads: Sequence[Sequence[int]],
     layers: Sequence[int],
@@ -197,7 +199,8 @@ def _draw_bars(
         ]
         axes.legend(handles=legend, fontsize=7)
     axes.axhline(0, color="0.5", lw=0.5)
-    axes.set_title(numbers.label, fontsize=8, loc="left", parse_math=False)
+    label = "" if numbers.label == name else numbers.label
+    axes.set_title(label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
     axes.set_ylabel(numbers.unit, fontsize=7)
     axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)

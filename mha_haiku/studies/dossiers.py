@@ -84,6 +84,9 @@ def of_maps(
         return dossier.Dossier(title, (own,), notes=tuple(notes))
     other_root = checks.as_path(compare)
     other = _with_importance(MapSet.load(compared(compare)), other_root)
+    if own.name == other.name:  # told apart by their folders
+        own = dataclasses.replace(own, name=f"{own.name}, {root or folder}")
+        other = dataclasses.replace(other, name=f"{other.name}, {other_root}")
     matches = None
     if root is not None and _same_inputs(root, other_root):
         matches = _matches(root, other_root, own, other)

@@ -182,6 +182,9 @@ def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
         )
     widths = {len(layer.heads) for layer in whole.layers}
     is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
+    (first, *others) = whole.layers
+    if title is None and not others and (first.kind or first.name.startswith("layer")):
+        title = first.name
     return figures.of_panels(
         shown_panels,
         queries=axes.queries,

@@ -72,7 +72,10 @@ def test_one_head_has_no_order(drawn):
 def test_earlier_steps_say_where_the_numbers_are(drawn):
     first = samples.maps(name="step 1", step=1)
     opened = drawn(samples.show(first, _maps("step 2", step=2)), address="#set=0")
-    said = "Earlier steps have their maps alone; the other numbers are those of step 2."
+    said = (
+        "Of earlier steps maps and roles alone are saved; the numbers of step 2 are "
+        "shown there."
+    )
     assert said in opened.inner_text("#panels .standing")
     opened.locator("#step").fill("1")
     opened.locator("#step-now", has_text="step 2").wait_for()

@@ -76,7 +76,7 @@ function standingPanel() {
       )));
       const last = page.sets.at(-1);
       if (hasSteps() && set !== last && set.numbers.length < last.numbers.length) {
-        missing.append(make('p', `Earlier steps have their maps alone; the other numbers are those of ${last.name}.`));
+        missing.append(make('p', `Of earlier steps maps and roles alone are saved; the numbers of ${last.name} are shown there.`));
       }
     },
   };
