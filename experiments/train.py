@@ -56,8 +56,7 @@ FLAGS = command_line.flag_values(
 def main(config) -> int:
     from mha_haiku.devices import cluster
     from mha_haiku.runs import folders, progress
-    from mha_haiku.studies import attention_dump, timeline
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.studies import attention_dump, timeline, workbench
     from mha_haiku.subjects import training
 
     if FLAGS.init_from is not None:
@@ -67,7 +66,7 @@ def main(config) -> int:
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
     summary = training.recorded(config, workdir, override_config=FLAGS.override_config)
     places = [own.root for _, own in folders.of_runs(folders.Folder(workdir), config)]
-    dump = f"python -m experiments.dump_attention --workdir={places[0]}"
+    dump = workbench.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
             print("Interrupted; the same command goes on from here.", file=sys.stderr)
@@ -84,7 +83,7 @@ def main(config) -> int:
         for seed, why in summary.failed.items():
             print(f"Seed {seed} has failed: {why}", file=sys.stderr)
         return int(bool(summary.failed))
-    maps = attention_dump.dump(Bench.load(workdir))
+    maps = attention_dump.dump(workbench.Bench.load(workdir))
     if not cluster.leave():
         return 0
     progress.say("drawing")

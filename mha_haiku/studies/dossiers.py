@@ -18,6 +18,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.report import dossier
 from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import folders
+from mha_haiku.studies import workbench
 
 _MATCHED_EXAMPLES = 16
 _UNSEEN = np.iinfo(np.int64).max  # the offset of a row that sees nothing
@@ -52,7 +53,8 @@ def of_folder(
         return of_maps(folder / "snapshots" / str(step), compare=compare)
     if not (folder / "maps.npz").exists():
         raise ConfigError(
-            f"There are no maps in {folder}.\n{_command('dump_attention', root)}"
+            f"There are no maps in {folder}.\n"
+            f"{workbench.command('dump_attention', root)}"
         )
     return of_maps(folder, compare=compare)
 
@@ -117,7 +119,7 @@ def compared(workdir: str | os.PathLike) -> Path:
     if not path.exists():
         raise ConfigError(
             f"compare must be a run with saved maps, and {path.parent} has none.\n"
-            f"{_command('dump_attention', root)}"
+            f"{workbench.command('dump_attention', root)}"
         )
     return path
 
@@ -127,7 +129,7 @@ def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
     if root is None or any(layer.index is None for layer in maps.layers):
         return maps
     path = folders.Folder(root).heads / "head_importance.npz"
-    command = _command("head_importance", root)
+    command = workbench.command("head_importance", root)
     if path.exists():
         found = MapSet.load(path, written_by=command)
         if found.step == maps.step:
@@ -189,11 +191,3 @@ def _places(maps: MapSet, run: folders.Run) -> dict:
         for i, layer in enumerate(maps.layers)
         for h, name in enumerate(layer.heads)
     }
-
-
-def _command(script: str, root: Path) -> str:
-    if root.is_relative_to(Path.cwd()):
-        root = root.relative_to(Path.cwd())
-    # scripts/run, as the user called it, says how; else the environment is the user's.
-    runner = os.environ.get("MHA_HAIKU_RUN", "")
-    return f"{runner} python -m experiments.{script} --workdir={root}".strip()

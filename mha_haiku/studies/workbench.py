@@ -293,6 +293,19 @@ class Bench:
             yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
 
 
+def command(script: str, root: str | os.PathLike) -> str:
+    """Returns the command line of a script for the run in a folder, for a message.
+
+    It begins with `scripts/run` where the user came by it, who may have no other
+    environment.
+    """
+    root = Path(root)
+    if root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())
+    runner = os.environ.get("MHA_HAIKU_RUN", "")
+    return f"{runner} python -m experiments.{script} --workdir={root}".strip()
+
+
 def write(
     folder: str | os.PathLike,
     name: str,

@@ -10,7 +10,7 @@ from mha_haiku.checks import ConfigError
 from mha_haiku.report import dossier
 from mha_haiku.report.map_set import Layer, MapSet
 from mha_haiku.runs import folders
-from mha_haiku.studies import attention_dump, dossiers, head_importance
+from mha_haiku.studies import attention_dump, dossiers, head_importance, workbench
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.viewing import collect
 
@@ -126,4 +126,15 @@ def test_a_run_is_compared_with_another(trained, tmp_path):
 
 def test_a_folder_without_maps_is_a_mistake(tmp_path):
     with pytest.raises(ConfigError, match="no maps in .*\n.*dump_attention"):
+        dossiers.of_folder(tmp_path)
+
+
+def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MHA_HAIKU_RUN", raising=False)
+    plain = "python -m experiments.dump_attention --workdir=runs/a"
+    assert workbench.command("dump_attention", tmp_path / "runs" / "a") == plain
+    monkeypatch.setenv("MHA_HAIKU_RUN", "../scripts/run")
+    assert workbench.command("dump_attention", "runs/a") == f"../scripts/run {plain}"
+    with pytest.raises(ConfigError, match="\n../scripts/run python -m experiments"):
         dossiers.of_folder(tmp_path)
