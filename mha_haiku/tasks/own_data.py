@@ -251,8 +251,9 @@ def from_arrays(
     inputs = _inputs(inputs)
     count, length = inputs.shape[:2]
     kind = Arrays
+    counted = None  # the number of targets that count
     if lengths is not None:
-        lengths = _integers("lengths", lengths, ["N"], (count,), 1, length)
+        counted = lengths = _integers("lengths", lengths, ["N"], (count,), 1, length)
     if targets is None:
         if inputs.ndim != 2 or length < 2 or weights is not None:
             raise ValueError(
@@ -260,14 +261,14 @@ def from_arrays(
                 f"and weights None, got {_described(inputs)}."
             )
         kind, inputs, targets = NextTokens, inputs[:, :-1], inputs[:, 1:]
-        lengths = None if lengths is None else np.maximum(lengths - 1, 1)
-        num_classes = num_tokens
+        if lengths is not None:
+            counted, lengths = lengths - 1, np.maximum(lengths - 1, 1)
     else:
         ndim = np.ndim(targets)
         wanted = (count,) if ndim == 1 else (count, length)
         targets = _integers("targets", targets, ["N", "N, T"], wanted, 0)
         kind = Labels if ndim == 1 else Arrays
-    weights = _weights(weights, targets, lengths)
+    weights = _weights(weights, targets, counted)
     if inputs.ndim == 2:
         most = max(inputs.max(), targets.max()) if kind is NextTokens else inputs.max()
         num_tokens = _counted("num_tokens", num_tokens, most)
@@ -441,7 +442,7 @@ def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarr
     return values.astype(np.int32)
 
 
-def _weights(weights, targets, lengths) -> np.ndarray:
+def _weights(weights, targets, counted) -> np.ndarray:
     if weights is None:
         weights = np.ones(targets.shape, np.float32)
     weights = np.asarray(weights)
@@ -450,15 +451,14 @@ def _weights(weights, targets, lengths) -> np.ndarray:
             f"weights must be shaped like targets, {targets.shape}, got "
             f"{_described(weights)}."
         )
+    if counted is not None and targets.ndim == 2:
+        weights = weights * (np.arange(targets.shape[1]) < counted[:, None])
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
         raise ValueError(
-            "weights must be finite, 0 or more and not all 0, got "
+            "weights must be finite, 0 or more and not all 0 where targets count, got "
             f"{_described(weights)}."
         )
-    weights = weights.astype(np.float32)
-    if lengths is not None and targets.ndim == 2:
-        weights = weights * (np.arange(targets.shape[1]) < lengths[:, None])
-    return weights
+    return weights.astype(np.float32)
 
 
 def _counted(name, given, largest) -> int:
