@@ -266,26 +266,25 @@ def role_evidence(
 
 
 def _counts(values, seen) -> Array:
-    """Returns how often each of -128 to 128 is there where seen, and what else is."""
-    num_bins = 2 * _FARTHEST + 2
-    if not math.prod(seen.shape[:2]):
-        return jnp.zeros((*seen.shape[:2], num_bins))
-    bins = jnp.where(jnp.abs(values) <= _FARTHEST, values + _FARTHEST, num_bins - 1)
-    lines = jnp.arange(math.prod(seen.shape[:2])).reshape(*seen.shape[:2], 1)
-    # One histogram for all: what is not seen goes past its end, which bincount drops.
-    slot = jnp.where(seen, lines * num_bins + bins, lines.size * num_bins)
-    counts = jnp.bincount(slot.reshape(-1), length=lines.size * num_bins)
-    return counts.reshape(*seen.shape[:2], num_bins).astype(jnp.float32)
+    """Returns how often each of -128 to 128 is there where seen, and what else is.
+
+    By comparisons: examples on several devices are counted where they are.
+    """
+    wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
+    is_there = (values[..., None] == wanted) & seen[..., None]
+    counts = is_there.sum(-2, dtype=jnp.float32)
+    others = seen.sum(-1, dtype=jnp.float32) - counts.sum(-1)
+    return jnp.concatenate([counts, others[..., None]], -1)
 
 
 def _repeated(tokens, counted) -> Array:
     """Returns the share `[B]` of counted queries whose token has occurred before."""
     # A stable sort puts equal tokens side by side, in the order of their positions: all
-    # but the first of each group have occurred before.
-    order = jnp.argsort(tokens, axis=-1, stable=True)
-    in_order = jnp.take_along_axis(tokens, order, -1)
+    # but the first of each group have occurred before. A second one puts them back.
+    places = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, tokens.ndim - 1)
+    in_order, places = jax.lax.sort((tokens, places), num_keys=1, is_stable=True)
     same = jnp.pad(in_order[:, 1:] == in_order[:, :-1], ((0, 0), (1, 0)))
-    again = jnp.zeros_like(same).at[jnp.arange(len(tokens))[:, None], order].set(same)
+    _, again = jax.lax.sort((places, same), num_keys=1)
     return (again & counted).sum(-1) / jnp.maximum(counted.sum(-1), 1)
 
 
@@ -307,8 +306,11 @@ def _correlations(rows, places, seen) -> Array:
 
 def _entropy_of_equal_weights(attention_map) -> Array:
     """Returns the mean entropy `[B, 1]` of equal weights on all unmasked keys."""
-    zeros = jnp.zeros((*attention_map.query.shape[:-2], 1, 1))
-    keys = jnp.zeros((*attention_map.key.shape[:-2], 1, 1))
+    # Made of the queries and keys, so that they are on the devices on which these are.
+    zeros, keys = (
+        jnp.nan_to_num(x[..., :1, :1] * 0).astype(jnp.float32)
+        for x in (attention_map.query, attention_map.key)
+    )
     _, equal = attention.attend(zeros, keys, keys, mask=attention_map.mask)
     return equal.statistics().entropy
 
