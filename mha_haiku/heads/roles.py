@@ -306,11 +306,8 @@ def _correlations(rows, places, seen) -> Array:
 
 def _entropy_of_equal_weights(attention_map) -> Array:
     """Returns the mean entropy `[B, 1]` of equal weights on all unmasked keys."""
-    # Made of the queries and keys, so that they are on the devices on which these are.
-    zeros, keys = (
-        jnp.nan_to_num(x[..., :1, :1] * 0).astype(jnp.float32)
-        for x in (attention_map.query, attention_map.key)
-    )
+    zeros = jnp.zeros((*attention_map.query.shape[:-2], 1, 1))
+    keys = jnp.zeros((*attention_map.key.shape[:-2], 1, 1))
     _, equal = attention.attend(zeros, keys, keys, mask=attention_map.mask)
     return equal.statistics().entropy
 

@@ -256,3 +256,22 @@ def test_no_batches_are_refused():
     with pytest.raises(ValueError, match="batches must not be empty"):
         pair = (model, random_params(of))
         heads.match(pair, pair, [])
+
+
+def test_devices_that_share_examples_need_not_meet_for_roles():
+    if len(jax.devices()) < 2:
+        pytest.skip("there is one device")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    split = jax.NamedSharding(mesh, jax.P("data"))
+
+    def told(x, tokens, lengths):
+        _, found = mh.attend(x, x, x)
+        statistics = found.statistics(tokens=tokens)
+        return heads.role_evidence(found, statistics, tokens=tokens, lengths=lengths)
+
+    x = jax.device_put(np.ones((4, 6, 2, 3), np.float32), split)
+    tokens = jax.device_put(np.arange(24).reshape(4, 6) % 5, split)
+    lengths = jax.device_put(np.array([6, 5, 4, 3]), split)
+    compiled = jax.jit(told, out_shardings=split).lower(x, tokens, lengths).compile()
+    for collective in ("all-reduce", "all-gather", "all-to-all"):
+        assert collective not in compiled.as_text()
