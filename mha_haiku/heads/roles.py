@@ -72,6 +72,7 @@ MIXED = "mixed"
 # Offsets up to this are told apart, and sums of positions up to this far from that of
 # the anti-diagonal.
 _FARTHEST = 128
+_BLOCK = 1024  # queries whose keys are counted together
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 
@@ -305,11 +306,29 @@ def _correlations(rows, places, seen) -> Array:
 
 
 def _entropy_of_equal_weights(attention_map) -> Array:
-    """Returns the mean entropy `[B, 1]` of equal weights on all unmasked keys."""
-    zeros = jnp.zeros((*attention_map.query.shape[:-2], 1, 1))
-    keys = jnp.zeros((*attention_map.key.shape[:-2], 1, 1))
-    _, equal = attention.attend(zeros, keys, keys, mask=attention_map.mask)
-    return equal.statistics().entropy
+    """Returns the mean entropy `[B..., H]` of equal weights on all unmasked keys.
+
+    H is 1 where all heads have the same mask. Queries without a key do not count.
+    """
+    *batch_shape, _, num_queries, num_keys = attention_map.shape
+    mask, origin = attention_map.mask, attention_map.origin
+    columns = origin.columns(np.arange(num_keys))
+
+    def counts(rows):
+        tile = mask.aligned_tile(origin.rows(rows), columns, len(batch_shape))
+        shape = (*tile.shape[:-2], len(rows), num_keys)
+        return jnp.broadcast_to(tile, shape).sum(-1)
+
+    if num_queries <= _BLOCK:
+        found = counts(np.arange(num_queries))
+    else:
+        blocks = -(-num_queries // _BLOCK)
+        rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
+        found = jax.lax.map(counts, rows.reshape(blocks, _BLOCK))
+        found = jnp.moveaxis(found, 0, -2)
+        found = jax.lax.collapse(found, found.ndim - 2)[..., :num_queries]
+    entropies = jnp.log(jnp.maximum(found, 1))
+    return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
 
 
 def roles_of_evidence(
