@@ -26,6 +26,8 @@ class Score(abc.ABC):
     train, or a class such as this one, of minus the squared distances of queries and
     keys, at a rate for each head; it is differentiated with respect to the rates, too:
 
+        from mha_haiku.attention import Score, attend
+
         @jax.tree_util.register_dataclass
         @dataclasses.dataclass(frozen=True)
         class Distance(Score):

@@ -69,10 +69,9 @@ ROLES = {
     ),
 }
 MIXED = "mixed"
-# Offsets up to this are told apart, and sums of positions up to this far from that of
-# the anti-diagonal.
+# The largest offset that has a count of its own; likewise the largest distance from the
+# anti-diagonal.
 _FARTHEST = 128
-_BLOCK = 1024  # queries whose keys are counted together
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 
@@ -212,7 +211,7 @@ def role_evidence(
 
     Args:
       attention_map: Of N examples in all.
-      statistics: Those of the map, with what `tokens` and separators tell.
+      statistics: `attention_map.statistics(tokens=..., positions=separators)`.
       kind: The kind of its layer.
       tokens: `[B..., T]`, of the queries; None: not known.
       lengths: `[N]`, numbers of valid keys; None: all are.
@@ -311,22 +310,10 @@ def _entropy_of_equal_weights(attention_map) -> Array:
     H is 1 where all heads have the same mask. Queries without a key do not count.
     """
     *batch_shape, _, num_queries, num_keys = attention_map.shape
-    mask, origin = attention_map.mask, attention_map.origin
-    columns = origin.columns(np.arange(num_keys))
-
-    def counts(rows):
-        tile = mask.aligned_tile(origin.rows(rows), columns, len(batch_shape))
-        shape = (*tile.shape[:-2], len(rows), num_keys)
-        return jnp.broadcast_to(tile, shape).sum(-1)
-
-    if num_queries <= _BLOCK:
-        found = counts(np.arange(num_queries))
-    else:
-        blocks = -(-num_queries // _BLOCK)
-        rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
-        found = jax.lax.map(counts, rows.reshape(blocks, _BLOCK))
-        found = jnp.moveaxis(found, 0, -2)
-        found = jax.lax.collapse(found, found.ndim - 2)[..., :num_queries]
+    found = attention_map.mask.aligned_key_counts(
+        num_queries, num_keys, len(batch_shape), attention_map.origin
+    )
+    found = jnp.broadcast_to(found, (*found.shape[:-1], num_queries))
     entropies = jnp.log(jnp.maximum(found, 1))
     return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
 
@@ -340,7 +327,7 @@ def roles_of_evidence(
     """Returns roles from the sums over examples of `role_evidence`, `[H, ...]`.
 
     Args:
-      found: That of each layer; H may differ.
+      found: A dictionary for each layer; layers may differ in H.
       columns: For each layer the column of each head in the result; None: in order.
       kinds: The kind of each layer.
     """

@@ -34,6 +34,9 @@ class Mask(abc.ABC):
     one, of keys that have the color of their query; `mha_haiku.tiles` takes positions
     out of arrays:
 
+        from mha_haiku import attend, tiles
+        from mha_haiku.masks import Mask, causal
+
         @jax.tree_util.register_dataclass
         @dataclasses.dataclass(frozen=True)
         class SameColor(Mask):
@@ -255,21 +258,46 @@ class Mask(abc.ABC):
         seeing = jnp.moveaxis(self._any_in_blocks(-1, *sizes), 0, -2)
         return ~lax.collapse(seeing, seeing.ndim - 2)[..., :num_queries]
 
-    def _any_in_blocks(self, axis, num_queries, num_keys, batch_ndim, first_query):
-        """Returns `[blocks, B..., H, ...]`: whether there is any pair along an axis.
+    def aligned_key_counts(
+        self,
+        num_queries: int,
+        num_keys: int,
+        batch_ndim: int,
+        origin: tiles.Origin,
+    ) -> Array:
+        """Returns how many keys each query sees, `[B..., H, T]`."""
+        counts = self._in_blocks(
+            lambda tile: jnp.broadcast_to(tile, (*tile.shape[:-1], num_keys)).sum(-1),
+            num_queries,
+            num_keys,
+            batch_ndim,
+            origin.query,
+            origin.key,
+        )
+        counts = jnp.moveaxis(counts, 0, -2)
+        return lax.collapse(counts, counts.ndim - 2)[..., :num_queries]
+
+    def _any_in_blocks(self, axis, *sizes):
+        """Returns `[blocks, B..., H, ...]`: whether there is any pair along an axis."""
+        return self._in_blocks(lambda tile: tile.any(axis), *sizes)
+
+    def _in_blocks(
+        self, function, num_queries, num_keys, batch_ndim, first_query, first_key=0
+    ):
+        """Returns a function of tiles `[B..., H, R, S]`, stacked along a first axis.
 
         The last block of queries repeats the last query.
         """
-        columns = jnp.arange(num_keys)
+        columns = first_key + jnp.arange(num_keys)
 
-        def any_of_block(rows):
-            return self.aligned_tile(rows, columns, batch_ndim).any(axis)
+        def of_block(rows):
+            return function(self.aligned_tile(rows, columns, batch_ndim))
 
         if num_queries <= _BLOCK:
-            return any_of_block(first_query + jnp.arange(num_queries))[None]
+            return of_block(first_query + jnp.arange(num_queries))[None]
         blocks = -(-num_queries // _BLOCK)
         rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
-        return lax.map(any_of_block, (first_query + rows).reshape(blocks, _BLOCK))
+        return lax.map(of_block, (first_query + rows).reshape(blocks, _BLOCK))
 
     def _without_heads(self, aligned: Array, batch_ndim: int, sizes: tuple) -> Array:
         """Broadcasts the position axes; drops the head axis where heads are alike."""

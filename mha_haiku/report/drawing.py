@@ -69,8 +69,8 @@ class Scale(NamedTuple):
 
         Args:
           values: Any shape.
-          unit: Their unit. Units other than nats, keys, positions, bits and those of a
-            metric are those of shares, whose scale goes to 1 even if all are small.
+          unit: Their unit. Nats, keys, positions, bits and the units of a metric have
+            no upper end; any other unit measures a share, so its scale goes up to 1.
         """
         known = values[np.isfinite(values)]
         top = rounded_up(np.abs(known).max(initial=0.0))
@@ -227,7 +227,6 @@ def heat_map(
     values: np.ndarray,
     *,
     unit: str,
-    has_unit: bool = True,
     title: str,
     layers: Sequence[int],
     heads: Sequence[Sequence[str]] | None = None,
@@ -238,8 +237,7 @@ def heat_map(
     Args:
       axes: Where to.
       values: `[L, H]`; NaN, drawn grey, where a layer has fewer heads.
-      unit: Theirs; see `Scale.of`.
-      has_unit: Whether it stands beside the colour bar.
+      unit: Beside the colour bar.
       title: Above the axes.
       layers: The number of each layer, within its kind where there are kinds.
       heads: For each layer the names of its heads, which are not their places; they
@@ -258,7 +256,7 @@ def heat_map(
     title = textwrap.fill(title, 44)
     axes.set_title(title, fontsize=8.5, loc="left", parse_math=False)
     bar = axes.figure.colorbar(image, ax=axes)
-    bar.set_label(unit if has_unit else "", fontsize=7)
+    bar.set_label(unit, fontsize=7)
     bar.ax.tick_params(labelsize=7)
     bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
     rows = layers

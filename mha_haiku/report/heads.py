@@ -158,7 +158,6 @@ def importance_picture(
             cells,
             each.mean,
             unit=each.unit,
-            has_unit=False,  # the bars beside it have it
             title=name,
             layers=layers,
             heads=heads,
@@ -202,7 +201,6 @@ def _draw_bars(
     label = "" if numbers.label == name else numbers.label
     axes.set_title(label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
-    axes.set_ylabel(numbers.unit, fontsize=7)
     axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
     shown = order.tolist() if len(order) <= _MOST_NAMES else []
     names = [f"{layers[i]}.{heads[i][h]}" for i, h in shown]

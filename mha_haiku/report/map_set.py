@@ -232,7 +232,7 @@ class MapSet:
       step: The training step; None if the set is not a moment of a training.
       numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
         heads end with NaN.
-      roles: What the heads do, likewise; or None.
+      roles: What each head does, `[L, H]` like the numbers; or None.
       missing: Pairs of what was not computed ("importance") and the command that does.
     """
 

@@ -171,8 +171,8 @@ def _run(
     if given is not None and given.arrays is not None:
         if kept is not None and kept.tokenizer != given.tokenizer:
             raise checks.ConfigError(
-                "The examples have other tokens or labels than those of the run that "
-                "is trained on; give examples with the same ones, or another workdir."
+                "The examples and the run that they would train have different tokens "
+                "or labels; give examples with the same ones, or another workdir."
             )
         kept = given
     task = configuration.make_task(config, kept)

@@ -83,21 +83,15 @@ def see(
       examples: Which of the N examples.
       bins: To how many rows and columns the map is pooled, at most; None: not at all.
       kind: Of its layer, for the roles of heads; there are roles of whole maps.
-      tokens: Those of the queries, for the statistics and roles that need them.
+      tokens: The tokens of the queries, which some statistics and roles need.
       lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
       has_patches: Whether a pooled map has finer parts.
       has_channels: Whether a whole map has its queries and keys.
       gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
-    numbers, evidence, patches, masked, channels, pooled = (
-        {},
-        {},
-        None,
-        None,
-        None,
-        None,
-    )
+    numbers, evidence = {}, {}
+    patches = masked = channels = pooled = None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
     if has_numbers:

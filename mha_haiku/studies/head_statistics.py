@@ -35,7 +35,7 @@ class HeadStatistics(NamedTuple):
         that need tokens are left out where inputs are features, and NaN of
         cross-attention, whose queries and keys are of two texts.
       kinds: The kind of each layer; () in a model of one kind.
-      roles: What the heads do, likewise; None: not known.
+      roles: What each head does, `[L, H]` like the numbers; None: not known.
     """
 
     title: str

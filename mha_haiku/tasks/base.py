@@ -81,6 +81,8 @@ class Task(abc.ABC):
     of `correct` over the positions that count. A whole one, to say which of two tokens
     is larger, for `mha_haiku.train(Larger(), "runs/larger")`:
 
+        from mha_haiku.tasks import Example, Task
+
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class Larger(Task):
             sequence_length: int = 2

@@ -15,7 +15,6 @@ from mha_haiku.tasks import base, sampling, sequence_to_sequence, spelling, toke
 
 _TOKENIZERS = ("characters", "bpe")
 _LEARNT_FROM = 10_000  # numbers, by byte pairs
-_LARGEST_VOCABULARY = 2**14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     vocabulary_size: int = fields.option(
         320,
         "largest number of tokens of either language",
-        fields.integer(2, _LARGEST_VOCABULARY),
+        fields.integer(2, sequence_to_sequence.LARGEST_VOCABULARY),
     )
     held_out_fraction: float = fields.option(
         0.1, "share of the numbers to evaluate on", checks.fraction

@@ -24,6 +24,9 @@ _TRAINERS = {
 }
 
 
+_PLACES = "places"
+
+
 class Rows(NamedTuple):
     """Examples on the host, the first axis being theirs."""
 
@@ -33,12 +36,21 @@ class Rows(NamedTuple):
     lengths: np.ndarray | None  # [N] int32; None: all of the inputs are valid
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Held(base.Task):
     """A task whose data is in `Kept.arrays`; its sha256 stands in the config.
 
-    The data of an example decides whether it is held out, by its hash: equal inputs are
-    in the same part, and more data leaves each example in its own.
+    One of the arrays, `_PLACES`, decides what is held out: `[N]` numbers in [0, 1) made
+    of the hash of each input, as it was given. So equal inputs are in the same part,
+    and more data leaves each example in its own.
     """
+
+    held_out_fraction: float = fields.option(
+        0.1, "share of the examples to evaluate on", checks.fraction, section="data"
+    )
+    sha256: str = fields.option("", "of the data", fields.text, section="data")
+
+    kept: dataclasses.InitVar[base.Kept | None] = None
 
     def __post_init__(self, kept: base.Kept | None):
         super().__post_init__()
@@ -59,15 +71,7 @@ class _Held(base.Task):
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
-        data = self._data
-        held_out = np.array(
-            [
-                sampling.is_held_out(
-                    hashlib.sha256(row.tobytes()).hexdigest(), self.held_out_fraction
-                )
-                for row in data[0]
-            ]
-        )
+        data, held_out = self._data, self._kept.arrays[_PLACES] < self.held_out_fraction
         if held_out.all() or not held_out.any():
             raise checks.ConfigError(
                 "held_out_fraction must leave examples to both parts, got "
@@ -99,12 +103,6 @@ class Arrays(_Held):
         fields.optional(sampling.count(1)),
     )
     num_classes: int = fields.option(1, "number of classes", sampling.count(1))
-    held_out_fraction: float = fields.option(
-        0.1, "share of the examples to evaluate on", checks.fraction, section="data"
-    )
-    sha256: str = fields.option("", "of the data", fields.text, section="data")
-
-    kept: dataclasses.InitVar[base.Kept | None] = None
 
     @property
     def feature_size(self) -> int | None:
@@ -181,12 +179,6 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
     """
 
     name: ClassVar[str] = "text_pairs"
-    held_out_fraction: float = fields.option(
-        0.1, "share of the pairs to evaluate on", checks.fraction, section="data"
-    )
-    sha256: str = fields.option("", "of the data", fields.text, section="data")
-
-    kept: dataclasses.InitVar[base.Kept | None] = None
 
     @property
     def sequence_length(self) -> int:
@@ -249,37 +241,36 @@ def from_arrays(
       ValueError: If one does not fit; it says the shape that was given.
     """
     inputs = _inputs(inputs)
-    count, length = inputs.shape[:2]
-    kind = Arrays
+    (count, length, *size), places = (
+        inputs.shape,
+        _places(map(np.ndarray.tobytes, inputs)),
+    )
+    if not size:
+        num_tokens = _counted("num_tokens", num_tokens, inputs.max())
+    elif num_tokens is not None:
+        raise ValueError("num_tokens must be None, as inputs are features.")
     counted = None  # the number of targets that count
     if lengths is not None:
         counted = lengths = _integers("lengths", lengths, ["N"], (count,), 1, length)
     if targets is None:
-        if inputs.ndim != 2 or length < 2 or weights is not None:
+        if size or length < 2 or weights is not None or num_classes is not None:
             raise ValueError(
                 "without targets inputs must be [N, T] tokens with T of at least 2, "
-                f"and weights None, got {_described(inputs)}."
+                f"and weights and num_classes None, got {_described(inputs)}."
             )
         kind, inputs, targets = NextTokens, inputs[:, :-1], inputs[:, 1:]
+        num_classes = num_tokens
         if lengths is not None:
             counted, lengths = lengths - 1, np.maximum(lengths - 1, 1)
     else:
-        ndim = np.ndim(targets)
-        wanted = (count,) if ndim == 1 else (count, length)
+        kind = Labels if np.ndim(targets) == 1 else Arrays
+        wanted = (count,) if kind is Labels else (count, length)
         targets = _integers("targets", targets, ["N", "N, T"], wanted, 0)
-        kind = Labels if ndim == 1 else Arrays
-    weights = _weights(weights, targets, counted)
-    if inputs.ndim == 2:
-        most = max(inputs.max(), targets.max()) if kind is NextTokens else inputs.max()
-        num_tokens = _counted("num_tokens", num_tokens, most)
-    elif num_tokens is not None:
-        raise ValueError("num_tokens must be None, as inputs are features.")
-    if kind is NextTokens:
-        num_classes = num_tokens
-    arrays = Rows(inputs, targets, weights, lengths)._asdict()
+    rows = Rows(inputs, targets, _weights(weights, targets, counted), lengths)
     return _task(
         kind,
-        {name: x for name, x in arrays.items() if x is not None},
+        rows,
+        places,
         sequence_length=inputs.shape[1],
         num_tokens=num_tokens,
         num_classes=_counted("num_classes", num_classes, targets.max()),
@@ -310,7 +301,8 @@ def from_examples(
     """
     pairs = _pairs(examples)
     checks.choice("tokenizer", tokenizer, _TRAINERS)
-    checks.positive_integer("vocabulary_size", vocabulary_size)
+    largest = sequence_to_sequence.LARGEST_VOCABULARY
+    checks.integer_in("vocabulary_size", vocabulary_size, 2, largest)
     texts, seconds = zip(*pairs, strict=True)
     different = sorted(set(seconds), key=lambda x: (str(type(x)), x))
     if labels is None:
@@ -329,19 +321,18 @@ def from_examples(
         _padded(each, side, room_for_end=i)
         for i, (each, side) in enumerate(zip(made, sides, strict=True))
     ]
+    held = _places(text.encode(errors="surrogatepass") for text in texts)
     if not labels:
-        arrays = dict(
-            zip(sequence_to_sequence.Pairs._fields, sum(padded, ()), strict=True)
-        )
-        return _task(TextPairs, arrays, stored, held_out_fraction=held_out_fraction)
+        both = sequence_to_sequence.Pairs(*padded[0], *padded[1])
+        return _task(TextPairs, both, held, stored, held_out_fraction=held_out_fraction)
     stored["labels"] = different
     (inputs, lengths) = padded[0]
-    places = {label: i for i, label in enumerate(different)}
-    targets = np.array([places[x] for x in seconds], np.int32)
+    targets = np.array([different.index(x) for x in seconds], np.int32)
     rows = Rows(inputs.astype(np.int32), targets, np.ones(len(pairs), "f4"), lengths)
     return _task(
         Labels,
-        rows._asdict(),
+        rows,
+        held,
         stored,
         sequence_length=inputs.shape[1],
         num_tokens=made[0].num_tokens,
@@ -350,7 +341,15 @@ def from_examples(
     )
 
 
-def _task(kind, arrays, stored=None, **options) -> Any:
+def _places(inputs) -> np.ndarray:
+    """Returns what decides which inputs are held out, `[N]`, from their bytes."""
+    return np.array([sampling.place(each) for each in inputs])
+
+
+def _task(kind, data, places, stored=None, **options) -> Any:
+    """Returns a task of a kind, with its data, a named tuple of arrays."""
+    arrays = {name: x for name, x in data._asdict().items() if x is not None}
+    arrays[_PLACES] = places
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
     return kind(sha256=_sha256(kept), kept=kept, **options)
 

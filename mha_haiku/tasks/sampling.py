@@ -73,5 +73,10 @@ def is_held_out(what: str, fraction: float) -> bool:
 
     Its hash decides: what is added to the data leaves all the rest in its part.
     """
-    digest = hashlib.sha256(what.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+    return place(what.encode()) < fraction
+
+
+def place(what: bytes) -> float:
+    """Returns a number in [0, 1), made of a hash: uniform, the same for equal bytes."""
+    digest = hashlib.sha256(what).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # what a float can hold

@@ -17,6 +17,7 @@ from mha_haiku.tasks import base, sampling, tokenization
 
 # What a source is filled up with; masked as its length says, so any token would do.
 _PADDING = 0
+LARGEST_VOCABULARY = 2**14  # tokens of a text; rows are int16
 
 
 class Pairs(NamedTuple):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import attention, masks, tiles
-from mha_haiku.attention import scores
+from mha_haiku import attention, masks
 from tests import docstring
 
 QUERY, KEY, VALUE = jax.random.normal(jax.random.key(0), (3, 2, 70, 4, 8))
@@ -25,16 +24,16 @@ def _expected(rate):
     return -rate[None, :, None, None] * jnp.moveaxis((apart**2).sum(-1), -1, 1)
 
 
-def _from_documentation(documented, name, given):
+def _from_documentation(documented, name):
     code = docstring.code_of(documented).split("\nattend(")[0]
-    names = {"jax": jax, "jnp": jnp, "dataclasses": dataclasses, **given}
+    names = {"jax": jax, "jnp": jnp, "dataclasses": dataclasses}
     exec(code, names)
     return names[name]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
 def test_the_class_in_the_documentation_is_right_and_trains(implementation):
-    distance = _from_documentation(scores.Score, "Distance", {"Score": attention.Score})
+    distance = _from_documentation(attention.Score, "Distance")
     rate = jnp.arange(1.0, 5) / 4
 
     def loss(rate):
@@ -72,9 +71,7 @@ def test_a_function_is_a_score_of_grouped_heads(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
 def test_the_mask_in_the_documentation_is_right(implementation):
-    same_color = _from_documentation(
-        masks.Mask, "SameColor", {"Mask": masks.Mask, "tiles": tiles}
-    )
+    same_color = _from_documentation(masks.Mask, "SameColor")
     colors = jnp.arange(140).reshape(2, 70) % 3
     mask = masks.causal() & same_color(colors)
     _, found = mh.attend(QUERY, KEY, VALUE, mask=mask, implementation=implementation)

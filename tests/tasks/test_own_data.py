@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 
 import jax
@@ -64,6 +63,23 @@ def test_no_input_is_in_both_parts_and_more_data_moves_none():
     assert {row.tobytes() for row in fewer.held_out_data.inputs} <= parts[1]
 
 
+@pytest.mark.parametrize("labels", [True, False])
+def test_longer_texts_move_none_of_the_others(labels):
+    def held_out(pairs):
+        task = tasks.from_examples(pairs, labels=labels, held_out_fraction=0.3)
+        data = task.held_out_data
+        rows = data[0] if labels else data.sources
+        lengths = data.lengths if labels else data.source_lengths
+        return {
+            "".join(task.token_label(int(x)) for x in row[:length])
+            for row, length in zip(rows, lengths, strict=True)
+        }
+
+    longer = [("a text of other letters, and much longer", "0"), ("jump", "1")]
+    before, after = held_out(SUMS), held_out(SUMS + longer)
+    assert before == {x for x in after if "plus" in x}
+
+
 def test_what_is_behind_the_length_does_not_count():
     lengths = np.arange(200) % 9 + 1
     task = tasks.from_arrays(TOKENS, TOKENS, lengths=lengths)
@@ -109,6 +125,7 @@ def test_the_baseline_is_that_of_the_frequencies():
         ({"targets": TOKENS, "num_tokens": 3}, "num_tokens must be above 6"),
         ({"targets": TOKENS, "num_classes": 3}, "num_classes must be above 6"),
         ({"targets": TOKENS, "held_out_fraction": 0.0}, "holds out 0 of 200"),
+        ({"num_classes": 9}, "weights and num_classes None"),
     ],
 )
 def test_what_does_not_fit_is_told_by_its_shape(given, message):
@@ -162,6 +179,11 @@ def test_what_is_no_pair_is_told_by_its_number(examples, message):
         tasks.from_examples(examples)
 
 
+def test_more_tokens_than_rows_can_hold_are_refused():
+    with pytest.raises(ValueError, match="vocabulary_size must be .* 16384"):
+        tasks.from_examples(SUMS, tokenizer="bpe", vocabulary_size=2**15)
+
+
 def test_a_config_alone_cannot_give_data():
     task = tasks.from_arrays(TOKENS, TOKENS)
     config = runs.default_config(task)
@@ -208,8 +230,8 @@ def test_labels_of_other_texts_do_not_go_on_with_a_run(tmp_path):
 
 
 def test_the_documentation_of_a_task_is_enough_to_write_one():
-    given = vars(tasks) | {"dataclasses": dataclasses, "math": math}
-    exec(docstring.code_of(tasks.Task), given | {"jax": jax, "jnp": jnp}, names := {})
+    names = {"dataclasses": dataclasses, "jax": jax, "jnp": jnp}
+    exec(docstring.code_of(tasks.Task), names)
     example = tasks.check("Larger", names["Larger"]())
     assert example.inputs.shape == (2,)
 
