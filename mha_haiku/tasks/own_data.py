@@ -241,10 +241,8 @@ def from_arrays(
       ValueError: If one does not fit; it says the shape that was given.
     """
     inputs = _inputs(inputs)
-    (count, length, *size), places = (
-        inputs.shape,
-        _places(map(np.ndarray.tobytes, inputs)),
-    )
+    count, length, *size = inputs.shape
+    places = _places(row.tobytes() for row in inputs)
     if not size:
         num_tokens = _counted("num_tokens", num_tokens, inputs.max())
     elif num_tokens is not None:
@@ -327,7 +325,8 @@ def from_examples(
         return _task(TextPairs, both, held, stored, held_out_fraction=held_out_fraction)
     stored["labels"] = different
     (inputs, lengths) = padded[0]
-    targets = np.array([different.index(x) for x in seconds], np.int32)
+    classes = {label: c for c, label in enumerate(different)}
+    targets = np.array([classes[x] for x in seconds], np.int32)
     rows = Rows(inputs.astype(np.int32), targets, np.ones(len(pairs), "f4"), lengths)
     return _task(
         Labels,

@@ -225,7 +225,7 @@ def test_labels_of_other_texts_do_not_go_on_with_a_run(tmp_path):
     runs.train(config, tmp_path / "run", task=task)
     other = tasks.from_examples([(a.replace("plus", "and"), b) for a, b in PARITY])
     config.training.steps = 4
-    with pytest.raises(ConfigError, match="other tokens or labels"):
+    with pytest.raises(ConfigError, match="different tokens or labels"):
         runs.train(config, tmp_path / "run", task=other, override_config=True)
 
 
