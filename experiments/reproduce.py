@@ -13,7 +13,8 @@ and says reproduced, partly or not, with a 90 % interval over the seeds, in the 
 and in a control in which the effect must vanish. The same command goes on where it was
 stopped; what is stored is not measured again, unless the claim has changed since. With
 --store the results go to experiments/claims/ too; from there --table writes the table
-of README.md and the paragraphs of experiments/claims/README.md, and no model is run.
+of README.md, the paragraphs of experiments/claims/README.md and its figures; no model
+is run.
 """
 
 import functools
@@ -63,6 +64,8 @@ def main() -> None:
         outcomes = [telling.Outcome.read(claim, STORED) for claim in wanted]
         files.write(README, telling.with_table(README, outcomes))
         gallery = files.write(STORED / "README.md", telling.gallery(outcomes))
+        for outcome in outcomes:
+            reproducing.draw(outcome, STORED)
         print(f"Table: {README}\nParagraphs and figures: {gallery}")
         return
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)

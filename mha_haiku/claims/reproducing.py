@@ -124,7 +124,14 @@ def store(outcome: telling.Outcome, folder: Path) -> None:
         for _, record in sorted(by_seed.items())
     ]
     records.write(records.path_of(folder, name), kept)
-    workbench.write_pictures(folder / f"{name}.png", outcome.picture, ["png"])
+    draw(outcome, folder)
+
+
+def draw(outcome: telling.Outcome, folder: Path) -> None:
+    """Writes the figure of what is stored, where something was measured."""
+    if outcome.measured["claim"]:
+        path = folder / f"{outcome.claim.name}.png"
+        workbench.write_pictures(path, outcome.picture, ["png"])
 
 
 def _write(outcome, folder, formats) -> None:

@@ -252,17 +252,24 @@ def _draw_curve(
     axes: "Axes", curve: base.Curve, measured: Mapping[str, Sequence[base.Numbers]]
 ) -> None:
     points = np.array(curve.points, float)
-    for i, (name, template) in enumerate(curve.lines.items()):
-        names = [template.format(x) for x in curve.points]
-        for arm, by_seed in measured.items():
+    lines = {}  # colour, arm and values by seed, by the label
+    for arm, by_seed in measured.items():
+        for i, (name, template) in enumerate(curve.lines.items()):
+            names = [template.format(x) for x in curve.points]
             values = np.array([[x.get(y, np.nan) for y in names] for x in by_seed])
-            if not np.isfinite(values).any():
-                continue  # nothing of it would be seen
             label = name if arm == "claim" else f"{name}, control"
-            style = {"color": f"C{i}", "ls": "-" if arm == "claim" else ":"}
-            axes.plot(points, values.mean(0), marker=".", label=label, **style)
-            band = values.min(0), values.max(0)
-            axes.fill_between(points, *band, color=f"C{i}", alpha=0.15, lw=0)
+            if np.isfinite(values).any():
+                lines[label] = f"C{i}", arm, values
+    for label, covered in _seen({x: y.mean(0) for x, (*_, y) in lines.items()}).items():
+        colour, arm, values = lines[label]
+        controls = [x for x, (_, its, _) in lines.items() if its == "control"]
+        if covered:
+            same = "all controls" if covered == controls else "; ".join(covered)
+            label = textwrap.fill(f"{label} (and {same})", 40)
+        style = {"color": colour, "ls": "-" if arm == "claim" else ":"}
+        axes.plot(points, values.mean(0), marker=".", label=label, **style)
+        band = values.min(0), values.max(0)
+        axes.fill_between(points, *band, color=colour, alpha=0.15, lw=0)
     if curve.level is not None:
         axes.axhline(curve.level, color="0.4", ls=":", lw=1, label=curve.level_name)
     if curve.logarithmic:
@@ -274,6 +281,27 @@ def _draw_curve(
     _titles(axes, curve.title, curve.across, curve.up)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, framealpha=0.6)
+
+
+def _seen(lines: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """Returns the labels of lines that can be seen, each with those that it covers.
+
+    A line is covered by an earlier one if none of its points is further away from it
+    than a hundredth of the height of all lines.
+    """
+    every = np.concatenate([np.zeros(0), *lines.values()])
+    close = 0.01 * (np.nanmax(every) - np.nanmin(every)) if len(every) else 0.0
+    seen = {}
+    for label, values in lines.items():
+        own = np.isfinite(values)
+        for other in seen:
+            far = np.abs(values - lines[other])[own]
+            if (far <= close).all():  # NaN, where there is no other, is not
+                seen[other].append(label)
+                break
+        else:
+            seen[label] = []
+    return seen
 
 
 def _titles(axes: "Axes", title: str, across: str, up: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from experiments import reproduce
 from mha_haiku import claims
 from mha_haiku.checks import ConfigError
-from mha_haiku.claims import records, reproducing, telling
+from mha_haiku.claims import base, records, reproducing, telling
 from mha_haiku.runs import configuration, folders, seeds
 
 ALL = [(arm, seed) for seed in (0, 1, 2) for arm in ("claim", "control")]
@@ -150,6 +150,54 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
         "claim:\nholds",
         "control:\nfails",
     ]
+
+
+def test_lines_that_others_cover_stand_with_them_in_the_legend():
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    lines = {"flat": "flat at {}", "steep": "steep at {}"}
+    curve = base.Curve("size by step", "step", "size", (1, 2, 3), lines)
+    flat = {f"flat at {x}": 0.5 for x in (1, 2, 3)}
+    claim = flat | {f"steep at {x}": x / 3 for x in (1, 2, 3)}
+    # Of the control one line lies on another, and of the other a point is known.
+    control = flat | {"steep at 3": 1.0}
+    axes = matplotlib.Figure().subplots()
+    telling._draw_curve(axes, curve, {"claim": [claim], "control": [control]})
+    labels = [x.get_text() for x in axes.get_legend().get_texts()]
+    assert labels == ["flat (and flat, control)", "steep (and steep, control)"]
+    axes = matplotlib.Figure().subplots()
+    apart = {name: x + 0.1 for name, x in flat.items()}
+    telling._draw_curve(axes, curve, {"claim": [claim], "control": [apart]})
+    labels = [x.get_text() for x in axes.get_legend().get_texts()]
+    assert labels == ["flat", "steep", "flat, control"]  # "steep" has no numbers there
+
+
+def test_stored_figures_are_drawn_again(halves, tmp_path):
+    pytest.importorskip("matplotlib")
+    reproducing.draw(telling.Outcome.read(halves, tmp_path / "none"), tmp_path / "none")
+    assert not (tmp_path / "none").exists()  # nothing was measured
+    (outcome,) = _all(halves, tmp_path, formats=())
+    reproducing.draw(outcome, tmp_path / "stored")
+    assert (tmp_path / "stored" / f"{halves.name}.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("reproduced", "Criteria met; the control does not show the effect"),
+        ("open", "Too few seeds to tell"),
+    ],
+)
+def test_a_figure_says_what_the_verdicts_mean(halves, tmp_path, word, said):
+    pytest.importorskip("matplotlib")
+    seeds = range(1) if word == "open" else None
+    (outcome,) = _all(halves, tmp_path, formats=(), seeds=seeds)
+    assert outcome.verdicts["claim"].word == word
+    sheet = telling.picture.__wrapped__(
+        outcome.claim,
+        outcome.verdicts,
+        {arm: [x.numbers for x in y.values()] for arm, y in outcome.measured.items()},
+    )
+    assert said in " ".join(sheet.get_suptitle().split())
 
 
 def test_every_claim_says_what_it_must():
