@@ -277,7 +277,7 @@ def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> No
             "config.model.output.logits must be True to train: the loss is of logits."
         )
     is_own = config.task.name not in tasks.names()
-    example = tasks.check(config.task.name, task, values=is_own)
+    example = tasks.check(config.task.name, task, is_own=is_own)
     _check_family(model, task, example)
     _check_output(model, task, has_positions=example.targets.ndim > 0)
 

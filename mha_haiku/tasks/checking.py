@@ -37,13 +37,14 @@ def check_class(name: str, task: Any) -> None:
         )
 
 
-def check(name: str, task: Task, *, values: bool = True) -> Example:
+def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     """Checks a task's attributes and one example against each other.
 
     Args:
       name: What the message calls the task.
       task: The task.
-      values: Whether to make some examples, too, and look at their integers.
+      is_own: Whether the user wrote the task: then its errors are told as the user's,
+        and some examples are made to look at their integers, too.
 
     Returns:
       The shapes and dtypes of the example.
@@ -54,9 +55,9 @@ def check(name: str, task: Task, *, values: bool = True) -> Example:
     faults = _faults_of_attributes(task)
     example = None
     if not faults:
-        example = _traced(name, task)
+        example = _traced(name, task, is_own)
         faults = _faults_of_shapes(task, example)
-    if values and not faults:
+    if is_own and not faults:
         faults = _faults_of_values(task)
     if faults:
         raise checks.ConfigError(
@@ -94,11 +95,13 @@ def _faults_of_attributes(task) -> list[str]:
     return faults
 
 
-def _traced(name, task) -> Example:
+def _traced(name, task, is_own) -> Example:
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         example = jax.eval_shape(task.example, key, task.data_shapes)
     except Exception as error:
+        if not is_own:
+            raise
         said = " ".join(str(error).split())[:_LONGEST]
         raise checks.ConfigError(
             f"example() of {name} raised {type(error).__name__}: {said}"

@@ -296,3 +296,15 @@ def test_the_tokenizers_are_kept_with_the_data():
     assert again == task
     with pytest.raises(ConfigError, match="the data has changed"):
         tasks.make("text_pairs", kept=task.keep(), sha256="0")
+
+
+def test_an_error_of_our_own_is_not_the_users():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Fails(Same):
+        def example(self, key, data):
+            raise KeyError("a part")
+
+    with pytest.raises(ConfigError, match="Fails raised KeyError: 'a part'"):
+        tasks.check("Fails", Fails())
+    with pytest.raises(KeyError, match="a part"):
+        tasks.check("Fails", Fails(), is_own=False)
