@@ -112,7 +112,7 @@ def _alike(programs) -> list[list[rasp.Program]]:
     return list(groups.values())
 
 
-def known_heads(program, sizes, seed) -> tuple[rasp.Compiled, heads.Subject, list]:
+def known_heads(program, sizes, seed) -> tuple[rasp.Compiled, heads.Measured, list]:
     """Returns a compiled model, it as a subject, and corrupted batches.
 
     The other heads write as much as the program bears.
@@ -122,7 +122,7 @@ def known_heads(program, sizes, seed) -> tuple[rasp.Compiled, heads.Subject, lis
         clean, other = (
             known.examples(_EXAMPLES, seed=each) for each in (seed, seed + 100)
         )
-        subject = heads.Subject(known.model, heads.metrics.loss, known.params, [clean])
+        subject = heads.Measured(known.model, heads.metrics.loss, known.params, [clean])
         open_gates = np.ones((1, *known.is_real.shape))
         # Answers are right by a margin of 6 nats, so the loss of a mistake is large.
         if heads.closed(subject, open_gates).max() < 0.1:
@@ -213,7 +213,7 @@ def _print_table(title, scores) -> None:
         )
 
 
-def _with_dead_heads() -> tuple[heads.Subject, np.ndarray]:
+def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
     """Trains `reverse` with eight heads, every second of which is closed throughout."""
     config = reverse.get_config()
     config.model.attention.num_heads, config.model.num_layers = 8, 2
@@ -240,7 +240,7 @@ def _with_dead_heads() -> tuple[heads.Subject, np.ndarray]:
     run = folders.Run(
         config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
     )
-    subject = Bench(run, folders.Folder(pathlib.Path("dead_heads"))).subject(128)
+    subject = Bench(run, folders.Folder(pathlib.Path("dead_heads"))).measured(128)
     return subject, gates > 0
 
 

@@ -78,7 +78,7 @@ class FreeHeads(base.Claim):
                 [orders[0][i] for i in generator.permutation(_HEADS)]
                 for _ in range(_RANDOM_ORDERS)
             ]
-        of = bench.subject(_EXAMPLES, metric="accuracy", name="heads closed")
+        of = bench.measured(_EXAMPLES, metric="accuracy", name="heads closed")
         shape = 2, _HEADS // 2
         mistakes = pruned_runs.ablated(of, orders, range(_HEADS + 1), shape).mean(0)
         falls = mistakes - mistakes[0]

@@ -83,6 +83,6 @@ class FreeHeadsMinilm(base.Claim):
 
 
 def _subject(bench, indices):
-    return heads.drift_subject(
+    return heads.measured_by_drift(
         bench.run.model, bench.run.params, [bench.held_out(indices)]
     )

@@ -125,7 +125,7 @@ def _divergences(bench):
 
     @jax.jit
     def program(params, example):
-        maps = heads.subject.run(bench.run.model, params, example).maps
+        maps = heads.running.run(bench.run.model, params, example).maps
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *maps)
 
         def of_layer(one):

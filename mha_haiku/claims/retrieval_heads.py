@@ -177,7 +177,7 @@ class _Laboratory:
             return attention_map.top(1).positions[:, :, -_WORDS:, 0]  # [B, H, words]
 
         model = self.bench.run.model
-        output, found = heads.subject.look(model, params, example, {"*/map": largest})
+        output, found = heads.running.look(model, params, example, {"*/map": largest})
         wanted = example.targets[:, -_WORDS:]
         is_right = output.logits[:, -_WORDS:].argmax(-1) == wanted
 
@@ -194,5 +194,5 @@ class _Laboratory:
         gates = np.ones(_HEADS, np.float32)
         gates[list(closed)] = 0
         run = self.bench.run
-        of = heads.Subject(run.model, self._metric, run.params, [example])
+        of = heads.Measured(run.model, self._metric, run.params, [example])
         return heads.closed(of, gates.reshape(1, *self._shape))[:, 0] == 0

@@ -15,7 +15,7 @@ from mha_haiku.heads import (
 )
 from mha_haiku.heads.ablation_values import AblationValue
 from mha_haiku.heads.contributions import Contributions, logit_attribution, logit_lens
-from mha_haiku.heads.drift import drift_subject, mean_pooled
+from mha_haiku.heads.drift import mean_pooled, measured_by_drift
 from mha_haiku.heads.flow import flow
 from mha_haiku.heads.head_weights import (
     HeadWeights,
@@ -63,7 +63,7 @@ from mha_haiku.heads.rollout import (
     rollout,
     value_rollout,
 )
-from mha_haiku.heads.subject import Metric, Subject
+from mha_haiku.heads.running import Measured, Metric
 
 __all__ = [
     "AblationValue",
@@ -81,7 +81,7 @@ __all__ = [
     "Roles",
     "SCORES",
     "Step",
-    "Subject",
+    "Measured",
     "ablation",
     "ablation_values",
     "activation_patching",
@@ -91,7 +91,7 @@ __all__ = [
     "closed",
     "confidence",
     "drift",
-    "drift_subject",
+    "measured_by_drift",
     "edits",
     "flow",
     "gradient",

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import models, tasks
-from mha_haiku.heads import subject
+from mha_haiku.heads import running
 
 Array = jax.Array
 
@@ -46,20 +46,20 @@ def mean(
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """
     program = _sums(model)
-    sums = subject.over(batches, lambda example: program(params, example))
+    sums = running.over(batches, lambda example: program(params, example))
     totals = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), sums)
     means = [total / count for total, count in totals]
     return lambda heads: means
 
 
-@subject.compiled
+@running.compiled
 def _sums(model, params, example) -> list[tuple[Array, Array]]:
     """Returns the sum of what heads of each part pass on, and over how many."""
 
     def total(name, values):
-        kind = subject.kind_of(name)
-        counted = 1.0 * subject.valid(values.shape[1], example, kind)
+        kind = running.kind_of(name)
+        counted = 1.0 * running.valid(values.shape[1], example, kind)
         return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
 
-    _, found = subject.look(model, params, example, ["*/heads"])
+    _, found = running.look(model, params, example, ["*/heads"])
     return [total(name, values) for name, values in found.items()]

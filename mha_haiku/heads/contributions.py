@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import models, tasks
-from mha_haiku.heads import head_weights, subject
+from mha_haiku.heads import head_weights, running
 
 Array = jax.Array
 
@@ -75,7 +75,7 @@ def logit_attribution(
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
     program, weights = _contributions(model), _weights(config, params, model)
-    return subject.fetched(program(params, example, weights, classes))
+    return running.fetched(program(params, example, weights, classes))
 
 
 def logit_lens(
@@ -109,16 +109,16 @@ def logit_lens(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    return subject.fetched(_lens(model, of=of)(params, example))
+    return running.fetched(_lens(model, of=of)(params, example))
 
 
-@subject.compiled
+@running.compiled
 def _lens(model, params, example, *, of):
-    _, streams = subject.look(model, params, example, ["stream"])
+    _, streams = running.look(model, params, example, ["stream"])
     last = next(reversed(streams))
 
     def read(stream):
-        output = subject.run_edited(model, params, example, {last: lambda _: stream})
+        output = running.run_edited(model, params, example, {last: lambda _: stream})
         return output.logits if of is None else of(output.logits, example)
 
     return jax.lax.map(read, jnp.stack(list(streams.values())))
@@ -150,14 +150,14 @@ def _weights(config, params, model) -> _Weights:
     return jax.tree.map(np.float32, weights)
 
 
-@subject.compiled
+@running.compiled
 def _contributions(model, params, example, weights, classes):
     config = model.config
     stack = "decoder" if config.family == "encoder_decoder" else "encoder"
     at = ["*/heads", "*attention/output", f"{stack}/stream"]
-    _, found = subject.look(model, params, example, at)
+    _, found = running.look(model, params, example, at)
     end = found[f"{stack}/stream"].astype(jnp.float32)
-    valid = subject.valid(end.shape[1], example, stack)
+    valid = running.valid(end.shape[1], example, stack)
     if config.family == "set_classifier":  # one logit, of each element
         classes = jnp.zeros(example.inputs.shape[:2], int)
 

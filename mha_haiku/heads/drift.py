@@ -3,7 +3,7 @@
 A model without targets, such as a sentence encoder, has no loss. Its mean-pooled
 outputs are compared with those of the whole model instead. They stand where other
 models have logits, and those of the whole model where others have targets, so that
-every measure takes a `drift_subject` as it is.
+every measure takes a `measured_by_drift` as it is.
 
 B batch, T positions, D width.
 """
@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import models, tasks
-from mha_haiku.heads import metrics, subject
+from mha_haiku.heads import metrics, running
 
 Array = jax.Array
 
 
-def drift_subject(
+def measured_by_drift(
     model: models.Model,
     params: Any,
     batches: Iterable[tasks.Example],
     *,
     whole: tuple[models.Model, Any] | None = None,
-) -> subject.Subject:
+) -> running.Measured:
     """Returns what is measured by `metrics.drift`.
 
     Args:
@@ -39,7 +39,7 @@ def drift_subject(
         None: the same, without edits.
     """
     compared = _Compared(batches, *(whole or (model, params)))
-    return subject.Subject(mean_pooled(model), metrics.drift, params, compared)
+    return running.Measured(mean_pooled(model), metrics.drift, params, compared)
 
 
 @functools.lru_cache(maxsize=8)
@@ -65,7 +65,7 @@ def vectors(
 ) -> np.ndarray:
     """Returns the vectors of `mean_pooled` of all examples, `[N, D]` float32."""
     program = _vectors(mean_pooled(model))
-    return np.concatenate(subject.over(batches, lambda x: program(params, x)))
+    return np.concatenate(running.over(batches, lambda x: program(params, x)))
 
 
 def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
@@ -95,7 +95,7 @@ class _Compared:
         self._vectors = _vectors(mean_pooled(model))
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        subject.check_batches(self._batches)
+        running.check_batches(self._batches)
         for example in self._batches:
             targets = self._vectors(self._params, example)
             yield example._replace(targets=targets)
@@ -103,7 +103,7 @@ class _Compared:
 
 @functools.lru_cache(maxsize=8)
 def _vectors(pooled):
-    return jax.jit(lambda params, x: subject.run(pooled, params, x).logits)
+    return jax.jit(lambda params, x: running.run(pooled, params, x).logits)
 
 
 def _means(outputs, lengths) -> Array:

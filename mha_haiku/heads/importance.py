@@ -4,9 +4,9 @@ A measure is a function below `_offered`, which names its unit; scripts, tables 
 pictures find it in `MEASURES`.
 
 B batch, L layers, H heads of a layer, F hidden units of a layer, N examples, P patterns
-of gates. Each measure takes a `Subject` and gives an `Importance`: a number per example
-and head, the larger the more the head matters to the metric (`statistic`: the more the
-statistic shows). `unit_gradient` does the same for hidden units.
+of gates. Each measure takes a `Measured` and gives an `Importance`: a number per
+example and head, the larger the more the head matters to the metric (`statistic`: the
+more the statistic shows). `unit_gradient` does the same for hidden units.
 """
 
 import logging
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import display
-from mha_haiku.heads import means, metrics, programs, subject
+from mha_haiku.heads import means, metrics, programs, running
 from mha_haiku.heads.ablation_values import AblationValue, zero
 
 Array = jax.Array
@@ -46,7 +46,7 @@ class Importance(NamedTuple):
                 layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
                 shown += (
                     f", means from {np.nanmin(mean):.3g} to {np.nanmax(mean):.3g}, the "
-                    f"largest of {subject.label(self.kinds, layer)}, head {head}"
+                    f"largest of {running.label(self.kinds, layer)}, head {head}"
                 )
         return f"Importance({shown})"
 
@@ -79,7 +79,7 @@ class Measure(NamedTuple):
     """A measure of the importance of heads, as scripts and pictures offer it.
 
     Attributes:
-      measure: `measure(subject, ablation_value=...) -> Importance`.
+      measure: `measure(measured, ablation_value=...) -> Importance`.
       unit: The unit of the importance; None: the unit of the metric. A measure with a
         unit of its own is taken of the loss.
       label: What is measured, in a few words; `{metric}` stands for the metric's name.
@@ -96,7 +96,7 @@ MEASURES: dict[str, Measure] = {}
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     """Enters the function below in `MEASURES`, from which all lists of measures come.
 
-    It takes a `Subject` and, by keyword, `ablation_value`, even if it closes no head.
+    It takes a `Measured` and, by keyword, `ablation_value`, even if it closes no head.
     """
 
     def offer(function):
@@ -108,7 +108,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 
 @_offered(None, "change of the {metric} when the head is closed")
 def ablation(
-    of: subject.Subject, *, ablation_value: AblationValue = zero
+    of: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:
     """Returns the change of the metric when one head is ablated, for each head.
 
@@ -123,7 +123,7 @@ def ablation(
 
 @_offered("nats", "slope of the loss by the head's gate")
 def gradient(
-    of: subject.Subject, *, ablation_value: AblationValue = zero
+    of: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:
     """Returns the absolute derivative of the metric with respect to each head's gate.
 
@@ -144,7 +144,7 @@ def gradient(
     return found
 
 
-def unit_gradient(of: subject.Subject) -> Importance:
+def unit_gradient(of: running.Measured) -> Importance:
     """Returns the absolute derivative of the metric by each hidden unit's gate.
 
     The metric is one for `gradient`; a gate multiplies a unit at all positions of an
@@ -160,7 +160,7 @@ def unit_gradient(of: subject.Subject) -> Importance:
 
 @_offered("nats", "share of what ablating all heads costs")
 def attribution(
-    of: subject.Subject, *, ablation_value: AblationValue = zero, points: int = 16
+    of: running.Measured, *, ablation_value: AblationValue = zero, points: int = 16
 ) -> Importance:
     """Returns integrated gradients: each head's share of the cost of ablating all.
 
@@ -184,7 +184,7 @@ def attribution(
 
 @_offered("weight", "largest weight of a query")
 def confidence(
-    of: subject.Subject, *, ablation_value: AblationValue = zero
+    of: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:
     """Returns the confidence of each head: the mean largest weight of a query.
 
@@ -196,7 +196,7 @@ def confidence(
     return statistic(of, name="largest_weight")
 
 
-def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importance:
+def statistic(of: running.Measured, *, name: str = "largest_weight") -> Importance:
     """Returns a statistic of each head's map, such as its confidence.
 
     Args:
@@ -210,7 +210,7 @@ def statistic(of: subject.Subject, *, name: str = "largest_weight") -> Importanc
 
 
 def closed(
-    of: subject.Subject, gates: np.ndarray, *, ablation_value: AblationValue = zero
+    of: running.Measured, gates: np.ndarray, *, ablation_value: AblationValue = zero
 ) -> np.ndarray:
     """Returns the metric of each example under each pattern of gates, `[N, P]`.
 
@@ -223,7 +223,7 @@ def closed(
         of.model, metric=of.metric, ablation_value=ablation_value
     )
     gates = jnp.asarray(gates, jnp.float32)
-    metric = subject.over(of.batches, lambda each: program(of.params, each, gates))
+    metric = running.over(of.batches, lambda each: program(of.params, each, gates))
     return np.concatenate(metric).astype(np.float64)
 
 
@@ -234,7 +234,7 @@ _FLAT = 1e-5
 
 
 def _warn_if_flat(
-    found: Importance, of: subject.Subject, ablation_value: AblationValue
+    found: Importance, of: running.Measured, ablation_value: AblationValue
 ) -> None:
     """Warns where a metric is flat at the whole model, so that ranks are noise."""
     largest = np.nanmax(found.per_example, initial=0.0)
@@ -253,7 +253,7 @@ def _warn_if_flat(
         )
 
 
-def _check_slope(of: subject.Subject) -> None:
+def _check_slope(of: running.Measured) -> None:
     """Refuses a metric whose slope at the whole model is 0 by construction."""
     if of.metric is metrics.drift:
         raise ValueError(
@@ -262,9 +262,9 @@ def _check_slope(of: subject.Subject) -> None:
         )
 
 
-def _measured(of: subject.Subject, program: Callable, **known: Any) -> Importance:
+def _measured(of: running.Measured, program: Callable, **known: Any) -> Importance:
     """Returns the importance from one of `programs` and what it is compiled for."""
     program = program(of.model, **known)
-    found = subject.over(of.batches, lambda example: program(of.params, example))
+    found = running.over(of.batches, lambda example: program(of.params, example))
     per_example = np.concatenate(found).astype(np.float64)
-    return Importance(per_example, tuple(subject.kinds_of(of.model)))
+    return Importance(per_example, tuple(running.kinds_of(of.model)))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import display, models, tasks
-from mha_haiku.heads import subject
+from mha_haiku.heads import running
 
 # In place of the divergence of heads of different kinds: more than any, so that such
 # are paired only where nothing else is left, and then dropped.
@@ -60,8 +60,8 @@ def match(
     def diverge(one, other, example):
         rows, columns = (
             [
-                (subject.kind_of(name), each)
-                for name, each in subject.look(*own, example, ["*/map"])[1].items()
+                (running.kind_of(name), each)
+                for name, each in running.look(*own, example, ["*/map"])[1].items()
             ]
             for own in ((first[0], one), (second[0], other))
         )
@@ -75,14 +75,14 @@ def match(
             [[compared(*row, *column) for column in columns] for row in rows]
         )
 
-    divergences = subject.over(batches, lambda x: diverge(first[1], second[1], x))
+    divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.mean(divergences, axis=0, dtype=np.float64)
     rows, columns = scipy.optimize.linear_sum_assignment(divergence)
     of_one_kind = divergence[rows, columns] < _APART
     rows, columns = rows[of_one_kind], columns[of_one_kind]
     example = next(iter(batches))
     places = [
-        np.argwhere(subject.exists(subject.num_heads(*each, example)))
+        np.argwhere(running.exists(running.num_heads(*each, example)))
         for each in (first, second)
     ]
     return Matching(places[0][rows], places[1][columns], divergence[rows, columns])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from mha_haiku import tasks
 
 if TYPE_CHECKING:
-    from mha_haiku.heads.subject import Metric
+    from mha_haiku.heads.running import Metric
 
 Array = jax.Array
 
@@ -87,7 +87,7 @@ def drift(logits: Array, example: tasks.Example) -> Array:
     measure by the gradient there says nothing.
 
     Args:
-      logits: `[B, D]`, vectors of an intervened model; see `heads.drift_subject`.
+      logits: `[B, D]`, vectors of an intervened model; see `heads.measured_by_drift`.
       example: The batch; its `targets` are the vectors of the whole model.
     """
     # Half the squared distance of unit vectors: 1 - cosine, without its cancellation.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import display, models, tasks
-from mha_haiku.heads import means, subject
+from mha_haiku.heads import means, running
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -61,7 +61,7 @@ class Changes:
 
 
 def over_pairs(
-    of: subject.Subject, corrupted: Iterable[tasks.Example], program: Callable
+    of: running.Measured, corrupted: Iterable[tasks.Example], program: Callable
 ) -> tuple[np.ndarray, ...]:
     """Returns the results of a program on all pairs, float64 `[N, ...]`.
 
@@ -75,7 +75,7 @@ def over_pairs(
       ValueError: If batches do not pair.
     """
     for batches in (of.batches, corrupted):
-        subject.check_batches(batches)
+        running.check_batches(batches)
     cleans, others = list(of.batches), list(corrupted)
     if len(cleans) != len(others):
         raise ValueError(
@@ -94,7 +94,7 @@ def over_pairs(
                 "corrupted must have inputs of the shapes of the clean examples', "
                 f"{shapes[0]}, got {shapes[1]}."
             )
-    results = subject.over(pairs, lambda pair: program(of.params, *pair))
+    results = running.over(pairs, lambda pair: program(of.params, *pair))
     return jax.tree.map(lambda *x: np.concatenate(x).astype(np.float64), *results)
 
 
@@ -105,12 +105,12 @@ def both(
     other: tasks.Example,
     at: Sequence[str],
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns the outputs of two batches and what is at sites, see `subject.look`.
+    """Returns the outputs of two batches and what is at sites, see `running.look`.
 
     The model is compiled once for both.
     """
     pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
     found = jax.lax.map(
-        lambda example: subject.look(model, params, example, at, strict=False), pair
+        lambda example: running.look(model, params, example, at, strict=False), pair
     )
     return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(2)]

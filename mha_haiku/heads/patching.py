@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import checks, tasks
-from mha_haiku.heads import ablation_values, paired_runs, programs, subject
+from mha_haiku.heads import ablation_values, paired_runs, programs, running
 
 Array = jax.Array
 
@@ -42,7 +42,7 @@ class Patched(paired_runs.Changes):
 
 
 def activation_patching(
-    of: subject.Subject,
+    of: running.Measured,
     corrupted: Iterable[tasks.Example],
     *,
     what: str = "heads",
@@ -80,13 +80,13 @@ def activation_patching(
     axes, kinds = ("layer", "position"), ()
     if what == "heads":
         axes = ("layer", "head", "position")
-        kinds = tuple(subject.kinds_of(of.model))
+        kinds = tuple(running.kinds_of(of.model))
     if not per_position:
         axes, changes = axes[:-1], changes[..., 0]
     return Patched(changes, base, other, axes, kinds)
 
 
-@subject.compiled
+@running.compiled
 def _changes(model, params, clean, corrupted, *, metric, what, per_position, into):
     """Returns changes `[B, P, H, T or 1]` or `[B, L, T or 1]`, and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)

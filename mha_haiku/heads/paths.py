@@ -15,7 +15,7 @@ import numpy as np
 
 from mha_haiku import checks, tasks
 from mha_haiku.core import sites
-from mha_haiku.heads import circuits, edits, paired_runs, programs, subject
+from mha_haiku.heads import circuits, edits, paired_runs, programs, running
 
 Array = jax.Array
 Heads = Sequence[tuple[int, int]]
@@ -53,7 +53,7 @@ class Edges(paired_runs.Changes):
 
 
 def path_patching(
-    of: subject.Subject,
+    of: running.Measured,
     corrupted: Iterable[tasks.Example],
     *,
     senders: Heads | None = None,
@@ -110,8 +110,8 @@ def path_patching(
             "whose feed-forward parts cannot be held."
         )
     example = next(iter(of.batches))
-    counts = subject.num_heads(of.model, of.params, example)
-    parts = subject.kinds_of(of.model) or [""] * len(counts)
+    counts = running.num_heads(of.model, of.params, example)
+    parts = running.kinds_of(of.model) or [""] * len(counts)
     senders = _checked("senders", senders, counts)
     receivers = _checked("receivers", receivers, counts)
     edges = [
@@ -138,7 +138,7 @@ def path_patching(
     return Edges(*changes, *map(np.array, zip(*edges, strict=True)))
 
 
-@subject.compiled
+@running.compiled
 def _changes(model, params, clean, corrupted, edges, *, metric, through_units):
     """Returns changes `[B, E]` by edges `[E, 5]`, and both metrics.
 
@@ -170,7 +170,7 @@ def _changes(model, params, clean, corrupted, edges, *, metric, through_units):
             return jnp.where(_is_head(sender, part, own), other, own)
 
         changed = edits.on_parts(parts, heads, passed) | units_held
-        run = sites.edit(functools.partial(subject.run, model, params), changed)
+        run = sites.edit(functools.partial(running.run, model, params), changed)
         return sites.look(run, list(read), strict=False)(clean)
 
     def change(edge):
@@ -191,7 +191,7 @@ def _changes(model, params, clean, corrupted, edges, *, metric, through_units):
         anew = [(*place, changed[name]) for name, place in read.items()]
         patched = edits.on_parts(read, anew, read_anew)
         patched |= edits.on_parts(parts, heads, kept_but_one)
-        after = subject.run_edited(model, params, clean, patched)
+        after = running.run_edited(model, params, clean, patched)
         is_direct = kind == KINDS.index("logits")
         logits = jnp.where(is_direct, output.logits, after.logits)
         return metric(logits, clean) - before

@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku import models, tasks
 from mha_haiku.core import sites
-from mha_haiku.heads import edits, subject
+from mha_haiku.heads import edits, running
 
 Array = jax.Array
 
@@ -51,7 +51,7 @@ class Clean(NamedTuple):
     @classmethod
     def of(cls, model, params, example, metric, ablation_value, seen=None) -> "Clean":
         """Runs the model once, unless `seen` is what a look at `AT` gives."""
-        output, found = seen or subject.look(model, params, example, AT, strict=False)
+        output, found = seen or running.look(model, params, example, AT, strict=False)
         streams = {name: x for name, x in found.items() if name.endswith("stream")}
         heads = {name: x for name, x in found.items() if name not in streams}
         if not heads:
@@ -63,20 +63,20 @@ class Clean(NamedTuple):
             streams = {}
 
         def run(edits):
-            edited = subject.run_edited(model, params, example, edits)
+            edited = running.run_edited(model, params, example, edits)
             return metric(edited.logits, example)
 
         before, values = (
             metric(output.logits, example),
             ablation_value([*heads.values()]),
         )
-        is_scanned = subject.is_scanned(model, params)
+        is_scanned = running.is_scanned(model, params)
         return cls(example, run, before, heads, values, streams, is_scanned)
 
     @property
     def exists(self) -> np.ndarray:
         """`[P, H]` booleans: where there is a head."""
-        return subject.exists([x.shape[-2] for x in self.heads.values()])
+        return running.exists([x.shape[-2] for x in self.heads.values()])
 
     def gated(self, gates: Array) -> Array:
         """Returns the metric with heads gated by `[P, H]` or `[B, P, H]`."""
@@ -106,7 +106,7 @@ class Clean(NamedTuple):
           `[B, P, H, T or 1]`, NaN where there is no such head or position.
         """
         lengths = [x.shape[-3] if per_position else 1 for x in self.heads.values()]
-        exists = self.exists[..., None] & subject.exists(lengths)[:, None]
+        exists = self.exists[..., None] & running.exists(lengths)[:, None]
         places = np.argwhere(exists)  # part, head and position
         rows = [places[places[:, 0] == part, 1:] for part in range(len(lengths))]
 
@@ -133,7 +133,7 @@ class Clean(NamedTuple):
             return over(run, rows, self.example)
 
         # To compile the layers above each of many takes longer than to run them all.
-        is_deep = len(rows) > 2 * subject.FEW_LAYERS and not self.is_scanned
+        is_deep = len(rows) > 2 * running.FEW_LAYERS and not self.is_scanned
         if len(self.streams) == len(rows) and not is_deep:
             layers = [*zip(rows, self.streams.values(), strict=True)]
             after = self.each_layer(of_layer, layers)
@@ -164,19 +164,19 @@ class Clean(NamedTuple):
         return found.reshape(-1, found.shape[-1])
 
 
-@subject.compiled
+@running.compiled
 def changes(model, params, example, *, metric, ablation_value) -> Array:
     """Returns the change of the metric when one head is ablated, `[B, P, H]`."""
     return Clean.of(model, params, example, metric, ablation_value).ablated()[..., 0]
 
 
-@subject.compiled
+@running.compiled
 def slopes(model, params, example, *, metric, ablation_value) -> Array:
     """Returns the absolute slopes of the metric by gates, `[B, P, H]`."""
     return jnp.abs(Clean.of(model, params, example, metric, ablation_value).slopes(1.0))
 
 
-@subject.compiled
+@running.compiled
 def shares(model, params, example, *, metric, ablation_value, points) -> Array:
     """Returns integrated gradients of the gates, `[B, P, H]`."""
     nodes, weights = np.polynomial.legendre.leggauss(points)
@@ -191,40 +191,40 @@ def shares(model, params, example, *, metric, ablation_value, points) -> Array:
     return jax.lax.scan(add, init, (nodes, weights))[0]
 
 
-@subject.compiled
+@running.compiled
 def metrics(model, params, example, gates, *, metric, ablation_value) -> Array:
     """Returns the metric under patterns of gates `[X, P, H]`, `[B, X]`."""
     clean = Clean.of(model, params, example, metric, ablation_value)
     return over(clean.gated, gates, example).T
 
 
-@subject.compiled
+@running.compiled
 def unit_slopes(model, params, example, *, metric) -> Array:
     """Returns the absolute slopes of the metric by gates of units, `[B, L, F]`."""
-    _, hidden = subject.look(model, params, example, ["*/hidden"])
+    _, hidden = running.look(model, params, example, ["*/hidden"])
     sizes = [x.shape[-1] for x in hidden.values()]
     if model.config is not None:  # which knows of layers without any, too
         sizes = models.hidden_sizes(model.config)
-    layers, exists = np.flatnonzero(sizes).tolist(), subject.exists(sizes)
+    layers, exists = np.flatnonzero(sizes).tolist(), running.exists(sizes)
 
     def total(gates):
         def change(units, layer):
             return units * gates[:, layer, None, : units.shape[-1]]
 
         gated = edits.on_parts(hidden, layers, change)
-        output = subject.run_edited(model, params, example, gated)
+        output = running.run_edited(model, params, example, gated)
         return metric(output.logits, example).sum()
 
     found = jax.grad(total)(jnp.ones((len(example.inputs), *exists.shape)))
     return jnp.where(exists[None], jnp.abs(found), jnp.nan)
 
 
-@subject.compiled
+@running.compiled
 def numbers(model, params, example, *, name) -> Array:
     """Returns a statistic of the maps, `[B, P, H]`."""
 
     def number(attention_map, kind):
-        tokens = subject.tokens(example, kind)
+        tokens = running.tokens(example, kind)
         values = getattr(attention_map.statistics(tokens=tokens), name)
         if values is None and kind == "cross":  # two texts have no equal tokens
             return jnp.full(attention_map.shape[:-2], jnp.nan)
@@ -232,8 +232,8 @@ def numbers(model, params, example, *, name) -> Array:
             raise ValueError(f"{name!r} is not one number per head.")
         return values
 
-    _, found = subject.look(model, params, example, subject.by_kind(number, model))
-    exists = subject.exists([x.shape[-1] for x in found.values()])
+    _, found = running.look(model, params, example, running.by_kind(number, model))
+    exists = running.exists([x.shape[-1] for x in found.values()])
     result = jnp.full((len(example.inputs), *exists.shape), jnp.nan)
     return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
 

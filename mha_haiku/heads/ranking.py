@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku import checks
-from mha_haiku.heads import importance, subject
+from mha_haiku.heads import importance, running
 from mha_haiku.heads.ablation_values import AblationValue, zero
 
 
@@ -89,7 +89,7 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(head) for head in heads[ranks].tolist()]
 
 
-def pairs(of: subject.Subject, *, ablation_value: AblationValue = zero) -> np.ndarray:
+def pairs(of: running.Measured, *, ablation_value: AblationValue = zero) -> np.ndarray:
     """Returns the mean change of the metric when two heads are ablated.
 
     It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
@@ -116,7 +116,7 @@ class Step(NamedTuple):
 
 
 def greedy_order(
-    of: subject.Subject,
+    of: running.Measured,
     *,
     ablation_value: AblationValue = zero,
     steps: int | None = None,
@@ -191,4 +191,4 @@ def _one_more_closed(of, gates, heads, ablation_value) -> np.ndarray:
 def _existing(of) -> np.ndarray:
     """Returns `[L, H]` booleans, True where the layer has that head."""
     example = next(iter(of.batches))
-    return subject.exists(subject.num_heads(of.model, of.params, example))
+    return running.exists(running.num_heads(of.model, of.params, example))

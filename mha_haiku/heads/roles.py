@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention, display, models, tasks
-from mha_haiku.heads import alignment, subject
+from mha_haiku.heads import alignment, running
 
 Array = jax.Array
 
@@ -145,14 +145,14 @@ def roles(
         aligned = None
         if align is not None and example.decoder_inputs is not None:
             shape = *example.decoder_inputs.shape, example.inputs.shape[1]
-            known = alignment.of_batch(align, subject.fetched(example))
+            known = alignment.of_batch(align, running.fetched(example))
             # Where nothing is known, the same program as for other batches.
             aligned = known.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
-    found = [jax.tree.map(np.float64, each) for each in subject.over(batches, of_batch)]
+    found = [jax.tree.map(np.float64, each) for each in running.over(batches, of_batch)]
     total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
-    return roles_of_evidence(total, kinds=subject.kinds_of(model))
+    return roles_of_evidence(total, kinds=running.kinds_of(model))
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
@@ -173,13 +173,13 @@ def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
     return best, scores[ROLES[best].score or best] if margins else math.nan
 
 
-@subject.compiled
+@running.compiled
 def _observed(model, params, example, aligned, *, separators):
     """Returns for each map the sum of `role_evidence` over a batch."""
     separators = jnp.array(separators, jnp.int32)
 
     def summed(attention_map, kind):
-        tokens = subject.tokens(example, kind)
+        tokens = running.tokens(example, kind)
         of_source = jnp.issubdtype(example.inputs.dtype, jnp.integer)
         positions = None
         if of_source and kind != "decoder" and separators.size:
@@ -189,13 +189,13 @@ def _observed(model, params, example, aligned, *, separators):
             attention_map.statistics(tokens=tokens, positions=positions),
             kind,
             tokens=tokens,
-            lengths=subject.key_lengths(example, kind),
+            lengths=running.key_lengths(example, kind),
             aligned=aligned,
         )
         return jax.tree.map(lambda x: x.sum(0), found)
 
-    at = subject.by_kind(summed, model)
-    return list(subject.look(model, params, example, at)[1].values())
+    at = running.by_kind(summed, model)
+    return list(running.look(model, params, example, at)[1].values())
 
 
 def role_evidence(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from mha_haiku import attention, checks, models, tasks
 from mha_haiku.attention import fold
-from mha_haiku.heads import edits, layer_chain, subject
+from mha_haiku.heads import edits, layer_chain, running
 
 Array = jax.Array
 Maps = Sequence[attention.AttentionMap]
@@ -163,12 +163,12 @@ def output_gradients(
       The output on the batch, and for each layer `[B, T, H, V]`, for
       `gradient_rollout`; `[B, T, 0, V]` for one without heads.
     """
-    output, heads = subject.look(model, params, example, ["*/heads"])
+    output, heads = running.look(model, params, example, ["*/heads"])
 
     def score(added):
         # Adds 0 to each head, so as to differentiate by it.
         moved = edits.on_parts(list(heads), added, jnp.add)
-        edited = subject.run_edited(model, params, example, moved)
+        edited = running.run_edited(model, params, example, moved)
         return answer(edited.logits, example).sum()
 
     zeros = [jnp.zeros_like(each) for each in heads.values()]

@@ -18,7 +18,7 @@ import numpy as np
 from mha_haiku import attention, checks, models, report, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
-from mha_haiku.heads import alignment, subject
+from mha_haiku.heads import alignment, running
 from mha_haiku.report import map_set
 from mha_haiku.report.map_set import Answers, Axes, Axis, Example, Images, MapSet
 from mha_haiku.runs import files, progress
@@ -269,8 +269,8 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
                 attention_map,
                 bins=num_bins,
                 kind=kind,
-                tokens=subject.tokens(example, kind),
-                lengths=subject.key_lengths(example, kind),
+                tokens=running.tokens(example, kind),
+                lengths=running.key_lengths(example, kind),
                 has_patches=True,
                 has_channels=channels,
                 gathered=bench.gathered,

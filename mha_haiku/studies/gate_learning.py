@@ -307,6 +307,6 @@ def _drift_sums(whole, model, task, params, rng, example, *, is_training):
     inputs = given.pop("inputs")
     own = model.apply(params, rng, inputs, **given, is_training=is_training)
     params = jax.lax.stop_gradient(params["whole"])
-    before = heads.subject.run(whole, params, example)
+    before = heads.running.run(whole, params, example)
     drifts = heads.metrics.drift(own.logits, example._replace(targets=before.logits))
     return losses.Sums(drifts.sum(), jnp.float32(0), example.weights.sum())

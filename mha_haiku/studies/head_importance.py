@@ -130,7 +130,7 @@ def measure(
         entry = heads.MEASURES[name]
         of_loss = entry.unit == _UNITS["loss"]
         own = "loss" if of_loss and metric != "drift" else metric
-        of = bench.subject(examples, metric=own, name=name)
+        of = bench.measured(examples, metric=own, name=name)
         measured[name] = entry.measure(of, ablation_value=close)
         numbers[name] = PerHead(
             measured[name].mean,

@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku import checks, display, heads, models, report
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import alignment, subject
+from mha_haiku.heads import alignment, running
 from mha_haiku.report.heads import PerHead
 from mha_haiku.studies import collecting, workbench
 from mha_haiku.studies.workbench import Bench
@@ -114,12 +114,12 @@ def measure(
 
     def observe(params, example):
         def numbers(attention_map, kind):
-            tokens = subject.tokens(example, kind)
+            tokens = running.tokens(example, kind)
             statistics = attention_map.statistics(tokens=tokens)
             found = collecting.per_head(statistics)
             if kind == "cross":
                 found[_PLACES] = attention_map.top(1).positions[..., 0]
-            lengths = subject.key_lengths(example, kind)
+            lengths = running.key_lengths(example, kind)
             evidence = heads.role_evidence(
                 attention_map, statistics, kind, tokens=tokens, lengths=lengths
             )

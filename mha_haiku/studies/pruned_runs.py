@@ -89,13 +89,13 @@ def order_of(
         def show(steps):
             return bench.progress(steps, name="greedy order", unit="head")
 
-        of = bench.subject(examples)
+        of = bench.measured(examples)
         steps = heads.greedy_order(
             of, ablation_value=close, worst=worst, tries=_TRIES, progress=show
         )
         first = [step.head for step in steps]
         return first + [head for head in _heads(bench.run) if head not in first]
-    of = bench.subject(examples, name=by)
+    of = bench.measured(examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
         return heads.order(heads.MEASURES[by].measure(of, ablation_value=close).mean)
 
@@ -116,7 +116,7 @@ def closed_in_order(
     layers = models.heads_of_layers(bench.run.config.model)
     shape = len(layers), max(len(layer.names) for layer in layers)
     metric = decisive(bench.run.task)
-    of = bench.subject(
+    of = bench.measured(
         bench.run.config.training.evaluation_examples,
         metric=metric,
         name="heads closed",
@@ -126,7 +126,7 @@ def closed_in_order(
 
 
 def ablated(
-    of: heads.Subject,
+    of: heads.Measured,
     orders: Sequence[Sequence[tuple[int, int]]],
     counts: Sequence[int],
     shape: tuple[int, int],
@@ -186,7 +186,7 @@ def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
             f"{run.task.name} has no targets."
         )
     sizes = models.hidden_sizes(run.config.model)
-    of = bench.subject(examples, name="hidden units")
+    of = bench.measured(examples, name="hidden units")
     importance = heads.unit_gradient(of).mean
     keep = [
         np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
@@ -319,7 +319,7 @@ class _Timed:
 
         @jax.jit
         def forward(params, example):
-            output = heads.subject.run(run.model, params, example)
+            output = heads.running.run(run.model, params, example)
             return output.output if output.logits is None else output.logits
 
         self._arguments = jax.device_put((run.params, example))

@@ -21,7 +21,7 @@ import numpy as np
 
 from mha_haiku import checks, report, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import flow, means, subject
+from mha_haiku.heads import flow, means, running
 from mha_haiku.heads.rollout import (
     gradient_rollout,
     output_gradients,
@@ -239,7 +239,7 @@ def _check(run) -> None:
 
 def _flows(bench, rows):
     """Returns the flows of the first examples, `[N, L, T]`."""
-    make_maps = jax.jit(lambda *given: subject.run(bench.run.model, *given).maps)
+    make_maps = jax.jit(lambda *given: running.run(bench.run.model, *given).maps)
     flows = []
     for n in bench.progress(range(len(rows)), name="flow", unit="example"):
         maps = make_maps(bench.run.params, bench.held_out([n]))

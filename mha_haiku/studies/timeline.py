@@ -49,7 +49,7 @@ class Timeline(workbench.TrainingStudy):
             return
         run, batches = self._bench.run, self._batches
         roles = heads.roles(run.model, params, batches, align=run.task.alignments)
-        of = heads.Subject(run.model, heads.metrics.loss, params, batches)
+        of = heads.Measured(run.model, heads.metrics.loss, params, batches)
         scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
         self._log.append(
             {

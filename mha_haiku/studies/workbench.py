@@ -62,7 +62,7 @@ class Bench:
 
     def compact(self) -> "Bench":
         """Returns the bench with layers scanned, where they are many and alike."""
-        if self.run.config.model.num_layers <= heads.subject.FEW_LAYERS:
+        if self.run.config.model.num_layers <= heads.running.FEW_LAYERS:
             return self
         run = self.run.compact()
         model = self.once("compact", lambda: run.model)
@@ -156,13 +156,13 @@ class Bench:
         run = self.run
         parts = models.heads_of_layers(run.config.model)
         if len(layers) == len(parts):
-            at = heads.subject.by_kind(function, run.model)
+            at = heads.running.by_kind(function, run.model)
         else:
             at = {
                 f"{parts[i].path}/map": functools.partial(function, kind=parts[i].kind)
                 for i in layers
             }
-        output, found = heads.subject.look(run.model, params, example, at)
+        output, found = heads.running.look(run.model, params, example, at)
         return output, [found[f"{parts[i].path}/map"] for i in layers]
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
@@ -203,15 +203,15 @@ class Bench:
         """Returns held-out examples in whole batches; with a name they show a bar."""
         return Batches(self, examples, self.batch_size(examples), name)
 
-    def subject(
+    def measured(
         self,
         examples: int,
         *,
         metric: str | None = None,
         name: str = "",
         whole: folders.Run | None = None,
-    ) -> heads.Subject:
-        """Returns the run as the `Subject` of measures of heads.
+    ) -> heads.Measured:
+        """Returns the run as what measures of heads.
 
         Args:
           examples: How many held-out examples, rounded up to whole batches.
@@ -227,13 +227,13 @@ class Bench:
         batches = self.batches(examples, name=name)
         if metric == "drift":
             whole = whole and (whole.model, whole.params)
-            return heads.drift_subject(run.model, run.params, batches, whole=whole)
+            return heads.measured_by_drift(run.model, run.params, batches, whole=whole)
         function = heads.metrics.loss
         if metric == "accuracy":
             function = heads.metrics.mistakes(run.task.correct)
         if metric == "exact_match":
             function = heads.metrics.failures(run.task.correct)
-        return heads.Subject(run.model, function, run.params, batches)
+        return heads.Measured(run.model, function, run.params, batches)
 
     def metric(self, name: str | None = None) -> str:
         """Returns the name of a metric of the task; None: of its own one.

@@ -17,7 +17,7 @@ import numpy as np
 
 from mha_haiku import checks, display, heads, interop, models, tasks
 from mha_haiku.core import sites
-from mha_haiku.heads import subject
+from mha_haiku.heads import running
 from mha_haiku.runs import folders
 from mha_haiku.studies import generation, head_statistics, pruned_runs, pruning
 from mha_haiku.studies.workbench import Bench
@@ -33,7 +33,7 @@ class Subject:
     """A model with its parameters and its inputs, which can be asked about its heads.
 
     `mh.load` and `mh.wrap` make one. Every verb takes texts, lists of texts, token ids
-    or arrays, or a batch of examples. What `heads` measures takes a subject as it is.
+    or arrays, or a batch of examples. `measured` is what `mh.heads` takes.
 
     Attributes:
       model: The model as pure functions.
@@ -104,7 +104,7 @@ class Subject:
         A model that pools positions gives `[C]`, or `[B, C]`.
         """
         batch, is_one = self._batch(inputs)
-        logits = subject.run(self.model, self.params, batch).logits
+        logits = running.run(self.model, self.params, batch).logits
         if logits is None:
             self._refuse("logits", "gives no logits")
         return logits[0] if is_one else logits
@@ -114,7 +114,7 @@ class Subject:
         batch, _ = self._batch(inputs)
         labels = self._labels(batch)
         if self.model.config is not None:
-            maps = subject.run(self.model, self.params, batch).maps
+            maps = running.run(self.model, self.params, batch).maps
             return answers.TextMaps(maps, *labels)
         return answers.TextMaps(self.look(batch, ["*/map"])[1], *labels)
 
@@ -126,12 +126,12 @@ class Subject:
           at: Patterns, or functions by pattern, as of `mh.look`.
         """
         batch, _ = self._batch(inputs)
-        return subject.look(self.model, self.params, batch, at)
+        return running.look(self.model, self.params, batch, at)
 
     def sites(self, inputs: Any) -> sites.Sites:
         """Returns the names of what can be looked at, with shapes; runs nothing."""
         batch, _ = self._batch(inputs)
-        run = functools.partial(subject.run, self.model)
+        run = functools.partial(running.run, self.model)
         return sites.sites(run, self.params, batch)
 
     def edited(self, edits: Mapping[str, Callable]) -> "Subject":
@@ -216,8 +216,26 @@ class Subject:
     def roles(self, examples: int = EXAMPLES) -> heads.Roles:
         """Returns the role of each head on examples."""
         align = None if self.run is None else self.run.task.alignments
-        batches = self._measured(examples).batches
+        batches = self.measured(examples).batches
         return heads.roles(self.model, self.params, batches, align=align)
+
+    def measured(
+        self, examples: int = EXAMPLES, metric: str | None = None
+    ) -> heads.Measured:
+        """Returns model, metric and batches, which the measures of `mh.heads` take.
+
+        Args:
+          examples: How many held-out examples; a wrapped function has its own.
+          metric: As of `importance`.
+        """
+        if self.batches is not None:
+            own = self.metric or heads.metrics.loss
+            return heads.Measured(self.model, own, self.params, self.batches)
+        if self.run is None:
+            self._refuse("measuring", "has no examples; pass examples to mh.wrap")
+        return self._bench("measuring").measured(
+            examples, metric=metric, name="examples"
+        )
 
     def importance(
         self,
@@ -234,7 +252,7 @@ class Subject:
           metric: "loss", "accuracy", "exact_match" or "drift"; None: the task's own.
         """
         checks.choice("measure", measure, heads.MEASURES)
-        return heads.MEASURES[measure].measure(self._measured(examples, metric))
+        return heads.MEASURES[measure].measure(self.measured(examples, metric))
 
     def patch(
         self,
@@ -352,8 +370,8 @@ class Subject:
         checks.integer_in("head", head, 0, found["key"].shape[1] - 1)
         found = {name: np.asarray(x)[:, head] for name, x in found.items()}
         values, keys = found[by], found["key"]
-        kind = subject.kind_of(path)
-        valid = np.asarray(subject.valid(values.shape[1], batch, kind)) & (keys >= 0)
+        kind = running.kind_of(path)
+        valid = np.asarray(running.valid(values.shape[1], batch, kind)) & (keys >= 0)
         if by == "weight":  # of a query with one key it is 1, always
             valid &= found["sees several"]
         values = np.where(valid, values, -np.inf)
@@ -488,7 +506,7 @@ class Subject:
         batch = batch or (self.batches or [None])[0]
         if batch is None:
             self._refuse("ablated", "has no examples; use edited with mh.sites' names")
-        run = functools.partial(subject.look, self.model, at=["*/heads"])
+        run = functools.partial(running.look, self.model, at=["*/heads"])
         _, found = jax.eval_shape(run, self.params, example=batch)
         return list(found)
 
@@ -504,19 +522,8 @@ class Subject:
         run = self.run._replace(params=self.params)
         return Bench(run, folders.Folder(Path(self.name)))
 
-    def _measured(self, examples, metric=None) -> heads.Subject:
-        """Returns what measures of heads take."""
-        if self.batches is not None:
-            own = self.metric or heads.metrics.loss
-            return heads.Subject(self.model, own, self.params, self.batches)
-        if self.run is None:
-            self._refuse("measuring", "has no examples; pass examples to mh.wrap")
-        return self._bench("measuring").subject(
-            examples, metric=metric, name="examples"
-        )
-
-    def _on(self, batch) -> heads.Subject:
-        return heads.Subject(
+    def _on(self, batch) -> heads.Measured:
+        return heads.Measured(
             self.model, heads.metrics.logit_difference, self.params, [batch]
         )
 
@@ -610,7 +617,7 @@ def _strongest(model, path):
             f"{path}/map": largest,
             f"{path}/heads": lambda x: jnp.linalg.norm(x, axis=-1).swapaxes(-1, -2),
         }
-        _, found = subject.look(model, params, batch, at)
+        _, found = running.look(model, params, batch, at)
         weights, keys = found[f"{path}/map"]
         return {
             "weight": weights,

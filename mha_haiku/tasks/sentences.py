@@ -28,7 +28,7 @@ class Sentences(text.TextTask):
         lengths  6
 
     Metric: drift, how far an intervention turns the mean of a model's outputs; see
-    `heads.drift_subject`. Attributes are those of `TextTask`. A sentence ends with a
+    `heads.measured_by_drift`. Attributes are as of `TextTask`. A sentence ends with a
     full stop, a question or an exclamation mark and has at least 4 words; longer ones
     are cut. No sentence is there twice in a part.
     """

@@ -245,7 +245,7 @@ def _grid(patched) -> tuple[np.ndarray, list[str], list[str]]:
 
 
 def _layers(patched, count) -> list[str]:
-    return [heads.subject.label(patched.kinds, i) for i in range(count)]
+    return [heads.running.label(patched.kinds, i) for i in range(count)]
 
 
 def _edge_grid(edges) -> tuple[np.ndarray, list[str], list[str]]:

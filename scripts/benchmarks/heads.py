@@ -36,7 +36,7 @@ def main() -> int:
     config = _config()
     model, params = _model(config, example)
     print(f"{L} layers of {H} heads, width {D}, {B} x {T} tokens; {rounds} rounds")
-    of = heads.Subject(model, heads.metrics.loss, params, [example])
+    of = heads.Measured(model, heads.metrics.loss, params, [example])
     lines = [
         _sweep(of, example, rounds),
         _gradient(of, example, rounds),

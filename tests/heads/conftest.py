@@ -116,4 +116,4 @@ def subject():
     """A model, a loss, random parameters and two batches, the second with padding."""
     of = config()
     batches = [example(0), example(1)]
-    return heads.Subject(build(of), loss, random_params(of), batches)
+    return heads.Measured(build(of), loss, random_params(of), batches)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, interop, models, rasp
-from mha_haiku.heads import circuits
-from mha_haiku.heads import subject as subjects
+from mha_haiku.heads import circuits, running
 from tests import oracles
 from tests.heads import test_kinds
 from tests.heads.conftest import (
@@ -300,7 +299,7 @@ def test_contributions_of_an_imported_model(tmp_path):
     tokens = small_models.inputs("llama")[:, :4]
     batch = example()._replace(inputs=tokens, targets=tokens, weights=None)
     model, params = imported.model, imported.params
-    wanted = subjects.run(model, params, batch).logits
+    wanted = running.run(model, params, batch).logits
     found = heads.logit_attribution(model, params, batch)
     total = found.rest + sum(each.sum(-2) for each in found.heads)
     np.testing.assert_allclose(total, wanted, atol=1e-5 * np.abs(wanted).max())

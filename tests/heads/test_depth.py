@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models
-from mha_haiku.heads import subject as subjects
+from mha_haiku.heads import running
 from tests.heads.conftest import H, L, config, fresh, loss, random_params
 
 
 @pytest.fixture
 def deep(monkeypatch):
     """Two layers are many, for the time of a test."""
-    monkeypatch.setattr(subjects, "FEW_LAYERS", 1)
+    monkeypatch.setattr(running, "FEW_LAYERS", 1)
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_parameters_of_a_function_may_be_any_tree():
     def first(logits, batch):
         return logits[:, 0, 0]
 
-    of = heads.Subject(models.of_function(forward), first, params, [example()])
+    of = heads.Measured(models.of_function(forward), first, params, [example()])
     found, both = heads.ablation(of), heads.closed(of, np.ones((1, 2, 1)))
     wanted = []
     for name in ("block_3/heads", "block_5/heads"):

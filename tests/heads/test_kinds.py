@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, heads, masks, models, tasks
-from mha_haiku.heads import subject
+from mha_haiku.heads import running
 from tests import oracles
 from tests.heads.conftest import oracle
 from tests.tiny_runs import model_config
@@ -62,14 +62,14 @@ def of():
         ),
         shapes,
     )
-    return heads.Subject(model, heads.metrics.loss, params, [example])
+    return heads.Measured(model, heads.metrics.loss, params, [example])
 
 
 @pytest.fixture(scope="module")
 def clean(of):
     """What the model returns for the batch."""
     (example,) = of.batches
-    return jax.jit(functools.partial(subject.run, of.model))(of.params, example)
+    return jax.jit(functools.partial(running.run, of.model))(of.params, example)
 
 
 NAMES = [f"{each.path}/heads" for each in models.heads_of_layers(CONFIG)]

@@ -138,7 +138,7 @@ def test_edges_are_paths_of_their_own(fields, through_units):
     of = config(**SMALL, **fields)
     clean, corrupted = _pair()
     params = _sharp(of)
-    subject = heads.Subject(build(of), heads.metrics.loss, params, [clean])
+    subject = heads.Measured(build(of), heads.metrics.loss, params, [clean])
     found = heads.path_patching(subject, [corrupted], through_units=through_units)
     assert len(found.kinds) == 3 * 4 * 3 + 6
     oracle = Oracle(params, of, clean, corrupted)
@@ -157,7 +157,7 @@ def test_edges_are_paths_of_their_own(fields, through_units):
 def test_edges_of_an_encoder_decoder():
     model, params = test_circuits._encoder_decoder()
     clean, corrupted = test_kinds._example(0), test_kinds._example(2)
-    subject = heads.Subject(model, heads.metrics.loss, params, [clean])
+    subject = heads.Measured(model, heads.metrics.loss, params, [clean])
     some = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 1)]
     found = heads.path_patching(subject, [corrupted], senders=some, receivers=some)
     parts = [each.address for each in models.heads_of_layers(test_kinds.CONFIG)]
@@ -183,7 +183,7 @@ def test_patched_heads_and_layers_are_those_of_the_other_run():
     of = config(num_layers=2, **SMALL)
     clean, corrupted = _pair()
     params = _sharp(of)
-    subject = heads.Subject(build(of), heads.metrics.loss, params, [clean])
+    subject = heads.Measured(build(of), heads.metrics.loss, params, [clean])
     oracle = Oracle(params, of, clean, corrupted)
     found = heads.activation_patching(
         subject, [corrupted], per_position=True, into="corrupted"
@@ -211,7 +211,7 @@ def test_patched_heads_and_layers_are_those_of_the_other_run():
 def test_patched_heads_of_an_encoder_decoder():
     model, params = test_circuits._encoder_decoder()
     clean, corrupted = test_kinds._example(0), test_kinds._example(2)
-    subject = heads.Subject(model, heads.metrics.loss, params, [clean])
+    subject = heads.Measured(model, heads.metrics.loss, params, [clean])
     found = heads.activation_patching(subject, [corrupted], per_position=True)
     assert found.kinds == ("encoder", "decoder", "decoder", "cross", "cross")
     oracle = Oracle(params, test_kinds.CONFIG, clean, corrupted)
@@ -235,14 +235,14 @@ def test_a_grouped_model_is_patched_as_its_expanded_twin(monkeypatch):
     params = _sharp(grouped)
     twin = test_circuits.expanded(params, 2, 1)
     clean, corrupted = _pair()
-    one = heads.Subject(build(grouped), heads.metrics.loss, params, [clean])
-    other = heads.Subject(build(single), heads.metrics.loss, twin, [clean])
+    one = heads.Measured(build(grouped), heads.metrics.loss, params, [clean])
+    other = heads.Measured(build(single), heads.metrics.loss, twin, [clean])
     measures = [
         heads.path_patching,
         functools.partial(heads.activation_patching, what="layers", per_position=True),
     ]
     wanted = [measure(one, [corrupted]).per_example for measure in measures]
-    monkeypatch.setattr(heads.subject, "FEW_LAYERS", 1)
+    monkeypatch.setattr(heads.running, "FEW_LAYERS", 1)
     for measure, own in zip(measures, wanted, strict=True):
         found = measure(other, [corrupted]).per_example
         np.testing.assert_allclose(found, own, atol=1e-6)
@@ -256,7 +256,7 @@ def test_edges_of_an_imported_model(tmp_path):
         for seed in (0, 1)
     )
     model, params = imported.model, imported.params
-    subject = heads.Subject(model, heads.metrics.loss, params, [clean])
+    subject = heads.Measured(model, heads.metrics.loss, params, [clean])
     found = heads.path_patching(
         subject, [corrupted], senders=[(0, 1), (0, 5)], receivers=[(1, 4)]
     )
@@ -268,7 +268,7 @@ def test_edges_of_an_imported_model(tmp_path):
 def test_the_edge_of_induction_is_found():
     compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
     clean, other = (compiled.examples(8, seed=i) for i in (0, 1))
-    subject = heads.Subject(
+    subject = heads.Measured(
         compiled.model, heads.metrics.loss, compiled.params, [clean]
     )
     found = heads.path_patching(subject, [other], kinds="qkv")
@@ -282,7 +282,7 @@ def test_vectors_without_targets_are_patched():
     """With the whole stream of the other run, a model drifts as far as that one is."""
     of = config(num_layers=1, family="encoder", output__logits=False, **SMALL)
     clean, corrupted = _pair()
-    subject = heads.drift_subject(build(of), random_params(of), [clean])
+    subject = heads.measured_by_drift(build(of), random_params(of), [clean])
     found = heads.activation_patching(subject, [corrupted], what="layers")
     np.testing.assert_allclose(found.base, 0, atol=1e-12)
     assert (found.other > 1e-3).all()
@@ -292,7 +292,7 @@ def test_vectors_without_targets_are_patched():
 def test_what_does_not_pair_is_refused():
     of = config(**SMALL)
     clean, corrupted = _pair()
-    subject = heads.Subject(build(of), heads.metrics.loss, random_params(of), [clean])
+    subject = heads.Measured(build(of), heads.metrics.loss, random_params(of), [clean])
     shorter = corrupted._replace(inputs=corrupted.inputs[:, :4])
     with pytest.raises(ValueError, match="corrupted must have inputs of the shapes"):
         heads.path_patching(subject, [shorter])

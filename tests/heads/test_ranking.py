@@ -124,7 +124,7 @@ def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
         params[f"{scope}/{name}"][part] = np.concatenate(heads_apart, axis)
     assert params[f"{scope}/linear"]["w"].shape[0] == 4 * size
     batches = [known.examples(8)]
-    twice = heads.Subject(known.model, heads.metrics.loss, params, batches)
+    twice = heads.Measured(known.model, heads.metrics.loss, params, batches)
     order = [step.head[1] for step in heads.greedy_order(twice)]
     # One of the two may go early, and the other is the last.
     assert order[-1] in (real, copy)

@@ -38,7 +38,7 @@ def _one_layer(score_of, num_tokens=9):
         weights = params[f"encoder/layer_0/attention/{kind}"]["w"]
         weights[num_tokens:] = np.concatenate(codes, axis=1)
     example = tasks.Example(inputs, inputs, np.ones(inputs.shape, np.float32))
-    return heads.Subject(model, heads.metrics.loss, params, [example])
+    return heads.Measured(model, heads.metrics.loss, params, [example])
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from mha_haiku import heads, rasp
 def _made(name, seed=0):
     known = rasp.compile(rasp.PROGRAMS[name](), num_heads=5, noise=1e-3, seed=seed)
     metric, batches = heads.metrics.loss, [known.examples(12, seed=seed)]
-    return known, heads.Subject(known.model, metric, known.params, batches)
+    return known, heads.Measured(known.model, metric, known.params, batches)
 
 
 def _score(measure, name, seed=0):

@@ -11,7 +11,6 @@ import pytest
 
 from mha_haiku import attention, report
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import subject
 from mha_haiku.report import archive
 from mha_haiku.report.map_set import Layer, MapSet
 from mha_haiku.runs import configuration, folders
@@ -97,7 +96,7 @@ def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
         return archive.arrays_of(path)
 
     wanted = dump(tmp_path / "looped")
-    monkeypatch.setattr(subject, "FEW_LAYERS", 1)
+    monkeypatch.setattr(running, "FEW_LAYERS", 1)
     found = dump(tmp_path / "scanned")
     assert found.keys() == wanted.keys()
     for name, array in found.items():

@@ -12,7 +12,6 @@ import pytest
 
 from mha_haiku import heads, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import subject
 from mha_haiku.runs import folders
 from mha_haiku.studies import collecting, head_statistics
 from mha_haiku.studies.workbench import Bench
@@ -118,7 +117,7 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
 @pytest.mark.slow
 def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
     wanted = head_statistics.measure(Bench.load(untrained), examples=N).numbers
-    monkeypatch.setattr(subject, "FEW_LAYERS", 1)
+    monkeypatch.setattr(running, "FEW_LAYERS", 1)
     assert Bench.load(untrained).compact().run.config.model.scan_layers
     found = head_statistics.measure(Bench.load(untrained), examples=N).numbers
     assert found.keys() == wanted.keys()

@@ -82,7 +82,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     assert (found.kinds, found.layers) == (KINDS, LAYERS)
     run = bench.run
     example = run.examples(N)
-    maps = jax.jit(functools.partial(heads.subject.run, run.model))(
+    maps = jax.jit(functools.partial(heads.running.run, run.model))(
         run.params, example
     ).maps
     example = jax.device_get(example)
@@ -146,7 +146,7 @@ def test_exact_match_is_a_metric_where_answers_are_whole(bench):
     generator = np.random.default_rng(0)
     right = generator.uniform(size=example.targets.shape) < 0.8
     answers = np.where(right, example.targets, (example.targets + 1) % 6)
-    of = bench.subject(8, metric="exact_match")
+    of = bench.measured(8, metric="exact_match")
     failures = of.metric(jax.nn.one_hot(answers, 6), example)
     wanted = ((example.weights > 0) & ~right).any(-1)
     assert 0 < wanted.mean() < 1
@@ -275,8 +275,8 @@ def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pat
         pruned.keep
     )
     gates = heads.open_gates(bench.run.config.model, pruned.keep)
-    metric = heads.closed(bench.subject(8), np.stack(gates)[None]).mean()
-    of = bench.with_run(result.run).subject(8)
+    metric = heads.closed(bench.measured(8), np.stack(gates)[None]).mean()
+    of = bench.with_run(result.run).measured(8)
     assert heads.closed(of, np.ones((1, 5, H))).mean() == pytest.approx(
         metric, abs=1e-5
     )

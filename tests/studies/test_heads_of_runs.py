@@ -92,9 +92,9 @@ def test_metrics_are_means_of_the_targets_that_count(trained):
     )
     example = tasks.Example(np.zeros((2, 3), int), targets, weights, None)
     wanted = [(2 * np.log(4 / 3) + np.log(2)) / 3, 0]
-    found = bench.subject(1).metric(logits, example)
+    found = bench.measured(1).metric(logits, example)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    mistakes = bench.subject(1, metric="accuracy").metric
+    mistakes = bench.measured(1, metric="accuracy").metric
     example = example._replace(targets=np.int32([[0, 0, 1], [0, 1, 1]]))
     np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
 
@@ -119,7 +119,7 @@ def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
 def test_closed_heads_pass_on_what_is_asked_for(trained):
     folder = trained()
     bench = Bench.load(folder)
-    run, of = bench.run, bench.subject(4)
+    run, of = bench.run, bench.measured(4)
     mean = heads.ablation_values.mean(run.model, run.params, of.batches)
     wanted = heads.ablation(of, ablation_value=mean).mean
     options = {"examples": 4, "measures": ["ablation"]}

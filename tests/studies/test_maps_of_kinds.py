@@ -10,7 +10,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import attention, heads, report, runs, tasks
 from mha_haiku.checks import ConfigError
-from mha_haiku.heads import alignment, subject
+from mha_haiku.heads import alignment, running
 from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump, dossiers
@@ -60,7 +60,7 @@ def saved(made):
 def test_maps_of_each_kind_are_those_of_the_model(made, saved):
     run = folders.load_run(made)
     example = run.examples(N)
-    output = subject.run(run.model, run.params, example)
+    output = running.run(run.model, run.params, example)
     assert [layer.kind for layer in saved.layers] == KINDS
     assert [layer.index for layer in saved.layers] == [0, 1, 2, 3, 4]
     assert [layer.number for layer in saved.layers] == [0, 0, 1, 0, 1]
@@ -111,7 +111,7 @@ def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
     run = folders.load_run(made)
     count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
     example = run.examples(count)
-    output = subject.run(run.model, run.params, example)
+    output = running.run(run.model, run.params, example)
     for i, each in enumerate(output.maps):
         if KINDS[i] != "cross":
             assert np.isnan(number.mean[i]).all()

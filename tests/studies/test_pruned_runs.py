@@ -74,7 +74,7 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(trained, tmp_path):
 
 def test_units_go_whose_gates_matter_least(trained):
     bench = Bench.load(trained())
-    run, of = bench.run, bench.subject(4)
+    run, of = bench.run, bench.measured(4)
     importance = heads.unit_gradient(of).mean
     pruned = pruned_runs.prune_units(bench, 0.3, examples=4)
     for i, row in enumerate(importance):
@@ -95,7 +95,7 @@ def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
     order = [(0, 0), (1, 1), (1, 0)]
     assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
     assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
-    of = bench.subject(4)
+    of = bench.measured(4)
     least_first = heads.order(heads.statistic(of).mean)
     options = {"ablation_value": "zero", "examples": 4}
     assert pruned_runs.order_of(bench, by="confidence", **options) == least_first

@@ -27,7 +27,7 @@ FEW_LAYERS = 6
 Metric = Callable[[Array, tasks.Example], Array]
 
 
-class Subject(NamedTuple):
+class Measured(NamedTuple):
     """What is measured.
 
     Attributes:
@@ -49,7 +49,7 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
     """Returns the results of a function on each batch, as host arrays.
 
     Args:
-      batches: As a `Subject` has them.
+      batches: As a `Measured` has them.
       function: From a batch to a tree of arrays.
 
     Raises:
