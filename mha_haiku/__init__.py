@@ -24,6 +24,7 @@ makes a page and `plot` a figure. `help(mh.masks)` and similar calls tell what e
 """
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mha_haiku import (
@@ -34,7 +35,9 @@ from mha_haiku import (
     modules,
     positions,
     tasks,
-    viewing,  # noqa: F401  (makes itself known to display)
+)
+from mha_haiku import (
+    display as _display,
 )
 from mha_haiku.attention import (
     AttentionMap,
@@ -108,6 +111,8 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _PLACES:
+        # Subjects and runs make themselves known to what shows them.
+        importlib.import_module(f"{__name__}.subjects")
         module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
         return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -115,3 +120,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__doc__", "__version__"]
+
+
+def _html(value: Any) -> str:
+    from mha_haiku import viewing
+
+    return viewing.html(value)
+
+
+def _later(name: str) -> Callable:
+    """Returns a function that imports the real one when it is called."""
+    return lambda value, **options: __getattr__(name)(value, **options)
+
+
+_display.register(html=_html, show=_later("show"), plot=_later("plot"))

@@ -21,7 +21,7 @@ _STRAYS = {
         "mha_haiku/training/stray.py": "import mha_haiku.heads",
         "mha_haiku/training/checkpoint.py": "import mha_haiku.runs",
         "mha_haiku/runs/stray.py": "import mha_haiku.studies",
-        "mha_haiku/studies/stray.py": "import mha_haiku.viewing",
+        "mha_haiku/viewing/stray.py": "import mha_haiku.studies",
         "mha_haiku/studies/papers.py": "import mha_haiku.claims",
         "mha_haiku/stray.py": "",
     },

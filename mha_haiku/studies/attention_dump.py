@@ -22,8 +22,9 @@ from mha_haiku.heads import alignment, running
 from mha_haiku.report import map_set
 from mha_haiku.report.map_set import Answers, Axes, Axis, Example, Images, MapSet
 from mha_haiku.runs import files, progress
-from mha_haiku.studies import collecting, dossiers, head_statistics, imported_runs
+from mha_haiku.studies import dossiers, head_statistics, imported_runs
 from mha_haiku.studies.workbench import Bench
+from mha_haiku.viewing import collecting
 
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least

@@ -15,8 +15,9 @@ from mha_haiku import checks, heads, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.report.heads import PerHead
 from mha_haiku.report.map_set import MapSet
-from mha_haiku.studies import collecting, workbench
+from mha_haiku.studies import workbench
 from mha_haiku.studies.workbench import Bench
+from mha_haiku.viewing import collecting
 
 _UNITS = {
     "loss": "nats",

@@ -16,8 +16,9 @@ from mha_haiku import checks, display, heads, models, report
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment, running
 from mha_haiku.report.heads import PerHead
-from mha_haiku.studies import collecting, workbench
+from mha_haiku.studies import workbench
 from mha_haiku.studies.workbench import Bench
+from mha_haiku.viewing import collecting
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 _PLACES = "places"  # of the largest weights of cross-attention

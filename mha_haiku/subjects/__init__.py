@@ -3,6 +3,7 @@
 `load`, `train` and `wrap` make a `Subject`; what can be asked of a model is a verb.
 """
 
+from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.opening import load, wrap
 from mha_haiku.subjects.subject import Subject

@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku import attention, checks, display, models
 from mha_haiku.attention import scores
 from mha_haiku.report.map_set import Axes, Axis, Example, Images, Layer, MapSet
-from mha_haiku.studies import collecting
+from mha_haiku.viewing import collecting
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones

@@ -5,18 +5,18 @@ L layers, H heads of a layer.
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mha_haiku import attention, checks, heads
-from mha_haiku.report import curves, drawing, figures
+from mha_haiku.report import drawing, figures
 from mha_haiku.report import heads as per_head
 from mha_haiku.report.heads import PerHead
 from mha_haiku.report.map_set import MapSet
-from mha_haiku.viewing import collect, shown
+from mha_haiku.viewing import collect, sets, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,10 +76,9 @@ def plot(
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
-    from mha_haiku.viewing import answers
-
-    what, sides = answers.as_shown(what)
-    of_maps |= {name: x for name, x in sides.items() if of_maps[name] is None}
+    what, *sides = sets.maps_of(what)
+    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
+        of_maps[name] = own if of_maps[name] is None else of_maps[name]
     with drawing.style():
         if collect.is_maps(what):
             figure = _maps(what, example=example, size=size, title=title, **of_maps)
@@ -201,7 +200,7 @@ def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
 def figure_of(what: Any, *, title: str | None) -> "Figure":
     """Returns the figure of what is no map."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
-        return _drawn(picture, title)
+        return drawn(picture, title)
     raise TypeError(
         "what must be attention maps, statistics, importance, roles, the result of a "
         "study or the path of a file that a run has written, got "
@@ -255,48 +254,7 @@ def _numbers(kinds: Sequence[str]) -> list[int]:
     return [i - kinds.index(kind) for i, kind in enumerate(kinds)]
 
 
-@figure_of.register(str)
-@figure_of.register(os.PathLike)
-def _(what: Any, *, title: str | None) -> "Figure":
-    path = checks.as_path(what)
-    checks.choice("what", path.name, [*_FILES, "maps.npz"])
-    return _FILES[path.name](path, title)
-
-
-def _timeline(path, title) -> "Figure":
-    from mha_haiku.runs import files
-    from mha_haiku.studies import timeline
-
-    if not files.read_lines(path):
-        raise checks.ConfigError(f"{path} has no lines.")
-    return _drawn(timeline.picture(path), title)
-
-
-def _metrics(path, title) -> "Figure":
-    from mha_haiku.runs import metrics_log
-
-    reports = metrics_log.read(path)
-    if not reports:
-        raise checks.ConfigError(f"{path} has no reports.")
-    title = title or f"Loss and accuracy of {path.resolve().parent.name}"
-    return curves.learning.__wrapped__(reports, title=title)
-
-
-def _pruning(path, title) -> "Figure":
-    from mha_haiku.studies import pruning
-
-    curve = pruning.read_curve(path)
-    return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
-
-
-_FILES: dict[str, Callable] = {
-    "metrics.jsonl": _metrics,
-    "timeline.jsonl": _timeline,
-    "pruning.csv": _pruning,
-}
-
-
-def _drawn(picture: functools.partial, title: str | None) -> "Figure":
+def drawn(picture: functools.partial, title: str | None) -> "Figure":
     """Returns the figure of a picture."""
     titled = {} if title is None else {"title": title}
     return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)

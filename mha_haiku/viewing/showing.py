@@ -1,56 +1,21 @@
 """`show`: maps, runs and what is known of heads as one view for notebooks and files."""
 
 import collections
-import dataclasses
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mha_haiku import checks
 from mha_haiku.report import dossier, fitting, page
-from mha_haiku.viewing import collect, markup
+from mha_haiku.viewing import collect, markup, sets, shown
+from mha_haiku.viewing.view import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook
 _MOST_THUMBNAILS = 48
 _PICTURE = 560  # pixels of the longer side, about
 _THUMBNAILS_BETWEEN = (56, 320)  # pixels of a thumbnail's side
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class View:
-    """Something to look at: in a notebook by itself, in a browser once saved.
-
-    Attributes:
-      title: What it is.
-      html: A whole HTML document, which asks for no other file.
-      inline: What a notebook shows, as HTML.
-    """
-
-    title: str
-    html: str
-    inline: str
-
-    def save(self, path: str | os.PathLike) -> Path:
-        """Writes the document, into a folder that may be missing, and returns the path.
-
-        It is written whole or not at all.
-
-        Raises:
-          ConfigError: If it cannot be written.
-        """
-        from mha_haiku.runs import files
-
-        return files.write(path, self.html)
-
-    def __repr__(self) -> str:
-        return f"View({self.title!r}, {len(self.html.encode()):,} bytes)"
-
-    def _repr_html_(self) -> str:
-        return self.inline
 
 
 def show(
@@ -104,17 +69,23 @@ def show(
         "heads": heads,
         "compare": compare,
     }
-    if collect.is_maps(maps_or_run):
-        return _of_maps(maps_or_run, budget=budget, **given)
-    from mha_haiku.viewing import answers, shown
-
-    value, sides = answers.as_shown(maps_or_run)
-    if compare is not None:
-        given["compare"] = answers.compared(compare)
-    given |= {name: x for name, x in sides.items() if given[name] is None}
+    value, *sides = sets.maps_of(maps_or_run)
+    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
+        given[name] = own if given[name] is None else given[name]
     if collect.is_maps(value):
         return _of_maps(value, budget=budget, **given)
-    return shown.view(answers.run_of(value), budget=budget, **given)
+    if not sets.has_own(value):
+        return shown.view(value, **given)
+    for name in ("tokens", "key_tokens", "images", "names"):
+        if given[name] is not None:
+            raise ValueError(
+                f"{name} must be None for a run, which has examples of its own; "
+                "show(run.maps(text), tokens=...) shows others."
+            )
+    whole = sets.dossier_of(value, compare)
+    return of_dossier(
+        whole if heads is None else sets.with_heads(whole, heads), budget=budget
+    )
 
 
 def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
@@ -135,50 +106,25 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def document(title: str, fragment: str) -> str:
-    """Returns a whole HTML document around a fragment that has no script."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "img-src data:; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{markup.escaped(title)}</title></head>\n"
-        f'<body style="font-family:sans-serif">{fragment}</body>\n</html>\n'
-    )
-
-
 def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
     maps, kinds = collect.named_maps(value, names), collect.kinds_of(value)
     # The last: with a decoder that is a cross map, which has both texts.
     sides = collect.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
-        sets = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
-        return of_dossier(dossier.Dossier(title, sets), budget=budget)
-    name, other = named(compare)
+        both = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
+        return of_dossier(dossier.Dossier(title, both), budget=budget)
+    name, other = sets.named(compare)
+    other = sets.maps_of(other).maps
     own_name, other_name = "first", name or "second"
     others = collect.named_maps(other, names)
     collect.check_same_sizes(maps, others)
     own = {"wanted": heads, "kinds": kinds}
-    sets = (
+    both = (
         collect.map_set(maps, sides, name=own_name, **own),
         collect.map_set(others, sides, name=other_name, **own),
     )
-    return of_dossier(dossier.Dossier(title, sets), budget=budget)
-
-
-def named(value: Any) -> tuple[str, Any]:
-    """Returns the name that is given to what is shown, "" for none, and that itself."""
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((name, value),) = value.items()
-        return str(name), value
-    return "", value
-
-
-def distinct(name: str, other: str) -> tuple[str, str]:
-    """Returns the names of two sets of maps, numbered where they are the same."""
-    return (name, other) if name != other else (f"{name} (1)", f"{other} (2)")
+    return of_dossier(dossier.Dossier(title, both), budget=budget)
 
 
 def _title(maps, kinds) -> str:

@@ -6,7 +6,6 @@ at their elements alone and no script.
 
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,8 @@ from mha_haiku import attention, display, heads, masks
 from mha_haiku.modules import anatomy
 from mha_haiku.report import drawing
 from mha_haiku.report.heads import PerHead
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.studies import collecting
-from mha_haiku.viewing import collect, markup, showing
+from mha_haiku.viewing import collect, collecting, markup, sets
+from mha_haiku.viewing.view import View, document
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
@@ -31,23 +29,19 @@ def html(value: Any) -> str:
 
     A map's page, or a table. What cannot be shown has a sentence that says why.
     """
-    if not _is_run(value) and display.is_traced(value):
+    if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if collect.is_maps(value):
-            return showing.show(value).inline
+        if collect.is_maps(sets.maps_of(value).maps):
+            return display.show(value).inline
         return fragment(value)
     except ValueError as error:
         why = markup.tag("div", f"Not shown: {error}")
         return markup.tag("div", markup.preformatted(repr(value)), why)
 
 
-def view(value: Any, *, budget: int, **given: Any) -> showing.View:
-    """Returns the view of what is no attention map; arguments as of `show`."""
-    if isinstance(value, str | os.PathLike | MapSet) or _is_run(value):
-        from mha_haiku.viewing import runs
-
-        return runs.view(value, budget=budget, **given)
+def view(value: Any, **given: Any) -> View:
+    """Returns the view of what has no attention maps; arguments as of `show`."""
     given = {name: each for name, each in given.items() if each is not None}
     if _is_parameters(value):
         names = given.pop("heads", None)
@@ -60,7 +54,7 @@ def view(value: Any, *, budget: int, **given: Any) -> showing.View:
             f"{next(iter(given))} must be None for {type(value).__name__}, which has "
             "no maps."
         )
-    return showing.View(title, showing.document(title, content), content)
+    return View(title, document(title, content), content)
 
 
 @functools.singledispatch
@@ -70,10 +64,6 @@ def fragment(value: Any) -> markup.Html:
     Raises:
       TypeError: If it is nothing that can be shown.
     """
-    if _is_run(value):
-        from mha_haiku.viewing import runs
-
-        return runs.fragment(value)
     raise TypeError(
         "what is shown must be attention maps, a run or its folder, statistics, "
         f"importance, roles, a mask or parameters, got {type(value).__name__}."
@@ -353,8 +343,3 @@ def _parts(mask):
         inner = getattr(mask, name, None)
         if isinstance(inner, masks.Mask):
             yield from _parts(inner)
-
-
-def _is_run(value: Any) -> bool:
-    """Returns whether a value is a run, without importing what runs need."""
-    return type(value).__module__ == "mha_haiku.runs.folders"

@@ -11,6 +11,7 @@ import pytest
 
 from mha_haiku import attention, report
 from mha_haiku.checks import ConfigError
+from mha_haiku.heads import running
 from mha_haiku.report import archive
 from mha_haiku.report.map_set import Layer, MapSet
 from mha_haiku.runs import configuration, folders

@@ -12,10 +12,12 @@ import pytest
 
 from mha_haiku import heads, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.heads import running
 from mha_haiku.runs import folders
-from mha_haiku.studies import collecting, head_statistics
+from mha_haiku.studies import head_statistics
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.training import evaluation
+from mha_haiku.viewing import collecting
 from tests import oracles
 from tests.tiny_runs import write_untrained
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.studies import zoom
-from mha_haiku.viewing import collect
+from mha_haiku.viewing import collect, zoom
 from tests.viewing.conftest import make_map
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mha_haiku import masks
 from mha_haiku.attention import attend
-from mha_haiku.studies import zoom
+from mha_haiku.viewing import zoom
 
 B, T, S, H, G, K = 2, 83, 70, 4, 2, 3
 LENGTHS = np.array([70, 41])

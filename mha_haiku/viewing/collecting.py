@@ -27,7 +27,7 @@ from mha_haiku.report.map_set import (
     Patch,
     Roles,
 )
-from mha_haiku.studies import zoom
+from mha_haiku.viewing import zoom
 
 Array = jax.Array
 

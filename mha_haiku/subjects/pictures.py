@@ -1,0 +1,253 @@
+"""What `mh.show` and `mh.plot` give of subjects, their answers, runs and their files.
+
+L layers, H heads of a layer, T positions.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from mha_haiku import checks, models
+from mha_haiku.report import curves, drawing
+from mha_haiku.report.dossier import Dossier
+from mha_haiku.report.map_set import MapSet
+from mha_haiku.runs import files, folders, metrics_log
+from mha_haiku.studies import attention_dump, dossiers, head_statistics, pruning
+from mha_haiku.studies import timeline as timelines
+from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.viewing import collect, markup, plotting, sets, shown
+from mha_haiku.viewing.answers import Grid, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_PROGRAMS = 32
+_PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles nothing
+
+
+# --- Maps of runs and of subjects
+
+
+@sets.maps_of.register
+def _(answer: TextMaps) -> sets.Given:
+    return sets.Given(answer.maps, answer.tokens or None, answer.key_tokens or None)
+
+
+@sets.map_set_of.register
+def _(run: folders.Run) -> MapSet:
+    """Measures the maps of held-out examples."""
+    config = run.config.copy_and_resolve_references()
+    config.attention.dtype = "float32"
+    if len(_PROGRAMS) > _MOST_PROGRAMS:
+        _PROGRAMS.clear()
+    bench = Bench(
+        run._replace(config=config),
+        folders.Folder(Path(run.task.name)),
+        lambda iterable, **_: iterable,
+        _PROGRAMS,
+    )
+    return attention_dump.measured(
+        bench,
+        means=False,
+        weights=run.task.sequence_length <= collect.WHOLE,
+        channels=True,
+        devices=jax.local_devices()[:1],
+    )
+
+
+@sets.map_set_of.register
+def _(subject: Subject) -> MapSet:
+    if subject.run is None:
+        raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
+    found = sets.map_set_of(subject.run._replace(params=subject.params))
+    return dataclasses.replace(found, name=subject.name)
+
+
+@sets.map_set_of.register(str)
+@sets.map_set_of.register(os.PathLike)
+def _(path: Any) -> MapSet:
+    return sets.map_set_of(folders.load_run(path))
+
+
+@sets.dossier_of.register(str)
+@sets.dossier_of.register(os.PathLike)
+def _(path: Any, compare: Any = None) -> Dossier:
+    """Returns all that lies in a folder where its maps were saved."""
+    other = sets.named(compare)[1]
+    if _has_saved_maps(path) and (other is None or _has_saved_maps(other)):
+        return dossiers.of_folder(path, compare=other)
+    return sets.joined(path, compare)
+
+
+def _has_saved_maps(value) -> bool:
+    is_path = isinstance(value, str | os.PathLike)
+    return is_path and (checks.as_path(value) / "attention" / "maps.npz").exists()
+
+
+# --- In a notebook, by itself
+
+
+@shown.fragment.register
+def _(run: folders.Run) -> markup.Html:
+    return _of_run(f"Run of {run.config.task.name}, step {run.step:,}", run)
+
+
+@shown.fragment.register
+def _(subject: Subject) -> markup.Html:
+    if subject.run is not None:
+        return _of_run(subject.name, subject.run._replace(params=subject.params))
+    count = sum(x.size for x in jax.tree.leaves(subject.params))
+    rows = [("model", subject.model.description), ("parameters", f"{count:,}")]
+    parts = [markup.plain_table(rows)]
+    if subject.model.config is not None:
+        parts.append(_parameters(subject.model.config, subject.params))
+    return markup.block(
+        subject.name, *parts, note="subject.show(text) shows its maps of a text."
+    )
+
+
+def _of_run(title, run) -> markup.Html:
+    """Returns what a run is, and its parameters by layer and head."""
+    config = run.config
+    rows = [
+        ("task", f"{config.task.name}, {run.task.sequence_length} positions"),
+        ("model", run.model.description),
+        ("step", f"{run.step:,} of {config.training.steps:,}"),
+        ("precision", config.model.precision),
+    ]
+    parts = markup.plain_table(rows), _parameters(config.model, run.params)
+    note = "mh.show of it shows its maps on held-out examples."
+    return markup.block(title, *parts, note=note)
+
+
+def _parameters(config, params) -> markup.Html:
+    names = [layer.names for layer in models.heads_of_layers(config)]
+    return shown.of_parameters(params, names)
+
+
+@shown.fragment.register
+def _(statistics: head_statistics.HeadStatistics) -> markup.Html:
+    return markup.block(statistics.title, markup.preformatted(statistics.text()))
+
+
+@shown.fragment.register
+def _(lens: Lens) -> markup.Html:
+    return _of_lens(lens).html(
+        "Logit lens: the likeliest next token after each layer",
+        "The colour is the probability. Columns are the tokens that are read.",
+    )
+
+
+@shown.fragment.register
+def _(strongest: Strongest) -> markup.Html:
+    rows = strongest.rows()
+    columns = list(rows[0]) if rows else []
+    table = [
+        [f"{x:.3g}" if isinstance(x, float) else visible(str(x)) for x in row.values()]
+        for row in rows
+    ]
+    return markup.block(
+        f"Layer {strongest.layer}, head {strongest.head}: largest {strongest.by}",
+        markup.plain_table(table, columns=columns),
+        note="Positions count from 0; the text ends at the query.",
+    )
+
+
+@shown.fragment.register
+def _(circuits: Circuits) -> markup.Html:
+    return _of_circuits(circuits).html(
+        f"{circuits.kind.upper()}-composition of heads, from weights alone",
+        "Rows write, columns read; layer and head. Random weights are not at 0.",
+    )
+
+
+# --- As a figure
+
+
+@plotting.figure_of.register(Circuits)
+def _(what: Circuits, *, title: str | None) -> "Figure":
+    return _of_circuits(what).figure(title or f"{what.kind.upper()}-composition")
+
+
+@plotting.figure_of.register(Lens)
+def _(what: Lens, *, title: str | None) -> "Figure":
+    return _of_lens(what).figure(title or "Logit lens")
+
+
+@plotting.figure_of.register(Strongest)
+def _(what: Strongest, *, title: str | None) -> "Figure":
+    labels = []
+    for row in what.rows():
+        ends = [
+            f"{visible(row[f'{end} token'])} ({row[end]})" if what.tokens else row[end]
+            for end in ("query", "key")
+        ]
+        labels.append(f"example {row['example']}: {ends[0]} to {ends[1]}")
+    title = title or f"Layer {what.layer}, head {what.head}: strongest examples"
+    sheet = drawing.sheet(5.5, max(1.8, 0.25 * len(labels) + 1.2), title=title)
+    axes = sheet.subplots()
+    axes.barh(range(len(labels)), what.values)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    units = {"weight": "largest weight of the query", "size": "norm of the output"}
+    axes.set_xlabel(units[what.by])
+    return sheet
+
+
+@plotting.figure_of.register(str)
+@plotting.figure_of.register(os.PathLike)
+def _(what: Any, *, title: str | None) -> "Figure":
+    path = checks.as_path(what)
+    checks.choice("what", path.name, [*_FILES, "maps.npz"])
+    return _FILES[path.name](path, title)
+
+
+def _timeline(path, title) -> "Figure":
+    if not files.read_lines(path):
+        raise checks.ConfigError(f"{path} has no lines.")
+    return plotting.drawn(timelines.picture(path), title)
+
+
+def _metrics(path, title) -> "Figure":
+    reports = metrics_log.read(path)
+    if not reports:
+        raise checks.ConfigError(f"{path} has no reports.")
+    title = title or f"Loss and accuracy of {path.resolve().parent.name}"
+    return curves.learning.__wrapped__(reports, title=title)
+
+
+def _pruning(path, title) -> "Figure":
+    curve = pruning.read_curve(path)
+    return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
+
+
+_FILES: dict[str, Callable] = {
+    "metrics.jsonl": _metrics,
+    "timeline.jsonl": _timeline,
+    "pruning.csv": _pruning,
+}
+
+
+# --- Numbers in rows and columns
+
+
+def _of_circuits(circuits) -> Grid:
+    senders, receivers = circuits.pairs()
+    if not senders:
+        raise ValueError("there are no two layers of which one reads the other.")
+    values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
+    names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
+    return Grid(values, *names, "composition")
+
+
+def _of_lens(lens) -> Grid:
+    texts = np.vectorize(visible, otypes=[str])(lens.texts)
+    columns = [visible(x) for x in lens.tokens]
+    return Grid(lens.probabilities, lens.names, columns, "probability", texts)
