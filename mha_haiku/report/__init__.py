@@ -10,10 +10,10 @@ from mha_haiku.report import (
     drawing,
     figures,
     fitting,
-    heads,
     labels,
     map_set,
     page,
+    per_head,
     tables,
 )
 
@@ -24,7 +24,7 @@ __all__ = [
     "drawing",
     "figures",
     "fitting",
-    "heads",
+    "per_head",
     "labels",
     "map_set",
     "page",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mha_haiku.report import drawing
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report.per_head import PerHead
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ import numpy as np
 
 from mha_haiku import checks
 from mha_haiku.report import archive
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report.per_head import PerHead
 
 MOST_LIKELIEST = 3
 IMAGE_KINDS = ("positions", "grid")

@@ -26,8 +26,8 @@ import numpy as np
 
 from mha_haiku.report import dossier, labels, map_set
 from mha_haiku.report.dossier import Dossier
-from mha_haiku.report.heads import PerHead
 from mha_haiku.report.map_set import Axes, Axis, Example, MapSet
+from mha_haiku.report.per_head import PerHead
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import attention, checks, models, report, tasks
+from mha_haiku import attention, checks, models, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.devices import cluster
 from mha_haiku.heads import alignment, running
-from mha_haiku.report import map_set
+from mha_haiku.report import drawing, figures, fitting, labels, map_set, page
 from mha_haiku.report.map_set import Answers, Axes, Axis, Example, Images, MapSet
 from mha_haiku.runs import files, progress
 from mha_haiku.studies import dossiers, head_statistics, imported_runs
@@ -237,19 +237,19 @@ def write_report(
     folder = checks.as_path(folder)
     maps = MapSet.load(folder / "maps.npz")
     shown = dossiers.of_maps(folder, compare=compare)
-    _, page = report.fitting.fitted(shown, _PAGE_BYTES, report.page.render)
+    _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
     written = []
-    if report.drawing.is_possible():
+    if drawing.is_possible():
         count = len(maps.layers) * len(formats)
         doing = {"name": "attention", "doing": "drawing"}
         with progress.Bar(count, unit="picture", **doing) as bar:
-            for name, picture in report.figures.pictures(maps, formats):
+            for name, picture in figures.pictures(maps, formats):
                 written.append(files.write(folder / name, picture))
                 bar.advance()
     for path in folder.iterdir():
         if _PICTURE.fullmatch(path.name) and path not in written:
             path.unlink()
-    return [*written, files.write(folder / "index.html", page)]
+    return [*written, files.write(folder / "index.html", html)]
 
 
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
@@ -468,7 +468,7 @@ def _axes(
         return Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
 
     def said(verb, texts):
-        return [f"{verb} “{report.labels.visible(x)}”" if x else "" for x in texts]
+        return [f"{verb} “{labels.visible(x)}”" if x else "" for x in texts]
 
     if read is None:
         source = axis(tokens, *lengths)

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha_haiku import checks, heads, models, report
+from mha_haiku import checks, heads, models
 from mha_haiku.checks import ConfigError
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report import per_head, tables
 from mha_haiku.report.map_set import MapSet
+from mha_haiku.report.per_head import PerHead
 from mha_haiku.studies import workbench
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.viewing import collecting
@@ -51,16 +52,16 @@ class HeadImportance(NamedTuple):
     layers: tuple[int, ...]
     kinds: tuple[str, ...] = ()
 
-    def table(self) -> report.tables.Table:
+    def table(self) -> tables.Table:
         """Returns a row per head."""
-        return report.heads.table(
+        return per_head.table(
             self.numbers, layers=self.layers, heads=self.heads, kinds=self.kinds
         )
 
     def text(self) -> str:
         """Returns the table as text, and below it how far the measures agree."""
-        columns = [report.tables.Column("agreement")]
-        columns += [report.tables.Column(name, "", "{:.2f}") for name in self.measures]
+        columns = [tables.Column("agreement")]
+        columns += [tables.Column(name, "", "{:.2f}") for name in self.measures]
         rows = [
             {
                 "agreement": name,
@@ -68,9 +69,9 @@ class HeadImportance(NamedTuple):
             }
             for name, row in zip(self.measures, self.agreement, strict=True)
         ]
-        agreement = report.tables.Table(columns, rows).text()
+        agreement = tables.Table(columns, rows).text()
         return (
-            f"{self.table().text()}\n\n{report.heads.legend(self.numbers)}\n"
+            f"{self.table().text()}\n\n{per_head.legend(self.numbers)}\n"
             "rank: 1 is the most important head; with 95 % of resampled examples it is "
             f"in between\n\n{agreement}\nagreement: Spearman's rank correlation"
         )
@@ -79,7 +80,7 @@ class HeadImportance(NamedTuple):
     def picture(self) -> functools.partial:
         """Gives the heads by layer and by rank, as the bytes of a file."""
         return functools.partial(
-            report.heads.importance_picture,
+            per_head.importance_picture,
             self.numbers,
             title=self.title,
             heads=self.heads,

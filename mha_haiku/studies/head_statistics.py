@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku import checks, display, heads, models, report
+from mha_haiku import checks, display, heads, models
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment, running
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report import per_head, tables
+from mha_haiku.report.per_head import PerHead
 from mha_haiku.studies import workbench
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.viewing import collecting
@@ -55,9 +56,9 @@ class HeadStatistics(NamedTuple):
         """For each layer the names of its columns."""
         return [list(range(self.numbers["entropy"].mean.shape[1]))] * len(self.layers)
 
-    def table(self) -> report.tables.Table:
+    def table(self) -> tables.Table:
         """Returns a row per head; as text it shows means only."""
-        return report.heads.table(
+        return per_head.table(
             self.numbers,
             layers=self.layers,
             heads=self.heads,
@@ -68,7 +69,7 @@ class HeadStatistics(NamedTuple):
 
     def text(self) -> str:
         """Returns the table as text, with a legend of its numbers and roles."""
-        text = f"{self.table().text()}\n\n{report.heads.legend(self.numbers)}"
+        text = f"{self.table().text()}\n\n{per_head.legend(self.numbers)}"
         found = set() if self.roles is None else set(self.roles.names.flat)
         meanings = {
             name: f"at least {role.threshold:g} of: {role.label}"
@@ -85,7 +86,7 @@ class HeadStatistics(NamedTuple):
     def picture(self) -> functools.partial:
         """Gives a heat map of each statistic, as the bytes of a file."""
         return functools.partial(
-            report.heads.statistics_picture,
+            per_head.statistics_picture,
             self.numbers,
             title=self.title,
             layers=self.layers,

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha_haiku import checks, report
+from mha_haiku import checks
 from mha_haiku.checks import ConfigError
+from mha_haiku.report import curves
 from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders, loop
 from mha_haiku.studies import pruned_runs, workbench
@@ -71,7 +72,7 @@ class Pruned(NamedTuple):
     @property
     def picture(self) -> functools.partial:
         """Gives the curve of a sweep, as the bytes of a file."""
-        drawn = report.curves.pruning
+        drawn = curves.pruning
         return functools.partial(drawn, curve(self), title=self.title)
 
 
@@ -203,12 +204,12 @@ def write(
     return workbench.write(folder, "pruning", table(result), result.picture, formats)
 
 
-def curve(result: Pruned) -> report.curves.Pruning:
+def curve(result: Pruned) -> curves.Pruning:
     """Returns a point per model, to be drawn."""
     return _curve(table(result).csv())
 
 
-def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
+def read_curve(path: str | os.PathLike) -> curves.Pruning:
     """Returns the curve in a pruning.csv that `write` wrote.
 
     Raises:
@@ -221,7 +222,7 @@ def read_curve(path: str | os.PathLike) -> report.curves.Pruning:
         raise ConfigError(f"{path} is no curve of pruning.") from None
 
 
-def _curve(text: str) -> report.curves.Pruning:
+def _curve(text: str) -> curves.Pruning:
     """Returns the curve in the text of a pruning.csv."""
     rows = list(csv.DictReader(text.splitlines()))
     names = list(rows[0])
@@ -233,7 +234,7 @@ def _curve(text: str) -> report.curves.Pruning:
     def numbers(name):
         return [float(row[name]) for row in rows]
 
-    return report.curves.Pruning(
+    return curves.Pruning(
         kept=[int(row["kept"]) for row in rows],
         metric=numbers(metric),
         metric_name=f"held-out {metric.replace('_', ' ')}",

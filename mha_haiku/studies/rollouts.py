@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, report, tasks
+from mha_haiku import checks, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import flow, means, running
 from mha_haiku.heads.rollout import (
@@ -28,6 +28,7 @@ from mha_haiku.heads.rollout import (
     rollout,
     value_rollout,
 )
+from mha_haiku.report import curves
 from mha_haiku.report.tables import Column, Table
 from mha_haiku.runs import folders
 from mha_haiku.studies import workbench
@@ -71,7 +72,7 @@ class Study(NamedTuple):
     @property
     def picture(self) -> functools.partial:
         """Gives the correlations by layer, as the bytes of a file."""
-        drawn, found = report.curves.rollout, summary(self.changes)
+        drawn, found = curves.rollout, summary(self.changes)
         return functools.partial(drawn, found, self.published, title=self.title)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku import checks, heads, models, report
-from mha_haiku.report.heads import PerHead
+from mha_haiku import checks, heads, models
+from mha_haiku.report import curves, drawing
+from mha_haiku.report.per_head import PerHead
 from mha_haiku.runs import files, folders, metrics_log
 from mha_haiku.studies import workbench
 
@@ -66,7 +67,9 @@ class Timeline(workbench.TrainingStudy):
         self._log.close()
 
 
-def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, PerHead]]:
+def scores_over_steps(
+    lines: Sequence[Mapping[str, Any]],
+) -> tuple[np.ndarray, dict[str, PerHead]]:
     """Returns steps `[P]`, and scores `[P, L, H]`, NaN where there is no head."""
     steps = np.array([line["step"] for line in lines])
     scores = {}
@@ -82,10 +85,10 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str, Pe
 def picture(path: Path) -> functools.partial:
     """Gives the picture of a timeline of at least one line, as the bytes of a file."""
     lines = files.read_lines(path)
-    steps, scores = curves(lines)
+    steps, scores = scores_over_steps(lines)
     name = path.resolve().parents[1].name
     return functools.partial(
-        report.curves.timeline,
+        curves.timeline,
         steps,
         scores,
         title=f"Heads of {name} while they learn",
@@ -100,7 +103,7 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
       The path of the first picture; None without a timeline or without matplotlib.
     """
     folder = folders.Folder(checks.as_path(workdir))
-    if not files.read_lines(folder.timeline) or not report.drawing.is_possible():
+    if not files.read_lines(folder.timeline) or not drawing.is_possible():
         return None
     path = folder.heads / "timeline.png"
     return workbench.write_pictures(path, picture(folder.timeline), formats)[0]
@@ -116,12 +119,12 @@ def draw_metrics(
     """
     folder = folders.Folder(checks.as_path(workdir))
     reports = metrics_log.read(folder.metrics)
-    if not reports or not report.drawing.is_possible():
+    if not reports or not drawing.is_possible():
         return None
     name, task = folder.root.resolve().name, folders.read_config(folder)["task"]["name"]
     summary = files.read_json(folder.summary) or {}
     picture = functools.partial(
-        report.curves.learning,
+        curves.learning,
         reports,
         title=f"{name} ({task}): loss and accuracy while it learned",
         baseline=summary.get("baseline"),

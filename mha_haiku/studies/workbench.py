@@ -15,8 +15,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from mha_haiku import attention, checks, devices, heads, models, report, tasks
+from mha_haiku import attention, checks, devices, heads, models, tasks
 from mha_haiku.checks import ConfigError
+from mha_haiku.report import drawing, tables
 from mha_haiku.runs import files, folders, loop, progress, sharing
 from mha_haiku.training import evaluation
 
@@ -309,7 +310,7 @@ def command(script: str, root: str | os.PathLike) -> str:
 def write(
     folder: str | os.PathLike,
     name: str,
-    table: report.tables.Table,
+    table: tables.Table,
     picture: Callable[..., bytes],
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
@@ -319,7 +320,7 @@ def write(
       folder: The folder to write to; created if it is missing.
       name: Of the files.
       table: The table.
-      picture: From a `format` to a file's bytes; see `report.drawing.picture`.
+      picture: From a `format` to a file's bytes; see `drawing.picture`.
       formats: Of the picture's files.
 
     Returns:
@@ -336,7 +337,7 @@ def write_pictures(
     path: Path, picture: Callable[..., bytes], formats: Sequence[str]
 ) -> list[Path]:
     """Writes a picture in each format, with its suffix; none without matplotlib."""
-    if not report.drawing.is_possible():
+    if not drawing.is_possible():
         return []
     return [
         files.write(path.with_suffix(f".{kind}"), picture(format=kind))

@@ -22,7 +22,7 @@ from mha_haiku.studies import timeline as timelines
 from mha_haiku.studies.workbench import Bench
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.viewing import collect, markup, plotting, sets, shown
+from mha_haiku.viewing import given_maps, markup, plotting, sets, shown
 from mha_haiku.viewing.answers import Grid, visible
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _(run: folders.Run) -> MapSet:
     return attention_dump.measured(
         bench,
         means=False,
-        weights=run.task.sequence_length <= collect.WHOLE,
+        weights=run.task.sequence_length <= given_maps.WHOLE,
         channels=True,
         devices=jax.local_devices()[:1],
     )

@@ -18,7 +18,6 @@ from jax.typing import DTypeLike
 
 from mha_haiku import attention, heads
 from mha_haiku.heads import alignment, means
-from mha_haiku.report.heads import PerHead
 from mha_haiku.report.map_set import (
     Channels,
     Example,
@@ -27,6 +26,7 @@ from mha_haiku.report.map_set import (
     Patch,
     Roles,
 )
+from mha_haiku.report.per_head import PerHead
 from mha_haiku.viewing import zoom
 
 Array = jax.Array

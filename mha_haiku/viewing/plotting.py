@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mha_haiku import attention, checks, heads
-from mha_haiku.report import drawing, figures
-from mha_haiku.report import heads as per_head
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report import drawing, figures, per_head
 from mha_haiku.report.map_set import MapSet
-from mha_haiku.viewing import collect, sets, shown
+from mha_haiku.report.per_head import PerHead
+from mha_haiku.viewing import given_maps, sets, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +79,7 @@ def plot(
     for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
         of_maps[name] = own if of_maps[name] is None else of_maps[name]
     with drawing.style():
-        if collect.is_maps(what):
+        if given_maps.is_maps(what):
             figure = _maps(what, example=example, size=size, title=title, **of_maps)
         elif isinstance(what, MapSet) or _is_saved(what):
             figure = _of_set(what, example=example, size=size, title=title, **of_maps)
@@ -98,16 +97,16 @@ def plot(
 
 
 def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    maps, kinds = collect.named_maps(what), collect.kinds_of(what)
+    maps, kinds = given_maps.named_maps(what), given_maps.kinds_of(what)
     last = list(maps.values())[-1]
-    sides = collect.sides(last, tokens, key_tokens)
+    sides = given_maps.sides(last, tokens, key_tokens)
     checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
     chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
     maps = dict(list(maps.items())[i] for i in chosen)
     kinds = [kinds[i] for i in chosen] if kinds else ()
     if not kinds:
-        collect.named_maps(maps)
-    whole = collect.map_set(
+        given_maps.named_maps(maps)
+    whole = given_maps.map_set(
         maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
     )
     return _drawn_set(whole, **options)

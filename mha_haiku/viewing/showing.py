@@ -8,7 +8,7 @@ import numpy as np
 
 from mha_haiku import checks
 from mha_haiku.report import dossier, fitting, page
-from mha_haiku.viewing import collect, markup, sets, shown
+from mha_haiku.viewing import given_maps, markup, sets, shown
 from mha_haiku.viewing.view import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
@@ -72,7 +72,7 @@ def show(
     value, *sides = sets.maps_of(maps_or_run)
     for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
         given[name] = own if given[name] is None else given[name]
-    if collect.is_maps(value):
+    if given_maps.is_maps(value):
         return _of_maps(value, budget=budget, **given)
     if not sets.has_own(value):
         return shown.view(value, **given)
@@ -107,22 +107,22 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
 
 
 def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
-    maps, kinds = collect.named_maps(value, names), collect.kinds_of(value)
+    maps, kinds = given_maps.named_maps(value, names), given_maps.kinds_of(value)
     # The last: with a decoder that is a cross map, which has both texts.
-    sides = collect.sides(list(maps.values())[-1], tokens, key_tokens, images)
+    sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
-        both = (collect.map_set(maps, sides, wanted=heads, kinds=kinds),)
+        both = (given_maps.map_set(maps, sides, wanted=heads, kinds=kinds),)
         return of_dossier(dossier.Dossier(title, both), budget=budget)
     name, other = sets.named(compare)
     other = sets.maps_of(other).maps
     own_name, other_name = "first", name or "second"
-    others = collect.named_maps(other, names)
-    collect.check_same_sizes(maps, others)
+    others = given_maps.named_maps(other, names)
+    given_maps.check_same_sizes(maps, others)
     own = {"wanted": heads, "kinds": kinds}
     both = (
-        collect.map_set(maps, sides, name=own_name, **own),
-        collect.map_set(others, sides, name=other_name, **own),
+        given_maps.map_set(maps, sides, name=own_name, **own),
+        given_maps.map_set(others, sides, name=other_name, **own),
     )
     return of_dossier(dossier.Dossier(title, both), budget=budget)
 

@@ -15,8 +15,8 @@ import numpy as np
 from mha_haiku import attention, display, heads, masks
 from mha_haiku.modules import anatomy
 from mha_haiku.report import drawing
-from mha_haiku.report.heads import PerHead
-from mha_haiku.viewing import collect, collecting, markup, sets
+from mha_haiku.report.per_head import PerHead
+from mha_haiku.viewing import collecting, given_maps, markup, sets
 from mha_haiku.viewing.view import View, document
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
@@ -32,7 +32,7 @@ def html(value: Any) -> str:
     if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if collect.is_maps(sets.maps_of(value).maps):
+        if given_maps.is_maps(sets.maps_of(value).maps):
             return display.show(value).inline
         return fragment(value)
     except ValueError as error:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.report import dossier, map_set
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report.per_head import PerHead
 
 L, H, T, S = 2, 3, 5, 7
 HOSTILE = [

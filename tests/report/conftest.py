@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mha_haiku.report import dossier, heads, map_set
+from mha_haiku.report import dossier, map_set, per_head
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -213,7 +213,7 @@ def whole(rng):
             None,
         ),
     )
-    ablation = heads.PerHead(
+    ablation = per_head.PerHead(
         np.array([[0.5, -0.125], [2, np.nan]]),
         "nats",
         "rise of the loss",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.report import curves
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report.per_head import PerHead
 
 P, L, H = 5, 2, 3
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, report
+from mha_haiku import attention
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import running
-from mha_haiku.report import archive
+from mha_haiku.report import archive, drawing
 from mha_haiku.report.map_set import Layer, MapSet
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump
@@ -415,5 +415,5 @@ def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
 
 def test_without_matplotlib_the_page_alone_is_written(whole, tmp_path, monkeypatch):
     shutil.copy(whole, tmp_path)
-    monkeypatch.setattr(report.drawing, "is_possible", lambda: False)
+    monkeypatch.setattr(drawing, "is_possible", lambda: False)
     assert [x.name for x in attention_dump.write_report(tmp_path)] == ["index.html"]

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import heads, report
+from mha_haiku import heads
 from mha_haiku.checks import ConfigError
-from mha_haiku.report import dossier
+from mha_haiku.report import dossier, per_head
 from mha_haiku.report.map_set import Layer, MapSet
 from mha_haiku.runs import folders
 from mha_haiku.studies import attention_dump, dossiers, head_importance, workbench
 from mha_haiku.studies.workbench import Bench
-from mha_haiku.viewing import collect
+from mha_haiku.viewing import given_maps
 
 DEVICES = jax.local_devices()[:1]
 N = 5
@@ -50,8 +50,8 @@ def test_equal_texts_tell_induction_and_images_do_not():
     _, found = mh.attend(query, key, key)
     images = np.zeros((8, 2, 2), np.uint8)
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        sides = collect.sides(found, "aaaaaaaa", **options)
-        shown = collect.map_set({"layer 0": found}, sides)
+        sides = given_maps.sides(found, "aaaaaaaa", **options)
+        shown = given_maps.map_set({"layer 0": found}, sides)
         assert shown.roles.names.tolist() == [[expected]]
     assert np.isnan(shown.roles.scores).all()
 
@@ -68,7 +68,7 @@ def test_numbers_are_those_that_were_computed(trained):
     assert (saved.standard_error > 0).all()
 
     numbers = {
-        "ablation": report.heads.PerHead(
+        "ablation": per_head.PerHead(
             np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
         )
     }
@@ -87,7 +87,7 @@ def test_numbers_are_those_that_were_computed(trained):
 
 
 def test_numbers_go_by_the_names_of_layers_and_heads():
-    number = report.heads.PerHead(
+    number = per_head.PerHead(
         np.array([[1.0, 2, 3], [4, 5, np.nan]]),
         "nats",
         "what",

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import attention, heads, report, runs, tasks
+from mha_haiku import attention, heads, runs, tasks
 from mha_haiku.checks import ConfigError
 from mha_haiku.heads import alignment, running
+from mha_haiku.report import dossier
 from mha_haiku.report.map_set import MapSet
 from mha_haiku.runs import configuration, folders
 from mha_haiku.studies import attention_dump, dossiers
@@ -193,7 +194,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
         by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
         count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
         np.testing.assert_allclose(one.weights[3], by_hand / count, atol=2e-3)
-    report.dossier.check(dossiers.of_maps(tmp_path))
+    dossier.check(dossiers.of_maps(tmp_path))
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, models, report
+from mha_haiku import heads, models
 from mha_haiku.checks import ConfigError
+from mha_haiku.report import map_set
 from mha_haiku.runs import folders
 from mha_haiku.studies import (
     attention_dump,
@@ -47,7 +48,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     for layer, names in enumerate(half.keep):
         wanted[layer, names] = True
     np.testing.assert_array_equal(there, wanted)
-    maps = report.map_set.MapSet.load(attention_dump.dump(Bench.load(out)))
+    maps = map_set.MapSet.load(attention_dump.dump(Bench.load(out)))
     assert [list(map(int, layer.heads)) for layer in maps.layers] == list(
         map(list, half.keep)
     )

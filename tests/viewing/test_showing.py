@@ -13,7 +13,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.report import dossier, fitting, map_set
-from mha_haiku.viewing import collect
+from mha_haiku.viewing import given_maps
 
 from .conftest import B, H, S, T, make_empty, make_map
 
@@ -83,7 +83,7 @@ def test_a_page_has_the_statistics_of_the_heads():
 
 
 def test_queries_and_keys_of_a_page_give_its_scores(attention_map):
-    maps = collect.map_set({"one": attention_map})
+    maps = given_maps.map_set({"one": attention_map})
     channels = maps.examples[0].channels[0]
     scores = np.einsum("htk,hsk->hts", channels.query, channels.key)
     own = np.asarray(attention_map.logsumexp)[0]
@@ -91,7 +91,7 @@ def test_queries_and_keys_of_a_page_give_its_scores(attention_map):
     np.testing.assert_allclose(weights, maps.examples[0].weights[0], atol=1e-5)
     assert channels.exact
     capped = make_map(score=mh.attention.dot_product(soft_cap=2.0))
-    assert not collect.map_set({"one": capped}).examples[0].channels[0].exact
+    assert not given_maps.map_set({"one": capped}).examples[0].channels[0].exact
 
 
 def test_a_notebook_gets_one_closed_frame_above_a_picture(view):
@@ -195,7 +195,7 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
 def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
-    whole = dossier.Dossier("one", (collect.map_set({"one": attention_map}),))
+    whole = dossier.Dossier("one", (given_maps.map_set({"one": attention_map}),))
 
     def render(shown):  # as if a page fitted with half of the bins
         return " " * shown.sets[0].examples[0].queries.bins
@@ -216,7 +216,7 @@ def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
 
 @pytest.mark.slow
 def test_long_maps_are_pooled_in_their_pass():
-    size = collect.WHOLE + 10
+    size = given_maps.WHOLE + 10
     attention_map = make_map(
         batch=(), queries=size, keys=size, heads=2, mask=mh.masks.causal()
     )

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from mha_haiku.report import heads
-from mha_haiku.report.heads import PerHead
+from mha_haiku.report import per_head
+from mha_haiku.report.per_head import PerHead
 
 NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
 NAMES += ("largest_at_next",)
@@ -25,7 +25,7 @@ def _numbers(layers=L, num_heads=H, names=NAMES):
 
 def _table(numbers, layers=(0, 4), **options):
     names = [range(H)] * L
-    return heads.table(numbers, layers=layers, heads=names, **options)
+    return per_head.table(numbers, layers=layers, heads=names, **options)
 
 
 def test_a_row_per_head_has_every_number_with_its_unit():
@@ -39,7 +39,7 @@ def test_a_row_per_head_has_every_number_with_its_unit():
     assert units["a_new_one"] == "unit 1"
     header = table.csv().splitlines()[0].split(",")
     assert header[:4] == ["layer", "head", "entropy", "entropy_standard_error"]
-    assert "what a_new_one is, unit 1" in heads.legend(numbers)
+    assert "what a_new_one is, unit 1" in per_head.legend(numbers)
 
 
 def test_ranks_are_shown_where_they_are_known():
@@ -68,7 +68,7 @@ def test_heads_that_a_layer_lacks_have_no_row():
 
 
 def _sheet(numbers, **options):
-    return heads.statistics_picture.__wrapped__(numbers, **options)
+    return per_head.statistics_picture.__wrapped__(numbers, **options)
 
 
 def test_each_number_has_a_panel_with_its_title_and_unit():
@@ -110,7 +110,7 @@ def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
 def test_importance_has_heads_by_layer_and_in_order():
     numbers = {"ablation": _numbers()["entropy"]}
     names = [[0, 1, 5], [2, 3, 4]]
-    sheet = heads.importance_picture.__wrapped__(numbers, title="t", heads=names)
+    sheet = per_head.importance_picture.__wrapped__(numbers, title="t", heads=names)
     cells, bars = sheet.axes[:2]
     assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
     order = [text.get_text() for text in bars.get_xticklabels()]
@@ -122,13 +122,13 @@ def test_importance_has_heads_by_layer_and_in_order():
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_numbers_that_are_all_alike_can_be_drawn(value):
     numbers = {"x": PerHead(np.full((1, 2), value), "nats", "what x is")}
-    assert heads.statistics_picture(numbers, title="title", layers=(0,))
-    assert heads.importance_picture(numbers, title="title", heads=[[0, 1]])
+    assert per_head.statistics_picture(numbers, title="title", layers=(0,))
+    assert per_head.importance_picture(numbers, title="title", heads=[[0, 1]])
 
 
 def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
     options = {"title": "title", "layers": (0, 1)}
-    picture = heads.statistics_picture(_numbers(), **options)
-    assert picture == heads.statistics_picture(_numbers(), **options)
+    picture = per_head.statistics_picture(_numbers(), **options)
+    assert picture == per_head.statistics_picture(_numbers(), **options)
     assert min(image.open(io.BytesIO(picture)).size) > 400

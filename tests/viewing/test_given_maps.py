@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.viewing import collect, zoom
+from mha_haiku.viewing import given_maps, zoom
 from tests.viewing.conftest import make_map
 
 
@@ -10,15 +10,15 @@ from tests.viewing.conftest import make_map
 @pytest.mark.parametrize("bins", [None, 3])
 def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
     if bins is not None:
-        monkeypatch.setattr(collect, "WHOLE", 4)
-        monkeypatch.setattr(collect, "_BINS", bins)
+        monkeypatch.setattr(given_maps, "WHOLE", 4)
+        monkeypatch.setattr(given_maps, "_BINS", bins)
     mask = {
         "full": masks.full(),
         "window": masks.window(2, 0),
         "padding": masks.padding(np.array([2, 4])),
     }[kind]
     attention_map = make_map(mask=mask)
-    whole = collect.map_set({"one": attention_map}, wanted=[3, 1], has_numbers=False)
+    whole = given_maps.map_set({"one": attention_map}, wanted=[3, 1], has_numbers=False)
     expected = zoom.masked_cells(attention_map, *((bins, bins) if bins else ()))
     for example, cells in zip(whole.examples, np.asarray(expected), strict=True):
         cells = cells[[3, 1]] if len(cells) > 1 else cells[0]
