@@ -110,7 +110,7 @@ def run(
 def require(flag: str, value: str | None, hint: str = "") -> None:
     """Raises ConfigError where a flag that must be given was not."""
     if not value:
-        from mha_haiku import checks
+        from mha_haiku.core import checks
 
         raise checks.ConfigError(f"--{flag}=... is missing.\n{hint}")
 
@@ -206,7 +206,7 @@ def _split_overrides(argv) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _parse(values, arguments) -> None:
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     names = [f"--{name}" for name in values]
     if "config" in values:
@@ -233,7 +233,7 @@ def _parse(values, arguments) -> None:
 
 
 def _nearest_flag(name: str, values) -> str:
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     first, _, field = name.partition(".")
     if field and "config" in values:  # a field; `config` is misspelt or left out
@@ -282,7 +282,7 @@ def _entries(values, names) -> list[str]:
 
 def _report(error: Exception) -> int:
     """Prints an error on stderr; returns the exit status."""
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     # File names with bytes that are not UTF-8 have surrogates, which cannot be printed.
     text = str(error).encode("utf-8", "backslashreplace").decode()

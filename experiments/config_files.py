@@ -83,8 +83,8 @@ def of_run(workdir: str) -> config_dict.ConfigDict | None:
     Raises:
       ConfigError: If its config.json cannot be used.
     """
-    from mha_haiku import checks
-    from mha_haiku.runs import configuration, folders
+    from mha_haiku.core import checks
+    from mha_haiku.training.runs import configuration, folders
 
     folder = folders.Folder(checks.as_path(workdir))
     values = folders.read_config(folder)
@@ -105,7 +105,7 @@ def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]
     Raises:
       ConfigError: If there is no such field, or the text is not of its type.
     """
-    from mha_haiku.runs import configuration
+    from mha_haiku.training.runs import configuration
 
     overrides = list(overrides)
     for name, text in overrides:
@@ -120,8 +120,8 @@ def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]
 
 def describe(path: str) -> list[str]:
     """Returns a line for each field of a config file: its flag, value and meaning."""
-    from mha_haiku import fields
-    from mha_haiku.runs import configuration
+    from mha_haiku.core import fields
+    from mha_haiku.training.runs import configuration
 
     config = load(path)
     task = configuration.task_name(config.to_dict())
@@ -163,7 +163,7 @@ def _source(path: str) -> str:
                 raise _mistake(f"{path} is not Python: it is not text.") from error
             except OSError as error:
                 raise _mistake(f"{path} cannot be read: {error.strerror}.") from error
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     nearest = checks.nearest(f"configs/{pathlib.Path(path).stem}.py", available())
     raise checks.ConfigError(
@@ -200,8 +200,8 @@ def _parse(text: str, kind: type) -> Any:
 
 
 def _unknown_field(config, fields, name: str, text: str) -> Exception:
-    from mha_haiku import checks
-    from mha_haiku.fields import nearest
+    from mha_haiku.core import checks
+    from mha_haiku.core.fields import nearest
 
     section, section_name = config, "config"
     for key in name.split(".")[1:]:
@@ -218,6 +218,6 @@ def _unknown_field(config, fields, name: str, text: str) -> Exception:
 
 def _mistake(message: str) -> Exception:
     # mha_haiku is imported only here: that takes as long as all of --help.
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     return checks.ConfigError(message)

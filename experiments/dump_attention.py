@@ -4,7 +4,7 @@ Run: python -m experiments.dump_attention --workdir=runs/reverse --layers=0 --he
 
 Maps of long inputs are pooled, unless --weights is given. They are written to maps.npz
 with statistics of each head over the same examples, which
-mha_haiku.report.map_set.MapSet.load reads. Maps of your own --text, --text_file or
+mha_haiku.MapSet.load reads. Maps of your own --text, --text_file or
 --tokens go into a folder beside those of held-out examples.
 """
 
@@ -52,9 +52,9 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.devices import cluster
-    from mha_haiku.studies import attention_dump, dossiers
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.subjects.studies import attention_dump, dossiers
+    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.training.devices import cluster
 
     formats = shared_flags.formats(FLAGS)
     if FLAGS.compare is not None:
@@ -81,7 +81,7 @@ def main() -> None:
 
 def _text() -> str | None:
     """Returns the text of --text or --text_file."""
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     if FLAGS.text_file is None:
         if FLAGS.text is not None and _is_file(FLAGS.text):

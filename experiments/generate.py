@@ -55,9 +55,9 @@ _GIVEN = ("prompt", "prompts", "source", "sources", "examples")
 
 def main() -> None:
     kind, texts = _given()
-    from mha_haiku.checks import ConfigError
-    from mha_haiku.studies import answering, generation
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.core.checks import ConfigError
+    from mha_haiku.subjects.studies import answering, generation
+    from mha_haiku.subjects.studies.workbench import Bench
 
     strategy = generation.strategy(
         kind,
@@ -101,7 +101,7 @@ def main() -> None:
 
 def _given() -> tuple[str, list[str]]:
     """Returns what texts are written from, "prompt" or "source", and these."""
-    from mha_haiku.checks import ConfigError
+    from mha_haiku.core.checks import ConfigError
 
     names = [name for name in _GIVEN if getattr(FLAGS, name) is not None]
     if len(names) != 1:
@@ -117,7 +117,7 @@ def _given() -> tuple[str, list[str]]:
 
 def _lines(flag: str, path: str) -> list[str]:
     """Returns the lines of a file."""
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     lines = checks.text_of(path, f"--{flag}={path}").split("\n")
     if not lines[-1]:
@@ -133,8 +133,8 @@ def _lines(flag: str, path: str) -> list[str]:
 
 def _write(job, keep) -> list:
     """Writes, prints and keeps the texts of a job; returns them."""
-    from mha_haiku.runs import progress
-    from mha_haiku.studies import generation
+    from mha_haiku.subjects.studies import generation
+    from mha_haiku.training.runs import progress
 
     texts, times = [], [time.perf_counter()]
     for text in generation.write(job, name="texts"):
@@ -158,8 +158,8 @@ def _write(job, keep) -> list:
 
 def _write_one(job, keep):
     """Writes, prints and keeps a text as it comes; returns it."""
-    from mha_haiku.runs import progress
-    from mha_haiku.studies import generation
+    from mha_haiku.subjects.studies import generation
+    from mha_haiku.training.runs import progress
 
     stream, times = generation.Stream(job), [time.perf_counter()]
     parts = iter(stream)

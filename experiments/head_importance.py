@@ -33,9 +33,9 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.devices import cluster
-    from mha_haiku.studies import head_importance
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.subjects.studies import head_importance
+    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.training.devices import cluster
 
     formats = shared_flags.formats(FLAGS)
     result = head_importance.measure(

@@ -41,8 +41,8 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.runs import progress
-    from mha_haiku.studies import imported_runs
+    from mha_haiku.subjects.studies import imported_runs
+    from mha_haiku.training.runs import progress
 
     with progress.during(f"importing {FLAGS.source}"):
         made = imported_runs.write(

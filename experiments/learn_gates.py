@@ -27,8 +27,8 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.studies import gate_learning
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.subjects.studies import gate_learning
+    from mha_haiku.subjects.studies.workbench import Bench
 
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_gates")
     lines = gate_learning.learn(

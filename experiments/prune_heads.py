@@ -41,8 +41,8 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.studies import pruning
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.subjects.studies import pruning
+    from mha_haiku.subjects.studies.workbench import Bench
 
     formats = shared_flags.formats(FLAGS)
     asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))

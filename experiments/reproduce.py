@@ -44,9 +44,10 @@ def main() -> None:
     chosen = [bool(FLAGS.claim), FLAGS.all, FLAGS.list, FLAGS.table]
     if sum(chosen) != 1:
         command_line.require("claim", None, "Or one of --all, --list and --table.")
-    from mha_haiku import checks, claims
-    from mha_haiku.claims import reproducing, telling
-    from mha_haiku.runs import files
+    from experiments import claims
+    from experiments.claims import reproducing, telling
+    from mha_haiku.core import checks
+    from mha_haiku.training.runs import files
 
     formats = shared_flags.formats(FLAGS)
     with checks.user_mistakes():

@@ -28,9 +28,9 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.runs import loop
-    from mha_haiku.studies import rollouts
-    from mha_haiku.studies.workbench import Bench
+    from mha_haiku.subjects.studies import rollouts
+    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.training.runs import loop
 
     formats = shared_flags.formats(FLAGS)
     paper = config_files.load("configs/papers/rollout.py")

@@ -70,7 +70,7 @@ def formats(values: flags.FlagValues) -> tuple[str, ...]:
     Raises:
       ConfigError: If matplotlib has no such format.
     """
-    from mha_haiku.report import drawing
+    from mha_haiku.showing import drawing
 
     if values.dark and drawing.is_possible():
         drawing.dark()
@@ -83,7 +83,7 @@ def join(values: flags.FlagValues) -> None:
         return
     given = values.coordinator, values.num_processes, values.process_id
     if values.distributed or any(x is not None for x in given):
-        from mha_haiku.devices import cluster
+        from mha_haiku.training.devices import cluster
 
         cluster.join(*given, timeout=values.join_seconds)
 
@@ -91,6 +91,6 @@ def join(values: flags.FlagValues) -> None:
 def leave(values: flags.FlagValues, status: int) -> None:
     """Ends a process that failed among others, which would wait for it."""
     if "distributed" in values:
-        from mha_haiku.devices import cluster
+        from mha_haiku.training.devices import cluster
 
         cluster.end(status)

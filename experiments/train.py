@@ -54,10 +54,10 @@ FLAGS = command_line.flag_values(
 
 
 def main(config) -> int:
-    from mha_haiku.devices import cluster
-    from mha_haiku.runs import folders, progress
-    from mha_haiku.studies import attention_dump, timeline, workbench
     from mha_haiku.subjects import training
+    from mha_haiku.subjects.studies import attention_dump, timeline, workbench
+    from mha_haiku.training.devices import cluster
+    from mha_haiku.training.runs import folders, progress
 
     if FLAGS.init_from is not None:
         config.init_from = FLAGS.init_from

@@ -27,25 +27,14 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mha_haiku import (
-    attention,
-    heads,
-    masks,
-    models,
-    modules,
-    positions,
-    tasks,
-)
-from mha_haiku import (
-    display as _display,
-)
-from mha_haiku.attention import (
+from mha_haiku.core import attention, masks, models, modules, positions
+from mha_haiku.core import display as _display
+from mha_haiku.core.attention import (
     AttentionMap,
     attend,
     fused,  # noqa: F401  (makes itself known to attend)
 )
-from mha_haiku.core.sites import edit, look, site, sites
-from mha_haiku.modules import (
+from mha_haiku.core.modules import (
     Decoder,
     DecoderLayer,
     Encoder,
@@ -53,11 +42,16 @@ from mha_haiku.modules import (
     FeedForward,
     MultiHeadAttention,
 )
+from mha_haiku.core.sites import edit, look, site, sites
+from mha_haiku.lab import heads
+from mha_haiku.training import tasks
 
 if TYPE_CHECKING:
-    from mha_haiku import devices, interop, rasp, runs, studies, subjects
-    from mha_haiku.subjects import Subject, load, train, wrap
-    from mha_haiku.viewing import plot, show
+    from mha_haiku import interop, subjects
+    from mha_haiku.lab import rasp
+    from mha_haiku.showing import MapSet, plot, show
+    from mha_haiku.subjects import Subject, load, studies, train, wrap
+    from mha_haiku.training import devices, runs
 
 __version__ = "0.2.0"  # setup.cfg reads it here
 
@@ -68,6 +62,7 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FeedForward",
+    "MapSet",
     "MultiHeadAttention",
     "Subject",
     "attend",
@@ -96,12 +91,20 @@ __all__ = [
 ]
 
 # Imported when first asked for: whoever only attends does not wait for them.
-_LATER = ("devices", "interop", "rasp", "runs", "studies", "subjects")
+_LATER = {
+    "devices": "training",
+    "interop": "",
+    "rasp": "lab",
+    "runs": "training",
+    "studies": "subjects",
+    "subjects": "",
+}
 _PLACES = {
+    "MapSet": "showing",
     "Subject": "subjects",
     "load": "subjects",
-    "plot": "viewing",
-    "show": "viewing",
+    "plot": "showing",
+    "show": "showing",
     "train": "subjects",
     "wrap": "subjects",
 }
@@ -109,7 +112,8 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return importlib.import_module(f"{__name__}.{name}")
+        place = ".".join(filter(None, (_LATER[name], name)))
+        return importlib.import_module(f"{__name__}.{place}")
     if name in _PLACES:
         # Subjects and runs make themselves known to what shows them.
         importlib.import_module(f"{__name__}.subjects")
@@ -123,9 +127,9 @@ def __dir__() -> list[str]:
 
 
 def _html(value: Any) -> str:
-    from mha_haiku import viewing
+    from mha_haiku import showing
 
-    return viewing.html(value)
+    return showing.html(value)
 
 
 def _later(name: str) -> Callable:

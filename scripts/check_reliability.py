@@ -86,7 +86,7 @@ def _lines() -> dict[str, _Line]:
 def main() -> int:
     import tqdm
 
-    from mha_haiku import checks
+    from mha_haiku.core import checks
     from scripts import reliability_subject
 
     lines = _lines()

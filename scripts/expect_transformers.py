@@ -30,7 +30,7 @@ def make(case: str):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         path = pathlib.Path(folder)
-        from mha_haiku.interop import arrays
+        from mha_haiku.core import arrays
 
         names = arrays.read_safetensors(path / "model.safetensors")
         shapes = {name: list(array.shape) for name, array in names.items()}

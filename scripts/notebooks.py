@@ -38,7 +38,7 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> int:
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
     if FLAGS.only:

@@ -76,7 +76,7 @@ def exits(subject: Subject, count: int, chance: random.Random) -> Outcomes:
             continue
         last = {"exit": "sys.exit(3)", "exception": "raise ValueError"}[ending]
         code = (
-            "import sys, numpy; from mha_haiku.runs import checkpoints; "
+            "import sys, numpy; from mha_haiku.training.runs import checkpoints; "
             f"stored = checkpoints.Checkpoints({str(workdir / 'checkpoints')!r}); "
             f"stored.save(7, {{'w': numpy.ones(3)}}); {last}"
         )

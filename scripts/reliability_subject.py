@@ -121,7 +121,7 @@ class Subject:
 
     def latest(self, workdir) -> int | None:
         """Returns the newest good checkpoint's step, or None where none was saved."""
-        from mha_haiku.runs import checkpoints
+        from mha_haiku.training.runs import checkpoints
 
         if not (workdir / "checkpoints").exists():
             return None
@@ -140,7 +140,7 @@ class Subject:
 
     def state(self, workdir, step: int | None = None):
         """Returns the state in a checkpoint; the newest if no step is given."""
-        from mha_haiku.runs import checkpoints
+        from mha_haiku.training.runs import checkpoints
 
         with checkpoints.Checkpoints(workdir / "checkpoints", read_only=True) as stored:
             return stored.restore(self.abstract(), step)
@@ -149,7 +149,7 @@ class Subject:
         """Returns the shapes and dtypes of the state."""
         if self._abstract is None:
             from experiments import config_files
-            from mha_haiku.runs import configuration, folders
+            from mha_haiku.training.runs import configuration, folders
 
             config = config_files.load(_CONFIG)
             overrides = [(f"config.{x}", str(value)) for x, value in FIELDS.items()]
@@ -161,7 +161,7 @@ class Subject:
 
     def losses(self, workdir, names=_LOSSES) -> dict[int, list[float]]:
         """Returns the losses of the reports that are due, by their steps."""
-        from mha_haiku.runs import metrics_log
+        from mha_haiku.training.runs import metrics_log
 
         every = FIELDS["training.report_every"]
         return {

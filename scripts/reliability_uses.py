@@ -81,7 +81,7 @@ def device_counts(subject: Subject, count: int, chance: random.Random) -> Outcom
 def not_finite_steps(subject: Subject, count: int, chance: random.Random) -> Outcomes:
     """Ends or skips as the config says, applies none; spikes are logged."""
     del count, chance
-    from mha_haiku.runs import metrics_log
+    from mha_haiku.training.runs import metrics_log
 
     def events(workdir):
         return metrics_log.read_events(workdir / "metrics.jsonl")
@@ -117,7 +117,7 @@ def _save_as_double(subject, workdir) -> None:
     """Saves the newest state of a run again, in float64."""
     import jax
 
-    from mha_haiku.runs import checkpoints
+    from mha_haiku.training.runs import checkpoints
 
     def double(leaf):
         return leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf

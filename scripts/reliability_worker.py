@@ -31,7 +31,7 @@ FLAGS = command_line.flag_values(
 
 
 def main(config) -> int:
-    from mha_haiku.runs import loop
+    from mha_haiku.training.runs import loop
 
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir)
@@ -41,8 +41,8 @@ def main(config) -> int:
 
 
 def _inject(fault, workdir) -> None:
-    from mha_haiku.runs import checkpoints, trainers
     from mha_haiku.training import stepping
+    from mha_haiku.training.runs import checkpoints, trainers
 
     take_steps, save = trainers.Trainer.take_steps, checkpoints.Checkpoints.save
 

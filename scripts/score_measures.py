@@ -4,7 +4,7 @@ Run: python scripts/score_measures.py
 
 A score is an AUROC: the probability that a head that does the work is ranked above one
 that does not, or an edge between two such heads above another; 1 is perfect, 0.5 is
-chance. The models are compiled from programs (mha_haiku/rasp), over several seeds, and
+chance. The models are compiled from programs (mh.rasp), over several seeds, and
 their other heads write as much as the program bears. For patching, the corrupted
 example is any other one. Roles are scored over the heads of all programs at once. One
 more model is trained while half of its heads are closed, and so are dead: their rows of
@@ -26,9 +26,9 @@ import tqdm
 from configs import reverse
 from mha_haiku import devices, heads, models, rasp
 from mha_haiku.core import sites
-from mha_haiku.runs import configuration, folders
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import optimizers, stepping
+from mha_haiku.training.runs import configuration, folders
 
 MEASURES = {
     **{name: entry.measure for name, entry in heads.MEASURES.items()},

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mha_haiku import checks
-from mha_haiku.report import map_set
-from mha_haiku.runs import files, folders
-from mha_haiku.studies import pruning
+from mha_haiku.core import checks
+from mha_haiku.showing import map_set
+from mha_haiku.subjects.studies import pruning
+from mha_haiku.training.runs import files, folders
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, display, heads, masks, models, positions
+from mha_haiku import attention, heads, masks, models, positions
+from mha_haiku.core import display
 
 B, T, S, H, G, K, V = 2, 5, 7, 4, 2, 3, 6
 LONGEST = 320  # four lines of a terminal
@@ -41,7 +42,7 @@ def attention_map():
 def test_pages_are_there_at_once_and_imported_when_asked_for():
     code = (
         "import sys, mha_haiku as mh;"
-        "pages = 'mha_haiku.viewing.shown';"
+        "pages = 'mha_haiku.showing.shown';"
         "assert pages not in sys.modules;"
         "assert '<' in mh.masks.causal()._repr_html_() and pages in sys.modules"
     )

@@ -15,35 +15,41 @@ _LINT = (
 )
 # Contract: files that break it, each by one line, and what the report says of them.
 _STRAYS = {
-    "A module of mha_haiku imports from lower floors only": {
-        "mha_haiku/masks/stray.py": "import mha_haiku.models",
-        "mha_haiku/tasks/stray.py": "from mha_haiku import masks",
-        "mha_haiku/training/stray.py": "import mha_haiku.heads",
-        "mha_haiku/training/checkpoint.py": "import mha_haiku.runs",
-        "mha_haiku/runs/stray.py": "import mha_haiku.studies",
-        "mha_haiku/viewing/stray.py": "import mha_haiku.studies",
-        "mha_haiku/studies/papers.py": "import mha_haiku.claims",
+    "A package of mha_haiku imports from lower floors only": {
+        "mha_haiku/core/strays.py": "import mha_haiku.training",
+        "mha_haiku/training/stray.py": "import mha_haiku.lab.heads",
+        "mha_haiku/training/runs/measures.py": "import mha_haiku.lab.heads",
+        "mha_haiku/lab/stray.py": "import mha_haiku.showing",
+        "mha_haiku/showing/stray.py": "import mha_haiku.subjects",
         "mha_haiku/stray.py": "",
     },
+    "A module of the core imports from lower floors only": {
+        "mha_haiku/core/masks/stray.py": "import mha_haiku.core.models",
+        "mha_haiku/core/stray.py": "",
+    },
+    "A module of training imports from lower floors only": {
+        "mha_haiku/training/tasks/stray.py": "import mha_haiku.training.runs",
+        "mha_haiku/training/checkpoint.py": "import mha_haiku.training.runs",
+    },
+    "Studies know no subject, and no picture of one": {
+        "mha_haiku/subjects/studies/stray.py": "import mha_haiku.subjects.subject",
+    },
     "Only experiments and configs import the package's own face": {
-        "mha_haiku/modules/stray.py": "import mha_haiku as mh",
+        "mha_haiku/core/modules/stray.py": "import mha_haiku as mh",
     },
     "The core imports no wing": {
-        "mha_haiku/modules/kernels.py": "import mha_haiku.attention.fused",
-        "mha_haiku/positions/ring.py": "import mha_haiku.attention.sharded",
+        "mha_haiku/core/modules/kernels.py": "import mha_haiku.core.attention.fused",
+        "mha_haiku/core/positions/ring.py": "import mha_haiku.core.attention.sharded",
     },
     "Experiments and configs stand on mha_haiku, and not on each other": {
+        "mha_haiku/subjects/studies/papers.py": "import experiments.claims",
         "configs/stray.py": "import experiments.train",
         "experiments/stray.py": "import configs.reverse",
     },
-    "Training and its loop know no laboratory": {
-        "mha_haiku/runs/measures.py": "import mha_haiku.heads",
-        "mha_haiku/training/measures.py": "import mha_haiku.heads",
-    },
-    "Tasks know no model": {"mha_haiku/tasks/network.py": "import haiku"},
-    "Reports are made from saved arrays and never run a model": {
-        "mha_haiku/report/stray.py": "import jax",
-        "mha_haiku/report/predictions.py": "import mha_haiku.models",
+    "Tasks know no model": {"mha_haiku/training/tasks/network.py": "import haiku"},
+    "Pages and figures are made from saved arrays": {
+        "mha_haiku/showing/figures.py": "import jax",
+        "mha_haiku/showing/tables.py": "import mha_haiku.core.models",
     },
 }
 

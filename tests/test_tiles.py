@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import tiles
+from mha_haiku.core import tiles
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import models, runs, tasks
-from mha_haiku.runs import checkpoints, configuration, folders, loop, trainers
 from mha_haiku.training import evaluation, stepping
+from mha_haiku.training.runs import checkpoints, configuration, folders, loop, trainers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, models
+from mha_haiku.core import checks, models
 
 
 def export(

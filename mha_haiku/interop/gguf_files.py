@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku import checks
-from mha_haiku.interop import arrays
-from mha_haiku.tasks import tokenization
+from mha_haiku.core import arrays, checks
+from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku import checks
-from mha_haiku.modules import anatomy
+from mha_haiku.core import checks
+from mha_haiku.core.modules import anatomy
 
 Params = dict[str, dict[str, np.ndarray]]
 Flat = dict[str, np.ndarray]  # by full name

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import checks, models
-from mha_haiku.interop import arrays, sources
+from mha_haiku.core import arrays, checks, models
+from mha_haiku.interop import sources
 from mha_haiku.interop.families import FAMILIES, changes, tables
-from mha_haiku.tasks import tokenization
+from mha_haiku.training.tasks import tokenization
 
 if TYPE_CHECKING:
     import ml_collections

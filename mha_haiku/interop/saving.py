@@ -16,11 +16,11 @@ from typing import Any
 import haiku as hk
 import numpy as np
 
-from mha_haiku import checks, fields, models
-from mha_haiku.interop import arrays, loading
+from mha_haiku.core import arrays, checks, fields, models
+from mha_haiku.core.modules import anatomy
+from mha_haiku.interop import loading
 from mha_haiku.interop.families import FAMILIES, changes, tables
-from mha_haiku.modules import anatomy
-from mha_haiku.tasks import tokenization
+from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mha_haiku import checks
-from mha_haiku.interop import arrays, gguf_files
-from mha_haiku.tasks import tokenization
+from mha_haiku.core import arrays, checks
+from mha_haiku.interop import gguf_files
+from mha_haiku.training.tasks import tokenization
 
 _PACKAGE = "package:"
 _CONFIG = "config.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku import attention, display
+from mha_haiku.core import attention, display
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha_haiku import checks, tasks
+from mha_haiku.core import checks
+from mha_haiku.training import tasks
 
 
 class Codec(NamedTuple):

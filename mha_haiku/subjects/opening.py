@@ -8,11 +8,14 @@ from typing import Any
 
 import jax
 
-from mha_haiku import checks, heads, interop, models, tasks
-from mha_haiku.runs import files, folders
-from mha_haiku.studies import imported_runs
+from mha_haiku import interop
+from mha_haiku.core import checks, models
+from mha_haiku.lab import heads
 from mha_haiku.subjects import inputs
+from mha_haiku.subjects.studies import imported_runs
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import files, folders
 
 
 def load(

@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mha_haiku import checks, models
-from mha_haiku.report import curves, drawing
-from mha_haiku.report.dossier import Dossier
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import files, folders, metrics_log
-from mha_haiku.studies import attention_dump, dossiers, head_statistics, pruning
-from mha_haiku.studies import timeline as timelines
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core import checks, models
+from mha_haiku.showing import curves, drawing, given_maps, markup, plotting, sets, shown
+from mha_haiku.showing.answers import Grid, visible
+from mha_haiku.showing.dossier import Dossier
+from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
+from mha_haiku.subjects.studies import (
+    attention_dump,
+    dossiers,
+    head_statistics,
+    pruning,
+)
+from mha_haiku.subjects.studies import timeline as timelines
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.viewing import given_maps, markup, plotting, sets, shown
-from mha_haiku.viewing.answers import Grid, visible
+from mha_haiku.training.runs import files, folders, metrics_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

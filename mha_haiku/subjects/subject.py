@@ -15,13 +15,15 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from mha_haiku import checks, display, heads, interop, models, tasks
-from mha_haiku.core import sites
-from mha_haiku.heads import running
-from mha_haiku.runs import folders
-from mha_haiku.studies import generation, head_statistics, pruned_runs, pruning
-from mha_haiku.studies.workbench import Bench
+from mha_haiku import interop
+from mha_haiku.core import checks, display, models, sites
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import running
 from mha_haiku.subjects import answers, inputs
+from mha_haiku.subjects.studies import generation, head_statistics, pruned_runs, pruning
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import folders
 
 Array = jax.Array
 

@@ -4,12 +4,12 @@ import os
 
 import ml_collections
 
-from mha_haiku import tasks
-from mha_haiku.runs import configuration, loop, opening
-from mha_haiku.studies import attention_dump, samples, snapshots, timeline
-from mha_haiku.studies.workbench import Bench
 from mha_haiku.subjects.opening import load
+from mha_haiku.subjects.studies import attention_dump, samples, snapshots, timeline
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import configuration, loop, opening
 
 
 def train(

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku import devices, models, tasks
-from mha_haiku.training import losses, stepping
+from mha_haiku.core import models
+from mha_haiku.training import devices, losses, stepping, tasks
 
 
 def held_out_batch(

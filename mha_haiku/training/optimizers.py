@@ -10,9 +10,9 @@ import ml_collections
 import optax
 from optax import contrib
 
-from mha_haiku import checks, fields, models, modules
-from mha_haiku.fields import Field
-from mha_haiku.modules import anatomy
+from mha_haiku.core import checks, fields, models, modules
+from mha_haiku.core.fields import Field
+from mha_haiku.core.modules import anatomy
 
 OPTIMIZERS = ("adamw", "sgd", "muon")
 

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 from jax import Array
 
-from mha_haiku import devices, models, tasks
-from mha_haiku.training import health, losses
+from mha_haiku.core import models
+from mha_haiku.training import devices, health, losses, tasks
 
 _STREAMS = ("init", "data", "dropout", "held_out")
 

@@ -100,7 +100,7 @@ def _main(values: flags.FlagValues, cases: Cases) -> int:
 
 def _chosen(values, cases) -> list[Duel]:
     """Returns the duels that the flags ask for, after checking the flags."""
-    from mha_haiku import checks
+    from mha_haiku.core import checks
 
     with checks.user_mistakes():
         if values.case:

@@ -20,8 +20,8 @@ import ml_collections
 import numpy as np
 
 from experiments import command_line
-from mha_haiku import checks, heads, models, modules, tasks
-from mha_haiku.core import sites
+from mha_haiku import heads, models, modules, tasks
+from mha_haiku.core import checks, sites
 
 B, T, D, H, L, F, C = 16, 64, 256, 8, 6, 1024, 64
 

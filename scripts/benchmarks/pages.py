@@ -23,9 +23,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from experiments import command_line
-from mha_haiku import checks
-from mha_haiku.report import dossier, fitting, map_set, page
-from mha_haiku.report.per_head import PerHead
+from mha_haiku.core import checks
+from mha_haiku.showing import dossier, fitting, map_set, page
+from mha_haiku.showing.per_head import PerHead
 from scripts.benchmarks import command, duel, results, worker
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

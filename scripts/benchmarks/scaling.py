@@ -29,9 +29,10 @@ import numpy as np
 
 from configs import text_lm
 from experiments import command_line
-from mha_haiku import checks, devices
-from mha_haiku.runs import configuration, folders, sharing
+from mha_haiku import devices
+from mha_haiku.core import checks
 from mha_haiku.training import optimizers, stepping
+from mha_haiku.training.runs import configuration, folders, sharing
 from scripts.benchmarks import compiled_traffic
 
 _KINDS = {

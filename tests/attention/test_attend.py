@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import Blockwise, additive, attend, sink
-from mha_haiku.attention import dot_product as dot_product_score
+from mha_haiku.core.attention import Blockwise, additive, attend, sink
+from mha_haiku.core.attention import dot_product as dot_product_score
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
 rng = np.random.default_rng(1)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import devices, masks, positions
-from mha_haiku.attention import Blockwise, Sharded, additive, attend, sigmoid
-from mha_haiku.attention import dot_product as dot_product_score
+from mha_haiku.core.attention import Blockwise, Sharded, additive, attend, sigmoid
+from mha_haiku.core.attention import dot_product as dot_product_score
 from tests import everyday, oracles
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7

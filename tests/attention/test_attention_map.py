@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import AttentionMap, additive, attend, bin_edges
+from mha_haiku.core.attention import AttentionMap, additive, attend, bin_edges
 from tests import everyday
 
 B, T, S, H, G, K, V = 2, 7, 9, 4, 2, 6, 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import Blockwise, additive, attend, dot_product, sweep
+from mha_haiku.core.attention import Blockwise, additive, attend, dot_product, sweep
 from tests import everyday, jaxprs
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import Blockwise, attend, dense, scores
-from mha_haiku.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention import Blockwise, attend, dense, scores
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 
 B, T, H, K = 3, 64, 4, 8
 ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend
+from mha_haiku.core.attention import attend
 
 B, T, S, H, G, K = 2, 3, 5, 4, 2, 6
 RATE = 0.3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend
+from mha_haiku.core.attention import attend
 from tests import everyday
 
 B, T, H, K = 2, 3, 1, 2

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, dot_product, implementations
-from mha_haiku.attention.inputs import Inputs
+from mha_haiku.core.attention import attend, dot_product, implementations
+from mha_haiku.core.attention.inputs import Inputs
 
 
 def inputs(batch, T, S, dtype=jnp.float32, mask=None, H=4, K=64):

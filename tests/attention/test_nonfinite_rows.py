@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, attention_map, bin_edges, sweep
+from mha_haiku.core.attention import attend, attention_map, bin_edges, sweep
 from tests import oracles
 
 B, N, H, G, K = 2, 21, 4, 2, 3

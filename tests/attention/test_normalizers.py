@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, devices, masks
-from mha_haiku.attention.fused import kernel_attention, kernels
+from mha_haiku.core.attention.fused import kernel_attention, kernels
 from tests import oracles
 
 B, T, S, H, G, K, V = 2, 4, 6, 4, 2, 3, 5

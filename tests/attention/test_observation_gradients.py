@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import (
+from mha_haiku.core.attention import (
     STATISTICS,
     AttentionMap,
     additive,

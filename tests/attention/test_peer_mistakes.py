@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import attend
+from mha_haiku.core.attention import attend
 from tests import oracles
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7

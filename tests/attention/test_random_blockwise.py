@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import (
+from mha_haiku.core.attention import (
     Blockwise,
     additive,
     attend,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import additive
-from mha_haiku.attention import dot_product as dot_product_score
+from mha_haiku.core.attention import additive
+from mha_haiku.core.attention import dot_product as dot_product_score
 
 # (batch, T, S, H, G, K, V): few, as each new shape compiles anew.
 SIZES = [

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku.attention import scores
+from mha_haiku.core.attention import scores
 from tests import oracles
 
 B, T, S, H, K = 2, 3, 5, 4, 6

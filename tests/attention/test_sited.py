@@ -8,7 +8,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import attention
-from mha_haiku.attention import sited
+from mha_haiku.core.attention import sited
 
 B, T, S, H, G, K, V, D = 2, 3, 5, 4, 2, 6, 7, 8
 

@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import masks, positions, tiles
-from mha_haiku.attention import (
+from mha_haiku import masks, positions
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import (
     attend,
     attention_map,
     bin_edges,
     dot_product,
     sweep,
 )
-from mha_haiku.attention.statistics import gini
+from mha_haiku.core.attention.statistics import gini
 from tests import jaxprs, oracles
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7

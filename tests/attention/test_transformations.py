@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention import Blockwise, attend
+from mha_haiku.core.attention import Blockwise, attend
 
 N, M, T, H, K = 2, 3, 4, 1, 2
 

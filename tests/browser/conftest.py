@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mha_haiku.report import page as report_page
+from mha_haiku.showing import page as report_page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

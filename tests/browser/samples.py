@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mha_haiku.report import dossier, map_set
-from mha_haiku.report.per_head import PerHead
+from mha_haiku.showing import dossier, map_set
+from mha_haiku.showing.per_head import PerHead
 
 L, H, T, S = 2, 3, 5, 7
 HOSTILE = [

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mha_haiku.viewing import showing
+from mha_haiku.showing import showing
 from scripts import notebooks
 from tests.browser import samples
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from mha_haiku.report import map_set, per_head
+from mha_haiku.showing import map_set, per_head
 from tests.browser import samples
 from tests.browser.samples import H, L
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from mha_haiku.report import map_set, page, per_head
+from mha_haiku.showing import map_set, page, per_head
 from tests.browser import samples
 
 L, H, T, S = samples.L, samples.H, samples.T, samples.S

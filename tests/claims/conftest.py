@@ -2,7 +2,7 @@
 
 import pytest
 
-from mha_haiku.claims import base
+from experiments.claims import base
 
 
 class Halves(base.Claim):

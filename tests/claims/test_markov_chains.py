@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku.claims import markov_chains
+from experiments.claims import markov_chains
 
 
 def test_strategies_count_what_has_been_seen():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku.claims import modular_frequencies
+from experiments.claims import modular_frequencies
 
 P, KEYS = 13, (1, 2, 3, 5, 6)  # all but the fourth of six frequencies
 

@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import reproduce
-from mha_haiku import claims
-from mha_haiku.checks import ConfigError
-from mha_haiku.claims import base, records, reproducing, telling
-from mha_haiku.runs import configuration, folders, seeds
+from experiments import claims, reproduce
+from experiments.claims import base, records, reproducing, telling
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration, folders, seeds
 
 ALL = [(arm, seed) for seed in (0, 1, 2) for arm in ("claim", "control")]
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mha_haiku.claims import base, verdicts
+from experiments.claims import base, verdicts
 
 ABOVE = base.Criterion("above", "a", at_least=1.0)
 BELOW = base.Criterion("below", lambda x: 2 * x["b"], at_most=1.0)

@@ -11,8 +11,8 @@ import pytest
 
 from experiments import config_files
 from mha_haiku import runs, tasks
-from mha_haiku.runs import configuration, folders, loop
 from mha_haiku.training import stepping
+from mha_haiku.training.runs import configuration, folders, loop
 
 _REPOSITORY = pathlib.Path(config_files.__file__).resolve().parents[1]
 _CONFIGS = config_files.available()

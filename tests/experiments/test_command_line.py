@@ -12,7 +12,7 @@ import pytest
 from ml_collections import config_dict
 
 from experiments import config_files, dump_attention, train
-from mha_haiku import checks
+from mha_haiku.core import checks
 from tests.experiments.test_help import SCRIPTS
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -27,8 +27,8 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
-    from mha_haiku.runs import loop
-    from mha_haiku.studies import attention_dump, timeline, workbench
+    from mha_haiku.subjects.studies import attention_dump, timeline, workbench
+    from mha_haiku.training.runs import loop
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
 
@@ -344,7 +344,7 @@ def test_an_interrupted_run_ends_at_once_and_says_how_to_get_maps(trained, capsy
 
 def test_a_warning_is_one_line_on_stderr(trained, capsys, monkeypatch):
     monkeypatch.setattr(
-        "mha_haiku.runs.loop.train",
+        "mha_haiku.training.runs.loop.train",
         lambda *_, **__: logging.getLogger("mha_haiku").warning("watch out"),
     )
     assert _train(_REVERSE) == 1  # there is no summary

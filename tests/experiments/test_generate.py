@@ -5,8 +5,8 @@ import pytest
 
 from experiments import generate
 from mha_haiku import runs
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import files, folders
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.training.runs import files, folders
 from tests.tiny_runs import write_untrained
 
 TEXT = "the cat sat on the mat.\n" * 20

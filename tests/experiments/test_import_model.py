@@ -17,9 +17,9 @@ from experiments import (
     rollout,
     train,
 )
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import checkpoints, folders
-from mha_haiku.studies import pruned_runs
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects.studies import pruned_runs
+from mha_haiku.training.runs import checkpoints, folders
 from tests import pretrained
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from experiments import config_files, prune_heads
 from mha_haiku import models
-from mha_haiku.runs import folders
-from mha_haiku.studies import pruned_runs
+from mha_haiku.subjects.studies import pruned_runs
+from mha_haiku.training.runs import folders
 from tests.tiny_runs import write_untrained
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments import config_files, rollout
-from mha_haiku.runs import configuration, folders, loop
-from mha_haiku.studies import rollouts
+from mha_haiku.subjects.studies import rollouts
+from mha_haiku.training.runs import configuration, folders, loop
 
 CONFIG = "configs/papers/rollout.py"
 

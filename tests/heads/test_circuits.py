@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, interop, models, rasp
-from mha_haiku.heads import circuits, running
+from mha_haiku.lab.heads import circuits, running
 from tests import oracles
 from tests.heads import test_kinds
 from tests.heads.conftest import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models
-from mha_haiku.heads import running
+from mha_haiku.lab.heads import running
 from tests.heads.conftest import H, L, config, fresh, loss, random_params
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mha_haiku import models
 from mha_haiku.core import sites
-from mha_haiku.heads import edits
+from mha_haiku.lab.heads import edits
 from tests import oracles
 from tests.tiny_models import (
     B,

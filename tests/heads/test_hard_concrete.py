@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.heads import hard_concrete
+from mha_haiku.lab.heads import hard_concrete
 
 LOGITS = np.float32([-3, -0.5, 0, 1, 4])
 

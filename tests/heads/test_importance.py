@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core import sites
-from mha_haiku.heads import programs
+from mha_haiku.lab.heads import programs
 from tests.heads.conftest import (
     NUM_TOKENS,
     B,

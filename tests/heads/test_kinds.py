@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, heads, masks, models, tasks
-from mha_haiku.heads import running
+from mha_haiku.lab.heads import running
 from tests import oracles
 from tests.heads.conftest import oracle
 from tests.tiny_runs import model_config

@@ -262,7 +262,7 @@ def test_no_batches_are_refused():
 
 def test_devices_that_share_examples_need_not_meet_to_count():
     # `heads.roles` is the function.
-    roles = importlib.import_module("mha_haiku.heads.roles")
+    roles = importlib.import_module("mha_haiku.lab.heads.roles")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
     split = jax.NamedSharding(mesh, jax.P("data"))
 

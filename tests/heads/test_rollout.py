@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, models, modules
-from mha_haiku.attention import sweep
-from mha_haiku.heads import layer_chain
-from mha_haiku.heads.rollout import (
+from mha_haiku.core.attention import sweep
+from mha_haiku.lab.heads import layer_chain
+from mha_haiku.lab.heads.rollout import (
     gradient_rollout,
     output_gradients,
     rollout,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha_haiku.interop import arrays
+from mha_haiku.core import arrays
 
 B, T = 3, 9
 LENGTHS = np.array([9, 5, 7])  # past a window of 4

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, interop, models
+from mha_haiku import interop, models
+from mha_haiku.core import checks
 from tests.tiny_runs import model_config
 
 B, S, T, SOURCES, TARGETS = 2, 5, 3, 13, 7

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, interop
+from mha_haiku import interop
+from mha_haiku.core import checks
 from tests.interop import small_models
 
 pytest.importorskip("flatbuffers", reason="exported programs need mha_haiku[interop]")

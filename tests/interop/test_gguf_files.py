@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, interop
-from mha_haiku.interop import arrays, gguf_files
-from mha_haiku.tasks import tokenization
+from mha_haiku import interop
+from mha_haiku.core import arrays, checks
+from mha_haiku.interop import gguf_files
+from mha_haiku.training.tasks import tokenization
 from tests.interop import small_models
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need mha_haiku[interop]")

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, heads, interop, models
-from mha_haiku.core import sites
-from mha_haiku.interop import arrays, loading
-from mha_haiku.tasks import tokenization
+from mha_haiku import heads, interop, models
+from mha_haiku.core import arrays, checks, sites
+from mha_haiku.interop import loading
+from mha_haiku.training.tasks import tokenization
 from tests.interop import small_models, test_families
 from tests.tiny_runs import model_config
 

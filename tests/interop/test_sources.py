@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, interop
-from mha_haiku.interop import arrays
+from mha_haiku import interop
+from mha_haiku.core import arrays, checks
 from tests import pretrained
 from tests.interop import small_models
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from mha_haiku import checks, models
+from mha_haiku import models
+from mha_haiku.core import checks
 from tests.tiny_runs import model_config
 
 ROTARY = {"embedding__positions": "rotary", "attention__key_size": 4}

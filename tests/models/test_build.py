@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import checks, heads, models
-from mha_haiku.attention import implementations
-from mha_haiku.core import sites
+from mha_haiku import heads, models
+from mha_haiku.core import checks, sites
+from mha_haiku.core.attention import implementations
 from tests import everyday, tiny_models
 from tests.tiny_models import (
     FEATURE_SIZE,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import models
-from mha_haiku.models import decoding
+from mha_haiku.core.models import decoding
 from tests.tiny_runs import model_config
 
 C, N, P, END = 6, 12, 8, 3

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import checks, heads, models
-from mha_haiku.core import sites
+from mha_haiku import heads, models
+from mha_haiku.core import checks, sites
 from tests import everyday
 from tests.tiny_runs import model_config
 

@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import attention, heads, models
 from mha_haiku.core import sites
-from mha_haiku.models import incremental
+from mha_haiku.core.models import incremental
 from tests import everyday
 from tests.tiny_runs import model_config
 

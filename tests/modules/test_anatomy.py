@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import modules
-from mha_haiku.modules import anatomy
+from mha_haiku.core.modules import anatomy
 
 T, D, H, G, K, V, F = 3, 11, 6, 2, 4, 5, 7
 COUNTS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import rasp
-from mha_haiku.rasp import aggregate, indices, map, mean, select, tokens
+from mha_haiku.lab.rasp import aggregate, indices, map, mean, select, tokens
 from tests import oracles
 
 KINDS = {"q": "query", "k": "key", "v": "value"}

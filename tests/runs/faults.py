@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import runs
-from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainers
 from mha_haiku.training import stepping
+from mha_haiku.training.runs import (
+    checkpoints,
+    configuration,
+    folders,
+    metrics_log,
+    trainers,
+)
 
 
 def train(config, workdir, devices=2, **options):

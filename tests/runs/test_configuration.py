@@ -3,8 +3,8 @@
 import pytest
 
 from mha_haiku import runs, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration
 
 NAN, INF = float("nan"), float("inf")
 

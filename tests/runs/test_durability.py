@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, trainers
-from mha_haiku.runs.checkpoints import arrays
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import checkpoints, trainers
+from mha_haiku.training.runs.checkpoints import arrays
 from tests.runs import faults
 
 NO_DROPOUT = {"model__dropout_rate": 0.0}  # each device draws its own

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration, loop
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration, loop
 from tests.runs import faults
 from tests.tiny_runs import set_fields
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import files
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import files
 
 RECORDS = [{"step": 10, "loss": 1.5}, {"step": 20, "names": ["ä", "b"]}, {"step": 30}]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, configuration, files, folders, opening
+from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import optimizers, stepping
+from mha_haiku.training.runs import checkpoints, configuration, files, folders, opening
 
 
 def test_folder_is_made(tmp_path):

@@ -12,12 +12,12 @@ import sys
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import lock
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import lock
 
 HOLDER = """
 import pathlib, sys, time
-from mha_haiku.runs import lock
+from mha_haiku.training.runs import lock
 with lock.Lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

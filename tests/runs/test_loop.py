@@ -14,8 +14,14 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, configuration, folders, metrics_log, trainers
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import (
+    checkpoints,
+    configuration,
+    folders,
+    metrics_log,
+    trainers,
+)
 from tests.runs import faults
 
 
@@ -173,7 +179,7 @@ KILLED = """
     import json, os, signal, sys, time
     import jax, ml_collections
     from mha_haiku import runs
-    from mha_haiku.runs import trainers
+    from mha_haiku.training.runs import trainers
 
     config, workdir = ml_collections.ConfigDict(json.loads(sys.argv[1])), sys.argv[2]
     take_steps = trainers.Trainer.take_steps

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import metrics_log
+from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import losses, stepping
+from mha_haiku.training.runs import metrics_log
 
 REPORT = {"loss": 1.5, "accuracy": 0.25, "examples_per_second": 12345.6}
 EVALUATION = REPORT | {"held_out_loss": 1.25, "held_out_accuracy": 0.43}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration, metrics_log
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration, metrics_log
 from tests.runs import faults
 
 SMALL = {"model__num_layers": 1, "model__dropout_rate": 0.0}  # quick to compile

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import config_files
-from mha_haiku.runs import loop
+from mha_haiku.training.runs import loop
 
 pytestmark = pytest.mark.slow
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -210,7 +210,7 @@ def test_processes_that_do_not_come_are_not_waited_for(alone, tmp_path):
 _TALK = """
 import json, sys
 import numpy as np
-from mha_haiku.devices import cluster
+from mha_haiku.training.devices import cluster
 
 at, own = sys.argv[1], int(sys.argv[2])
 cluster.join(at, 2, own)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mha_haiku.runs import progress
+from mha_haiku.training.runs import progress
 
 
 class _Terminal(io.StringIO):

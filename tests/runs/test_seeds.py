@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints, configuration, folders, metrics_log
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import checkpoints, configuration, folders, metrics_log
 from tests.runs import faults
 
 SEEDS = (3, 4, 5)

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from mha_haiku import devices
-from mha_haiku.checks import ConfigError
-from mha_haiku.devices import cluster
-from mha_haiku.runs import configuration, loop, sharing
-from mha_haiku.studies import (
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.studies import (
     attention_dump,
     head_importance,
     head_statistics,
     workbench,
 )
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import configuration, loop, sharing
 
 _FIELDS = {
     "model__dropout_rate": 0.0,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs, subjects
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration, folders
-from mha_haiku.tasks import tokenization
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration, folders
+from mha_haiku.training.tasks import tokenization
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 CHANGED = TEXT.replace("quick", "quack", 1)

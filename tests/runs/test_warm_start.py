@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import models, runs, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import folders, warm_start
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import folders, warm_start
 from tests import tiny_runs
 from tests.runs import faults
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import tasks
-from mha_haiku.runs import folders
 from mha_haiku.training import stepping
+from mha_haiku.training.runs import folders
 
 
 @pytest.fixture(scope="session", autouse=True)

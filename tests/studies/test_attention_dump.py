@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention
-from mha_haiku.checks import ConfigError
-from mha_haiku.heads import running
-from mha_haiku.report import archive, drawing
-from mha_haiku.report.map_set import Layer, MapSet
-from mha_haiku.runs import configuration, folders
-from mha_haiku.studies import attention_dump
-from mha_haiku.studies.attention_dump import Own
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import running
+from mha_haiku.showing import archive, drawing
+from mha_haiku.showing.map_set import Layer, MapSet
+from mha_haiku.subjects.studies import attention_dump
+from mha_haiku.subjects.studies.attention_dump import Own
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
+from mha_haiku.training.runs import configuration, folders
 from tests import everyday, jaxprs, oracles
 
 N, T, H = 2, 6, 2

@@ -6,13 +6,17 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads
-from mha_haiku.checks import ConfigError
-from mha_haiku.report import dossier, per_head
-from mha_haiku.report.map_set import Layer, MapSet
-from mha_haiku.runs import folders
-from mha_haiku.studies import attention_dump, dossiers, head_importance, workbench
-from mha_haiku.studies.workbench import Bench
-from mha_haiku.viewing import given_maps
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import dossier, given_maps, per_head
+from mha_haiku.showing.map_set import Layer, MapSet
+from mha_haiku.subjects.studies import (
+    attention_dump,
+    dossiers,
+    head_importance,
+    workbench,
+)
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training.runs import folders
 
 DEVICES = jax.local_devices()[:1]
 N = 5

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models, rasp, tasks
-from mha_haiku.checks import ConfigError
 from mha_haiku.core import sites
-from mha_haiku.runs import folders, loop
-from mha_haiku.studies import gate_learning, pruned_runs
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.studies import gate_learning, pruned_runs
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training.runs import folders, loop
 
 
 @pytest.mark.slow

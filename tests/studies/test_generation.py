@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from mha_haiku import models, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.models import decoding
-from mha_haiku.runs import files, folders
-from mha_haiku.studies import answering, generation
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.models import decoding
+from mha_haiku.subjects.studies import answering, generation
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training.runs import files, folders
 
 TEXT = "aé b🙂 c\n" * 40
 T = 6

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.heads import running
-from mha_haiku.runs import folders
-from mha_haiku.studies import head_statistics
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import running
+from mha_haiku.showing import collecting
+from mha_haiku.subjects.studies import head_statistics
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
-from mha_haiku.viewing import collecting
+from mha_haiku.training.runs import folders
 from tests import oracles
 from tests.tiny_runs import write_untrained
 

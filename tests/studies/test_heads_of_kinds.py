@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models, runs, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import configuration, folders
-from mha_haiku.studies import (
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects.studies import (
     gate_learning,
     head_importance,
     head_statistics,
@@ -23,8 +22,9 @@ from mha_haiku.studies import (
     rollouts,
     timeline,
 )
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import stepping
+from mha_haiku.training.runs import configuration, folders
 from tests import oracles
 
 S, T, H, N = 5, 6, 2, 5

@@ -8,11 +8,11 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import files, folders, loop
-from mha_haiku.studies import head_importance, timeline, workbench
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.studies import head_importance, timeline, workbench
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
+from mha_haiku.training.runs import files, folders, loop
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.studies import imported_runs
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.studies import imported_runs
 from tests import pretrained
 from tests.interop import small_models
 from tests.runs import faults

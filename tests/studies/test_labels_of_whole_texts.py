@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mha_haiku import subjects, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.heads import metrics
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import configuration
-from mha_haiku.studies import attention_dump, rollouts
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import metrics
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects.studies import attention_dump, rollouts
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import losses
+from mha_haiku.training.runs import configuration
 from tests import tiny_runs
 
 B, T, C = 2, 5, 3

@@ -9,14 +9,14 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import attention, heads, runs, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.heads import alignment, running
-from mha_haiku.report import dossier
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import configuration, folders
-from mha_haiku.studies import attention_dump, dossiers
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import alignment, running
+from mha_haiku.showing import dossier
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects.studies import attention_dump, dossiers
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import stepping
+from mha_haiku.training.runs import configuration, folders
 
 N, H, S, T = 3, 2, 5, 6
 KINDS = ["encoder", "decoder", "decoder", "cross", "cross"]

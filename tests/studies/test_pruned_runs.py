@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models
-from mha_haiku.checks import ConfigError
-from mha_haiku.report import map_set
-from mha_haiku.runs import folders
-from mha_haiku.studies import (
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import map_set
+from mha_haiku.subjects.studies import (
     attention_dump,
     head_statistics,
     pruned_runs,
     pruning,
 )
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training.runs import folders
 
 
 @pytest.fixture(autouse=True)

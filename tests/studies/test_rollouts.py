@@ -13,13 +13,13 @@ import pytest
 from scipy import stats
 
 from mha_haiku import tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.heads.flow import flow
-from mha_haiku.heads.rollout import rollout
-from mha_haiku.runs import folders
-from mha_haiku.studies import rollouts
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads.flow import flow
+from mha_haiku.lab.heads.rollout import rollout
+from mha_haiku.subjects.studies import rollouts
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
+from mha_haiku.training.runs import folders
 
 N, T, L = 6, 5, 2
 _FOUND = {}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.runs import configuration, files, folders
-from mha_haiku.studies import samples
+from mha_haiku.subjects.studies import samples
+from mha_haiku.training.runs import configuration, files, folders
 
 DEVICES = jax.local_devices()[:1]
 

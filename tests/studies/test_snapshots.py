@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.checks import ConfigError
-from mha_haiku.report.map_set import MapSet
-from mha_haiku.runs import folders
-from mha_haiku.studies import attention_dump, dossiers, snapshots
-from mha_haiku.studies.workbench import Bench
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects.studies import attention_dump, dossiers, snapshots
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training.runs import folders
 
 DEVICES = jax.local_devices()[:1]
 

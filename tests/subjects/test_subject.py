@@ -10,7 +10,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
-from mha_haiku.checks import ConfigError
+from mha_haiku.core.checks import ConfigError
 from tests import pretrained
 
 TEXT, OTHER = "the cat sat on the mat", "the cat sat on the log"

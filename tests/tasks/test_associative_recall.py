@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import tasks
-from mha_haiku.tasks import associative_recall
+from mha_haiku.training.tasks import associative_recall
 
 
 def make(**changes):

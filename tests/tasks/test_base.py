@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, tasks
+from mha_haiku import tasks
+from mha_haiku.core import checks
 
 DATA = {"path": "", "vocabulary_size": 300, "held_out_fraction": 0.1}
 OPTIONS = {

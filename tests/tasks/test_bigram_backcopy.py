@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import bigram_backcopy
+from mha_haiku.training.tasks import bigram_backcopy
 
 
 def make(**changes):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.tasks import bag_of_words, classify, python_expressions
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.tasks import bag_of_words, classify, python_expressions
 
 ROWS = [(f"number {n} is {'even' if n % 2 == 0 else 'odd'}", n % 2) for n in range(40)]
 NAMES = ("zero", "one")

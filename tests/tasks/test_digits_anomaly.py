@@ -3,7 +3,7 @@ import pytest
 from sklearn import datasets
 
 from mha_haiku import tasks
-from mha_haiku.tasks import digits_anomaly
+from mha_haiku.training.tasks import digits_anomaly
 
 
 def make(sequence_length=6, held_out_fraction=0.2):

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import histogram
+from mha_haiku.training.tasks import histogram
 
 
 def occurrences(inputs):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import induction
+from mha_haiku.training.tasks import induction
 
 
 def make(**changes):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from mha_haiku.tasks import language_model
+from mha_haiku.training.tasks import language_model
 from tests.tasks import hamlet
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from mha_haiku import checks, tasks
+from mha_haiku import tasks
+from mha_haiku.core import checks
 
 
 def test_names_are_what_make_knows():

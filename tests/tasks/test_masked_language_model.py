@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import masked_language_model
+from mha_haiku.training.tasks import masked_language_model
 from tests.tasks import hamlet
 
 

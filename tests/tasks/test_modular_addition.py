@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import modular_addition
+from mha_haiku.training.tasks import modular_addition
 
 
 def make(modulus=7, train_fraction=0.6):

@@ -5,8 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, tasks
-from mha_haiku.tasks.number_words import NumberWords
+from mha_haiku import tasks
+from mha_haiku.core import checks
+from mha_haiku.training.tasks.number_words import NumberWords
 
 
 @functools.cache

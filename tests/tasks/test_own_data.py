@@ -11,7 +11,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import runs, tasks
-from mha_haiku.checks import ConfigError
+from mha_haiku.core.checks import ConfigError
 from tests import docstring
 
 TOKENS = np.random.default_rng(0).integers(0, 7, (200, 9))

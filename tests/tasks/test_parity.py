@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import parity
+from mha_haiku.training.tasks import parity
 
 
 def test_targets_are_the_parities_so_far(sampled):

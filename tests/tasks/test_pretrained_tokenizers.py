@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import checks, tasks
-from mha_haiku.tasks import language_model, masked_language_model, tokenization
+from mha_haiku import tasks
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import language_model, masked_language_model, tokenization
 from tests import pretrained
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import uniform_tokens
+from mha_haiku.training.tasks import uniform_tokens
 
 
 def test_targets_are_the_inputs_back_to_front(sampled):

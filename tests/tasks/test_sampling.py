@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import sampling
+from mha_haiku.training.tasks import sampling
 
 
 def draw(function, size, num_words):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.tasks.sentences import sentences
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.tasks.sentences import sentences
 
 TEXT = """A first sentence of
 seven words. Too short. Is this one a question? Yes, it is

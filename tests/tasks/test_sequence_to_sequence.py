@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mha_haiku import checks, tasks
-from mha_haiku.tasks import edit_distance, sampling
+from mha_haiku import tasks
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import edit_distance, sampling
 
 OPTIONS = {
     "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},

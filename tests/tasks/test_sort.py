@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mha_haiku.tasks import sort
+from mha_haiku.training.tasks import sort
 
 
 def test_targets_are_the_inputs_in_order(sampled):

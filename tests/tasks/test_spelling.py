@@ -1,7 +1,7 @@
 import pytest
 
-from mha_haiku import checks
-from mha_haiku.tasks import spelling
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import spelling
 
 
 def said(language, number):

@@ -10,8 +10,8 @@ import pytest
 
 from experiments import dump_attention, train
 from mha_haiku import runs, tasks
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import configuration
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration
 
 SOURCE = '''
 from __future__ import annotations  # whose types are looked up in the module's names
@@ -110,7 +110,10 @@ def test_options_of_a_file_are_its_dataclass_fields():
         (["a\0b:Step"], "cannot be read"),
         (["mine.py:Stp"], "mine.py has no class 'Stp'; .* Did you mean 'Step'?"),
         (["mine.py:"], "mine.py has no class ''"),
-        (["mine.py:class_by_mistake"], "must be a subclass of mha_haiku.tasks.Task"),
+        (
+            ["mine.py:class_by_mistake"],
+            "must be a subclass of mha_haiku.tasks.Task",
+        ),
         (["mine.py:NoTask"], "must be a subclass of mha_haiku.tasks.Task"),
         (["mine.py:Plain"], "must be a frozen dataclass"),
         (["mine.py:Half"], "mine.py:Half must have num_classes, baseline"),

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mha_haiku import checks
-from mha_haiku.tasks import language_model, masked_language_model, text
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import language_model, masked_language_model, text
 
 ENGLISH = "It was the best of times, it was the worst of times. " * 10
 

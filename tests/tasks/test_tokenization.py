@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from mha_haiku import checks
-from mha_haiku.tasks import tokenization
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import tokenization
 
 ENGLISH = "the cat sat on the mat, the hat sat on the cat\n" * 20
 ANYTHING = "naïve 日本語 🙂\u200d\n\t\x07\r \x85 the"

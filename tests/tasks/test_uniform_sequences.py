@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from mha_haiku import checks, tasks
-from mha_haiku.tasks import uniform_sequences
+from mha_haiku import tasks
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import uniform_sequences
 
 CLASSES = {
     "copy": uniform_sequences.CopySeq2Seq,

@@ -10,7 +10,8 @@ import optax
 import pytest
 from optax import contrib
 
-from mha_haiku import checks, models
+from mha_haiku import models
+from mha_haiku.core import checks
 from mha_haiku.training import optimizers
 
 

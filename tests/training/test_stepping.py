@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from mha_haiku import devices, tasks
-from mha_haiku.runs import configuration, folders
 from mha_haiku.training import stepping
+from mha_haiku.training.runs import configuration, folders
 
 SEED = np.uint32(11)
 

@@ -10,7 +10,7 @@ import numpy as np
 from haiku._src import base as haiku_base
 from haiku._src import stateful
 
-from mha_haiku import checks, display
+from mha_haiku.core import checks, display
 from mha_haiku.core.sites import naming, program, surveying
 
 Array = jax.Array

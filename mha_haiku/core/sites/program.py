@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from mha_haiku import display
+from mha_haiku.core import display
 from mha_haiku.core.sites import jaxprs, naming, surveying
 from mha_haiku.core.sites.site import site_p, under_vmaps
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku import checks
+from mha_haiku.core import checks
 from mha_haiku.interop.families import changes, tables
 from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 

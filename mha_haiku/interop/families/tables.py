@@ -9,7 +9,7 @@ is left out, as the model itself says which parameters it has.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from mha_haiku import checks
+from mha_haiku.core import checks
 from mha_haiku.interop.families import changes
 
 REQUIRED = object()

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from mha_haiku import checks
+from mha_haiku.core import checks
 from mha_haiku.interop.families import changes, rules, tables
 
 

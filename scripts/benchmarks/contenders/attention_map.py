@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 import mha_haiku as mh
-from mha_haiku.attention import dense
-from mha_haiku.attention.inputs import Inputs
+from mha_haiku.core.attention import dense
+from mha_haiku.core.attention.inputs import Inputs
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import jax_programs, sizes
 

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from mha_haiku.models import decoding
+from mha_haiku.core.models import decoding
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import decoding_models
 

@@ -9,8 +9,8 @@ import numpy as np
 
 import mha_haiku as mh
 from mha_haiku import devices
-from mha_haiku.runs import configuration, folders
 from mha_haiku.training import optimizers, stepping
+from mha_haiku.training.runs import configuration, folders
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import jax_programs, sizes
 
@@ -47,7 +47,7 @@ def prepare(
 
 
 def _training(config, steps) -> worker.Program:
-    """Returns what `mha_haiku.runs.loop` does between two reports."""
+    """Returns what `mha_haiku.training.runs.loop` does between two reports."""
     placement = devices.Replicas(jax.local_devices()[:1])
     task = configuration.make_task(config)
     model = folders.make_model(config, task)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from mha_haiku import devices
-from mha_haiku.runs import checkpoints, configuration, folders, trainers
+from mha_haiku.training.runs import checkpoints, configuration, folders, trainers
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 

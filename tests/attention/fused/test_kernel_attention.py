@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import scores
-from mha_haiku.attention.fused import kernel_attention
-from mha_haiku.attention.inputs import Inputs
+from mha_haiku.core.attention import scores
+from mha_haiku.core.attention.fused import kernel_attention
+from mha_haiku.core.attention.inputs import Inputs
 
 LENGTHS = np.asarray([4, 0], np.int32)
 PADDING = masks.padding(LENGTHS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.attention.fused import kernel_masks
+from mha_haiku.core.attention.fused import kernel_masks
 
 B, T, S = 2, 3, 5
 LENGTHS, QUERY_LENGTHS = np.asarray([4, 2]), np.asarray([1, 3])

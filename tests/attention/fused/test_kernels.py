@@ -17,8 +17,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
-from mha_haiku.attention import attend, scores
-from mha_haiku.attention.fused import kernel_attention, kernels
+from mha_haiku.core.attention import attend, scores
+from mha_haiku.core.attention.fused import kernel_attention, kernels
 from tests import everyday, oracles
 
 B, H, G, K = 2, 4, 2, 8

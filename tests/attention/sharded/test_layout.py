@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.attention import additive, dot_product
-from mha_haiku.attention.sharded import layout
+from mha_haiku.core.attention import additive, dot_product
+from mha_haiku.core.attention.sharded import layout
 
 N = 4  # B, T, S, H, K and buckets alike
 ONE = np.ones([N], np.int32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, devices, masks, positions
-from mha_haiku.attention.sharded import ring
+from mha_haiku.core.attention.sharded import ring
 from tests import everyday
 
 B, T, H, G, K, V = 2, 24, 4, 2, 5, 3

@@ -11,7 +11,7 @@ import pytest
 
 from mha_haiku import models
 from mha_haiku.core import sites
-from mha_haiku.runs.configuration import default_config
+from mha_haiku.training.runs.configuration import default_config
 
 B, T = 2, 5
 TOKENS, CLASSES = 7, 6

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from mha_haiku.runs import checkpoints
+from mha_haiku.training.runs import checkpoints
 
 
 def _tree(seed=0):

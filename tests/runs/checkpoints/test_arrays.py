@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs.checkpoints import arrays
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs.checkpoints import arrays
 
 
 @pytest.mark.parametrize(

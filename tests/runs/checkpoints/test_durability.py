@@ -12,9 +12,9 @@ import threading
 import numpy as np
 import pytest
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints
-from mha_haiku.runs.checkpoints import arrays, store
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import checkpoints
+from mha_haiku.training.runs.checkpoints import arrays, store
 from tests import everyday
 
 
@@ -234,7 +234,7 @@ def test_process_that_ends_after_a_save_has_it(tmp_path, make_tree, ending):
     code = f"""
         import sys
         import numpy as np
-        from mha_haiku.runs import checkpoints
+        from mha_haiku.training.runs import checkpoints
 
         stored = checkpoints.Checkpoints({str(tmp_path)!r})
         stored.save(5, {{"w": np.arange(3.0)}})

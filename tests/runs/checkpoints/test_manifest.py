@@ -8,7 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from mha_haiku.runs.checkpoints import manifest
+from mha_haiku.training.runs.checkpoints import manifest
 
 
 def _write(folder, step=7, **facts):

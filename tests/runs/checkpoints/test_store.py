@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from mha_haiku.checks import ConfigError
-from mha_haiku.runs import checkpoints
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import checkpoints
 
 
 def test_newest_two_and_best_are_kept(tmp_path, make_tree):

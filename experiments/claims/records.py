@@ -1,0 +1,93 @@
+"""What has been measured, as lines of JSON: one per claim, arm and seed."""
+
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import haiku
+import jax
+
+from experiments.claims import base
+from experiments.claims.desk import digest_of, essence
+from mha_haiku.training.runs import files
+
+
+class Record(NamedTuple):
+    """One measurement.
+
+    Attributes:
+      claim: Its name.
+      arm: "claim" or "control".
+      seed: The seed.
+      numbers: What was measured, by name.
+      seconds: How long that took, training included.
+      key: Of what was measured; see `key_of`.
+      versions: Of Python, jax and haiku.
+    """
+
+    claim: str
+    arm: str
+    seed: int
+    numbers: dict[str, float]
+    seconds: float
+    key: str
+    versions: dict[str, str]
+
+
+def key_of(claim: base.Claim, arm: str) -> str:
+    """Returns what tells whether a measurement is of the claim as it is now.
+
+    It changes with the claim's version and with what its configs differ in from the
+    defaults.
+    """
+    configs = {name: essence(config) for name, config in claim.configs(arm).items()}
+    return digest_of([claim.version, configs])[:16]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that a measurement was made with."""
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "haiku": haiku.__version__,
+    }
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Returns the file of a claim's measurements."""
+    return folder / f"{name}.jsonl"
+
+
+def read(path: Path) -> list[Record]:
+    """Returns the measurements in a file, in order; none where there is no file."""
+    return [
+        Record(**{name: line[name] for name in Record._fields})
+        for line in files.read_lines(path)
+        if set(Record._fields) <= set(line)
+    ]
+
+
+def append(path: Path, record: Record) -> None:
+    """Writes one measurement at the end of a file, at once."""
+    with files.LineWriter(path) as lines:
+        lines.append(record._asdict())
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    """Writes a file of measurements anew."""
+    path.unlink(missing_ok=True)
+    for record in records:
+        append(path, record)
+
+
+def current(
+    claim: base.Claim, records: Iterable[Record]
+) -> dict[str, dict[int, Record]]:
+    """Returns by arm and seed the newest measurement of the claim as it is now."""
+    keys = {arm: key_of(claim, arm) for arm in base.ARMS}
+    found: dict[str, dict[int, Record]] = {arm: {} for arm in base.ARMS}
+    for record in records:
+        if record.claim == claim.name and keys.get(record.arm) == record.key:
+            found[record.arm][record.seed] = record
+    return found

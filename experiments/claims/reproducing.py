@@ -1,0 +1,140 @@
+"""Measures claims: what is missing, and nothing twice."""
+
+import importlib.util
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.claims import base, records, telling
+from experiments.claims.desk import Desk
+from mha_haiku.core import checks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.studies import workbench
+from mha_haiku.training.runs import files, progress
+
+_logger = logging.getLogger("mha_haiku")
+
+
+def reproduce(
+    claims: Sequence[base.Claim],
+    workdir: str | os.PathLike,
+    *,
+    seeds: Sequence[int] | None = None,
+    formats: Sequence[str] = ("png",),
+    goes_on: bool = False,
+) -> Iterator[telling.Outcome]:
+    """Yields each claim's outcome, once all its seeds have been measured.
+
+    What is stored in the folder is not measured again, as long as the claim's version
+    and configs are the same. Each measurement is stored at once, so that a stopped
+    command goes on where it was.
+
+    Args:
+      claims: The claims.
+      workdir: A folder: NAME.jsonl, a figure and NAME.md for each claim, and the runs
+        that were trained.
+      seeds: The seeds of both arms; None: from 0, as many as each claim says.
+      formats: Of the figures, which are left out where matplotlib is missing.
+      goes_on: Whether to leave out claims whose packages are missing, and to go on with
+        the next one after a fault.
+
+    Raises:
+      ConfigError: If a package is missing.
+      RuntimeError: At the end, with `goes_on`, if claims were left out by a fault.
+    """
+    folder = checks.as_path(workdir)
+    failed, ready = [], []
+    for claim in claims:
+        find = importlib.util.find_spec
+        if packages := [name for name in claim.needs if find(name) is None]:
+            message = (
+                f"{claim.name} needs {', '.join(packages)}: pip install "
+                f"'mha_haiku[models]' or the package itself."
+            )
+            if not goes_on:
+                raise ConfigError(message)
+            _logger.warning(f"Left out: {message}")
+        else:
+            ready.append(claim)
+    outcomes = [telling.Outcome.read(claim, folder) for claim in ready]
+    wanted = [range(claim.seeds) if seeds is None else seeds for claim in ready]
+    missing = [x.missing(own) for x, own in zip(outcomes, wanted, strict=True)]
+    total = sum(map(len, missing))
+    with progress.Bar(
+        total, unit="measurement", name="claims", doing="measuring", leave=True
+    ) as bar:
+        for claim, own, pairs in zip(ready, wanted, missing, strict=True):
+            desk = Desk(folder, seeds=own)  # its programs are dropped with it
+            try:
+                for arm, seed in pairs:
+                    bar.note(f"{claim.name}, {arm}, seed {seed}")
+                    record = measure(claim, desk, arm, seed)
+                    records.append(records.path_of(folder, claim.name), record)
+                    bar.advance()
+                outcome = telling.Outcome.read(claim, folder)
+                _write(outcome, folder, formats)
+            except Exception as error:
+                if not goes_on:
+                    raise
+                failed.append(claim.name)
+                _logger.error(f"{claim.name}: {type(error).__name__}: {error}")
+            else:
+                yield outcome
+    if failed:
+        raise RuntimeError(f"{', '.join(failed)} could not be measured.")
+
+
+def measure(claim: base.Claim, desk: Desk, arm: str, seed: int) -> records.Record:
+    """Returns one measurement.
+
+    Raises:
+      TypeError: If a number is none.
+    """
+    before = time.perf_counter()
+    numbers = {
+        name: float(value) for name, value in claim.measure(desk, seed, arm).items()
+    }
+    bad = [name for name, value in numbers.items() if not math.isfinite(value)]
+    if bad:
+        _logger.warning(
+            f"{claim.name}, {arm}, seed {seed}: not finite: {', '.join(bad)}."
+        )
+    for criterion in claim.criteria:
+        criterion.value(numbers)  # a name that is missing shows now
+    return records.Record(
+        claim=claim.name,
+        arm=arm,
+        seed=seed,
+        numbers=numbers,
+        seconds=round(time.perf_counter() - before, 1),
+        key=records.key_of(claim, arm),
+        versions=records.versions(),
+    )
+
+
+def store(outcome: telling.Outcome, folder: Path) -> None:
+    """Writes measurements and figure to the folder that READMEs quote."""
+    name = outcome.claim.name
+    kept = [
+        record
+        for by_seed in outcome.measured.values()
+        for _, record in sorted(by_seed.items())
+    ]
+    records.write(records.path_of(folder, name), kept)
+    draw(outcome, folder)
+
+
+def draw(outcome: telling.Outcome, folder: Path) -> None:
+    """Writes the figure of what is stored, where something was measured."""
+    if outcome.measured["claim"]:
+        path = folder / f"{outcome.claim.name}.png"
+        workbench.write_pictures(path, outcome.picture, ["png"])
+
+
+def _write(outcome, folder, formats) -> None:
+    name = outcome.claim.name
+    files.write(folder / f"{name}.md", outcome.paragraph() + "\n")
+    workbench.write_pictures(folder / f"{name}.png", outcome.picture, formats)

@@ -1,0 +1,339 @@
+"""Files of arrays: safetensors and GGUF, mapped into memory and read when asked for.
+
+Only formats that hold numbers and nothing else are read. A pickled file (`.bin`, `.pt`)
+runs code of its author when it is opened, and is refused.
+"""
+
+import functools
+import itertools
+import json
+import math
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from mha_haiku.core import checks
+
+PICKLED = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+METADATA = "__metadata__"  # a name that safetensors reserves in the header
+_MOST_BYTES = 2**27  # of a header; a larger number is damage
+
+
+class Stored(NamedTuple):
+    """An array in a file."""
+
+    shape: tuple[int, ...]  # its shape
+    # Returns it, as a view of the file where the format allows.
+    read: Callable[[], np.ndarray]
+    file: str  # the file's name
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Returns the arrays of a safetensors file by their names.
+
+    Raises:
+      ConfigError: If the file is cut off or damaged, or holds a name twice.
+    """
+    content = _mapped(path)
+    start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    if not 8 < start <= min(len(content), _MOST_BYTES):
+        raise checks.ConfigError(
+            f"{path} is cut off or no safetensors file: its {len(content)} bytes do "
+            "not hold its header."
+        )
+    try:
+        pairs = json.loads(content[8:start].tobytes(), object_pairs_hook=list)
+        arrays = [_entry(name, **dict(x)) for name, x in pairs if name != METADATA]
+    except (ValueError, TypeError, RecursionError):
+        raise checks.ConfigError(
+            f"{path} is damaged: its header is not that of a safetensors file."
+        ) from None
+    check_names_once(path, [name for name, *_ in arrays])
+    _check_apart(path, [(first, last, name) for name, *_, first, last in arrays])
+    end = start + max((last for *_, last in arrays), default=0)
+    if end != len(content):
+        what = "is cut off" if end > len(content) else "is too long"
+        raise checks.ConfigError(
+            f"{path} {what}: its header speaks of {end} bytes, and it has "
+            f"{len(content)}."
+        )
+    return {
+        name: _view(path, content[start:], name, kind, shape, first, last)
+        for name, kind, shape, first, last in arrays
+    }
+
+
+def read_shards(index: Path) -> dict[str, Stored]:
+    """Returns the arrays of all files that an index (`*.safetensors.index.json`) names.
+
+    Raises:
+      ConfigError: If a file is missing, or holds other arrays than the index says.
+    """
+    file_of = read_json(index).get("weight_map")
+    is_map = isinstance(file_of, dict) and file_of
+    if not is_map or not all(isinstance(file, str) for file in file_of.values()):
+        raise checks.ConfigError(
+            f'{index} is damaged: it must have a "weight_map" of names to files.'
+        )
+    arrays: dict[str, Stored] = {}
+    for file in sorted(set(file_of.values())):
+        path = index.parent / Path(file).name
+        if not os.path.exists(path):
+            raise checks.ConfigError(f"{index} names {file!r}, which is not there.")
+        shard = read_safetensors(path)
+        check_names_once(index, [*arrays, *shard])
+        arrays |= shard
+    missing = [name for name in file_of if name not in arrays]
+    if missing:
+        raise checks.ConfigError(
+            f"{index} names arrays that its files lack: {checks.listed(missing)}."
+        )
+    return arrays
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """Returns the fields and the arrays of a GGUF file, arrays dequantised when read.
+
+    The package `gguf` dequantises. The header is read here: with its tens of thousands
+    of texts, a vocabulary takes that package three times as long as the numbers.
+
+    Raises:
+      ConfigError: If the file is cut off, damaged, or of a quantisation that `gguf`
+        cannot read; or that package is missing.
+
+    Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise checks.ConfigError(
+            "A GGUF file needs gguf: pip install 'mha_haiku[interop]'."
+        ) from None
+    content = _mapped(path)
+    try:
+        fields, entries, start = _Header(content).read()
+        arrays, spans = {}, []
+        check_names_once(path, [name for name, *_ in entries])
+        for name, shape, kind, offset in entries:
+            kind = gguf.GGMLQuantizationType(kind)
+            # A block of so many numbers of the last axis takes so many bytes.
+            numbers, size = gguf.GGML_QUANT_SIZES[kind]
+            row = shape[-1] // numbers * size
+            first = start + offset
+            last = first + math.prod(shape[:-1]) * row
+            if shape[-1] % numbers or last > len(content):
+                raise ValueError(f"{name} ends at byte {last} of {len(content)}")
+            spans.append((first, last, name))
+            data = content[first:last].reshape(*shape[:-1], row)
+            arrays[name] = Stored(
+                shape,
+                functools.partial(_dequantised, path, name, data, kind),
+                path.name,
+            )
+    except checks.ConfigError:
+        raise
+    except (
+        LookupError,
+        MemoryError,
+        RecursionError,
+        ValueError,
+        struct.error,
+    ) as error:
+        raise checks.ConfigError(
+            f"{path} is damaged, cut off or no GGUF file that can be read: {error}."
+        ) from None
+    _check_apart(path, spans)
+    return fields, arrays
+
+
+class _Header:
+    """What a GGUF file says of itself, read from its first byte on."""
+
+    # By the number of a type: its struct format; 8 is a text, 9 a list.
+    _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+    _TEXT, _LIST = 8, 9
+
+    def __init__(self, content: np.ndarray):
+        self._content = memoryview(content)
+        self._at = 0
+
+    def read(self) -> tuple[dict[str, Any], list[tuple], int]:
+        """Returns the fields, the name, shape, type and offset of arrays, their start.
+
+        Raises:
+          ValueError: If it is not that of a GGUF file; or struct.error, at its end.
+        """
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version, num_arrays, num_fields = self._numbers("IQQ")
+        if version not in (2, 3):
+            raise ValueError(f"it is of version {version}, and 2 and 3 are read")
+        fields = {}
+        for _ in range(num_fields):
+            name = self._text()
+            if name in fields:
+                raise ValueError(f"it has the field {name} twice")
+            fields[name] = self._value(*self._numbers("I"))
+        entries = []
+        for _ in range(num_arrays):
+            name = self._text()
+            (num_axes,) = self._numbers("I")
+            shape = self._numbers(f"{min(num_axes, 8)}Q")
+            # GGUF counts axes from the last.
+            entries.append((name, tuple(reversed(shape)), *self._numbers("IQ")))
+        alignment = fields.get("general.alignment", 32)
+        checks.positive_integer("general.alignment", alignment)
+        return fields, entries, -(-self._at // alignment) * alignment
+
+    def _value(self, kind: int) -> Any:
+        if kind == self._TEXT:
+            return self._text()
+        if kind != self._LIST:
+            return self._numbers(self._FORMATS[kind])[0]
+        kind, count = self._numbers("IQ")
+        if count > len(self._content):
+            raise ValueError(f"it has a list of {count} entries")
+        if kind in self._FORMATS:
+            return list(self._numbers(f"{count}{self._FORMATS[kind]}"))
+        return [self._value(kind) for _ in range(count)]
+
+    def _text(self) -> str:
+        (size,) = self._numbers("Q")
+        return str(self._bytes(size), "utf-8")
+
+    def _bytes(self, size: int) -> bytes:
+        result = self._content[self._at : self._at + size].tobytes()
+        if len(result) < size:
+            raise ValueError(f"it ends at byte {len(self._content)}")
+        self._at += size
+        return result
+
+    def _numbers(self, kinds: str) -> tuple:
+        result = struct.unpack_from(f"<{kinds}", self._content, self._at)
+        self._at += struct.calcsize(f"<{kinds}")
+        return result
+
+
+def _dequantised(path, name, data, kind) -> np.ndarray:
+    import gguf
+
+    try:
+        return gguf.quants.dequantize(data, kind)
+    except NotImplementedError:
+        raise checks.ConfigError(
+            f"{path} has {name} in the quantisation {kind.name}, which gguf cannot "
+            "read."
+        ) from None
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays by their names as a file that torch's tools read too."""
+    import safetensors.numpy
+
+    arrays = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+    safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file, of which no key may be there twice.
+
+    Raises:
+      ConfigError: If it cannot be read or is no object.
+    """
+
+    def once(pairs):
+        check_names_once(path, [name for name, _ in pairs])
+        return dict(pairs)
+
+    try:
+        content = json.loads(checks.text_of(path, path), object_pairs_hook=once)
+    except checks.ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise checks.ConfigError(f"{path} is damaged, and no JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise checks.ConfigError(f"{path} must hold a JSON object.")
+    return content
+
+
+def check_names_once(path: Path, names: list[str]) -> None:
+    """Raises ConfigError where a name is there twice: readers would take the last."""
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    if doubled:
+        raise checks.ConfigError(f"{path} has names twice: {checks.listed(doubled)}.")
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Returns the bytes of a file, of which only those that are used are read."""
+    try:
+        return np.memmap(checks.regular_file(path), np.uint8, "r").view(np.ndarray)
+    except ValueError:  # of size 0, which cannot be mapped
+        raise checks.ConfigError(f"{path} is empty or cut off.") from None
+    except OSError as error:
+        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _entry(name, dtype, shape, data_offsets) -> tuple:
+    """Returns name, dtype, shape, first and last byte of an array in a header."""
+    first, last = data_offsets
+    for number in (*shape, first, last):
+        checks.non_negative_integer(name, number)
+    if not isinstance(dtype, str):
+        raise TypeError
+    return name, dtype, tuple(shape), first, last
+
+
+def _check_apart(path, spans) -> None:
+    """Raises ConfigError where two arrays (first byte, last, name) share bytes."""
+    spans = sorted(span for span in spans if span[0] < span[1])
+    for (_, last, name), (first, _, other) in itertools.pairwise(spans):
+        if first < last:
+            raise checks.ConfigError(
+                f"{path} is damaged: {name} and {other} lie in the same bytes."
+            )
+
+
+def _view(path, content, name, kind, shape, first, last) -> Stored:
+    """Returns an array that lies in bytes `first` to `last` of `content`."""
+    if kind not in _DTYPES:
+
+        def refuse():
+            raise checks.ConfigError(
+                f"{path} has {name} as {kind}, which is not supported; it must be one "
+                f"of {', '.join(_DTYPES)}."
+            )
+
+        return Stored(shape, refuse, path.name)
+    dtype = np.dtype(_DTYPES[kind])
+    if not 0 <= first <= last or last - first != math.prod(shape) * dtype.itemsize:
+        raise checks.ConfigError(
+            f"{path} is damaged: {name} of {kind} {list(shape)} cannot lie in bytes "
+            f"{first} to {last}."
+        )
+
+    def read():
+        return content[first:last].view(dtype).reshape(shape)
+
+    return Stored(shape, read, path.name)

@@ -1,0 +1,52 @@
+"""Attention as pure functions of arrays, and the map that it leaves behind."""
+
+import importlib
+from typing import Any
+
+from mha_haiku.core.attention.attention_map import AttentionMap
+from mha_haiku.core.attention.blockwise import Blockwise
+from mha_haiku.core.attention.cache import Cache, Prompt
+from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
+from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
+from mha_haiku.core.attention.observations import bin_edges
+from mha_haiku.core.attention.scores import (
+    Score,
+    additive,
+    dot_product,
+    linear,
+    sigmoid,
+)
+from mha_haiku.core.attention.statistics import STATISTICS, Statistic, Statistics
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "IN_A_RING",
+    "STATISTICS",
+    "AttentionMap",
+    "Blockwise",
+    "Cache",
+    "Normalizer",
+    "Prompt",
+    "Score",
+    "Sharded",
+    "Statistic",
+    "Statistics",
+    "additive",
+    "attend",
+    "bin_edges",
+    "dot_product",
+    "linear",
+    "sigmoid",
+    "sink",
+    "unnormalized",
+]
+
+_IN_WINGS = {"IN_A_RING": "sharded", "Sharded": "sharded"}
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what a wing has, without importing it before it is asked for."""
+    if name not in _IN_WINGS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    wing = importlib.import_module(f"{__name__}.{_IN_WINGS[name]}")
+    return getattr(wing, name)

@@ -1,0 +1,414 @@
+"""The attention map, kept factored: any part of it is exact on demand.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads,
+K size per head. From queries, keys and the logsumexp of each row of scores, which are
+O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`. Where
+another normalizer than softmax was used, its log denominator stands in the place of the
+logsumexp, and nothing else changes.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks, display, masks, positions, tiles
+from mha_haiku.core.attention import (
+    fold,
+    fold_gradient,
+    normalizers,
+    observations,
+    scores,
+    statistics,
+    sweep,
+    views,
+)
+
+Array = jax.Array
+
+
+@tiles.pytree(
+    data=(
+        *("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
+        *("normalizer", "gates"),
+    ),
+    meta=("mesh",),
+)
+class AttentionMap:
+    """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
+
+    A row sums to 1, or to 0 where every key is masked; with another normalizer than
+    softmax to what `row_sums()` returns. Weights are those before dropout. `attend` of
+    what a map keeps gives its values once more. Maps pass through jit, vmap, pmap and
+    scan; stacking maps adds batch axes (where `first_query` was an integer).
+
+    Attributes:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      logsumexp: `[B..., H, T]` in nats, the log of what weights are over, -inf where
+        every key is masked.
+      mask: Which query may attend to which key.
+      bias: What was added to the scores, or None.
+      score: The score, with its parameters.
+      value: `[B..., S, G, V]`, what the weights average; None where that is not known.
+      mesh: The devices that share the arrays as `attention.Sharded` says, or None.
+      origin: Where the first query and the first key stand.
+      normalizer: Gives the denominator of the weights, its arrays `[B..., H]`; None:
+        softmax's sum.
+      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what the averages of values were
+        multiplied by; None: by nothing.
+    """
+
+    query: Array
+    key: Array
+    logsumexp: Array
+    mask: masks.Mask
+    bias: positions.ScoreBias | None
+    score: scores.Score
+    value: Array | None = None
+    mesh: jax.sharding.Mesh | None = None
+    origin: tiles.Origin = tiles.Origin()
+    normalizer: normalizers.Normalizer | None = None
+    gates: Array | None = None
+
+    def __repr__(self) -> str:
+        try:
+            weights = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        except (AttributeError, IndexError, TypeError):  # in_axes or specs, no arrays
+            return display.record(self)
+        parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {self.mask}"]
+        if self.rows_sum_to != "1":
+            parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
+        parts += [
+            f"query {display.array(self.query)}",
+            f"key {display.array(self.key)}",
+        ]
+        if self.bias is not None:
+            parts.append(f"bias {self.bias}")
+        if repr(self.score) != repr(scores.dot_product()):
+            parts.append(f"score {self.score}")
+        if not isinstance(self.origin.query, int) or self.origin.query:
+            parts.append(f"first_query {display.numbers(self.origin.query)}")
+        if self.mesh is not None:
+            parts.append(f"on {self.mesh.size} devices")
+        return f"AttentionMap({', '.join(parts)})"
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(B..., H, T, S)`."""
+        return (*self.logsumexp.shape, self.key.shape[-3])
+
+    @property
+    def rows_sum_to(self) -> str:
+        """What the weights of a row sum to, in words."""
+        return "1" if self.normalizer is None else self.normalizer.rows_sum_to
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.logsumexp.ndim + 1
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of the weights: float32, or float64 for float64 queries."""
+        return self.logsumexp.dtype
+
+    def weights(self) -> Array:
+        """Returns the whole map, `[B..., H, T, S]`; O(T S) memory."""
+        return self.tile(slice(None), slice(None))
+
+    def scores(self) -> Array:
+        """Returns what the weights are exponentials of; O(T S) memory.
+
+        Returns:
+          `[B..., H, T, S]`, scaled, with the bias, -inf where a key is masked.
+        """
+        num_queries, num_keys = self.shape[-2:]
+        rows, columns = jnp.arange(num_queries), jnp.arange(num_keys)
+        return views.scores_of(self._factors(), rows, columns)
+
+    def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
+        """Returns the weights of some queries on some keys.
+
+        Args:
+          rows: R query positions: a slice, a range or an array of integers; negative
+            ones count from the end where they are known.
+          columns: C key positions, likewise.
+
+        Returns:
+          `[B..., H, R, C]`; O(R C) memory.
+
+        Raises:
+          ValueError: If a known position is outside of the map.
+        """
+        num_queries, num_keys = self.shape[-2:]
+        rows = tiles.positions(rows, num_queries)
+        columns = tiles.positions(columns, num_keys)
+        return views.weights_of(self._factors(), rows, columns)
+
+    def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
+        """Returns the map of one head of one example, `[1, T, S]`.
+
+        Args:
+          head: The index of the head; may be traced.
+          *example: An index per batch axis, likewise.
+        """
+        if len(example) != self.ndim - 3:
+            raise ValueError(
+                f"head() takes an index of a head and {self.ndim - 3} of batch axes "
+                f"for a map of shape {self.shape}, got {len(example)} of these."
+            )
+        own = views.head_of(self._factors(), example, head)
+        value, num_heads = self.value, self.shape[-3]
+        if value is not None:
+            value = views.key_head(value, example, head, num_heads)[:, None]
+        gates = self.gates
+        if gates is not None:
+            gates = views.key_head(gates, example, head, num_heads)[:, None]
+        return AttentionMap(
+            own.query[:, None],
+            own.key[:, None],
+            own.logsumexp[None],
+            own.mask,
+            own.bias,
+            own.score,
+            value,
+            origin=self.origin,
+            normalizer=jax.tree.map(
+                lambda x: tiles.at_batch(x, (*example, head))[None], self.normalizer
+            ),
+            gates=gates,
+        )
+
+    def row_sums(self) -> Array:
+        """Returns what the weights of each query sum to, `[B..., H, T]`.
+
+        It is 1, or 0 for a fully masked query, but with another normalizer than
+        softmax: what is missing from 1 is what a sink takes. One pass over the tiles.
+        """
+        ones = jnp.ones((*self.shape[:-3], self.shape[-1], 1, 1), self.dtype)
+        return jnp.moveaxis(self.apply(ones)[..., 0], -1, -2)
+
+    def statistics(
+        self,
+        *,
+        pooled: tuple[int, int] | None = None,
+        query_offset: int | None = None,
+        counted: Array | None = None,
+        positions: Array | None = None,
+        tokens: Array | None = None,
+        key_tokens: Array | None = None,
+        per_query: bool = False,
+    ) -> statistics.Statistics:
+        """Returns statistics of what each head does; one pass over the tiles.
+
+        Queries that see nothing (padding) do not count. One that counts and sees NaN
+        makes its head NaN. Weights are taken as they are: where rows sum to less than 1
+        so do shares of attention, and entropy is `-sum w log w` of these weights.
+
+        Args:
+          pooled: (P, Q): also the map pooled to that many bins, from the same pass.
+          query_offset: Query t stands at position t + `query_offset`; None: at that
+            of `attend(first_query=)`.
+          counted: `[B..., T]` booleans: the queries that count; None: all that see.
+          positions: `[B..., S]` booleans: positions (separators, say) whose mass is
+            asked for.
+          tokens: `[B..., T]` integers, the tokens of the queries, for the mass on equal
+            tokens and the induction score.
+          key_tokens: `[B..., S]`, those of the keys; None: the same as `tokens`.
+          per_query: Whether queries are kept apart, `[B..., H, T]`.
+
+        Returns:
+          `[B..., H]` each, but for those of other shapes: see `Statistics`.
+
+        Raises:
+          ValueError: If an array does not fit the map, or a number of bins is below 1.
+        """
+        factors = self._factors()
+        given = statistics.given_of(
+            self.shape,
+            origin=self.origin if query_offset is None else tiles.Origin(query_offset),
+            counted=counted,
+            positions=positions,
+            tokens=tokens,
+            key_tokens=key_tokens,
+        )
+        grid = None if pooled is None else observations.Grid.of(self.shape, *pooled)
+        return statistics.statistics(
+            factors,
+            given,
+            counted,
+            grid=grid,
+            per_query=per_query,
+            **self._how(),
+        )
+
+    def pooled(
+        self,
+        rows: int = 128,
+        columns: int = 128,
+        *,
+        queries: slice = slice(None),
+        keys: slice = slice(None),
+    ) -> Array:
+        """Returns the map at a coarse grain: the mass of each cell of a grid.
+
+        Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts
+        `queries` and `keys` where these are given: so a viewer zooms in, down to single
+        tokens. One pass over the tiles of these parts.
+
+        Args:
+          rows: The largest number of bins of queries.
+          columns: The largest number of bins of keys.
+          queries: Consecutive queries.
+          keys: Consecutive keys.
+
+        Returns:
+          `[B..., H, P, Q]`: the mean, over the queries of a bin that see anything, of
+          their weight on the keys of a bin. With all keys a row sums to what rows of
+          the map do, or to 0 if no query sees.
+
+        Raises:
+          ValueError: If a part is empty or has steps, or a number of bins is below 1.
+        """
+        grid = observations.Grid.of(self.shape, rows, columns, queries, keys)
+        return observations.pooled(self._factors(), grid=grid, **self._how())
+
+    def top(self, k: int) -> observations.Top:
+        """Returns the k largest weights of each row, and where they are.
+
+        Args:
+          k: From 1 to S.
+
+        Returns:
+          Weights `[B..., H, T, k]`, falling, and key positions of the same shape; of a
+          query that sees fewer keys, weights of 0 at position -1.
+
+        Raises:
+          ValueError: If k is outside of that.
+        """
+        checks.integer_in("k", k, 1, self.shape[-1])
+        return observations.top(self._factors(), k=k, **self._how())
+
+    def apply(self, x: Array) -> Array:
+        """Returns the map times `x`: for each query the weighted sum over keys.
+
+        Args:
+          x: `[B..., S, H, V]`, or `[B..., S, 1, V]` for the same in all heads.
+
+        Returns:
+          `[B..., T, H, V]`.
+
+        Raises:
+          ValueError: If `x` does not fit the map.
+        """
+        x = observations.factor(self.shape, x, axis=-1)
+        return observations.apply(self._factors(), x, **self._how())
+
+    def outputs(self) -> Array:
+        """Returns what each head passes on: its weights times its values, gated.
+
+        Returns:
+          `[B..., T, H, V]`, of the values' dtype.
+
+        Raises:
+          ValueError: If the values are not known.
+        """
+        value, (*batch, num_heads, length, _) = self.value, self.shape
+        if value is None:
+            raise ValueError(
+                "the map has no value, and a head's output is weights times values."
+            )
+        if not num_heads:
+            return jnp.zeros((*batch, length, 0, value.shape[-1]), value.dtype)
+        value = value.repeat(num_heads // value.shape[-2], axis=-2)
+        outputs = self.apply(value).astype(value.dtype)
+        return outputs if self.gates is None else outputs * self.gates
+
+    def apply_transposed(self, y: Array) -> Array:
+        """Returns the transposed map times `y`: for each key the sum over queries.
+
+        Args:
+          y: `[B..., T, H, V]`, or `[B..., T, 1, V]` for the same in all heads.
+
+        Returns:
+          `[B..., S, H, V]`.
+
+        Raises:
+          ValueError: If `y` does not fit the map.
+        """
+        y = observations.factor(self.shape, y, axis=-2)
+        return observations.apply_transposed(self._factors(), y, **self._how())
+
+    def divergence(self, other: "AttentionMap | None" = None) -> Array:
+        """Returns how differently heads attend: their Jensen-Shannon divergences.
+
+        Args:
+          other: A map of the same batch axes, T and S; None: this map itself.
+
+        Returns:
+          `[B..., H, H']` in nats, 0 (the same) to log 2: the mean over queries that see
+          anything in both.
+
+        Raises:
+          ValueError: If the maps differ in batch axes, T or S.
+
+        Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
+        """
+        if other is not None:
+            observations.check_comparable(self.shape, other.shape)
+            other = other._factors()
+        return observations.divergence(self._factors(), other, **self._how())
+
+    def observe(
+        self, observation: fold.Observation, given: fold.Given = fold.NOTHING_GIVEN
+    ) -> fold.Sums:
+        """Returns what an observation carries after one pass over the tiles.
+
+        Args:
+          observation: What is computed.
+          given: The arrays that it needs.
+
+        Returns:
+          Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
+        """
+        return fold_gradient.fold(observation, (self._factors(),), given, **self._how())
+
+    def _factors(self) -> views.Factors:
+        if jnp.ndim(self.origin.query):
+            raise ValueError(
+                "an attention map has one first_query, got an array of shape "
+                f"{jnp.shape(self.origin.query)}: maps were stacked whose first_query "
+                "was an array. Ask each of them under jax.vmap, or stack maps whose "
+                "first_query is one integer."
+            )
+        return views.Factors(
+            self.query,
+            self.key,
+            self.mask,
+            self.bias,
+            self.score,
+            self.logsumexp,
+            self.origin,
+        )
+
+    def _how(self):
+        return {"sizes": self._sizes(), "mesh": self.mesh}
+
+    def _sizes(self):
+        # Narrower than for attention itself, as fewer tiles lie on the diagonal then;
+        # but two such heads are taken together, or one would have too little work.
+        columns = 512 if math.prod(self.shape[:-2]) > 1 else 1024
+        return sweep.default_sizes(*self.shape[-2:], jax.default_backend(), columns)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        """Returns the whole map as a NumPy array."""
+        del copy
+        return np.asarray(self.weights(), dtype)
+
+    def __jax_array__(self) -> Array:
+        """Returns the whole map as a JAX array."""
+        return self.weights()

@@ -1,0 +1,266 @@
+"""Exact attention tile by tile, in O(T + S) memory, forward and backward.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head. The softmax of a row is built up over tiles
+of keys; its gradient computes the tiles again from the logsumexp. Tiles that the mask
+rules out for all of their queries are skipped.
+
+Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
+(FlashAttention), algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import checks, tiles
+from mha_haiku.core.attention import dense, gradients, products, sweep, views
+from mha_haiku.core.attention.inputs import HIDDEN, Inputs, dropout_factors
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise:
+    """Blockwise attention with tiles of chosen sizes, for `attend(implementation=)`.
+
+    Attributes:
+      rows: Queries in a tile; None: what suits the platform.
+      columns: Keys in a tile, likewise.
+      heads: Heads, of any examples, that are taken together, likewise.
+    """
+
+    rows: int | None = None
+    columns: int | None = None
+    heads: int | None = None
+
+    def __post_init__(self):
+        for field, size in dataclasses.asdict(self).items():
+            if size is not None:
+                checks.positive_integer(field, size)
+
+    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
+        """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
+        if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
+            return dense.attend(inputs, dropout_rate)
+        sizes = sweep.default_sizes(*inputs.map_shape[-2:], jax.default_backend())
+        chosen = {
+            field: size
+            for field, size in dataclasses.asdict(self).items()
+            if size is not None
+        }
+        return attend(inputs, Options(sizes._replace(**chosen), dropout_rate))
+
+
+class Options(NamedTuple):
+    """What is known before anything is computed.
+
+    Attributes:
+      sizes: Of the tiles; they may be larger than the map.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+    """
+
+    sizes: sweep.Sizes
+    dropout_rate: float
+
+
+def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
+    """Returns values, logsumexp and nothing else to save."""
+    *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
+    sizes = options.sizes.fitted(num_queries, num_keys)
+    dtype = products.accumulation_dtype(inputs.query.dtype)
+    value_size = inputs.value.shape[-1]
+    # Where sizes and dtypes agree, the values of a head are written over its queries,
+    # which are read by then: the loop over heads has one array and not two.
+    room = inputs.query
+    over_queries = (value_size, inputs.value.dtype) == (room.shape[-1], room.dtype)
+    if not over_queries:
+        room = jnp.zeros((*room.shape[:-1], value_size), inputs.value.dtype)
+
+    def attend_head(example, head, totals):
+        unread = inputs._replace(query=totals[0]) if over_queries else inputs
+        view, value = _view(unread, example, head, nonfinite=jnp.nan)
+        dropout = _dropout(inputs, options, example, head)
+
+        def add_tile(rows, columns, seen_from, sums):
+            mixed, total, largest = sums
+            tile = view.scores(rows, columns, seen_from)
+            new = jnp.maximum(largest, tile.max(-1))
+            weights, shrunk = jnp.exp(tile - new[:, None]), jnp.exp(largest - new)
+            total = total * shrunk + weights.sum(-1)
+            weights = weights if dropout is None else weights * dropout(rows, columns)
+            part = products.mix(weights[None], tiles.take(value, columns, 0)[:, None])
+            return mixed * shrunk[:, None] + part[:, 0], total, new
+
+        def attend_rows(rows, fresh_from, outputs):
+            del fresh_from  # rows that a block before had come out the same again
+            sums = (
+                jnp.zeros((rows.size, value_size), dtype),
+                jnp.zeros(rows.size, dtype),
+                jnp.full(rows.size, HIDDEN, dtype),
+            )
+            mixed, total, largest = sweep.over_keys(
+                functools.partial(add_tile, rows),
+                sums,
+                view.mask,
+                rows,
+                num_keys,
+                sizes.columns,
+                origin=view.origin,
+            )
+            # Where all is hidden, the largest score is HIDDEN itself, and each weight
+            # exp(HIDDEN - HIDDEN) = 1, which means nothing.
+            fully_masked = largest <= HIDDEN
+            total = jnp.where(fully_masked, 1, total)
+            mixed = jnp.where(fully_masked[:, None], 0, mixed / total[:, None])
+            logsumexp = jnp.where(fully_masked, -jnp.inf, largest + jnp.log(total))
+            return tuple(
+                lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), rows.start, 0)
+                for x, new in zip(outputs, (mixed, logsumexp), strict=True)
+            )
+
+        outputs = (
+            jnp.zeros((num_queries, value_size), inputs.value.dtype),
+            jnp.zeros(num_queries, dtype),
+        )
+        return sweep.over_rows(attend_rows, outputs, num_queries, sizes.rows)
+
+    totals = room, jnp.zeros(inputs.map_shape[:-1], dtype)
+    values, logsumexp = sweep.summed_over_heads(
+        attend_head, totals, (1, 0), batch_shape, num_heads, sizes.heads
+    )
+    return values, logsumexp, ()
+
+
+def backward(
+    inputs: Inputs,
+    saved: tuple,
+    rows_grad: gradients.RowGradients,
+    wants_bias: bool,
+    options: Options,
+) -> tuple:
+    """Returns the gradients of query, key, value, bias and score."""
+    del saved
+    *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
+    sizes = options.sizes.fitted(num_queries, num_keys)
+    dtype = products.accumulation_dtype(inputs.query.dtype)
+
+    def head_gradients(example, head, totals):
+        del totals
+        view, value = _view(inputs, example, head, nonfinite=0)
+        dropout = _dropout(inputs, options, example, head)
+        values_grad = tiles.at_batch(rows_grad.values, example)[:, head]
+        shift, logsumexp = (tiles.at_batch(x, example)[head] for x in rows_grad[1:])
+
+        def add_tile(rows, row_gradients, columns, seen_from, sums):
+            tile = view.scores(rows, columns, seen_from)[None]
+            part = gradients.tile_gradients(
+                tiles.take(view.query, rows, 0)[:, None],
+                tiles.take(view.key, columns, 0)[:, None],
+                tiles.take(value, columns, 0)[:, None],
+                view.score,
+                tile,
+                None if dropout is None else dropout(rows, columns)[None],
+                row_gradients,
+            )
+            query_grad, key_grad, value_grad, bias_grad, score_grad = sums
+            if wants_bias:
+                bias_grad = view.bias.add_gradient(
+                    bias_grad,
+                    part.tile,
+                    view.origin.rows(rows),
+                    view.origin.columns(columns),
+                )
+            return (
+                query_grad + part.query[:, 0],
+                tiles.add(key_grad, part.key[:, 0].T, columns.start, 1),
+                tiles.add(value_grad, part.value[:, 0].T, columns.start, 1),
+                bias_grad,
+                jax.tree.map(jnp.add, score_grad, part.score),
+            )
+
+        def add_block(rows, fresh_from, sums):
+            row_gradients = gradients.RowGradients(
+                tiles.take(values_grad, rows, 0)[:, None],
+                tiles.take(shift, rows, 0)[None],
+                tiles.take(logsumexp, rows, 0)[None],
+            )
+            if num_queries % sizes.rows:
+                fresh = rows.array() >= fresh_from
+                row_gradients = row_gradients._replace(
+                    logsumexp=jnp.where(fresh, row_gradients.logsumexp, jnp.inf)
+                )
+            query_grad, *sums = sums
+            part, *sums = sweep.over_keys(
+                functools.partial(add_tile, rows, row_gradients),
+                (jnp.zeros((rows.size, view.query.shape[-1]), dtype), *sums),
+                view.mask,
+                rows,
+                num_keys,
+                sizes.columns,
+                origin=view.origin,
+            )
+            return tiles.add(query_grad, part, rows.start, 0), *sums
+
+        # Sums of keys as [K, S] and [V, S]: a tile's columns are then contiguous, and
+        # sums over queries are made fastest.
+        sums = (
+            jnp.zeros(view.query.shape, dtype),
+            jnp.zeros(view.key.shape[::-1], dtype),
+            jnp.zeros(value.shape[::-1], dtype),
+            jax.tree.map(jnp.zeros_like, view.bias) if wants_bias else None,
+            jax.tree.map(jnp.zeros_like, view.score),
+        )
+        sums = sweep.over_rows(add_block, sums, num_queries, sizes.rows)
+        query_grad, key_grad, value_grad, *head_grads = sums
+        head_grads = jax.tree.map(lambda x: x.squeeze(0), head_grads)
+        return query_grad, key_grad.T, value_grad.T, *head_grads
+
+    totals = (
+        *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
+        jax.tree.map(jnp.zeros_like, inputs.bias) if wants_bias else None,
+        jax.tree.map(jnp.zeros_like, inputs.score),
+    )
+    axes = (1, 1, 1, 0, 0)
+    return sweep.summed_over_heads(
+        head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
+    )
+
+
+attend = gradients.differentiable(forward, backward)
+
+
+def _view(inputs, example, head, *, nonfinite):
+    """Returns a head and its values `[S, V]`, with nonfinite vectors replaced.
+
+    Queries and keys become `nonfinite`: NaN, which reaches their own scores alone, or
+    0. Values become 0, as the sums over keys would spread NaN to rows it is masked for.
+    """
+    view, num_heads = views.head_of(inputs, example, head), inputs.query.shape[-2]
+    value = views.key_head(inputs.value, example, head, num_heads)
+    if inputs.nonfinite is None:
+        return view, value
+    queries = tiles.at_batch(inputs.nonfinite.queries, example)[:, head, None]
+    keys = inputs.nonfinite.keys[..., None]
+    keys = views.key_head(keys, example, head, num_heads)
+    query, key = (
+        jnp.where(is_nonfinite, nonfinite, x)
+        for is_nonfinite, x in ((queries, view.query), (keys, view.key))
+    )
+    view = dataclasses.replace(view, query=query, key=key)
+    return view, jnp.where(keys, 0, value)
+
+
+def _dropout(inputs, options, example, head):
+    """Returns a function from rows and columns to their dropout factors, or None."""
+    if not options.dropout_rate:
+        return None
+    n = 0  # of the head, counted over all examples
+    for i, size in zip((*example, head), inputs.map_shape[:-2], strict=True):
+        n = n * size + i
+    return functools.partial(dropout_factors, inputs.rng, options.dropout_rate, n)

@@ -1,0 +1,386 @@
+"""Keys and values kept from step to step, so that a new query costs one row of the map.
+
+`B...` batch axes, P positions of a prompt, W slots, H query heads, G key heads, K
+query/key size and V value size per head.
+
+`Prompt` computes attention as ever and leaves a `Cache`; `Cache` takes one new query at
+a time. Both have the same two methods, so that a module calls either in the place of
+`attend`. A slot is an absolute position; where a window lets no query see further back
+than W - 1 positions, W slots are used in turns: position p stands in slot p mod W.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import masks, positions, tiles
+from mha_haiku.core.attention import (
+    attention_map,
+    implementations,
+    normalizers,
+    products,
+    scores,
+    sited,
+    views,
+)
+
+Array = jax.Array
+
+
+@tiles.pytree(
+    data=("key", "value", "query", "logsumexp", "gates", "before"),
+    meta=("is_ring", "is_source"),
+)
+class Cache:
+    """What attention keeps of the tokens so far.
+
+    Axes stand as matrix products read them without a copy.
+
+    Attributes:
+      key: `[B..., G, K, W]`, zeros in slots that nothing was written to.
+      value: `[B..., G, W, V]`, likewise.
+      query: `[B..., H, W, K]` where queries are kept too, else None.
+      logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
+      gates: `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
+      before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
+        it, of modules that mix keys; else None.
+      is_ring: Whether slots are used in turns.
+      is_source: Whether keys and values are those of a source, all there from the
+        beginning: `[B..., G, K, S]` and `[B..., G, S, V]`. Only queries are of W
+        slots then.
+    """
+
+    key: Array
+    value: Array
+    query: Array | None = None
+    logsumexp: Array | None = None
+    gates: Array | None = None
+    before: Array | None = None
+    is_ring: bool = False
+    is_source: bool = False
+
+    def mixed(self, key: Array, mix: Callable[[Array], Array]) -> tuple[Array, "Cache"]:
+        """Returns the new key mixed with the one before it, and the cache after it.
+
+        Args:
+          key: `[B..., 1, G, K]`.
+          mix: From `[B..., S, G, K]` to the same.
+        """
+        both = jnp.concatenate([self.before, key], axis=-3)
+        return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
+
+    def attend(
+        self,
+        query: Array,
+        key: Array | None,
+        value: Array | None,
+        mask: masks.Mask,
+        *,
+        bias: positions.ScoreBias | Array | None = None,
+        score: scores.Score | None = None,
+        normalizer: normalizers.Normalizer | None = None,
+        gates: Array | None = None,
+        first_query: int | Array,
+        implementation: str | Callable = "auto",
+    ) -> tuple[Array, attention_map.AttentionMap, "Cache"]:
+        """Returns attention of one new query to all keys so far and its own.
+
+        Args:
+          query: `[B..., 1, H, K]`.
+          key: `[B..., 1, G, K]`, which is added to the cache first; None with a source.
+          value: `[B..., 1, G, V]`, likewise.
+          mask: Which query may attend to which key. Without a source it must hide later
+            positions than the query's, as causal masks do: their slots may hold
+            anything finite.
+          bias: What is added to the scores.
+          score: Scaled dot product when None.
+          normalizer: Softmax when None.
+          gates: See `attention.attend`.
+          first_query: The position of the query, at most one after the last that was
+            written. Examples whose positions differ are for `jax.vmap`.
+          implementation: Not asked: one row of scores is always held whole.
+
+        Returns:
+          Values `[B..., 1, H, V]`, the map of shape `(B..., H, 1, W)` (of a source
+          `(B..., H, 1, S)`), whose keys stand in the order of their positions, and the
+          cache with the new key.
+        """
+        del implementation
+        if query.shape[-3] != 1:
+            raise ValueError(
+                f"a cache takes one query at a time, got {query.shape[-3]} of them."
+            )
+        batch_ndim, position = query.ndim - 3, first_query
+        bias = positions.as_bias(bias)
+        bias = None if bias is None else bias.aligned(batch_ndim)
+        score = scores.as_score(score).aligned(batch_ndim)
+        normalizer = normalizers.as_normalizer(normalizer)
+        columns = self._columns(position)
+        keys, values = self._positions_first()
+        rows = tiles.Span(position, 1)
+        tile = views.masked_scores(query, keys, mask, bias, score, rows, columns)
+        if self.query is not None and not self.is_source:
+            # Without a ring a NaN that a window has left behind is still there.
+            is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
+            values = jnp.where(is_seen, values, 0)
+        cache = self
+        if self.is_source:
+            attended, logsumexp = _attended([(tile, values)])
+        else:
+            # The new key is not read from the cache, which is written after it is read:
+            # so XLA writes in place, where it else copies the whole for each reader.
+            own = views.masked_scores(query, key, mask, bias, score, rows, rows)
+            slot = self._slot(position)
+            is_own = jnp.arange(self.key.shape[-1]) == slot
+            tile = jnp.where(is_own, -jnp.inf, tile)
+            if self.is_ring:  # whose slot may hold NaN of long ago
+                values = jnp.where(is_own[:, None, None], 0, values)
+            attended, logsumexp = _attended([(tile, values), (own, value)])
+            # Adds 0, which XLA cannot know: the write has to wait for all reads.
+            slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
+            cache = self._with(key, value, slot)
+        if normalizer is not None:
+            normalizer = normalizer.aligned(batch_ndim, query.shape[-2])
+            attended, logsumexp = normalizer(attended, logsumexp)
+        if gates is not None:
+            attended = attended * gates
+        cache = cache._with_query(query, logsumexp, gates, position)
+        first = self._first(position)
+        keys, values = cache._positions_first()
+        if self.is_ring:
+            keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
+        row = attention_map.AttentionMap(
+            query,
+            keys,
+            logsumexp,
+            mask,
+            bias,
+            score,
+            values,
+            origin=tiles.Origin(position, first),
+            normalizer=normalizer,
+            gates=gates,
+        )
+        return *sited.sited(attended, row), cache
+
+    def whole_map(
+        self, row: attention_map.AttentionMap, lengths: Array
+    ) -> attention_map.AttentionMap:
+        """Returns the map of all queries so far on all keys so far.
+
+        Args:
+          row: A map of the same attention, for its mask, bias, score and normalizer.
+          lengths: `[B]`, how many tokens each example has.
+
+        Returns:
+          The map of shape `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from
+          `lengths` on have no weights.
+
+        Raises:
+          ValueError: If queries were not kept.
+        """
+        if self.query is None:
+            raise ValueError(
+                "the map of a whole text needs the queries of all its tokens: "
+                "keep_queries must be True when the cache is made."
+            )
+        key, value = self._positions_first()
+        is_row = jnp.arange(self.query.shape[-2])[None, None] < lengths[:, None, None]
+        valid_keys = (
+            jnp.full_like(lengths, key.shape[-3]) if self.is_source else lengths
+        )
+        return dataclasses.replace(
+            row,
+            query=jnp.moveaxis(self.query, -3, -2),
+            key=key,
+            logsumexp=jnp.where(is_row, self.logsumexp, -jnp.inf),
+            mask=row.mask & masks.padding(valid_keys, lengths),
+            value=value,
+            origin=tiles.Origin(),
+            gates=None if self.gates is None else jnp.moveaxis(self.gates, -3, -2),
+        )
+
+    def _first(self, position) -> int | Array:
+        """Returns the earliest position that has a slot."""
+        if not self.is_ring:
+            return 0
+        return jnp.maximum(position - self.key.shape[-1] + 1, 0)
+
+    def _columns(self, position) -> tiles.Span | Array:
+        """Returns the position that each slot stands for, `[W]`."""
+        slots = self.key.shape[-1]
+        if not self.is_ring:
+            return tiles.Span(0, slots)
+        return _positions_of_slots(slots, self._first(position))
+
+    def _slot(self, position) -> int | Array:
+        """Returns where the key of a position is written."""
+        return position % self.key.shape[-1] if self.is_ring else position
+
+    def _with(self, key, value, slot) -> "Cache":
+        """Returns the cache with one more key and value, `[B..., 1, G, K]`."""
+        return dataclasses.replace(
+            self,
+            key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
+            value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
+        )
+
+    def _with_query(self, query, logsumexp, gates, position) -> "Cache":
+        if self.query is None:
+            return self
+        if gates is not None:
+            gates = _written(self.gates, jnp.moveaxis(gates, -3, -2), position, -2)
+        return dataclasses.replace(
+            self,
+            query=_written(self.query, jnp.moveaxis(query, -3, -2), position, -2),
+            logsumexp=_written(self.logsumexp, logsumexp, position, -1),
+            gates=gates,
+        )
+
+    def _positions_first(self) -> tuple[Array, Array]:
+        """Returns keys and values `[B..., W, G, K]`."""
+        return jnp.moveaxis(self.key, -1, -3), jnp.moveaxis(self.value, -2, -3)
+
+
+@tiles.pytree(
+    data=("lengths", "before"),
+    meta=("size", "window", "keep_queries", "is_source"),
+)
+class Prompt:
+    """Attention among the tokens of prompts, which leaves a cache behind.
+
+    Attributes:
+      lengths: `[B...]`, at least 1: tokens of each prompt, whose other positions are
+        padding.
+      size: The positions that the text may grow to.
+      window: How many positions before its own a query sees; None: all.
+      keep_queries: Whether the cache keeps queries, and all positions with them.
+      is_source: Whether the prompts attend to a source, see `Cache`.
+      before: See `Cache`.
+    """
+
+    lengths: Array
+    size: int
+    window: int | None = None
+    keep_queries: bool = False
+    is_source: bool = False
+    before: Array | None = None
+
+    def mixed(
+        self, key: Array, mix: Callable[[Array], Array]
+    ) -> tuple[Array, "Prompt"]:
+        """Returns keys `[B..., P, G, K]` mixed with those before; see `Cache.mixed`."""
+        last = (jnp.asarray(self.lengths) - 1)[..., None, None, None]
+        before = jnp.take_along_axis(key, last, axis=-3)
+        return mix(key), dataclasses.replace(self, before=before)
+
+    def attend(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask,
+        *,
+        bias: positions.ScoreBias | Array | None = None,
+        score: scores.Score | None = None,
+        normalizer: normalizers.Normalizer | None = None,
+        gates: Array | None = None,
+        first_query: int | Array = 0,
+        implementation: str | Callable = "auto",
+    ) -> tuple[Array, attention_map.AttentionMap, Cache]:
+        """Returns what `attention.attend` does, and the cache; see there.
+
+        Args:
+          query: `[B..., P, H, K]`.
+          key: `[B..., P, G, K]`; of a source `[B..., S, G, K]`.
+          value: `[B..., P, G, V]`, likewise.
+          mask: As in `Cache.attend`; so it hides padding, which comes last.
+          bias: What is added to the scores.
+          score: Scaled dot product when None.
+          normalizer: Softmax when None.
+          gates: See `attention.attend`.
+          first_query: 0.
+          implementation: See `attention.attend`.
+        """
+        values, whole = implementations.attend_within(
+            query,
+            key,
+            value,
+            mask,
+            bias=bias,
+            score=score,
+            normalizer=normalizer,
+            gates=gates,
+            first_query=first_query,
+            implementation=implementation,
+        )
+        slots = self.size
+        if self.window is not None and not self.keep_queries:
+            slots = min(self.window + 1, self.size)
+        if self.is_source:
+            key, value = jnp.moveaxis(key, -3, -1), jnp.moveaxis(value, -3, -2)
+            cache = Cache(key, value, is_source=True)
+        else:
+            cache = Cache(
+                jnp.swapaxes(self._in_slots(key, slots), -2, -1),
+                self._in_slots(value, slots),
+                before=self.before,
+                is_ring=slots < self.size,
+            )
+        if self.keep_queries:
+            rows = jnp.moveaxis(whole.logsumexp, -1, -2)[..., None]
+            rows = self._in_slots(rows, slots, -jnp.inf)[..., 0]
+            cache = dataclasses.replace(
+                cache,
+                query=self._in_slots(query, slots),
+                logsumexp=rows,
+                gates=None if gates is None else self._in_slots(gates, slots),
+            )
+        return values, whole, cache
+
+    def _in_slots(self, x: Array, slots: int, empty: float = 0) -> Array:
+        """Returns `[B..., H, W, K]` of `[B..., P, H, K]`, `empty` beyond the prompt."""
+        x, lengths = jnp.moveaxis(x, -3, -2), jnp.asarray(self.lengths)
+        if slots < x.shape[-2]:
+            first = jnp.maximum(lengths - slots, 0)[..., None]
+            of_slots = _positions_of_slots(slots, first)
+            x = jnp.take_along_axis(x, of_slots[..., None, :, None], axis=-2)
+        else:
+            of_slots = jnp.arange(slots).reshape(*(1,) * lengths.ndim, -1)
+            pad = [(0, 0)] * (x.ndim - 2) + [(0, slots - x.shape[-2]), (0, 0)]
+            x = jnp.pad(x, pad)
+        is_written = of_slots < lengths[..., None]
+        return jnp.where(is_written[..., None, :, None], x, empty)
+
+
+def _attended(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Returns values `[B..., 1, H, V]` and the logsumexp `[B..., H, 1]` of a row.
+
+    Args:
+      parts: Scores `[B..., H, 1, C]` and values `[B..., C, G, V]` of some keys each.
+    """
+    largest = functools.reduce(
+        jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
+    )
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
+    weights = [jnp.exp(tile - largest) for tile, _ in parts]
+    total = sum(each.sum(-1, keepdims=True) for each in weights)
+    logsumexp = (largest + jnp.log(total))[..., 0]
+    total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
+    values = [values for _, values in parts]
+    attended = sum(map(products.mix, weights, values)) / total
+    return attended.astype(values[0].dtype), logsumexp
+
+
+def _positions_of_slots(slots: int, first: Array) -> Array:
+    """Returns which of the positions first..first + W - 1 each of W slots holds."""
+    own = jnp.arange(slots).reshape(*(1,) * (jnp.ndim(first) - 1), -1)
+    return first + (own - first) % slots
+
+
+def _written(x: Array, new: Array, slot: int | Array, axis: int) -> Array:
+    return lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), slot, axis)

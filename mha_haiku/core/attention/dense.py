@@ -1,0 +1,89 @@
+"""Attention by the whole matrix of scores: the fastest for short sequences.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import gradients, products, views
+from mha_haiku.core.attention.inputs import Inputs, dropout_factors
+
+Array = jax.Array
+
+
+def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
+    """Returns attention by plain operations, which JAX differentiates by itself.
+
+    Args:
+      inputs: Queries, keys, values and what goes with them.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+
+    Returns:
+      Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
+      0 and -inf for a row whose keys are all masked, and what the gradient needs.
+    """
+    query, key, value, bias, score, mask, nonfinite, _, origin = inputs.zeroed()
+    rows, columns = _spans(inputs)
+    at = origin.rows(rows), origin.columns(columns)
+    tile = views.masked_scores(query, key, mask, bias, score, *at)
+    if nonfinite is not None:
+        is_nonfinite = nonfinite.pairs(rows, columns) & (tile > -jnp.inf)
+        tile = jnp.where(is_nonfinite, jnp.nan, tile)
+    largest = jnp.max(tile, axis=-1, keepdims=True, initial=-jnp.inf)
+    if nonfinite is not None:
+        # Rows of NaN are treated as fully masked until the end: in their gradient,
+        # 0 x NaN would reach keys that other rows attend to.
+        sees_nan = jnp.isnan(largest)
+        tile, largest = (jnp.where(sees_nan, -jnp.inf, x) for x in (tile, largest))
+    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
+    weights = jnp.exp(tile - largest)
+    total = weights.sum(-1, keepdims=True)
+    fully_masked = total == 0
+    total = jnp.where(fully_masked, 1, total)
+    logsumexp = jnp.where(fully_masked, -jnp.inf, largest + jnp.log(total))[..., 0]
+    factors = _dropout(inputs, dropout_rate)
+    weights = weights if factors is None else weights * factors
+    # Sums are divided and not weights: T V numbers in place of T S.
+    values = products.mix(weights, value) / jnp.moveaxis(total, -3, -2)
+    if nonfinite is not None:
+        values = jnp.where(jnp.moveaxis(sees_nan, -3, -2), jnp.nan, values)
+        logsumexp = jnp.where(sees_nan[..., 0], jnp.nan, logsumexp)
+    return values.astype(value.dtype), logsumexp, (tile,)
+
+
+def _backward(inputs, saved, rows, wants_bias, dropout_rate):
+    query, key, value, bias, score, *_ = inputs.zeroed()
+    (tile,) = saved
+    tile = gradients.tile_gradients(
+        query, key, value, score, tile, _dropout(inputs, dropout_rate), rows
+    )
+    if wants_bias:
+        zeros = jax.tree.map(jnp.zeros_like, bias)
+        rows, columns = _spans(inputs)
+        at = inputs.origin.rows(rows), inputs.origin.columns(columns)
+        bias = bias.add_gradient(zeros, tile.tile, *at)
+    return tile.query, tile.key, tile.value, bias if wants_bias else None, tile.score
+
+
+attend = gradients.differentiable(formula, _backward)
+
+
+def _spans(inputs):
+    num_queries, num_keys = inputs.map_shape[-2:]
+    return tiles.Span(0, num_queries), tiles.Span(0, num_keys)
+
+
+def _dropout(inputs, dropout_rate):
+    """Returns what dropout multiplies each weight by, `[B..., H, T, S]`, or None."""
+    if not dropout_rate:
+        return None
+    shape, (rows, columns) = inputs.map_shape, _spans(inputs)
+    factors = jax.vmap(
+        lambda n: dropout_factors(inputs.rng, dropout_rate, n, rows, columns)
+    )(jnp.arange(math.prod(shape[:-2])))
+    return factors.reshape(shape)

@@ -1,0 +1,376 @@
+"""Observations of a map, and the one walk over its tiles that runs them all.
+
+`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
+in a tile; H heads. An observation says what it carries and what a tile adds; the walk
+skips tiles that the mask rules out and holds no `[T, S]` array. `fold_gradient` has the
+fold that can be differentiated.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import sweep, views
+from mha_haiku.core.attention.inputs import HIDDEN
+
+Array = jax.Array
+Tree = Any  # a pytree of arrays
+
+
+class Sums(NamedTuple):
+    """What an observation adds up; pytrees of arrays, each of which may be empty.
+
+    Attributes:
+      queries: `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
+      keys: `[S, ...]`, `[C, ...]` in a tile: for each key, over the queries.
+      head: For the whole head, over both; any shape.
+    """
+
+    queries: Tree = ()
+    keys: Tree = ()
+    head: Tree = ()
+
+
+class Given(NamedTuple):
+    """Arrays that an observation needs; pytrees.
+
+    Attributes:
+      queries: `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is
+        the same in all. In a tile `[R, ...]`.
+      keys: `[B..., S, H, ...]`, likewise; `[C, ...]` in a tile.
+    """
+
+    queries: Tree = ()
+    keys: Tree = ()
+
+
+NOTHING_GIVEN = Given()
+
+
+class Tile(NamedTuple):
+    """A tile of one head of one example.
+
+    Attributes:
+      weights: `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each
+        map. Queries that an earlier block has counted have weights of 0.
+      log_weights: Their logarithms, finite and very low where they are 0.
+      rows: The queries, as positions in the map.
+      columns: The keys, likewise.
+      given: What was given of these queries and keys.
+    """
+
+    weights: Array
+    log_weights: Array
+    rows: tiles.Span
+    columns: tiles.Span
+    given: Given
+
+
+class Observation(abc.ABC):
+    """What can be asked of a map: a frozen dataclass of what is static."""
+
+    # Whether a tile has all heads of one or two maps, so that they can be compared.
+    side_by_side: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def nothing(
+        self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
+    ) -> Sums:
+        """Returns the sums of R queries, S keys and a head before any tile.
+
+        Args:
+          num_queries: R.
+          num_keys: S.
+          given: What was given, of one head.
+          dtype: Of the weights.
+        """
+
+    @abc.abstractmethod
+    def add(self, tile: Tile, sums: Sums) -> Sums:
+        """Returns the sums of a tile's queries, keys and head after the tile.
+
+        What it adds must be 0 where weights are 0: tiles that the mask rules out are
+        skipped, and tiles may repeat rows and columns, which then weigh nothing.
+        To be differentiated it has to add to the sums; what it does otherwise (the
+        largest so far) has to be of `lax.stop_gradient(tile.weights)`.
+        """
+
+    def merge(self, first: Tree, second: Tree) -> Tree:
+        """Returns the sums of queries over the keys of two devices together.
+
+        Sums of keys and of the head add up.
+        """
+        return jax.tree.map(jnp.add, first, second)
+
+    def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
+        """Returns the consecutive queries and keys that the walk is to cover."""
+        return range(num_queries), range(num_keys)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def forward(
+    observation: Observation,
+    maps: tuple[views.Factors, ...],
+    given: Given,
+    sizes: sweep.Sizes,
+    first: tiles.Origin | None = None,
+) -> Sums:
+    """Returns the sums of a map, or of a part of one.
+
+    Args:
+      observation: What is computed.
+      maps: One map; or two, of as many queries and keys, that stand side by side.
+      given: The arrays that it needs.
+      sizes: Of the tiles.
+      first: Where in the whole map a part begins; None: it is whole.
+
+    Returns:
+      Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
+      ...]` each where heads stand side by side.
+    """
+    *batch_shape, num_heads, _ = maps[0].logsumexp.shape
+    if observation.side_by_side:
+        num_heads = 1
+
+    def fold_head(example, head):
+        walk = Walk.of(observation, maps, given, sizes, first, example, head)
+        nothing = walk.nothing()
+        totals = jax.tree.map(
+            lambda x: jnp.zeros((len(walk.queries), *x.shape[1:]), x.dtype),
+            nothing.queries,
+        )
+
+        def fold_block(block, sums):
+            def add_tile(columns, seen_from, sums):
+                tile = walk.tile(block, columns, seen_from)
+                own = sums._replace(keys=take(sums.keys, columns))
+                new = observation.add(tile, own)
+                return new._replace(keys=put(sums.keys, new.keys, columns))
+
+            sums_of_block = sums._replace(queries=nothing.queries)
+            new = walk.over_keys(add_tile, block, sums_of_block)
+            return new._replace(queries=block.put(sums.queries, new.queries))
+
+        return walk.over_rows(fold_block, nothing._replace(queries=totals))
+
+    sums = sweep.over_heads(fold_head, tuple(batch_shape), num_heads, sizes.heads)
+    if observation.side_by_side:
+        sums = jax.tree.map(lambda x: x.squeeze(len(batch_shape)), sums)
+    return sums
+
+
+class Block(NamedTuple):
+    """A block of queries.
+
+    All blocks have one size, so that the last one starts earlier where that size does
+    not divide T: the queries that it shares with the block before are not new.
+
+    Attributes:
+      rows: Which queries.
+      start: The first query that the walk covers.
+      is_new: `[R]`, which queries are new; None: all.
+      normalizers: Per map `[R]`, or `[H, R]` side by side: the logsumexp, but very high
+        where a query is to have no weights.
+    """
+
+    rows: tiles.Span
+    start: int
+    is_new: Array | None
+    normalizers: tuple[Array, ...]
+
+    @property
+    def at(self) -> tiles.Span:
+        """Where the block stands in sums of queries, which those walked over have."""
+        return self.rows + (-self.start)
+
+    def put(self, totals: Tree, new: Tree) -> Tree:
+        """Returns `totals` with the sums of the block at their place."""
+        if self.is_new is not None:
+            old = take(totals, self.at)
+            new = jax.tree.map(
+                lambda x, y: jnp.where(
+                    self.is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y
+                ),
+                new,
+                old,
+            )
+        return put(totals, new, self.at)
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """The walk over one head, or over the heads of an example side by side.
+
+    Attributes:
+      observation: What is computed.
+      heads: Of each map the head; side by side with an axis of heads in front.
+      given: What was given of the head.
+      sizes: Of the tiles.
+      first: Where in the whole map this part begins, or None.
+      queries: The consecutive queries that it covers.
+      keys: The keys, likewise.
+      masks_agree: Whether one mask is that of all that stand side by side. A tile may
+        be left out only where all of them rule it out, which is not known otherwise.
+    """
+
+    observation: Observation
+    heads: tuple[views.Head, ...]
+    given: Given
+    sizes: sweep.Sizes
+    first: tiles.Origin | None
+    queries: range
+    keys: range
+    masks_agree: bool
+
+    @classmethod
+    def of(
+        cls,
+        observation: Observation,
+        maps: tuple[views.Factors, ...],
+        given: Given,
+        sizes: sweep.Sizes,
+        first: tiles.Origin | None,
+        example: tuple,
+        head: Array,
+    ) -> "Walk":
+        """Returns the walk over a head of an example; over all where side by side."""
+        num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
+        queries, keys = range(num_queries), range(num_keys)
+        if first is None:
+            queries, keys = observation.part(num_queries, num_keys)
+
+        masks_agree = not observation.side_by_side or (
+            len(maps) == 1 and not maps[0].mask.has_heads(len(example))
+        )
+
+        def head_of_map(factors):
+            if not observation.side_by_side:
+                return views.head_of(factors, example, head)
+            heads = jnp.arange(factors.query.shape[-2])
+            return jax.vmap(lambda i: views.head_of(factors, example, i))(heads)
+
+        def given_of_head(x):
+            x = tiles.at_batch(x, example)
+            return x[:, 0] if x.shape[1] == 1 else x[:, head]
+
+        return cls(
+            observation,
+            tuple(map(head_of_map, maps)),
+            jax.tree.map(given_of_head, given),
+            sizes.fitted(len(queries), num_keys),
+            first,
+            queries,
+            keys,
+            masks_agree,
+        )
+
+    def nothing(self) -> Sums:
+        """Returns what a block of queries, all keys and the head begin with."""
+        return self.observation.nothing(
+            self.sizes.rows, self.num_keys, self.given, self.heads[0].logsumexp.dtype
+        )
+
+    @property
+    def num_keys(self) -> int:
+        """S."""
+        return self.heads[0].key.shape[-2]
+
+    def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
+        """Returns `carry` after `function(block, carry)` of each block of queries."""
+        if not self.num_keys:
+            return carry
+        start, size = self.queries.start, len(self.queries)
+
+        def body(rows, fresh_from, carry):
+            is_new = None
+            if size % self.sizes.rows:
+                is_new = rows.array() >= fresh_from
+            rows += start  # from here on in the map; `fresh_from` was not
+            normalizers = tuple(
+                _normalizer(tiles.take(head.logsumexp, rows, -1), is_new)
+                for head in self.heads
+            )
+            return function(Block(rows, start, is_new, normalizers), carry)
+
+        return sweep.over_rows(body, carry, size, self.sizes.rows)
+
+    def over_keys(
+        self, function: Callable[[tiles.Span, Any, Tree], Tree], block: Block, carry
+    ) -> Tree:
+        """Returns `carry` after `function(columns, seen_from, carry)` of a block."""
+        mask = self.heads[0].mask if self.masks_agree else None
+        origin = self.heads[0].origin
+        if self.observation.side_by_side:
+            mask, origin = jax.tree.map(lambda x: x[0], (mask, origin))
+        return sweep.over_keys(
+            function,
+            carry,
+            mask,
+            block.rows,
+            self.num_keys,
+            self.sizes.columns,
+            (self.keys.start, self.keys.stop),
+            origin,
+        )
+
+    def log_weights(self, block: Block, columns: tiles.Span, seen_from: Any) -> tuple:
+        """Returns the log weights of a tile, of each map."""
+
+        def normalized(head, normalizer):
+            scores = head.scores(block.rows, columns, seen_from)
+            return scores - normalizer[:, None]
+
+        if self.observation.side_by_side:
+            normalized = jax.vmap(normalized)
+        return tuple(map(normalized, self.heads, block.normalizers))
+
+    def given_of(self, block: Block, columns: tiles.Span) -> Given:
+        """Returns what was given of a tile's queries and keys."""
+        queries = take(self.given.queries, block.rows)
+        return Given(queries, take(self.given.keys, columns))
+
+    def tile(self, block: Block, columns: tiles.Span, seen_from: Any) -> Tile:
+        """Returns a tile."""
+        log_weights = self.log_weights(block, columns, seen_from)
+        return self.tile_of(log_weights, block, columns, self.given_of(block, columns))
+
+    def tile_of(self, log_weights: tuple, block: Block, columns, given: Given) -> Tile:
+        """Returns the tile that has these log weights."""
+        if not self.observation.side_by_side:
+            (log_weights,) = log_weights
+        rows = block.rows
+        if self.first is not None:
+            rows, columns = self.first.rows(rows), self.first.columns(columns)
+        weights = jax.tree.map(jnp.exp, log_weights)
+        return Tile(weights, log_weights, rows, columns, given)
+
+
+def take(tree: Tree, span: tiles.Span) -> Tree:
+    """Returns the arrays at the positions of a span of their first axis."""
+    return jax.tree.map(
+        lambda x: lax.dynamic_slice_in_dim(x, span.start, span.size, 0), tree
+    )
+
+
+def put(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
+    """Returns the arrays with new ones at the positions of a span."""
+    return jax.tree.map(
+        lambda x, y: lax.dynamic_update_slice_in_dim(x, y, span.start, 0), tree, new
+    )
+
+
+def _normalizer(logsumexp: Array, is_new: Array | None) -> Array:
+    """Returns the logsumexp, but very high where a query is to have no weights.
+
+    Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
+    HIDDEN, while log weights stay finite, as -inf - -inf would not.
+    """
+    logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
+    return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -HIDDEN)

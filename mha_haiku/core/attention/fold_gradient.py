@@ -1,0 +1,410 @@
+"""The fold over a map's tiles, differentiable in reverse mode by a second walk.
+
+`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
+in a tile; H heads, K size per head. What a tile adds to the sums is a function of its
+log weights and of what is given, which JAX differentiates. Sums add up over the tiles,
+so every tile has the cotangents of the whole sums, and nothing of size T x S is kept:
+the gradient computes log weights again from the scores, as that of attention does. As a
+log weight is a score less the logsumexp, the gradient takes two paths: to queries, keys
+and bias here, and by the logsumexp into the gradient of the attention that made it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import reverse_only, sweep, views
+from mha_haiku.core.attention.fold import (
+    Block,
+    Given,
+    Observation,
+    Sums,
+    Tree,
+    Walk,
+    forward,
+    take,
+)
+from mha_haiku.core.attention.inputs import HIDDEN
+
+Array = jax.Array
+
+# A log weight in place of HIDDEN, where products with large cotangents must stay
+# finite: exp of it is 0 in float64 too.
+_LOW = -1e4
+
+_REFUSAL = (
+    "observations of an attention map have first derivatives alone, in reverse mode "
+    "(jax.grad, jax.vjp); a second one, and forward mode, have to be made from its "
+    "weights(), of attention by implementation='formula'."
+)
+
+# What runs a fold over maps that devices share: under "forward" a function with the
+# arguments of `fold`. `attention.sharded` enters it, so that the core need not know of
+# it. Gradients need none: `backward` runs on whole arrays, on a mesh too.
+SHARED: dict[str, Callable] = {}
+
+
+def fold(
+    observation: Observation,
+    maps: tuple[views.Factors, ...],
+    given: Given,
+    sizes: sweep.Sizes,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Sums:
+    """Returns what an observation carries after all tiles; differentiable in reverse.
+
+    Args:
+      observation: What is computed.
+      maps: One map; or two, of as many queries and keys, that stand side by side.
+      given: The arrays that it needs.
+      sizes: Of the tiles.
+      mesh: The devices that share the maps, or None.
+
+    Returns:
+      Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
+      ...]` each where heads stand side by side.
+    """
+
+    def run(maps, given):
+        if mesh is not None:
+            return SHARED["forward"](observation, maps, given, sizes, mesh)
+        return forward(observation, maps, given, sizes)
+
+    def pull_back(maps, given, cotangents, wanted):
+        return backward(observation, maps, given, cotangents, sizes, wanted)
+
+    return _differentiable(run, pull_back)(maps, given)
+
+
+def known(
+    sums: Sums,
+    observation: Observation,
+    maps: tuple[views.Factors, ...],
+    given: Given | Callable[[tuple[views.Factors, ...]], Given],
+    sizes: sweep.Sizes,
+) -> Sums:
+    """Returns sums that are known already, with the gradient of an observation.
+
+    The largest weights, say, are differentiated as the weights at the keys where they
+    stand.
+
+    Args:
+      sums: What the observation would add up to.
+      observation: The one that is differentiated.
+      maps: As in `fold`.
+      given: What it is given, or a function that returns it from the maps, which only a
+        gradient calls.
+      sizes: Of the tiles.
+    """
+    is_given = not callable(given)
+
+    def run(maps, arguments):
+        return arguments[0]
+
+    def pull_back(maps, arguments, cotangents, wanted):
+        own = arguments[1] if is_given else given(maps)
+        wanted = dataclasses.replace(wanted, given=(False,) * len(jax.tree.leaves(own)))
+        maps_grad, _ = backward(observation, maps, own, cotangents, sizes, wanted)
+        return maps_grad, None
+
+    arguments = lax.stop_gradient((sums, given if is_given else ()))
+    return _differentiable(run, pull_back)(maps, arguments)
+
+
+@tiles.pytree(meta=("maps", "biases", "given"))
+class Wanted:
+    """Which gradients are wanted.
+
+    Attributes:
+      maps: Whether that of anything in the maps.
+      biases: Whether that of each map's bias.
+      given: Whether that of each array that is given.
+    """
+
+    maps: bool
+    biases: tuple[bool, ...]
+    given: tuple[bool, ...]
+
+
+def _differentiable(run: Callable, pull_back: Callable) -> Callable:
+    """Returns `run(maps, given)` with a gradient of its own.
+
+    Args:
+      run: Returns sums.
+      pull_back: From maps, given, cotangents of the sums (None for those of 0) and
+        `Wanted` to the gradients of maps and given.
+    """
+
+    # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
+    # which sums came to nothing (`SymbolicZero`), so that neither costs anything.
+    def forward_rule(maps, given):
+        wanted = Wanted(
+            _is_perturbed(maps),
+            tuple(_is_perturbed(each.bias) for each in maps),
+            tuple(x.perturbed for x in jax.tree.leaves(given)),
+        )
+        maps, given = jax.tree.map(lambda x: x.value, (maps, given))
+        return run(maps, given), (maps, given, wanted)
+
+    def backward_rule(saved, cotangents):
+        maps, given, wanted = saved
+        cotangents = jax.tree.map(
+            lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
+        )
+        if not jax.tree.leaves(cotangents):
+            return None, None
+        return _once(
+            functools.partial(pull_back, wanted=wanted), maps, given, cotangents
+        )
+
+    function = jax.custom_vjp(run)
+    function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
+    return lambda maps, given: function(
+        *reverse_only.reverse_only((maps, given), _REFUSAL)
+    )
+
+
+def _is_perturbed(primals):
+    return any(x.perturbed for x in jax.tree.leaves(primals))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _once(function, *arguments):
+    """Returns `function(*arguments)`, which cannot be differentiated again."""
+    return function(*arguments)
+
+
+@_once.defjvp
+def _refuse(*_):
+    raise ValueError(_REFUSAL)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def backward(
+    observation: Observation,
+    maps: tuple[views.Factors, ...],
+    given: Given,
+    cotangents: Sums,
+    sizes: sweep.Sizes,
+    wanted: Wanted,
+) -> tuple[tuple[views.Factors, ...], Given]:
+    """Returns the gradients of maps and of what is given, None where not wanted.
+
+    Args:
+      observation: What is computed.
+      maps: As in `fold`.
+      given: As in `fold`.
+      cotangents: Of the sums, None for those of 0.
+      sizes: Of the tiles.
+      wanted: Which gradients are wanted.
+    """
+    # A query without a finite logsumexp has no weights here, and so no gradient.
+    finite = tuple(
+        each._replace(
+            logsumexp=jnp.where(jnp.isfinite(each.logsumexp), each.logsumexp, -jnp.inf)
+        )
+        for each in maps
+    )
+    *batch_shape, num_heads, _ = maps[0].logsumexp.shape
+    batch_shape, is_alone = tuple(batch_shape), not observation.side_by_side
+
+    def zeros_of(parts):
+        pairs = zip(parts, wanted.biases, strict=True) if wanted.maps else ()
+        return [_zeros(part, wants_bias) for part, wants_bias in pairs]
+
+    def head_gradients(example, head, totals=()):
+        del totals
+        walk = Walk.of(observation, finite, given, sizes, None, example, head)
+        at = (*example, head) if is_alone else example
+        own = jax.tree.map(lambda x: tiles.at_batch(x, at), cotangents)
+
+        def add_block(block, totals):
+            queries = take(own.queries, block.at)
+
+            def add_tile(columns, seen_from, totals):
+                here = Sums(queries, take(own.keys, columns), own.head)
+                return _add_tile(walk, totals, here, block, columns, seen_from)
+
+            return walk.over_keys(add_tile, block, totals)
+
+        # Keys' gradients are summed transposed, as `products.gather` makes them.
+        zeros = tuple(x._replace(key=x.key.mT) for x in zeros_of(walk.heads))
+        given_zeros = jax.tree.map(jnp.zeros_like, _chosen(walk.given, wanted.given))
+        map_grads, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
+        finished = _finished if is_alone else jax.vmap(_finished)
+        return by_head_axis([finished(each) for each in map_grads], given_grad)
+
+    def by_head_axis(map_grads, given_grad):
+        vectors = tuple((x.query, x.key) for x in map_grads)
+        others = tuple((x.bias, x.score, x.logsumexp) for x in map_grads)
+        return vectors, others, given_grad
+
+    axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
+    totals = by_head_axis(
+        zeros_of(maps), jax.tree.map(jnp.zeros_like, _chosen(given, wanted.given))
+    )
+    if is_alone:
+        vectors, others, given_grad = sweep.summed_over_heads(
+            head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
+        )
+    else:
+        stacked = sweep.over_heads(head_gradients, batch_shape, 1, sizes.heads)
+        vectors, others, given_grad = _placed_together(
+            stacked, totals, axes, len(batch_shape)
+        )
+    if not wanted.maps:
+        return (None,) * len(maps), given_grad
+    map_grads = (
+        views.Factors(
+            query=query.astype(each.query.dtype),
+            key=key.astype(each.key.dtype),
+            mask=None,
+            bias=bias,
+            score=score,
+            logsumexp=logsumexp,
+            origin=None,
+        )
+        for each, (query, key), (bias, score, logsumexp) in zip(
+            maps, vectors, others, strict=True
+        )
+    )
+    return tuple(map_grads), given_grad
+
+
+def _add_tile(
+    walk: Walk,
+    totals: tuple,
+    cotangents: Sums,
+    block: Block,
+    columns: tiles.Span,
+    seen_from: Any,
+) -> tuple:
+    """Returns the gradients of a head with what a tile adds to them.
+
+    Args:
+      walk: Over the head.
+      totals: Gradients of each map's head, if wanted, of which those of keys are
+        `[K, S]`; and of what is given.
+      cotangents: Of the sums of the tile's queries, keys and head, or None.
+      block: The queries.
+      columns: The keys.
+      seen_from: As `views.Head.scores` takes it.
+    """
+    map_grads, given_grad = totals
+    observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
+    log_weights = walk.log_weights(block, columns, seen_from)
+    own = walk.given_of(block, columns)
+    is_wanted = tuple(x is not None for x in _leaves(given_grad))
+
+    def sums(log_weights, wanted):
+        pairs = zip(jax.tree.leaves(own), _leaves(wanted), strict=True)
+        given = [x if new is None else new for x, new in pairs]
+        given = jax.tree.unflatten(jax.tree.structure(own), given)
+        # Part of what is differentiated, as `where` has no gradient for masked pairs:
+        # numbers of 1e38 given for a masked key would make it 0 x inf.
+        log_weights = jax.tree.map(
+            lambda x: jnp.where(x < HIDDEN / 2, _LOW, x), log_weights
+        )
+        tile = walk.tile_of(log_weights, block, columns, given)
+        nothing = observation.nothing(block.rows.size, columns.size, given, dtype)
+        pairs = zip(
+            _leaves(observation.add(tile, nothing)), _leaves(cotangents), strict=True
+        )
+        return [x for x, cotangent in pairs if cotangent is not None]
+
+    _, pullback = jax.vjp(sums, log_weights, _chosen(own, is_wanted))
+    log_weights_grad, own_grad = pullback(jax.tree.leaves(cotangents))
+
+    def add(total, head, scores_grad):
+        query_grad, key_grad, score_grad = head.score.gradients(
+            tiles.take(head.query, block.rows, 0)[:, None],
+            tiles.take(head.key, columns, 0)[:, None],
+            scores_grad[None],
+        )
+        bias = total.bias
+        if bias is not None:
+            at = head.origin.rows(block.rows), head.origin.columns(columns)
+            bias = head.bias.add_gradient(bias, scores_grad[None], *at)
+        start = block.rows.start
+        return total._replace(
+            query=tiles.add(total.query, query_grad[:, 0], start, 0),
+            key=tiles.add(total.key, key_grad[:, 0].T, columns.start, 1),
+            logsumexp=tiles.add(total.logsumexp, -scores_grad.sum(-1), start, 0),
+            bias=bias,
+            score=jax.tree.map(jnp.add, total.score, score_grad),
+        )
+
+    if observation.side_by_side:
+        add = jax.vmap(add)
+    if map_grads:
+        map_grads = tuple(map(add, map_grads, walk.heads, log_weights_grad))
+
+    def added(totals, parts, span):
+        return jax.tree.map(
+            lambda total, x: tiles.add(total, x, span.start, 0), totals, parts
+        )
+
+    return map_grads, Given(
+        added(given_grad.queries, own_grad.queries, block.rows),
+        added(given_grad.keys, own_grad.keys, columns),
+    )
+
+
+def _zeros(part: views.Factors | views.Head, wants_bias: bool) -> views.Factors:
+    """Returns what the gradients of a map, or of a head, begin with."""
+    dtype = part.logsumexp.dtype
+    bias = jax.tree.map(jnp.zeros_like, part.bias) if wants_bias else None
+    return views.Factors(
+        query=jnp.zeros(part.query.shape, dtype),
+        key=jnp.zeros(part.key.shape, dtype),
+        mask=None,
+        bias=bias,
+        score=jax.tree.map(jnp.zeros_like, part.score),
+        logsumexp=jnp.zeros(part.logsumexp.shape, dtype),
+        origin=None,
+    )
+
+
+def _finished(gradients: views.Factors) -> views.Factors:
+    """Returns the gradients of a head as they stand in those of all heads."""
+    bias, score = jax.tree.map(
+        lambda x: x.squeeze(0), (gradients.bias, gradients.score)
+    )
+    return gradients._replace(key=gradients.key.T, bias=bias, score=score)
+
+
+def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
+    """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places.
+
+    Args:
+      stacked: Those of the maps, and as the last `[B..., 1, ...]` of what is given.
+      totals: Arrays of the shapes that they are to have.
+      axes: Where the heads stand in them, after B....
+      at: How many axes B... are.
+    """
+    *map_grads, given_grad = stacked
+    map_grads = jax.tree.map(lambda x: x.squeeze(at), map_grads)
+    return tuple(
+        jax.tree.map(
+            lambda total, x, axis=axis: sweep.placed(x, total.shape, axis, at), *pair
+        )
+        for axis, *pair in zip(axes, totals, [*map_grads, given_grad], strict=True)
+    )
+
+
+def _chosen(tree: Tree, is_chosen: tuple[bool, ...]) -> Tree:
+    """Returns a tree with None in place of the leaves that are not chosen."""
+    leaves, structure = jax.tree.flatten(tree)
+    pairs = zip(leaves, is_chosen, strict=True)
+    return jax.tree.unflatten(structure, [x if ok else None for x, ok in pairs])
+
+
+def _leaves(tree: Tree) -> list:
+    return jax.tree.leaves(tree, is_leaf=lambda x: x is None)

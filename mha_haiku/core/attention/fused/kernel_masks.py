@@ -1,0 +1,118 @@
+"""Masks in the terms that kernels of accelerators know: a band and lengths.
+
+`B...` batch axes, N examples of all batch axes, T query positions, S key positions.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import tiles
+from mha_haiku.core.masks import algebra, lengths, relative
+
+Array = jax.Array
+
+
+@tiles.pytree(data=("key_lengths", "query_lengths"), meta=("left", "right"))
+class KernelMask:
+    """Keys from t - left to t + right within lengths; what is None has no end.
+
+    Attributes:
+      left: How far a query sees back, in positions.
+      right: How far it sees ahead.
+      key_lengths: Numbers of keys, of which the smallest counts; `[B...]` each.
+      query_lengths: Numbers of queries that see anything, likewise.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    key_lengths: tuple[Array, ...] = ()
+    query_lengths: tuple[Array, ...] = ()
+
+    def __and__(self, other: "KernelMask") -> "KernelMask":
+        return KernelMask(
+            _shorter(self.left, other.left),
+            _shorter(self.right, other.right),
+            self.key_lengths + other.key_lengths,
+            self.query_lengths + other.query_lengths,
+        )
+
+    def collapsed(
+        self, batch_shape: tuple[int, ...], num_queries: int, num_keys: int
+    ) -> "KernelMask":
+        """Returns the mask of N examples, with at most one length `[N]` of each kind.
+
+        Args:
+          batch_shape: B....
+          num_queries: T, which no length exceeds.
+          num_keys: S, likewise.
+        """
+
+        def smallest(lengths, size):
+            parts = [
+                jnp.broadcast_to(jnp.asarray(x).astype(jnp.int32), batch_shape)
+                for x in lengths
+            ]
+            least = jnp.clip(functools.reduce(jnp.minimum, parts), 0, size)
+            return (least.reshape(-1),)
+
+        return KernelMask(
+            self.left,
+            self.right,
+            self.key_lengths and smallest(self.key_lengths, num_keys),
+            self.query_lengths and smallest(self.query_lengths, num_queries),
+        )
+
+    def seen_keys(self, num_queries: int, num_keys: int) -> tuple[Array, Array]:
+        """Returns (start, stop) of the keys that each query sees, for a collapsed mask.
+
+        Args:
+          num_queries: T.
+          num_keys: S.
+
+        Returns:
+          Two of `[N, T]`, or `[1, T]` where the examples are alike, in 0..S; both are
+          the same where a query sees nothing.
+        """
+        queries = jnp.arange(num_queries)[None]
+        start, stop = jnp.zeros_like(queries), jnp.full_like(queries, num_keys)
+        if self.left is not None:
+            start = jnp.maximum(queries - min(self.left, num_queries), 0)
+        if self.right is not None:
+            stop = jnp.minimum(queries + min(self.right, num_keys) + 1, stop)
+        for length in self.key_lengths:
+            stop = jnp.minimum(stop, length[:, None])
+        for length in self.query_lengths:
+            stop = jnp.where(queries < length[:, None], stop, 0)
+        return jnp.minimum(start, stop), stop
+
+
+def translated(mask: algebra.Mask, batch_ndim: int) -> KernelMask | None:
+    """Returns the mask as a band with lengths, or None where it is more than that.
+
+    Nothing is computed, so the leaves of the mask may be shapes alone.
+
+    Args:
+      mask: Any mask.
+      batch_ndim: The number of batch axes.
+    """
+    match mask:
+        case algebra.Full():
+            return KernelMask()
+        case relative.Band(left, right):
+            return KernelMask(left, right)
+        case lengths.Padding(keys, queries):
+            return KernelMask(
+                key_lengths=(keys,), query_lengths=() if queries is None else (queries,)
+            )
+        case lengths.ValidLens(keys) if len(keys.shape) == batch_ndim:
+            return KernelMask(key_lengths=(keys,))
+        case algebra.Intersection(left, right):
+            parts = translated(left, batch_ndim), translated(right, batch_ndim)
+            return None if None in parts else parts[0] & parts[1]
+    return None
+
+
+def _shorter(first: int | None, second: int | None) -> int | None:
+    return min((x for x in (first, second) if x is not None), default=None)

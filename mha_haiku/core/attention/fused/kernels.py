@@ -1,0 +1,167 @@
+"""The attention kernels that JAX has for accelerators, and what each of them can do.
+
+N examples, T query positions, S key positions, H query heads, G key heads (G divides
+H), K size per head.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core.attention import scores
+from mha_haiku.core.attention.fused import kernel_masks
+from mha_haiku.core.attention.inputs import Inputs
+
+Array = jax.Array
+
+
+class Kernel(abc.ABC):
+    """Values of attention by scaled dot products, under a band with lengths.
+
+    Attributes:
+      name: As messages call it.
+      dtypes: The names of those that it takes.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: kernel_masks.KernelMask,
+        scale: float,
+    ) -> Array:
+        """Returns values `[N, T, H, K]`; any where a query sees nothing.
+
+        Args:
+          query: `[N, T, H, K]`.
+          key: `[N, S, G, K]`.
+          value: `[N, S, G, K]`.
+          mask: Collapsed to N examples; lengths are at least 1.
+          scale: Of the dot products.
+        """
+
+    @abc.abstractmethod
+    def limits(self, inputs: Inputs, mask: kernel_masks.KernelMask) -> Iterator[str]:
+        """Yields what rules the kernel out, as the end of "the kernel takes ..."."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CuDNN(Kernel):
+    """That of NVIDIA, through `jax.nn.dot_product_attention`.
+
+    Attributes:
+      implementation: "xla" does the same on every platform, by the matrix of scores.
+
+    Source: the limits are those of `check_is_flash_attention` in jax/_src/cudnn and of
+    `validate_sdpa_support_surface` in https://github.com/NVIDIA/cudnn-frontend.
+    """
+
+    implementation: str = "cudnn"
+    name = "cuDNN attention"
+    dtypes = ("float16", "bfloat16")
+
+    def __call__(self, query, key, value, mask, scale):
+        window = None if mask.left is None else (mask.left, 0)
+        (key_lengths,) = mask.key_lengths or (None,)
+        (query_lengths,) = mask.query_lengths or (None,)
+        if mask.right is None and not mask.key_lengths and not mask.query_lengths:
+            # Without any mask, gradients are NaN where all scores are below -88:
+            # https://github.com/NVIDIA/cudnn-frontend/issues/1072.
+            key_lengths = jnp.full(key.shape[0], key.shape[1], jnp.int32)
+        return jax.nn.dot_product_attention(
+            *(query, key, value),
+            scale=scale,
+            is_causal=mask.right == 0,  # also with a window, which is of the left only
+            query_seq_lengths=query_lengths,
+            key_value_seq_lengths=key_lengths,
+            local_window_size=window,
+            implementation=self.implementation,
+        )
+
+    def limits(self, inputs, mask):
+        *_, num_queries, num_keys = inputs.map_shape
+        size = inputs.query.shape[-1]
+        if size % 8 or size > 128:
+            yield f"a size K per head that is a multiple of 8 up to 128, not {size}"
+        if mask.right not in (None, 0):
+            yield f"windows with a right reach of 0, not {mask.right}"
+        if mask.left is not None:
+            if mask.right is None:
+                yield "windows with a right reach of 0, not without an end"
+            if mask.key_lengths or mask.query_lengths:
+                yield "windows without lengths"
+            if num_queries > num_keys:
+                yield (
+                    "windows of no more queries than keys, not of "
+                    f"{num_queries} queries and {num_keys} keys"
+                )
+        if mask.right == 0 and num_queries == 1:
+            yield "causal masks of two queries or more, not of 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class FlashTPU(Kernel):
+    """The flash attention for TPUs among the Pallas kernels that JAX ships.
+
+    It masks by adding -2.4e38, which hides every score that is not itself near that.
+    """
+
+    name = "the TPU kernel"
+    dtypes = ("float32", "bfloat16")
+
+    def __call__(self, query, key, value, mask, scale):
+        from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+        num_examples, num_queries, num_heads, size = query.shape
+        num_keys = key.shape[1]
+        key, value = (scores.repeat_heads(x, num_heads) for x in (key, value))
+        segment_ids = None
+        for length in mask.key_lengths:
+            ids = jnp.arange(num_keys)[None] < length[:, None]
+            segment_ids = flash.SegmentIds(
+                jnp.ones((num_examples, num_queries), jnp.int32), ids.astype(jnp.int32)
+            )
+        values = flash.flash_attention(
+            *(x.swapaxes(1, 2) for x in (query, key, value)),
+            segment_ids=segment_ids,
+            causal=mask.right == 0,
+            sm_scale=scale,
+            block_sizes=_block_sizes(flash, num_queries, num_keys, size),
+        )
+        return values.swapaxes(1, 2)
+
+    def limits(self, inputs, mask):
+        size = inputs.query.shape[-1]
+        for axis, length in zip("TS", inputs.map_shape[-2:], strict=True):
+            if length % 128:
+                yield f"multiples of 128 positions, not {axis} = {length}"
+        if size > 128 and size % 128:
+            yield f"a size K per head up to 128 or a multiple of it, not {size}"
+        if mask.left is not None or mask.right not in (None, 0):
+            yield "causal masks and lengths, and no windows"
+
+
+def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
+    """Returns tiles larger than the kernel's default of 128, as far as they divide."""
+    most = 512 if size <= 128 else 256  # the tiles of all operands share fast memory
+    rows, columns = (
+        max(n for n in (128, 256, 512) if n <= most and not count % n)
+        for count in (num_queries, num_keys)
+    )
+    row_sizes = ("block_q", "block_q_major_dkv", "block_q_dkv", "block_q_dq")
+    column_sizes = ("block_k_major", "block_k", "block_k_major_dkv", "block_k_dkv")
+    column_sizes += ("block_k_major_dq", "block_k_dq")
+    return flash.BlockSizes(
+        block_b=1,
+        **dict.fromkeys(row_sizes, rows),
+        **dict.fromkeys(column_sizes, columns),
+    )

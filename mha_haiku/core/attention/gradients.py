@@ -1,0 +1,157 @@
+"""The hand-written gradient that the implementations of attention share.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head. With weights `P = exp(scores - logsumexp)`
+the gradient of a score is `dS = P (dO V' - shift)`, where a row's `shift` is the
+product of its values and their cotangent, less the cotangent of its logsumexp: so tiles
+of P can be computed again from the scores, and rows need no second pass.
+
+Source: Dao et al. 2022 (FlashAttention), appendix B.2, https://arxiv.org/abs/2205.14135.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from mha_haiku.core.attention import products, reverse_only, scores
+from mha_haiku.core.attention.inputs import Inputs
+
+Array = jax.Array
+_FORWARD_MODE = (
+    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a gradient of "
+    "its own; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) take "
+    "implementation='formula'."
+)
+
+
+class RowGradients(NamedTuple):
+    """What the gradient needs of each query.
+
+    Attributes:
+      values: `[B..., T, H, V]`, the cotangent of the values.
+      shift: `[B..., H, T]`, what is subtracted from the gradient of each weight.
+      logsumexp: `[B..., H, T]`, inf where the query has no gradient.
+    """
+
+    values: Array
+    shift: Array
+    logsumexp: Array
+
+
+class TileGradients(NamedTuple):
+    """What a tile contributes to the gradients; see `tile_gradients`."""
+
+    query: Array
+    key: Array
+    value: Array
+    score: scores.Score
+    tile: Array
+
+
+def tile_gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    score: scores.Score,
+    tile: Array,
+    kept: Array | None,
+    rows: RowGradients,
+) -> TileGradients:
+    """Returns the gradients that a tile of scores contributes.
+
+    Args:
+      query: `[B..., R, H, K]`.
+      key: `[B..., C, G, K]`.
+      value: `[B..., C, G, V]`.
+      score: The score.
+      tile: `[B..., H, R, C]` scores with bias and mask.
+      kept: What dropout multiplies each weight by, likewise; None: by 1.
+      rows: Of R queries.
+    """
+    weights = jnp.exp(tile - rows.logsumexp[..., None])
+    weights_grad = products.pair(rows.values, value)
+    used = weights
+    if kept is not None:
+        used, weights_grad = weights * kept, weights_grad * kept
+    scores_grad = weights * (weights_grad - rows.shift[..., None])
+    # A masked value of 1e38 makes `weights_grad` infinite, and 0 x inf is NaN.
+    scores_grad = jnp.where(weights == 0, 0, scores_grad)
+    query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
+    value_grad = products.gather(used, rows.values, value.shape[-2])
+    return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
+
+
+def differentiable(forward: Callable, backward: Callable) -> Callable:
+    """Returns `forward` with `backward` as its gradient.
+
+    Args:
+      forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the
+        logsumexp `[B..., H, T]` and a pytree that the gradient needs; options are
+        static.
+      backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
+        gradients of query, key, value, bias (None unless wanted) and score.
+
+    Returns:
+      `attend(inputs, options)`, which returns values and logsumexp.
+    """
+    forward = jax.jit(forward, static_argnums=1)
+    backward = jax.jit(backward, static_argnums=(3, 4))
+
+    def attend(inputs, options):
+        function = jax.custom_vjp(lambda inputs: forward(inputs, options)[:2])
+        function.defvjp(
+            functools.partial(_forward, forward, options),
+            functools.partial(_backward, backward, options),
+            symbolic_zeros=True,
+        )
+        return function(reverse_only.reverse_only(inputs, _FORWARD_MODE))
+
+    return attend
+
+
+# With symbolic zeros JAX says which inputs are differentiated (`perturbed`): where the
+# bias is not, its gradient, which may be as large as the map, is never made.
+def _forward(forward, options, primals):
+    inputs = jax.tree.map(lambda x: x.value, primals)
+    is_wanted = [x.perturbed for x in jax.tree.leaves(primals.bias)]
+    values, logsumexp, saved = forward(inputs, options)
+    # Residuals are a pytree, in which a bool would be traced. None is structure, and so
+    # says "no" while the program is made.
+    wants_bias = True if any(is_wanted) else None
+    return (values, logsumexp), (inputs, values, logsumexp, saved, wants_bias)
+
+
+def _backward(backward, options, residuals, cotangents):
+    inputs, values, logsumexp, saved, wants_bias = residuals
+    values_grad, logsumexp_grad = (
+        jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x
+        for x in cotangents
+    )
+    has_gradient = jnp.isfinite(logsumexp)
+    if inputs.nonfinite is None:  # then NaN is passed on
+        has_gradient |= jnp.isnan(logsumexp)
+    values_grad = jnp.where(
+        jnp.moveaxis(has_gradient, -2, -1)[..., None], values_grad, 0
+    )
+    dtype = logsumexp.dtype
+    shift = values_grad.astype(dtype) * values.astype(dtype)
+    # Values of a row that the loss ignores may be infinite, and 0 x inf is NaN.
+    shift = jnp.where(values_grad == 0, 0, shift).sum(-1)
+    shift = jnp.moveaxis(shift, -1, -2) - logsumexp_grad
+    rows = RowGradients(
+        values_grad,
+        jnp.where(has_gradient, shift, 0),
+        jnp.where(has_gradient, logsumexp, jnp.inf),
+    )
+    *arrays, bias, score = backward(
+        inputs, saved, rows, wants_bias is not None, options
+    )
+    arrays = [
+        gradient.astype(x.dtype) for gradient, x in zip(arrays, inputs[:3], strict=True)
+    ]
+    # None: mask, nonfinite, rng and origin have no gradient.
+    return (Inputs(*arrays, bias, score, None, None, None, None),)

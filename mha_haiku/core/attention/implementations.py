@@ -1,0 +1,305 @@
+"""Attention of queries to keys, by whichever implementation.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
+(G divides H), K query/key size and V value size per head.
+
+An implementation is a function of `Inputs` and the rate of dropout. Those of this
+folder have their names here. Kernels of accelerators and meshes of devices live in
+folders of their own, which nothing here imports: they `register` what they have.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import checks, masks, positions, sites, tiles
+from mha_haiku.core.attention import (
+    attention_map,
+    blockwise,
+    dense,
+    normalizers,
+    scores,
+    sited,
+)
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+
+Array = jax.Array
+
+# From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
+# `[B..., H, T]`.
+Implementation = Callable[[Inputs, float], tuple[Array, Array]]
+# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
+Suits = Callable[[Inputs, float, str], bool]
+
+IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
+_preferred: dict[str, Suits] = {}  # asked in turn before dense and blockwise
+
+# Numbers of scores up to which the whole matrix is as fast as its tiles. That of the
+# CPU is measured; that of accelerators is not, and keeps scores to a quarter of a GiB.
+_DENSE_SCORES = {"cpu": 2**20}
+_DENSE_SCORES_ON_ACCELERATORS = 2**26
+
+
+def register(
+    name: str, implementation: Implementation, *, suits: Suits | None = None
+) -> None:
+    """Makes an implementation known to `attend` by a name.
+
+    Args:
+      name: As `attend(implementation=)` takes it.
+      implementation: What is called.
+      suits: Whether "auto" is to take it for a call, by the shapes, dtypes and kinds of
+        mask, bias and score, and by the platform as `jax.default_backend()` names it;
+        None: never.
+    """
+    IMPLEMENTATIONS[name] = implementation
+    if suits is not None:
+        _preferred[name] = suits
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: masks.Mask | Array | None = None,
+    bias: positions.ScoreBias | Array | None = None,
+    score: scores.Score | scores.ScoreFunction | None = None,
+    normalizer: normalizers.Normalizer | None = None,
+    gates: Array | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    first_query: int | Array = 0,
+    implementation: str | Implementation = "auto",
+) -> tuple[Array, attention_map.AttentionMap]:
+    """Returns `softmax(score(query, key) + bias) value` and the attention map.
+
+    What is masked changes nothing: the outputs and gradients are the same bit for bit
+    if a masked key or value is NaN or inf. A query that sees nothing gets zeros.
+    Softmax is float32, or float64 for float64 inputs. Under jit a map that is not read
+    costs nothing.
+
+    Args:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
+      mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
+        None: everything is seen. True means "may attend".
+      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
+        it scores stay above -1e30, below which tiles take a key for masked.
+      score: Or a function from `[R, K]` queries and `[C, K]` keys of a head to their
+        `[R, C]` scores; None: `scores.dot_product()`, scaled by 1 / sqrt(K).
+      normalizer: What weights are over, as `attention.sink(logits)`; softmax when None.
+        It acts behind any implementation.
+      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what values are multiplied by in
+        the end; the map keeps them, and its weights are those without.
+      dropout_rate: Share of the weights set to zero, in [0, 1); the map stays the clean
+        one, and the weights that stay grow by 1 / (1 - dropout_rate).
+      rng: The key of the dropout; required with it.
+      first_query: The position of the first query, where they are the last T of S, say,
+        for mask and bias: both are asked at absolute positions, at which the arrays
+        inside them are indexed. May be traced.
+      implementation: All give the same, at another cost. "dense" holds the `[B..., H,
+        T, S]` scores; "blockwise" only tiles of them, skipping those that the mask
+        rules out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes;
+        "fused" is the kernel that JAX has for the accelerator, which knows some masks
+        and dtypes only; "formula" is dense and differentiated by JAX itself, for
+        forward mode (`jax.jvp`), which others refuse. "auto" is fused where that can do
+        the call, else dense up to about a million scores on the CPU (2^26 on
+        accelerators), and blockwise beyond. `attention.Sharded(mesh)` shares batch,
+        heads and positions among the devices of a mesh.
+
+    Returns:
+      Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
+
+    Raises:
+      ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
+        lengths exceed S, dropout has no key, or the implementation cannot do this.
+      TypeError: If the mask, the score or the normalizer is none.
+
+    Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
+    Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
+    """
+    query, key, value = _arrays(query, key, value)
+    mask, first_query = masks.as_mask(mask), checked_position(first_query)
+    stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
+    mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
+    return attend_within(
+        query,
+        key,
+        value,
+        mask,
+        bias=bias,
+        score=score,
+        normalizer=normalizer,
+        gates=gates,
+        dropout_rate=dropout_rate,
+        rng=rng,
+        first_query=first_query,
+        implementation=implementation,
+    )
+
+
+def attend_within(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: masks.Mask,
+    *,
+    bias: positions.ScoreBias | Array | None = None,
+    score: scores.Score | scores.ScoreFunction | None = None,
+    normalizer: normalizers.Normalizer | None = None,
+    gates: Array | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    first_query: int | Array = 0,
+    implementation: str | Implementation = "auto",
+) -> tuple[Array, attention_map.AttentionMap]:
+    """Returns what `attend` does, for a mask that was checked already."""
+    query, key, value = _arrays(query, key, value)
+    batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
+    first_query = checked_position(first_query)
+    stop = first_query + num_queries if isinstance(first_query, int) else None
+    score, normalizer = scores.as_score(score), normalizers.as_normalizer(normalizer)
+    score.check(num_heads, key_size)
+    score = score.aligned(len(batch_shape))
+    if normalizer is not None:
+        normalizer.check(num_heads)
+        normalizer = normalizer.aligned(len(batch_shape), num_heads)
+    if gates is not None:
+        outputs = (*query.shape[:-1], value.shape[-1])
+        if gates.shape not in (outputs, (*outputs[:-1], 1)):
+            raise ValueError(
+                "gates must be [B..., T, H, 1] or [B..., T, H, V], of shape "
+                f"{(*outputs[:-1], 1)} or {outputs}, got {gates.shape}."
+            )
+    bias = positions.as_bias(bias)
+    if bias is not None:
+        bias.check(batch_shape, num_heads, stop, key.shape[-3])
+        bias = bias.aligned(len(batch_shape))
+    implementation = named(implementation)
+    checks.fraction("dropout_rate", dropout_rate)
+    if dropout_rate and rng is None:
+        raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
+
+    nonfinite = None
+    if not isinstance(mask, masks.Full):
+        nonfinite = Nonfinite.of(query, key, value)
+    rng = rng if dropout_rate else None
+    origin = tiles.Origin(first_query)
+    inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
+    with jax.named_scope(sites.SEEN):
+        values, logsumexp = implementation(inputs, dropout_rate)
+    if normalizer is not None:
+        values, logsumexp = normalizer(values, logsumexp)
+    if gates is not None:
+        values = values * gates
+    query, key, value, *_ = inputs.zeroed()
+    mesh = getattr(implementation, "mesh", None)  # the devices that share the map
+    whole = attention_map.AttentionMap(
+        query,
+        key,
+        logsumexp,
+        mask,
+        bias,
+        score,
+        value,
+        mesh,
+        origin,
+        normalizer=normalizer,
+        gates=gates,
+    )
+    return sited.sited(values, whole)
+
+
+def named(implementation: str | Implementation) -> Implementation:
+    """Returns an implementation that is given, or that has this name.
+
+    Raises:
+      ValueError: If there is no such name.
+    """
+    if callable(implementation):
+        return implementation
+    checks.choice("implementation", implementation, IMPLEMENTATIONS)
+    return IMPLEMENTATIONS[implementation]
+
+
+def automatic(inputs: Inputs, dropout_rate: float, platform: str) -> str:
+    """Returns the name of the implementation that suits a call.
+
+    Args:
+      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
+        score matter.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+      platform: As `jax.default_backend()` names it.
+
+    Returns:
+      The first of the registered ones that says it suits; else "dense" where the scores
+      of all heads and examples are few, and "blockwise" where they are many.
+    """
+    for name, suits in _preferred.items():
+        if suits(inputs, dropout_rate, platform):
+            return name
+    most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
+    return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
+
+
+def _automatic(inputs, dropout_rate):
+    name = automatic(inputs, dropout_rate, jax.default_backend())
+    return IMPLEMENTATIONS[name](inputs, dropout_rate)
+
+
+def _formula(inputs, dropout_rate):
+    return dense.formula(inputs, dropout_rate)[:2]
+
+
+register("auto", _automatic)
+register("dense", dense.attend)
+register("blockwise", blockwise.Blockwise())
+register("formula", _formula)
+
+
+def _arrays(query, key, value) -> tuple[Array, Array, Array]:
+    """Returns queries, keys and values after checking that they go together."""
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim >= 3:
+        raise ValueError(
+            "query, key and value must be [B..., T, H, K], [B..., S, G, K] and "
+            f"[B..., S, G, V]; got {shapes}."
+        )
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must be of floats, got {array.dtype}.")
+    batch_shape, (num_heads, key_size) = query.shape[:-3], query.shape[-2:]
+    num_keys, num_key_heads = key.shape[-3:-1]
+    if not batch_shape == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(f"query, key and value disagree on batch axes: {shapes}.")
+    if not key_size:
+        raise ValueError(f"the size K per head must be at least 1: {shapes}.")
+    if key.shape[-1] != key_size:
+        raise ValueError(f"query and key disagree on the size K per head: {shapes}.")
+    if value.shape[-3:-1] != (num_keys, num_key_heads):
+        raise ValueError(f"key and value disagree on positions S or heads G: {shapes}.")
+    if not num_key_heads or num_heads % num_key_heads:
+        raise ValueError(f"the key heads G must divide the query heads H: {shapes}.")
+    return query, key, value
+
+
+def checked_position(first_query) -> int | Array:
+    """Returns the position of the first query as an integer, or a traced scalar array.
+
+    Raises:
+      ValueError: If it is not one integer, or below 0 where it is known.
+    """
+    known = tiles.known(first_query)
+    if known is not None:
+        return checks.non_negative_integer("first_query", known.tolist())
+    if first_query.ndim or not jnp.issubdtype(first_query.dtype, jnp.integer):
+        raise ValueError(
+            f"first_query must be one integer, got {first_query.dtype} of shape "
+            f"{first_query.shape}."
+        )
+    return first_query

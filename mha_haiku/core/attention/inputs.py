@@ -1,0 +1,147 @@
+"""What attention is computed from, and how masks hide: -inf, HIDDEN and NaN.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head.
+
+Three numbers say "not this one", and each has its place:
+
+- `-inf` is what callers see. It is the logsumexp of a fully masked query (one that may
+  attend to no key, as padding may not), and the score of a masked pair wherever whole
+  rows of scores are at hand, as there a row of nothing but -inf can be treated apart,
+  before the softmax: dense attention, and parts of a map.
+- `HIDDEN`, very low but finite, is the score of a masked pair in tiles. A running
+  maximum of -inf would give exp(-inf - -inf) = NaN, and `weight * log(weight)` 0 x -inf
+  = NaN; with HIDDEN both are 0 without a `where` per score. A fully masked query is one
+  whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN: so a
+  score of a key that may be seen must be above it, or tiles take it for masked, which
+  whole rows do not. Made from HIDDEN are a normalizer (-HIDDEN, in `fold`) that takes a
+  query's weights away, the start of a largest log weight (2 HIDDEN, in `observations`),
+  and in its place, where gradients multiply it, the log weight `fold_gradient._LOW`.
+- `NaN` says that something was not finite. A matrix product would spread a masked
+  NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
+  `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
+  mask allows: it reaches just the queries that may attend to such a vector, as their
+  values and their logsumexp. All that follows goes by the logsumexp: where it is NaN,
+  weights are NaN, and there is no gradient (inf in its place makes all weights 0). A
+  masked number that is finite but overflows in a product stays in the arrays: gradients
+  of scores are set to 0 where weights are 0, as 0 x inf is NaN too. NaN of another
+  origin, a bias or a product that overflows, is not taken out of scores that the mask
+  allows, and may spread to gradients.
+
+Without a mask (`masks.Full`) none of this is done: NaN spreads by itself.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import masks, positions, tiles
+from mha_haiku.core.attention import scores
+
+Array = jax.Array
+HIDDEN = -1e30  # exp(HIDDEN - score) is 0, and HIDDEN - HIDDEN is 0 and not NaN
+
+
+class Nonfinite(NamedTuple):
+    """Which vectors are not finite.
+
+    Attributes:
+      queries: `[B..., T, H]` booleans.
+      keys: `[B..., S, G]` booleans, of keys and their values.
+    """
+
+    queries: Array
+    keys: Array
+
+    @classmethod
+    def of(cls, query: Array, key: Array, value: Array) -> "Nonfinite":
+        """Returns those of `[B..., T, H, K]`, `[B..., S, G, K]`, `[B..., S, G, V]`."""
+        query, key, value = (~jnp.isfinite(x).all(-1) for x in (query, key, value))
+        return cls(query, key | value)
+
+    def pairs(self, rows: tiles.Index, columns: tiles.Index) -> Array:
+        """Returns which pairs of R queries and C keys have one, `[B..., H, R, C]`."""
+        queries = tiles.take(self.queries, rows, axis=-2)
+        keys = tiles.take(self.keys, columns, axis=-2)
+        keys = jnp.repeat(keys, queries.shape[-1] // keys.shape[-1], axis=-1)
+        queries = jnp.moveaxis(queries, -1, -2)[..., :, None]
+        return queries | jnp.moveaxis(keys, -1, -2)[..., None, :]
+
+    def zeroed(
+        self, query: Array, key: Array, value: Array
+    ) -> tuple[Array, Array, Array]:
+        """Returns queries, keys and values with zeros in place of these vectors."""
+        query = jnp.where(self.queries[..., None], 0, query)
+        key, value = (jnp.where(self.keys[..., None], 0, x) for x in (key, value))
+        return query, key, value
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from.
+
+    Attributes:
+      query: `[B..., T, H, K]`.
+      key: `[B..., S, G, K]`.
+      value: `[B..., S, G, V]`.
+      bias: What is added to the scores, aligned, or None.
+      score: The score, aligned.
+      mask: Which query may attend to which key.
+      nonfinite: Which of the vectors are not finite; None: not known, without a mask.
+      rng: The key of the dropout; None: no dropout.
+      origin: Where the first query and the first key stand.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: positions.ScoreBias | None
+    score: scores.Score
+    mask: masks.Mask
+    nonfinite: Nonfinite | None
+    rng: Array | None
+    origin: tiles.Origin = tiles.Origin()
+
+    def zeroed(self) -> "Inputs":
+        """Returns the inputs with zeros for nonfinite queries, keys and values."""
+        if self.nonfinite is None:
+            return self
+        query, key, value = self.nonfinite.zeroed(*self[:3])
+        return self._replace(query=query, key=key, value=value)
+
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """`(B..., H, T, S)`."""
+        *batch_shape, num_queries, num_heads, _ = self.query.shape
+        return (*batch_shape, num_heads, num_queries, self.key.shape[-3])
+
+
+def dropout_factors(
+    rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
+) -> Array:
+    """Returns what each weight of a tile is multiplied by: 0 or 1 / (1 - rate).
+
+    Each weight has a key of its own, folded from its head, row and column, so that the
+    same weights are dropped whatever tiles they are computed in.
+
+    Args:
+      rng: The key of the dropout.
+      rate: Share of zeros, in [0, 1).
+      head: Which head of which example, counted over all.
+      rows: R positions of queries.
+      columns: C positions of keys.
+
+    Returns:
+      `[R, C]` float32.
+    """
+    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.wrap_key_data(rng)  # a raw one, as `hk.next_rng_key` gives it
+    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(
+        jax.random.fold_in(rng, head), tiles.as_array(rows)
+    )
+    fold_columns = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = jax.vmap(fold_columns, (0, None))(row_keys, tiles.as_array(columns))
+    # A folded key is a hash already: its first word serves as the random bits.
+    bits = jax.random.key_data(keys)[..., 0]
+    is_kept = bits >= jnp.uint32(round(rate * 2**32))
+    return is_kept.astype(jnp.float32) / (1 - rate)

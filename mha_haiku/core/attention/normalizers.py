@@ -1,0 +1,141 @@
+"""What weights are exponentials of scores over: another denominator than softmax's.
+
+`B...` batch axes, T query positions, H heads, V value size. Implementations of
+attention know softmax alone: they return values and the logsumexp of each row of
+scores, the log of softmax's denominator. A normalizer puts another in its place, behind
+any of them: values are multiplied by the one over the other, and the weights of the map
+are `exp(score - log denominator)` as ever. JAX differentiates it by itself.
+"""
+
+import abc
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import checks, tiles
+
+Array = jax.Array
+
+
+class Normalizer(abc.ABC):
+    """The denominator of the weights of a row; a pytree.
+
+    Attributes:
+      rows_sum_to: What the weights of a row sum to, in words.
+    """
+
+    rows_sum_to: ClassVar[str]
+
+    @abc.abstractmethod
+    def log_denominator(self, logsumexp: Array) -> Array:
+        """Returns the log of the denominators, `[B..., H, T]`, in nats.
+
+        Args:
+          logsumexp: `[B..., H, T]`, finite.
+        """
+
+    def __call__(self, values: Array, logsumexp: Array) -> tuple[Array, Array]:
+        """Returns values and log denominators in place of softmax's.
+
+        Rows without weights and rows of NaN stay as they are: they have no gradient.
+
+        Args:
+          values: `[B..., T, H, V]`.
+          logsumexp: `[B..., H, T]`.
+        """
+        is_row = jnp.isfinite(logsumexp)
+        known = jnp.where(is_row, logsumexp, 0)
+        denominator = self.log_denominator(known)
+        factor = jnp.where(is_row, jnp.exp(known - denominator), 1)
+        factor = jnp.moveaxis(factor, -1, -2)[..., None]
+        values = (values * factor).astype(values.dtype)
+        return values, jnp.where(is_row, denominator, logsumexp)
+
+    def check(self, num_heads: int):
+        """Raises ValueError where it does not fit attention of H heads."""
+
+    def aligned(self, batch_ndim: int, num_heads: int) -> "Normalizer":
+        """Returns the same with arrays `[B..., H]`, B... of size 1, as maps keep it."""
+        del batch_ndim, num_heads
+        return self
+
+
+def as_normalizer(value: Normalizer | None) -> Normalizer | None:
+    """Returns a normalizer, or None, which stands for softmax.
+
+    Raises:
+      TypeError: If it is neither.
+    """
+    if value is None:
+        return None
+    return checks.made_by("normalizer", value, Normalizer, (sink, unnormalized))
+
+
+def sink(logits: Array | float) -> Normalizer:
+    """Returns softmax with one more score per head in the denominator, of no key.
+
+    What the sink takes of a row goes nowhere: values and weights are multiplied by
+    `sigmoid(logsumexp - logit)`.
+
+    Args:
+      logits: `[H]`, or one number for all heads; 0 adds 1 to the denominator.
+
+    Source: Miller 2023, https://www.evanmiller.org/attention-is-off-by-one.html; its
+    "zero sink": Xiao et al. 2023, https://arxiv.org/abs/2309.17453; learned per head:
+    OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
+    """
+    logits = jnp.asarray(logits)
+    if logits.ndim > 1 or not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise ValueError(
+            f"logits must be floats [H] or one float, got {logits.dtype} of shape "
+            f"{logits.shape}."
+        )
+    return Sink(logits)
+
+
+def unnormalized() -> Normalizer:
+    """Returns no normalization: weights are the exponentials of the scores.
+
+    It is meant for scores that are logs of positive kernels, `scores.sigmoid` and
+    `scores.linear`; exponentials of plain dot products soon overflow.
+
+    Source: as these scores.
+    """
+    return Unnormalized()
+
+
+@tiles.pytree(data=("logits",))
+class Sink(Normalizer):
+    """Softmax with a sink; logits are `[]`, `[H]` or `[B..., H]`."""
+
+    logits: Array
+    rows_sum_to = "less than 1"
+
+    def log_denominator(self, logsumexp):
+        own = self.aligned(logsumexp.ndim - 2, logsumexp.shape[-2])
+        logits = own.logits.astype(logsumexp.dtype)[..., None]
+        return jnp.logaddexp(logsumexp, logits)
+
+    def aligned(self, batch_ndim, num_heads):
+        if self.logits.ndim == batch_ndim + 1:
+            return self
+        logits = jnp.broadcast_to(self.logits, num_heads)
+        return Sink(logits.reshape(*(1,) * batch_ndim, num_heads))
+
+    def check(self, num_heads):
+        if self.logits.shape[-1:] not in ((), (num_heads,)):
+            raise ValueError(
+                f"the sink's logits must be [H] = ({num_heads},) or one number, got "
+                f"shape {self.logits.shape}."
+            )
+
+
+@tiles.pytree()
+class Unnormalized(Normalizer):
+    """No denominator, that is 1."""
+
+    rows_sum_to = "any amount"
+
+    def log_denominator(self, logsumexp):
+        return jnp.zeros_like(logsumexp)

@@ -1,0 +1,316 @@
+"""How well a query and a key match: scaled dot products, additive and kernel scores.
+
+`B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
+per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to
+`[B..., H, R, C]`, float32 or, for float64 inputs, float64.
+"""
+
+import abc
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import checks, tiles
+from mha_haiku.core.attention import products
+
+Array = jax.Array
+
+
+class Score(abc.ABC):
+    """Scores of all pairs of R queries and C keys; a pytree.
+
+    The axes of its arrays are those of `aligned`: `[B..., H, ...]`, where an axis of
+    size 1 stands for any. A score of your own is a function, where it has nothing to
+    train, or a class such as this one, of minus the squared distances of queries and
+    keys, at a rate for each head; it is differentiated with respect to the rates, too:
+
+        from mha_haiku.core.attention import Score, attend
+
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass(frozen=True)
+        class Distance(Score):
+            rate: jax.Array  # [H]
+
+            def __call__(self, query, key):
+                apart = query[..., :, None, :, :] - key[..., None, :, :, :]
+                squares = jnp.moveaxis((apart**2).sum(-1), -1, -3)  # [B..., H, R, C]
+                rate = self.aligned(query.ndim - 3).rate  # [1..., H]
+                return -rate[..., None, None] * squares
+
+            def aligned(self, batch_ndim):
+                return Distance(self.rate.reshape((1,) * batch_ndim + (-1,)))
+
+        attend(query, key, value, score=Distance(jnp.ones(4)))
+
+    A tile may have no batch axes, as here `...` allows. Where the number of key heads
+    G is smaller than H, `repeat_heads(key, H)` comes first. Devices can share the score
+    if it says its `axes`.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, query: Array, key: Array) -> Array:
+        """Returns `[B..., H, R, C]`."""
+
+    def gradients(
+        self, query: Array, key: Array, cotangent: Array
+    ) -> tuple[Array, Array, "Score"]:
+        """Returns the gradients of the query, the key and the score itself.
+
+        Args:
+          query: `[B..., R, H, K]`.
+          key: `[B..., C, G, K]`.
+          cotangent: `[B..., H, R, C]`.
+        """
+        _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
+        return pullback(cotangent)
+
+    def aligned(self, batch_ndim: int) -> "Score":
+        """Returns the score with the axes of its arrays as `[B..., H, ...]`."""
+        del batch_ndim
+        return self
+
+    def axes(self, batch_ndim: int) -> "Score":
+        """Returns the score with the letters of its arrays' axes; see `Mask.axes`."""
+        if jax.tree.leaves(self):
+            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+        return self
+
+    def check(self, num_heads: int, key_size: int):
+        """Raises ValueError where the score does not fit attention of these sizes."""
+
+
+ScoreFunction = Callable[[Array, Array], Array]
+
+
+def as_score(value: Score | ScoreFunction | None) -> Score:
+    """Returns a score from one, from a function, or from None.
+
+    The function gets the queries `[R, K]` and keys `[C, K]` of one head, and returns
+    `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
+    class, see `Score`.
+
+    Raises:
+      TypeError: If it is none of them, or a class of the user is no pytree.
+    """
+    makers = dot_product, additive, sigmoid, linear
+    if value is None:
+        return dot_product()
+    if any(value is maker for maker in makers):
+        raise TypeError(
+            f"score must be what {value.__name__} returns: {value.__name__}(...)."
+        )
+    if not isinstance(value, (Score, type)) and callable(value):
+        return OfFunction(value)
+    return tiles.checked_pytree("score", checks.made_by("score", value, Score, makers))
+
+
+def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Score:
+    """Returns the score `scale * query . key`, capped smoothly at +-`soft_cap`.
+
+    Args:
+      scale: Of at least 0; None means 1 / sqrt(K).
+      soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`; None: no cap.
+
+    Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma
+    Team 2024, section 2, https://arxiv.org/abs/2408.00118.
+    """
+    if scale is not None:
+        checks.non_negative_number("scale", scale)
+    if soft_cap is not None:
+        checks.positive_number("soft_cap", soft_cap)
+    return DotProduct(scale, soft_cap)
+
+
+def additive(weight: Array) -> Score:
+    """Returns the score `weight . tanh(query + key)`.
+
+    Args:
+      weight: `[H, K]`.
+
+    Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
+    """
+    if jnp.ndim(weight) != 2:
+        raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
+    return Additive(weight)
+
+
+def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
+    """Returns the log of `sigmoid(scale * query . key + offset)`.
+
+    With `normalizers.unnormalized()` the weights are these sigmoids themselves, each by
+    itself: sigmoid attention.
+
+    Args:
+      scale: Of at least 0; None means 1 / sqrt(K).
+      offset: -log(S) lets the weights of a row sum to about 1 at the start.
+
+    Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.
+    """
+    if scale is not None:
+        checks.non_negative_number("scale", scale)
+    checks.number("offset", offset)
+    return Sigmoid(scale, offset)
+
+
+def linear() -> Score:
+    """Returns the log of `feature(query) . feature(key)`, where `feature = elu + 1`.
+
+    Weights are then these products, over their sum or, with
+    `normalizers.unnormalized()`, as they are: linear attention, computed pair by pair.
+
+    Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
+    """
+    return Linear()
+
+
+@tiles.pytree(meta=("scale", "soft_cap"))
+class DotProduct(Score):
+    """`scale * query . key`."""
+
+    scale: float | None
+    soft_cap: float | None
+
+    def __call__(self, query, key):
+        scale = self.scale_of(query.shape[-1])
+        if _is_exact(query.dtype):
+            # T K products in place of T S; lower precisions would lose digits by it.
+            query, scale = query * scale, 1
+        scores = products.pair(query, key)
+        scores = scores * scale if scale != 1 else scores
+        if self.soft_cap is None:
+            return scores
+        return self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
+    def gradients(self, query, key, cotangent):
+        scale = self.scale_of(query.shape[-1])
+        if self.soft_cap is not None:
+            capped = self(query, key) / self.soft_cap
+            cotangent = _chained(cotangent, 1 - capped**2)
+        query_grad = products.mix(cotangent, key) * scale
+        key_grad = products.gather(cotangent, query, key.shape[-2]) * scale
+        return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
+
+    def scale_of(self, size: int) -> float:
+        """Returns the scale of products of vectors `[size]`."""
+        return 1 / math.sqrt(size) if self.scale is None else self.scale
+
+
+@tiles.pytree(data=("weight",))
+class Additive(Score):
+    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
+
+    A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
+    """
+
+    weight: Array
+
+    def __call__(self, query, key):
+        dtype = products.accumulation_dtype(query.dtype)
+        key = repeat_heads(key, query.shape[-2])
+        pairs = query[..., :, None, :, :].astype(dtype) + key[..., None, :, :, :]
+        weight = self.aligned(query.ndim - 3).weight.astype(dtype)
+        return jnp.moveaxis(
+            (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
+        )
+
+    def aligned(self, batch_ndim):
+        if jnp.ndim(self.weight) == batch_ndim + 2:
+            return self
+        return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
+
+    def axes(self, batch_ndim):
+        letters = tiles.batch_axes(batch_ndim) + "H."
+        return Additive(letters[len(letters) - jnp.ndim(self.weight) :])
+
+    def check(self, num_heads, key_size):
+        wanted = (*self.weight.shape[:-2], num_heads, key_size)
+        tiles.check_axes("weight", self.weight, wanted, "[H, K]")
+
+
+@tiles.pytree(meta=("function",))
+class OfFunction(Score):
+    """What a function of the queries and keys of one head says."""
+
+    function: ScoreFunction
+
+    def __call__(self, query, key):
+        of_heads = jax.vmap(self._of_head, in_axes=(-2, -2))
+        for _ in range(query.ndim - 3):
+            of_heads = jax.vmap(of_heads)
+        return of_heads(query, repeat_heads(key, query.shape[-2]))
+
+    def _of_head(self, query, key):
+        scores = self.function(query, key)
+        wanted = (len(query), len(key))
+        if jnp.shape(scores) != wanted:
+            raise ValueError(
+                f"score must return [R, C], here {wanted}, for queries {query.shape} "
+                f"and keys {key.shape}, got {jnp.shape(scores)}."
+            )
+        return scores.astype(products.accumulation_dtype(query.dtype))
+
+
+@tiles.pytree(meta=("scale", "offset"))
+class Sigmoid(Score):
+    """`log sigmoid(scale * query . key + offset)`."""
+
+    scale: float | None
+    offset: float
+
+    def __call__(self, query, key):
+        return jax.nn.log_sigmoid(self._inside(query, key))
+
+    def gradients(self, query, key, cotangent):
+        cotangent = _chained(cotangent, jax.nn.sigmoid(-self._inside(query, key)))
+        return *DotProduct(self.scale, None).gradients(query, key, cotangent)[:2], self
+
+    def _inside(self, query, key):
+        return DotProduct(self.scale, None)(query, key) + self.offset
+
+
+@tiles.pytree()
+class Linear(Score):
+    """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
+
+    def __call__(self, query, key):
+        return jnp.log(self._kernel(_features(query), _features(key)))
+
+    def gradients(self, query, key, cotangent):
+        # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
+        own, its = _features(query), _features(key)
+        cotangent = cotangent / self._kernel(own, its)
+        query_grad = products.mix(cotangent, its) * jnp.minimum(own, 1)
+        key_grad = products.gather(cotangent, own, key.shape[-2]) * jnp.minimum(its, 1)
+        return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
+
+    def _kernel(self, query, key):
+        """Returns products `[B..., H, R, C]`, none too small to be divided by."""
+        kernel = products.pair(query, key)
+        limits = jnp.finfo(kernel.dtype)
+        return jnp.maximum(kernel, limits.tiny / limits.eps)
+
+
+def _features(x: Array) -> Array:
+    """Returns `elu(x) + 1` in the dtype of scores."""
+    x = x.astype(products.accumulation_dtype(x.dtype))
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+def repeat_heads(key: Array, num_heads: int) -> Array:
+    """Returns `[..., S, H, K]` from `[..., S, G, K]`, each head H / G times."""
+    num_key_heads = key.shape[-2]
+    if num_key_heads == num_heads:
+        return key
+    return jnp.repeat(key, num_heads // num_key_heads, axis=-2)
+
+
+def _chained(cotangent: Array, slope: Array) -> Array:
+    """Returns their product, 0 for masked pairs even where their scores are NaN."""
+    return jnp.where(cotangent == 0, 0, cotangent * slope)
+
+
+def _is_exact(dtype) -> bool:
+    """Whether the dtype is that of scores, so that scaling it first loses no digits."""
+    return dtype == products.accumulation_dtype(dtype)

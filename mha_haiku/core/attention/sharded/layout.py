@@ -1,0 +1,111 @@
+"""Which axis of which array of attention is shared along which axis of a mesh.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size and V value size per head.
+"""
+
+from typing import Any
+
+import jax
+
+from mha_haiku.core import masks
+from mha_haiku.core.attention import scores
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.positions import ScoreBias
+
+Array = jax.Array
+Spec = jax.sharding.PartitionSpec
+AXES = ("data", "heads", "sequence")
+_SHARED = {"B": "data", "H": "heads"}  # by the letters of `Mask.axes`
+
+
+def rows(batch_ndim: int) -> Spec:
+    """Returns how `[B..., T, H, K]` is shared, and `[B..., S, G, V]`."""
+    return Spec(*_batch(batch_ndim), "sequence", "heads")
+
+
+def logsumexp(batch_ndim: int) -> Spec:
+    """Returns how `[B..., H, T]` is shared."""
+    return Spec(*_batch(batch_ndim), "heads", "sequence")
+
+
+def positions(batch_ndim: int) -> Spec:
+    """Returns how `[B..., T]` is shared."""
+    return Spec(*_batch(batch_ndim), "sequence")
+
+
+def input_specs(inputs: Inputs) -> Inputs:
+    """Returns how all inputs of attention are shared."""
+    batch_ndim = inputs.query.ndim - 3
+    own = rows(batch_ndim)
+    return Inputs(
+        own,
+        own,
+        own,
+        part_specs(inputs.bias, batch_ndim),
+        part_specs(inputs.score, batch_ndim),
+        part_specs(inputs.mask, batch_ndim),
+        None if inputs.nonfinite is None else Nonfinite(own, own),
+        None if inputs.rng is None else Spec(),
+        jax.tree.map(lambda _: Spec(), inputs.origin),
+    )
+
+
+def part_specs(
+    part: masks.Mask | ScoreBias | scores.Score | None,
+    batch_ndim: int,
+    *,
+    share_heads: bool = True,
+) -> Any:
+    """Returns how the arrays of a mask, a bias or a score are shared.
+
+    By batch and heads, as far as their axes are not of size 1; every device has them
+    for all positions.
+    """
+    if part is None:
+        return None
+
+    shared = _SHARED if share_heads else _SHARED | {"H": None}
+
+    def spec(letters, x):
+        sizes = zip(letters, x.shape, strict=True)
+        return Spec(*(shared.get(letter) if n > 1 else None for letter, n in sizes))
+
+    return jax.tree.map(spec, part.axes(batch_ndim), part)
+
+
+def unshared(spec: Spec) -> tuple[str, ...]:
+    """Returns the axes of the mesh along which an array of this spec is everywhere."""
+    return tuple(axis for axis in AXES if axis not in spec)
+
+
+def with_own_key(inputs: Inputs, mesh: jax.sharding.Mesh) -> Inputs:
+    """Returns the inputs with a dropout key of this device's own, in `shard_map`."""
+    if inputs.rng is None:
+        return inputs
+    index = 0
+    for axis in AXES:
+        index = index * mesh.shape[axis] + jax.lax.axis_index(axis)
+    return inputs._replace(rng=jax.random.fold_in(inputs.rng, index))
+
+
+def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
+    """Raises ValueError where the axes of a mesh do not divide those of the inputs."""
+    *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
+    sizes = [("data", "the first batch axis", batch_shape[0] if batch_shape else 1)]
+    sizes += [
+        ("heads", "the heads H", num_heads),
+        ("heads", "the key heads G", inputs.key.shape[-2]),
+        ("sequence", "the queries T", num_queries),
+        ("sequence", "the keys S", num_keys),
+    ]
+    for axis, what, size in sizes:
+        if size % mesh.shape[axis] or not size:
+            raise ValueError(
+                f"the axis {axis!r} of the mesh, of {mesh.shape[axis]}, must divide "
+                f"{what}, got {size}."
+            )
+
+
+def _batch(batch_ndim):
+    return ("data", *(None,) * (batch_ndim - 1)) if batch_ndim else ()

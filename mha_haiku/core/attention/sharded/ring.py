@@ -1,0 +1,167 @@
+"""A ring of devices, each with a part of the sequence, past which all keys travel.
+
+`B...` batch axes, T query positions, S key positions. A device keeps its queries; keys
+go round, and what adds up for them goes with them. Where later queries see more keys
+than earlier ones (a causal mask), a device has two chunks of the sequence: of 2 n
+chunks, device i has chunks i and 2 n - 1 - i, so that all have the same work.
+
+Source: Liu et al. 2023 (ring attention), https://arxiv.org/abs/2310.01889; the order of
+the chunks: Brandon et al. 2023, section 3, https://arxiv.org/abs/2311.09431.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import masks
+
+Array = jax.Array
+AXIS = "sequence"
+
+# From (query chunk, key chunk), their arrays, and the sums so far (for each query, for
+# each key, for the device), to the new sums.
+Meet = Callable[[tuple[Array, Array], Any, Any, Any, Any, Any], tuple[Any, Any, Any]]
+
+
+class Ring(NamedTuple):
+    """The devices along the axis `AXIS`; methods are for inside `shard_map`.
+
+    Attributes:
+      size: n, the number of devices.
+      chunks: C, how many chunks of the sequence each has: 1 or 2.
+    """
+
+    size: int
+    chunks: int
+
+    @classmethod
+    def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
+        """Returns the ring that shares the work of a mask evenly, where it can.
+
+        Args:
+          mask: The mask.
+          num_queries: T, which n divides; two chunks need 2 n to.
+          num_keys: S, likewise.
+          size: n.
+        """
+        can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
+        return cls(size, 2 if size > 1 and can_halve and mask.is_lopsided() else 1)
+
+    def to_chunks(self, x: Array, axis: int) -> Array:
+        """Returns the chunks `[C, ...]` of the device from its part of the sequence.
+
+        Args:
+          x: The part, which has positions i T / n to (i + 1) T / n on device i.
+          axis: Of the positions, counted from the last.
+        """
+        if self.chunks == 1:
+            return x[None]
+        even, odd = jnp.split(x, 2, axis)
+        even, odd = self._moved(even, 0), self._moved(odd, 1)
+        is_even = self._is_even()
+        low = jnp.where(is_even, even, odd)
+        return jnp.stack([low, jnp.where(is_even, odd, even)])
+
+    def from_chunks(self, chunks: Array, axis: int) -> Array:
+        """Returns the part of the sequence from the chunks: undoes `to_chunks`."""
+        if self.chunks == 1:
+            return chunks[0]
+        low, high = chunks
+        is_even = self._is_even()
+        even, odd = jnp.where(is_even, low, high), jnp.where(is_even, high, low)
+        even, odd = self._moved(even, 0, back=True), self._moved(odd, 1, back=True)
+        return jnp.concatenate([even, odd], axis)
+
+    def around(
+        self,
+        meet: Meet,
+        rows: Any,
+        keys: Any,
+        row_sums: Any,
+        key_sums: Any,
+        device_sums: Any,
+    ) -> tuple[Any, Any, Any]:
+        """Returns the sums after every chunk of queries has met every chunk of keys.
+
+        Args:
+          meet: Adds what two chunks make together; gets the number of each.
+          rows: The queries' arrays, `[C, ...]` each.
+          keys: The keys' arrays, which go round, likewise.
+          row_sums: Sums for each query, likewise.
+          key_sums: Sums for each key, which go round as well and end where they began.
+          device_sums: Sums over all that this device does.
+        """
+        index = lax.axis_index(AXIS)
+        own = self._chunks_of(index)
+
+        def meet_all(step, keys, sums):
+            others = self._chunks_of((index - step) % self.size)
+
+            def meet_pair(pair, sums):
+                i, j = pair // self.chunks, pair % self.chunks
+                row_sums, key_sums, device_sums = sums
+                row, key, device_sums = meet(
+                    (own[i], others[j]),
+                    *_at((rows, i), (keys, j), (row_sums, i), (key_sums, j)),
+                    device_sums,
+                )
+                return _put(row_sums, row, i), _put(key_sums, key, j), device_sums
+
+            if self.chunks == 1:
+                return meet_pair(0, sums)
+            return lax.fori_loop(0, self.chunks**2, meet_pair, sums)
+
+        def step(i, carry):
+            keys, sums = carry
+            coming = self._passed_on(keys)  # sent first, to travel while these are used
+            row_sums, key_sums, device_sums = meet_all(i, keys, sums)
+            return coming, (row_sums, self._passed_on(key_sums), device_sums)
+
+        sums = row_sums, key_sums, device_sums
+        keys, sums = lax.fori_loop(0, self.size - 1, step, (keys, sums))
+        row_sums, key_sums, device_sums = meet_all(self.size - 1, keys, sums)
+        return row_sums, self._passed_on(key_sums), device_sums
+
+    def _chunks_of(self, device) -> Array:
+        """Returns which chunks a device has, `[C]`."""
+        if self.chunks == 1:
+            return jnp.stack([device])
+        return jnp.stack([device, 2 * self.size - 1 - device])
+
+    def _passed_on(self, tree):
+        if self.size == 1:
+            return tree
+        to_next = [(i, (i + 1) % self.size) for i in range(self.size)]
+        return jax.tree.map(lambda x: lax.ppermute(x, AXIS, to_next), tree)
+
+    def _moved(self, x, half, back=False):
+        """Sends the first or second halves of all parts to the devices that have them.
+
+        Half `half` of part i is chunk c = 2 i + half, which device min(c, 2 n - 1 - c)
+        works on. Each device has an even chunk and an odd one, so that the first halves
+        alone, as the second ones, go to one device each: a permutation.
+        """
+        last = 2 * self.size - 1
+        places = [(i, min(2 * i + half, last - 2 * i - half)) for i in range(self.size)]
+        if back:
+            places = [(there, here) for here, there in places]
+        return lax.ppermute(x, AXIS, places)
+
+    def _is_even(self):
+        return lax.axis_index(AXIS) % 2 == 0
+
+
+def _at(*pairs):
+    return [
+        jax.tree.map(lambda x, i=i: lax.dynamic_index_in_dim(x, i, 0, False), tree)
+        for tree, i in pairs
+    ]
+
+
+def _put(tree, new, i):
+    return jax.tree.map(
+        lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), tree, new
+    )

@@ -1,0 +1,573 @@
+"""Statistics of what a head does: one entry each, from one pass over its map.
+
+`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
+of them in a tile; P bins of queries and Q bins of keys in a pooled map. An entry of
+`STATISTICS` says what a tile adds for each query, and how that becomes the statistic.
+What is linear in the weights adds a column to one matrix product that all share.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import display, tiles
+from mha_haiku.core.attention import fold, fold_gradient, observations, sweep, views
+
+Array = jax.Array
+
+
+class RowSum(NamedTuple):
+    """What adds up over the keys of each query.
+
+    Attributes:
+      from_tile: From a tile and its products with the columns, `[R]` each, to what it
+        adds, `[R]`; or to a tuple of such, where `size` says how many. 0 where weights
+        are 0, as tiles are skipped and rows and columns repeat; see `fold.Observation`.
+      columns: Functions of a tile, to `[C]` each: numbers of its keys whose sums,
+        weighted by the weights, are wanted. All columns of all sums are one matrix
+        product, which makes them nearly free.
+      size: How many sums it is, of which `Statistic.from_sums` gets a tuple; None: one.
+      is_largest: Whether the largest counts in place of the sum. That has no gradient,
+        but for `LARGEST`, which `statistics` gives one.
+    """
+
+    from_tile: Callable[..., Any]
+    columns: tuple[Callable[[fold.Tile], Array], ...] = ()
+    size: int | None = None
+    is_largest: bool = False
+
+
+def linear(column: Callable[[fold.Tile], Array]) -> RowSum:
+    """Returns the sum over keys of weight times a number of the key."""
+    return RowSum(lambda tile, product: product, (column,))
+
+
+def _itself(x: Array) -> Array:
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A number per query, averaged over the queries of a head.
+
+    Attributes:
+      name: Its name in `Statistics`.
+      unit: What it is measured in.
+      label: What it says, for tables and figures.
+      sums: What tiles add up to.
+      from_sums: From these sums, `[..., T]`, to the statistic of each query.
+      from_mean: From the mean over queries to the statistic of the head.
+      needs: The argument of `AttentionMap.statistics` without which there is none.
+      source: Where it comes from.
+    """
+
+    name: str
+    unit: str
+    label: str
+    sums: tuple[RowSum, ...]
+    from_sums: Callable[..., Array] = _itself
+    from_mean: Callable[[Array], Array] = _itself
+    needs: str | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadStatistic:
+    """A number of a head that is no mean over its queries.
+
+    Attributes:
+      name: Its name in `Statistics`.
+      unit: What it is measured in.
+      label: What it says, for tables and figures.
+      from_sums: From `HeadSums` to the statistic, `[B..., H]`.
+      source: Where it comes from.
+    """
+
+    name: str
+    unit: str
+    label: str
+    from_sums: Callable[["HeadSums"], Array]
+    source: str = ""
+
+
+class HeadSums(NamedTuple):
+    """The sums from which `HeadStatistic`s are made.
+
+    Attributes:
+      counts: `[B..., H, T]` booleans, the queries that count.
+      received: `[B..., H, S]`, the mass that each key receives.
+      unseen: Booleans `[B..., H, S]`, which keys no query may see; None: none.
+    """
+
+    counts: Array
+    received: Array
+    unseen: Array | None
+
+
+def gini(amounts: Array, left_out: Array | None = None) -> Array:
+    """Returns the Gini coefficient of amounts, 0 where all are 0.
+
+    Args:
+      amounts: `[..., S]`, at least 0.
+      left_out: Booleans `[..., S]`, which take no part; None: all do.
+
+    Source: Sen 1973, On Economic Inequality, section 2.3.
+    """
+    if left_out is None:
+        left_out = jnp.zeros(amounts.shape, bool)
+    left_out = jnp.broadcast_to(left_out, amounts.shape)
+    counted = (~left_out).sum(-1)
+    ordered = jnp.sort(jnp.where(left_out, 0, amounts), axis=-1)  # those come first
+    rank = jnp.cumsum(jnp.ones_like(ordered), -1) - left_out.sum(-1, keepdims=True)
+    total = ordered.sum(-1)
+    weighted = (jnp.maximum(rank, 0) * ordered).sum(-1)
+    has_some = total != 0  # so that NaN is passed on
+    count = jnp.maximum(counted, 1)
+    unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
+    unequal -= (count + 1) / count
+    return jnp.where(has_some, jnp.maximum(unequal, 0), 0)
+
+
+def _entropy(tile):
+    return -(tile.weights * tile.log_weights).sum(-1)
+
+
+def _squared_weights(tile):
+    return (tile.weights * tile.weights).sum(-1)
+
+
+def _largest(tile):
+    return lax.stop_gradient(tile.weights).max(-1)
+
+
+def _ones(tile):
+    return jnp.ones(tile.columns.size, tile.weights.dtype)
+
+
+def _inward(tile):
+    """Returns how far a key is from the edge of the tile nearest to the queries."""
+    at = tile.columns.array()
+    return jnp.where(
+        _is_left(tile), tile.columns.stop - 1 - at, at - tile.columns.start
+    )
+
+
+def _inward_squared(tile):
+    return _inward(tile).astype(tile.weights.dtype) ** 2
+
+
+def _is_left(tile):
+    return tile.columns.stop <= tile.given.queries["position"][0]
+
+
+def _moments(tile, mass, first, second):
+    """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each.
+
+    In a tile aside of the diagonal |t - s| is the distance from the query to the
+    nearest edge and from there to the key: so both follow from products with powers of
+    the latter, which are exact in float32 where those of positions would not be.
+    """
+    at_rows, columns = tile.given.queries["position"], tile.columns
+
+    def aside():
+        edge = jnp.where(_is_left(tile), columns.stop - 1, columns.start)
+        outward = jnp.abs(at_rows - edge).astype(mass.dtype)
+        return (
+            outward * mass + first,
+            outward * (outward * mass + 2 * first) + second,
+        )
+
+    def on_the_diagonal():
+        distance = jnp.abs(at_rows[:, None] - columns.array()[None, :])
+        weighted = tile.weights * distance.astype(mass.dtype)
+        return weighted.sum(-1), (weighted * distance).sum(-1)
+
+    is_aside = _is_left(tile) | (columns.start >= at_rows[-1])
+    return lax.cond(is_aside, aside, on_the_diagonal)
+
+
+def _at_offsets(tile):
+    """Returns the weights of the previous, the own and the next position, if here."""
+    at_rows = tile.given.queries["position"][:, None]
+    wanted = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
+    inside = (wanted >= 0) & (wanted < tile.columns.size)
+    at = jnp.clip(wanted, 0, tile.columns.size - 1)
+    weights = jnp.where(inside, jnp.take_along_axis(tile.weights, at, 1), 0)
+    return tuple(weights[:, i] for i in range(3))
+
+
+def _same_token(tile):
+    own, tokens = tile.given.queries["tokens"], tile.given.keys["tokens"]
+    return jnp.where(own[:, None] == tokens[None, :], tile.weights, 0).sum(-1)
+
+
+def _induction(tile):
+    own, before = tile.given.queries["tokens"], tile.given.keys["preceding"]
+    at_rows, at_columns = tile.given.queries["position"], tile.columns.array()
+    followed = (own[:, None] == before[None, :]) & (at_columns > 0)[None, :]
+    followed &= at_columns[None, :] <= at_rows[:, None]
+    return jnp.where(followed, tile.weights, 0).sum(-1)
+
+
+def _root(x):
+    """Returns the square root, whose derivative at 0, and at NaN, is 0 here."""
+    root = jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
+    return jnp.where(jnp.isnan(x), jnp.nan, root)
+
+
+ENTROPY = RowSum(_entropy)
+LARGEST = RowSum(_largest, is_largest=True)
+MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
+AT_OFFSETS = RowSum(_at_offsets, size=3)
+
+STATISTICS: dict[str, Statistic | HeadStatistic] = {
+    entry.name: entry
+    for entry in (
+        Statistic(
+            "entropy",
+            "nats",
+            "entropy of a query's weights",
+            (ENTROPY,),
+            lambda x: jnp.maximum(x, 0),  # rounding may go below
+            source="Clark et al. 2019, section 3.2, https://arxiv.org/abs/1906.04341",
+        ),
+        Statistic(
+            "perplexity",
+            "keys",
+            "keys attended to: exp(entropy)",
+            (ENTROPY,),
+            lambda x: jnp.exp(jnp.maximum(x, 0)),
+        ),
+        Statistic(
+            "squared_weights",
+            "weight²",
+            "sum of squared weights",
+            (RowSum(_squared_weights),),
+        ),
+        Statistic(
+            "largest_weight",
+            "weight",
+            "largest weight of a query",
+            (LARGEST,),
+            source="its mean is the head's confidence: Voita et al. 2019, section 4, "
+            "https://arxiv.org/abs/1905.09418",
+        ),
+        Statistic(
+            "distance",
+            "positions",
+            "mean distance from query to key",
+            (MOMENTS,),
+            lambda moments: moments[0],
+        ),
+        Statistic(
+            "rms_distance",
+            "positions",
+            "root mean square distance from query to key",
+            (MOMENTS,),
+            lambda moments: moments[1],
+            from_mean=_root,
+        ),
+        Statistic(
+            "previous_position",
+            "share of attention",
+            "attention on the previous position",
+            (AT_OFFSETS,),
+            lambda at: at[0],
+        ),
+        Statistic(
+            "own_position",
+            "share of attention",
+            "attention on the query's own position",
+            (AT_OFFSETS,),
+            lambda at: at[1],
+        ),
+        Statistic(
+            "next_position",
+            "share of attention",
+            "attention on the next position",
+            (AT_OFFSETS,),
+            lambda at: at[2],
+        ),
+        Statistic(
+            "first_position",
+            "share of attention",
+            "attention on the first position",
+            (linear(lambda tile: tile.columns.array() == 0),),
+        ),
+        Statistic(
+            "largest_at_previous",
+            "share of queries",
+            "largest weight on the previous position",
+            (AT_OFFSETS, LARGEST),
+            # Both are of the same numbers, behind the barrier: equal to the last bit.
+            lambda at, largest: at[0] >= largest,
+            source="a head for which one of these three is 0.9 or more is positional: "
+            "Voita et al. 2019, section 5.1",
+        ),
+        Statistic(
+            "largest_at_own",
+            "share of queries",
+            "largest weight on the query's own position",
+            (AT_OFFSETS, LARGEST),
+            lambda at, largest: at[1] >= largest,
+        ),
+        Statistic(
+            "largest_at_next",
+            "share of queries",
+            "largest weight on the next position",
+            (AT_OFFSETS, LARGEST),
+            lambda at, largest: at[2] >= largest,
+        ),
+        Statistic(
+            "chosen_positions",
+            "share of attention",
+            "attention on the chosen positions",
+            (linear(lambda tile: tile.given.keys["positions"]),),
+            needs="positions",
+        ),
+        Statistic(
+            "same_token",
+            "share of attention",
+            "attention on keys of the query's own token",
+            (RowSum(_same_token),),
+            needs="tokens",
+        ),
+        Statistic(
+            "induction",
+            "share of attention",
+            "attention on what followed the same token before",
+            (RowSum(_induction),),
+            needs="tokens",
+            source="Olsson et al. 2022, https://arxiv.org/abs/2209.11895",
+        ),
+        HeadStatistic(
+            "received_gini",
+            "Gini coefficient",
+            "inequality of what the keys that may be seen receive",
+            lambda sums: gini(sums.received, sums.unseen),
+        ),
+        HeadStatistic(
+            "num_queries",
+            "queries",
+            "queries that count",
+            lambda sums: sums.counts.sum(-1),
+        ),
+    )
+}
+
+_Fields = NamedTuple(
+    "_Fields", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
+)
+
+
+class Statistics(_Fields):
+    """What a head does, averaged over the queries that see a key.
+
+    Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
+    masked), but for the last ones. A query that counts and sees NaN makes its head NaN.
+    Positions, distances and tokens are those of the inputs. What needs an argument that
+    was not given is None.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        per_head = [name for name in STATISTICS if getattr(self, name) is not None]
+        missing = [name for name in STATISTICS if getattr(self, name) is None]
+        shape = ",".join(map(str, getattr(self.num_queries, "shape", ())))
+        dtype = getattr(self.entropy, "dtype", "values")
+        parts = [
+            f"{len(per_head)} of {dtype}[{shape}]",
+            f"received {display.array(self.received)}",
+        ]
+        if getattr(self.entropy, "ndim", 0) > getattr(self.num_queries, "ndim", 0):
+            parts.append(f"per query {display.array(self.entropy)}")
+        if self.pooled is not None:
+            parts.append(f"pooled {display.array(self.pooled)}")
+        if missing:
+            parts.append(f"without {', '.join(missing)}")
+        return f"Statistics({'; '.join(parts)})"
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+
+Statistics.__doc__ = "\n".join(
+    [
+        inspect.getdoc(Statistics),
+        "\nAttributes:",
+        *(
+            f"  {entry.name}: {entry.label[0].upper()}{entry.label[1:]}, in "
+            f"{entry.unit}{f' ({entry.source})' if entry.source else ''}."
+            for entry in STATISTICS.values()
+        ),
+        "  received: `[B..., H, S]`, the mass that each key receives from all queries.",
+        "  pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Observed(fold.Observation):
+    """The row sums of entries, what keys receive, and the cells of a grid."""
+
+    sums: tuple[RowSum, ...]
+    grid: observations.Grid | None
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        zeros = jnp.zeros(num_queries, dtype)
+        return fold.Sums(
+            tuple(
+                zeros if each.size is None else (zeros,) * each.size
+                for each in self.sums
+            ),
+            jnp.zeros(num_keys, dtype),
+            () if self.grid is None else self.grid.zeros(dtype),
+        )
+
+    def add(self, tile, sums):
+        # Without the barrier XLA fuses the scores and their exponentials into each of
+        # the sums on the CPU, and computes them once per sum.
+        tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
+        dtype = tile.weights.dtype
+        wanted = {column: None for each in self.sums for column in each.columns}
+        columns = [jnp.stack([f(tile).astype(dtype) for f in wanted], 1)]
+        if self.grid is not None:
+            columns.append(self.grid.columns.membership(tile.columns, dtype))
+        products = tile.weights @ jnp.concatenate(columns, 1)
+        product_of = {f: products[:, i] for i, f in enumerate(wanted)}
+        parts = (
+            each.from_tile(tile, *(product_of[f] for f in each.columns))
+            for each in self.sums
+        )
+        cells = sums.head
+        if self.grid is not None:
+            cells = self.grid.add(cells, products[:, len(wanted) :], tile)
+        # A sum, and no product with ones: that is the same for all heads, and where two
+        # heads are taken together XLA would copy their tile to make it one product.
+        received = tile.weights.sum(0)
+        return fold.Sums(
+            self.merge(sums.queries, tuple(parts)), sums.keys + received, cells
+        )
+
+    def merge(self, first, second):
+        return tuple(
+            jax.tree.map(jnp.maximum if each.is_largest else jnp.add, *pair)
+            for each, *pair in zip(self.sums, first, second, strict=True)
+        )
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes", "mesh"))
+def statistics(
+    factors: views.Factors,
+    given: fold.Given,
+    counted: Array | None,
+    *,
+    grid: observations.Grid | None,
+    per_query: bool,
+    sizes: sweep.Sizes,
+    mesh: jax.sharding.Mesh | None,
+) -> Statistics:
+    """Returns the statistics of a map.
+
+    Args:
+      factors: Of the map.
+      given: What `given_of` returns.
+      counted: `[B..., T]` booleans: the queries that count; None: all that see.
+      grid: The cells of the pooled map; None: no pooled map.
+      per_query: Whether queries are kept apart.
+      sizes: Of the tiles.
+      mesh: The devices that share the map, or None.
+    """
+    num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
+    factors, counts = views.counting(factors, counted)
+    has_weights, is_nan = counts > 0, jnp.isnan(counts)
+    entries = [
+        entry
+        for entry in STATISTICS.values()
+        if isinstance(entry, Statistic)
+        and (entry.needs is None or entry.needs in given.keys)
+    ]
+    wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
+    sums = fold_gradient.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
+    count = jnp.maximum((counts != 0).sum(-1), 1)
+    # Rows without weights may be NaN, which would spread to means and gradients. NaN of
+    # rows that count is put back last, where nothing differentiates it.
+    rows = jax.tree.map(lambda x: jnp.where(has_weights, x, 0), sums.queries)
+    received = jnp.where(is_nan.any(-1)[..., None], jnp.nan, sums.keys)
+    row_sums = dict(zip(wanted, rows, strict=True))
+    row_sums[LARGEST] = observations.largest(
+        row_sums[LARGEST], factors, sizes=sizes, mesh=mesh
+    )
+
+    def finished(entry):
+        each_query = entry.from_sums(*(row_sums[each] for each in entry.sums))
+        each_query = jnp.where(has_weights, each_query, 0).astype(sums.keys.dtype)
+        each_query = jnp.where(is_nan, jnp.nan, each_query)
+        return entry.from_mean(each_query if per_query else each_query.sum(-1) / count)
+
+    unseen = factors.mask.aligned_unseen_keys(
+        num_queries, num_keys, factors.logsumexp.ndim - 2, factors.origin.query
+    )
+    head_sums = HeadSums(counts != 0, received, unseen)
+    results = {
+        name: entry.from_sums(head_sums)
+        for name, entry in STATISTICS.items()
+        if isinstance(entry, HeadStatistic)
+    }
+    results |= {entry.name: finished(entry) for entry in entries}
+    pooled = None if grid is None else grid.rows.mean(sums.head, counts)
+    missing = dict.fromkeys(STATISTICS)
+    return Statistics(**missing | results, received=received, pooled=pooled)
+
+
+def given_of(
+    map_shape: tuple[int, ...],
+    *,
+    origin: tiles.Origin,
+    counted: Array | None,
+    positions: Array | None,
+    tokens: Array | None,
+    key_tokens: Array | None,
+) -> fold.Given:
+    """Returns what entries may need; see `AttentionMap.statistics`.
+
+    Raises:
+      ValueError: If an array does not fit the map (B..., H, T, S).
+    """
+    *batch_shape, _, num_queries, num_keys = map_shape
+    if key_tokens is not None and tokens is None:
+        raise ValueError("key_tokens needs tokens, those of the queries.")
+    key_tokens = tokens if key_tokens is None else key_tokens
+    queries_shape, keys_shape = (*batch_shape, num_queries), (*batch_shape, num_keys)
+    _check_fits("counted", counted, queries_shape, bool)
+    _check_fits("positions", positions, keys_shape, bool)
+    _check_fits("tokens", tokens, queries_shape, jnp.integer)
+    _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
+    position = origin.rows(tiles.Span(0, num_queries)).array()
+    queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
+    keys = {}
+    if positions is not None:
+        keys["positions"] = positions
+    if tokens is not None:
+        queries["tokens"] = tokens
+        keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
+    # Alike in all heads.
+    return jax.tree.map(lambda x: jnp.asarray(x)[..., None], fold.Given(queries, keys))
+
+
+def _check_fits(name, array, shape, kind):
+    if array is None:
+        return
+    kinds = {bool: "booleans", jnp.integer: "integers"}
+    is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
+    if array.shape != shape or not is_kind:
+        raise ValueError(
+            f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of "
+            f"shape {array.shape}."
+        )

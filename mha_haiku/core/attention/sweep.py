@@ -1,0 +1,278 @@
+"""Walks over an attention map: head by head, rows by rows, tile by tile.
+
+T query positions, S key positions, K size per head, N heads of all examples. Whatever
+reads a whole map without holding it consists of these loops: `over_heads` takes one
+head of one example at a time (on the CPU, where two-dimensional tiles are the fastest)
+or several, `over_rows` a block of its queries, `over_keys` a tile of the keys that the
+block may see at all. Tiles have one size, so that one body is compiled for all: the
+last one of a row or column starts earlier, and ignores what it shares with the one
+before.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import masks, tiles
+
+Array = jax.Array
+_MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
+
+# Scores in the tiles of heads that are taken together, about what caches hold; and of
+# two heads, which keep more cores busy than one.
+_SCORES = {"cpu": 2**17}
+_SCORES_OF_TWO = {"cpu": 2**19}
+_SCORES_ON_ACCELERATORS = 2**25
+
+
+class Sizes(NamedTuple):
+    """How much of the scores is computed at once.
+
+    Attributes:
+      rows: Queries in a tile.
+      columns: Keys in a tile.
+      heads: Heads, of any examples, that are taken together.
+    """
+
+    rows: int
+    columns: int
+    heads: int
+
+    def fitted(self, num_queries: int, num_keys: int) -> "Sizes":
+        """Returns sizes that divide a map of T x S about evenly."""
+        rows = _even(num_queries, self.rows)
+        columns = _even(num_keys, self.columns)
+        return Sizes(rows, columns, self.heads)
+
+
+def default_sizes(
+    num_queries: int, num_keys: int, platform: str, columns: int = 1024
+) -> Sizes:
+    """Returns the sizes of tiles that are fast on a platform.
+
+    Args:
+      num_queries: T.
+      num_keys: S.
+      platform: As `jax.default_backend()` names it.
+      columns: Keys in a tile, at most.
+    """
+    rows, columns, _ = Sizes(512, columns, 1).fitted(num_queries, num_keys)
+    if not num_queries * num_keys:
+        return Sizes(rows, columns, 1)  # `lax.map` cannot batch empty results
+    size = rows * columns
+    together = _SCORES.get(platform, _SCORES_ON_ACCELERATORS) // size
+    pair = _SCORES_OF_TWO.get(platform, _SCORES_ON_ACCELERATORS) // size
+    return Sizes(rows, columns, max(together, min(2, pair), 1))
+
+
+def over_heads(
+    function: Callable[[tuple, Array], Any],
+    batch_shape: tuple[int, ...],
+    num_heads: int,
+    together: int,
+) -> Any:
+    """Returns `function(example, head)` of all heads, stacked as `[B..., H, ...]`.
+
+    Args:
+      function: Takes the index of an example, an integer per batch axis, and of a head.
+      batch_shape: B....
+      num_heads: H.
+      together: How many heads are computed at once, at most.
+    """
+    shape = (*batch_shape, num_heads)
+
+    def at_head(n):
+        *example, head = jnp.unravel_index(n, shape)
+        return function(tuple(example), head)
+
+    together = _divisor(shape, together)
+    # Without an axis of one head, which would cost the CPU compiler its best forms.
+    together = together if together > 1 else None
+    stacked = lax.map(at_head, jnp.arange(math.prod(shape)), batch_size=together)
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), stacked)
+
+
+def summed_over_heads(
+    function: Callable[[tuple, Array, tuple], Any],
+    totals: tuple,
+    axes: tuple[int, ...],
+    batch_shape: tuple[int, ...],
+    num_heads: int,
+    together: int,
+) -> tuple:
+    """Returns `function(example, head, totals)` of all heads, each at its place.
+
+    Args:
+      function: Takes the index of an example, an integer per batch axis, and of a head,
+        and the totals so far; returns a tuple of pytrees like them, but without batch
+        axes and heads.
+      totals: Pytrees with leading axes B.... An axis, and that of the heads, may have
+        size 1 for all; that of the heads also G. Heads that share a place add up, on
+        zeros; a place of one head may hold anything, which is written over.
+      axes: Where the axis of the heads stands in each of them, after B....
+      batch_shape: B....
+      num_heads: H.
+      together: How many heads are computed at once, at most.
+    """
+    shape = (*batch_shape, num_heads)
+    if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
+        sizes = batch_shape, num_heads, together
+        stacked = over_heads(lambda *at: function(*at, totals), *sizes)
+        return tuple(
+            jax.tree.map(
+                lambda x, y, axis=axis: placed(y, x.shape, axis, len(batch_shape)),
+                *pair,
+            )
+            for axis, *pair in zip(axes, totals, stacked, strict=True)
+        )
+
+    def add(total, part, axis, example, head):
+        axis += len(example)
+        part = jnp.expand_dims(part, (*range(len(example)), axis))
+        at = [0] * total.ndim
+        for i, index in enumerate(example):
+            at[i] = index * (total.shape[i] > 1)
+        at[axis] = head * total.shape[axis] // num_heads
+        if total.size != part.size * math.prod(shape):  # heads share it
+            part += lax.dynamic_slice(total, at, part.shape)
+        return lax.dynamic_update_slice(total, part, at)
+
+    def step(totals, n):
+        *example, head = jnp.unravel_index(n, shape)
+        parts = function(tuple(example), head, totals)
+        totals = tuple(
+            jax.tree.map(lambda x, y, axis=axis: add(x, y, axis, example, head), *pair)
+            for axis, *pair in zip(axes, totals, parts, strict=True)
+        )
+        return totals, None
+
+    return lax.scan(step, totals, jnp.arange(math.prod(shape)))[0]
+
+
+def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
+    """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B....
+
+    Args:
+      stacked: The array.
+      shape: Of the sum; an axis of B... may have size 1, and that of the heads any
+        divisor of H.
+      axis: Where the heads stand in it.
+      batch_ndim: How many axes B... are.
+    """
+    size = shape[batch_ndim + axis]
+    *batch_shape, heads = stacked.shape[: batch_ndim + 1]
+    rest = stacked.shape[batch_ndim + 1 :]
+    stacked = stacked.reshape(*batch_shape, size, heads // size, *rest)
+    stacked = stacked.sum(batch_ndim + 1)
+    shared = [i for i in range(batch_ndim) if shape[i] == 1]
+    stacked = stacked.sum(shared, keepdims=True) if shared else stacked
+    return jnp.moveaxis(stacked, batch_ndim, batch_ndim + axis)
+
+
+def over_rows(
+    body: Callable[[tiles.Span, Array, Any], Any], carry: Any, size: int, height: int
+) -> Any:
+    """Returns `carry` after `body(rows, fresh_from, carry)` of each block of rows.
+
+    Args:
+      body: Gets `rows`, and the first position that no block before had.
+      carry: A pytree.
+      size: T, the number of rows.
+      height: Of a block, at most `size`.
+    """
+
+    def block(i, carry):
+        start = i * height
+        rows = tiles.Span(tiles.smallest(start, size - height), height)
+        return body(rows, start, carry)
+
+    return _loop(0, -(-size // height), block, carry)
+
+
+def over_keys(
+    body: Callable[[tiles.Span, Array | None, Any], Any],
+    carry: Any,
+    mask: masks.Mask | None,
+    rows: tiles.Span,
+    num_keys: int,
+    width: int,
+    keys: tuple[int, int] | None = None,
+    origin: tiles.Origin = tiles.Origin(),  # noqa: B008
+) -> Any:
+    """Returns `carry` after `body(columns, seen_from, carry)` of the tiles of a row.
+
+    Tiles that no query of the block can see are left out.
+
+    Args:
+      body: Gets `columns`, and `seen_from` as `views.Head.scores` takes it.
+      carry: A pytree.
+      mask: The mask of the head; None: no tile is left out.
+      rows: The queries of the block.
+      num_keys: S.
+      width: Of a tile, at most S.
+      keys: (start, stop) of the keys to cover; None: all.
+      origin: Where the first query and key stand, for the mask.
+    """
+    count = -(-num_keys // width)
+    start, stop = 0, num_keys
+    open_start, open_stop = 0, 0
+    if mask is not None:
+        there = _ends(origin.rows(rows)), _ends(origin.columns(tiles.Span(0, num_keys)))
+        start, stop = (x - origin.key for x in mask.key_range(*there))
+        open_start, open_stop = (x - origin.key for x in mask.open_range(*there))
+    if keys is not None:
+        start = tiles.largest(start, keys[0])
+        stop = tiles.largest(tiles.smallest(stop, keys[1]), start)
+    first, last = start // width, tiles.smallest(-(-stop // width), count)
+    last = tiles.largest(first, last)
+    open_first = tiles.smallest(tiles.largest(-(-open_start // width), first), last)
+    open_last = tiles.smallest(tiles.largest(open_stop // width, open_first), last)
+    num_open = open_last - open_first
+
+    def at(j, seen_from, carry):
+        columns = tiles.Span(tiles.smallest(j * width, num_keys - width), width)
+        return body(columns, seen_from, carry)
+
+    # Open tiles come first, in a loop of their own whose body has no mask. Those before
+    # and behind them share a second loop, which jumps over them (`+ num_open`): one
+    # body is compiled. So nothing that depends on the order of the keys may be carried.
+    # The last tile starts earlier, and hides what is before its own place, `j * width`.
+    def masked(i, carry):
+        j = i + first
+        if isinstance(j, int) and isinstance(open_first, int):
+            j = j + num_open if j >= open_first else j
+        else:
+            j = jnp.where(j >= open_first, j + num_open, j)
+        return at(j, j * width if num_keys % width else 0, carry)
+
+    carry = _loop(open_first, open_last, lambda j, carry: at(j, None, carry), carry)
+    return _loop(0, last - first - num_open, masked, carry)
+
+
+def _ends(span: tiles.Span) -> tuple:
+    return span.start, span.stop
+
+
+def _divisor(shape: tuple[int, ...], most: int) -> int:
+    """Returns the largest divisor of the number of heads that is at most `most`."""
+    count = math.prod(shape) or 1  # a map of no heads
+    return max(n for n in range(1, min(most, count) + 1) if count % n == 0)
+
+
+def _even(size: int, most: int) -> int:
+    """Returns the width of about equal parts of at most `most`."""
+    size = max(size, 1)  # an empty map has no tile, but tiles have a size
+    parts = -(-size // min(most, size))
+    width = -(-size // parts)
+    return min(size, most, -(-width // _MULTIPLE) * _MULTIPLE)
+
+
+def _loop(start, stop, body, carry):
+    """`lax.fori_loop`, but unrolled where it is known to run once or never."""
+    if isinstance(start, int) and isinstance(stop, int) and stop - start <= 1:
+        return body(start, carry) if stop > start else carry
+    return lax.fori_loop(start, stop, body, carry)

@@ -1,0 +1,34 @@
+"""Masks as an algebra: `masks.causal() & masks.padding(lengths) | ~...`.
+
+A mask says which query may attend to which key (True: may attend), lazily: it gives any
+rectangle of itself without holding the whole.
+"""
+
+from mha_haiku.core.masks.algebra import Full, Mask
+from mha_haiku.core.masks.arrays import as_mask, dense, segments
+from mha_haiku.core.masks.lengths import padding, prefix, valid_lens
+from mha_haiku.core.masks.relative import (
+    causal,
+    dilated,
+    full,
+    global_tokens,
+    where,
+    window,
+)
+
+__all__ = [
+    "Full",
+    "Mask",
+    "as_mask",
+    "causal",
+    "dense",
+    "dilated",
+    "full",
+    "global_tokens",
+    "padding",
+    "prefix",
+    "segments",
+    "valid_lens",
+    "where",
+    "window",
+]

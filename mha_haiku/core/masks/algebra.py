@@ -1,0 +1,516 @@
+"""What every mask can be asked, and the algebra of masks.
+
+`B...` are the batch axes, T query positions, S key positions, H query heads. A mask
+never holds a T x S array unless it was made from one, but gives any rectangle of
+itself. It is asked at absolute positions of queries and keys: tiles, the parts of a
+device and decoding steps differ only in which positions they ask about, and arrays
+inside a mask are indexed by them. The ranks of these arrays decide their meaning:
+lengths are `[B...]`, segment ids `[B..., S]`, and so on.
+"""
+
+import abc
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_haiku.core import display, tiles
+
+Array = jax.Array
+Range = tuple[int | Array, int | Array]  # (start, stop)
+_BLOCK = 1024  # queries that a sweep over a mask looks at together
+
+
+class Mask(abc.ABC):
+    """Which query may attend to which key; True means "may attend".
+
+    Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
+    they pass through jit, vmap, pmap and scan. `&`, `|` and `~` combine them. They are
+    shown as the expression that makes them.
+
+    A mask of your own is a function of positions, see `where`, or a class such as this
+    one, of keys that have the color of their query; `tiles` takes positions out of
+    arrays:
+
+        from mha_haiku import attend
+        from mha_haiku.core import tiles
+        from mha_haiku.core.masks import Mask, causal
+
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass(frozen=True)
+        class SameColor(Mask):
+            colors: jax.Array  # [B..., S]
+
+            def aligned_tile(self, rows, columns, batch_ndim):
+                of_queries = tiles.take(self.colors, rows, axis=-1)
+                of_keys = tiles.take(self.colors, columns, axis=-1)
+                return of_queries[..., None, :, None] == of_keys[..., None, None, :]
+
+            def batch_ranks(self):
+                return (jnp.ndim(self.colors) - 1,)
+
+        attend(query, key, value, mask=causal() & SameColor(colors))
+
+    `key_range` lets tiles be skipped, `check_shape` refuses arrays that do not fit, and
+    `axes` lets devices share it.
+    """
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return _combine(Intersection, self, other)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return _combine(Union, self, other)
+
+    def __invert__(self) -> "Mask":
+        return Complement(self)
+
+    def __bool__(self):
+        raise TypeError(
+            "a mask is neither true nor false: combine masks with & | ~, which `and`, "
+            "`or` and `not` cannot do."
+        )
+
+    def shifted(self, offset: int) -> "Mask":
+        """Returns the mask in which query t stands at position t + `offset`.
+
+        For a part of a larger mask. Where the queries of a call are the last T of S
+        positions, `attend(first_query=S - T)` says so for mask and bias alike.
+        """
+        return self if offset == 0 else Shifted(self, offset)
+
+    def array(self, num_queries: int, num_keys: int) -> Array:
+        """Returns the whole mask: boolean `[B..., T, S]`, or `[B..., H, T, S]`."""
+        self.check_lengths(num_keys)
+        return self.tile(range(num_queries), range(num_keys))
+
+    def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
+        """Returns the rectangle `rows` x `columns` of the mask, as `array` shapes it.
+
+        Args:
+          rows: Query positions: a slice with an end, a range or an array of integers.
+          columns: Key positions, likewise.
+        """
+        rows, columns = tiles.positions(rows), tiles.positions(columns)
+        batch_ndim = self.batch_ndim()
+        shape = (len(rows), len(columns))
+        return self._without_heads(
+            self.aligned_tile(rows, columns, batch_ndim), batch_ndim, shape
+        )
+
+    def key_range(self, rows: Range, keys: Range) -> Range:
+        """Returns which keys the queries `rows` can see at all.
+
+        Keys outside are masked for all these queries; keys inside may be. The ends are
+        Python integers where the mask and the ranges are static, else scalar arrays.
+
+        Args:
+          rows: (start, stop) of the queries; integers or scalar arrays.
+          keys: (start, stop) of the keys asked about, likewise.
+
+        Returns:
+          (start, stop) within `keys`.
+        """
+        del rows
+        return keys
+
+    def open_range(self, rows: Range, keys: Range) -> Range:
+        """Returns (start, stop) of keys that surely all of the queries `rows` can see.
+
+        Arguments are those of `key_range`.
+        """
+        del rows
+        return keys[0], keys[0]
+
+    def is_lopsided(self) -> bool:
+        """Returns whether later queries see more keys, or fewer, than earlier ones.
+
+        Devices that share the queries then take an early and a late part each, so that
+        all have the same work.
+        """
+        return False
+
+    def at_head(self, example: tuple, head: Array) -> Self:
+        """Returns the mask of one head of one example, without batch axes.
+
+        Args:
+          example: An index per batch axis; may be traced.
+          head: The index of the head, likewise.
+        """
+        del head
+        return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
+
+    def unseen_keys(self, num_queries: int, num_keys: int) -> Array:
+        """Returns which of S keys none of T queries may see: `[B..., (H,) S]`."""
+        batch_ndim = self.batch_ndim()
+        unseen = self.aligned_unseen_keys(num_queries, num_keys, batch_ndim)
+        if unseen is None:
+            unseen = jnp.full((1,) * (batch_ndim + 1) + (num_keys,), not num_queries)
+        return self._without_heads(unseen, batch_ndim, (num_keys,))
+
+    def fully_masked_queries(self, num_queries: int, num_keys: int) -> Array:
+        """Returns which of T queries may see none of S keys: `[B..., (H,) T]`."""
+        batch_ndim = self.batch_ndim()
+        masked = self.aligned_fully_masked(num_queries, num_keys, batch_ndim)
+        if masked is None:
+            masked = jnp.full((1,) * (batch_ndim + 1) + (num_queries,), not num_keys)
+        return self._without_heads(masked, batch_ndim, (num_queries,))
+
+    def check(
+        self,
+        batch_shape: tuple,
+        num_heads: int,
+        num_queries: int | None,
+        num_keys: int,
+    ):
+        """Raises ValueError where the mask does not fit attention of these sizes.
+
+        `num_queries` is the position after the last query, which is T where the first
+        stands at 0; None: not known.
+        """
+        self.check_shape(batch_shape, num_heads, num_queries, num_keys)
+        self.check_lengths(num_keys)
+
+    def batch_ndim(self) -> int:
+        """Returns the number of batch axes that the ranks of its arrays imply."""
+        ranks = self.batch_ranks()
+        if ranks is None:
+            return 0
+        if not ranks:
+            raise ValueError(
+                "the parts of this mask disagree on the number of batch axes: "
+                f"{self}; lengths are [B...], segment ids [B..., S] and arrays "
+                "[B..., T, S] or [B..., H, T, S]."
+            )
+        return ranks[0]
+
+    # What a kind of mask has to say of itself. "aligned" arrays have the axes
+    # [B..., H, ...]; B... and H may have size 1, the positions (R, C, T, S) are full.
+
+    @abc.abstractmethod
+    def aligned_tile(
+        self, rows: Array | tiles.Span, columns: Array | tiles.Span, batch_ndim: int
+    ) -> Array:
+        """Returns the mask at positions `rows` x `columns` as `[B..., H, R, C]`.
+
+        Args:
+          rows: R positions, an array or a `tiles.Span`: `tiles.on_rows`, `take` and
+            `as_array` know both.
+          columns: C positions, likewise.
+          batch_ndim: How many axes B... are.
+        """
+
+    def batch_ranks(self) -> tuple[int, ...] | None:
+        """Returns the possible numbers of batch axes, likeliest first; None: any."""
+        return None
+
+    def has_heads(self, batch_ndim: int) -> bool:
+        """Returns whether the heads may differ."""
+        del batch_ndim
+        return False
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        """Raises ValueError where an array inside does not fit these sizes."""
+
+    def check_lengths(self, num_keys: int):
+        """Raises ValueError where a length, as far as known, exceeds `num_keys`."""
+
+    def axes(self, batch_ndim: int) -> Self:
+        """Returns the mask with the letters of its arrays' axes in their place.
+
+        A letter an axis: those of `tiles.batch_axes`, then "H" (heads), "T" (queries)
+        and "S" (keys). What shares arrays among devices goes by it.
+        """
+        if jax.tree.leaves(self):
+            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+        return self
+
+    def aligned_unseen_keys(
+        self,
+        num_queries: int,
+        num_keys: int,
+        batch_ndim: int,
+        first_query: int | Array = 0,
+    ) -> Array | None:
+        """Returns which keys no query sees, of queries from position `first_query` on.
+
+        Returns:
+          `[B..., H, S]`, or None where each key is surely seen by at least one query.
+        """
+        sizes = num_queries, num_keys, batch_ndim, first_query
+        return ~self._any_in_blocks(-2, *sizes).any(0)
+
+    def aligned_fully_masked(
+        self,
+        num_queries: int,
+        num_keys: int,
+        batch_ndim: int,
+        first_query: int | Array = 0,
+    ) -> Array | None:
+        """Returns which queries see no key, `[B..., H, T]`, or None: surely none."""
+        sizes = num_queries, num_keys, batch_ndim, first_query
+        seeing = jnp.moveaxis(self._any_in_blocks(-1, *sizes), 0, -2)
+        return ~lax.collapse(seeing, seeing.ndim - 2)[..., :num_queries]
+
+    def aligned_key_counts(
+        self,
+        num_queries: int,
+        num_keys: int,
+        batch_ndim: int,
+        origin: tiles.Origin,
+    ) -> Array:
+        """Returns how many keys each query sees, `[B..., H, T]`."""
+        counts = self._in_blocks(
+            lambda tile: jnp.broadcast_to(tile, (*tile.shape[:-1], num_keys)).sum(-1),
+            num_queries,
+            num_keys,
+            batch_ndim,
+            origin.query,
+            origin.key,
+        )
+        counts = jnp.moveaxis(counts, 0, -2)
+        return lax.collapse(counts, counts.ndim - 2)[..., :num_queries]
+
+    def _any_in_blocks(self, axis, *sizes):
+        """Returns `[blocks, B..., H, ...]`: whether there is any pair along an axis."""
+        return self._in_blocks(lambda tile: tile.any(axis), *sizes)
+
+    def _in_blocks(
+        self, function, num_queries, num_keys, batch_ndim, first_query, first_key=0
+    ):
+        """Returns a function of tiles `[B..., H, R, S]`, stacked along a first axis.
+
+        The last block of queries repeats the last query.
+        """
+        columns = first_key + jnp.arange(num_keys)
+
+        def of_block(rows):
+            return function(self.aligned_tile(rows, columns, batch_ndim))
+
+        if num_queries <= _BLOCK:
+            return of_block(first_query + jnp.arange(num_queries))[None]
+        blocks = -(-num_queries // _BLOCK)
+        rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
+        return lax.map(of_block, (first_query + rows).reshape(blocks, _BLOCK))
+
+    def _without_heads(self, aligned: Array, batch_ndim: int, sizes: tuple) -> Array:
+        """Broadcasts the position axes; drops the head axis where heads are alike."""
+        aligned = jnp.broadcast_to(aligned, aligned.shape[: batch_ndim + 1] + sizes)
+        return aligned if self.has_heads(batch_ndim) else aligned.squeeze(batch_ndim)
+
+
+@tiles.pytree()
+class Full(Mask):
+    """Everything may attend to everything."""
+
+    def __repr__(self):
+        return "full()"
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
+
+    def open_range(self, rows, keys):
+        return keys
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        return None
+
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        return None
+
+
+class _Pair(Mask):
+    """A mask made of two."""
+
+    left: Mask
+    right: Mask
+
+    def batch_ranks(self):
+        left, right = self.left.batch_ranks(), self.right.batch_ranks()
+        if left is None or right is None:
+            return right if left is None else left
+        return tuple(rank for rank in left if rank in right)
+
+    def has_heads(self, batch_ndim):
+        return self.left.has_heads(batch_ndim) or self.right.has_heads(batch_ndim)
+
+    def axes(self, batch_ndim):
+        return type(self)(*(x.axes(batch_ndim) for x in (self.left, self.right)))
+
+    def is_lopsided(self):
+        return self.left.is_lopsided() or self.right.is_lopsided()
+
+    def at_head(self, example, head):
+        left, right = (x.at_head(example, head) for x in (self.left, self.right))
+        return type(self)(left, right)
+
+    def check_shape(self, *sizes):
+        self.left.check_shape(*sizes)
+        self.right.check_shape(*sizes)
+
+    def check_lengths(self, num_keys):
+        self.left.check_lengths(num_keys)
+        self.right.check_lengths(num_keys)
+
+
+@tiles.pytree(data=("left", "right"))
+class Intersection(_Pair):
+    """What both masks allow."""
+
+    left: Mask
+    right: Mask
+
+    def __repr__(self):
+        return f"{_within(self.left, Union)} & {_within(self.right, Union)}"
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        left = self.left.aligned_tile(rows, columns, batch_ndim)
+        return left & self.right.aligned_tile(rows, columns, batch_ndim)
+
+    def key_range(self, rows, keys):
+        return _overlap(*(x.key_range(rows, keys) for x in (self.left, self.right)))
+
+    def open_range(self, rows, keys):
+        return _overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
+
+
+@tiles.pytree(data=("left", "right"))
+class Union(_Pair):
+    """What either mask allows."""
+
+    left: Mask
+    right: Mask
+
+    def __repr__(self):
+        return f"{self.left!r} | {self.right!r}"
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        left = self.left.aligned_tile(rows, columns, batch_ndim)
+        return left | self.right.aligned_tile(rows, columns, batch_ndim)
+
+    def key_range(self, rows, keys):
+        left_start, left_stop = self.left.key_range(rows, keys)
+        right_start, right_stop = self.right.key_range(rows, keys)
+        return tiles.smallest(left_start, right_start), tiles.largest(
+            left_stop, right_stop
+        )
+
+    def open_range(self, rows, keys):
+        left = self.left.open_range(rows, keys)
+        right = self.right.open_range(rows, keys)
+        is_left = left[1] - left[0] >= right[1] - right[0]
+        if isinstance(is_left, bool):
+            return left if is_left else right
+        return tuple(
+            jnp.where(is_left, *ends) for ends in zip(left, right, strict=True)
+        )
+
+
+class _Wrapped(Mask):
+    """A mask made of another one."""
+
+    mask: Mask
+
+    def batch_ranks(self):
+        return self.mask.batch_ranks()
+
+    def at_head(self, example, head):
+        return dataclasses.replace(self, mask=self.mask.at_head(example, head))
+
+    def has_heads(self, batch_ndim):
+        return self.mask.has_heads(batch_ndim)
+
+    def axes(self, batch_ndim):
+        return dataclasses.replace(self, mask=self.mask.axes(batch_ndim))
+
+    def is_lopsided(self):
+        return self.mask.is_lopsided()
+
+    def check_lengths(self, num_keys):
+        self.mask.check_lengths(num_keys)
+
+
+@tiles.pytree(data=("mask",))
+class Complement(_Wrapped):
+    """What the mask forbids."""
+
+    mask: Mask
+
+    def __repr__(self):
+        return f"~{_within(self.mask, _Pair)}"
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return ~self.mask.aligned_tile(rows, columns, batch_ndim)
+
+    def check_shape(self, *sizes):
+        self.mask.check_shape(*sizes)
+
+
+@tiles.pytree(data=("mask",), meta=("offset",))
+class Shifted(_Wrapped):
+    """The mask with query t at position t + offset."""
+
+    mask: Mask
+    offset: int
+
+    def __repr__(self):
+        return f"{_within(self.mask, _Pair | Complement)}.shifted({self.offset})"
+
+    def shifted(self, offset):
+        return self.mask.shifted(self.offset + offset)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return self.mask.aligned_tile(rows + self.offset, columns, batch_ndim)
+
+    def key_range(self, rows, keys):
+        return self.mask.key_range(self._moved(rows), keys)
+
+    def open_range(self, rows, keys):
+        return self.mask.open_range(self._moved(rows), keys)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        at = first_query + self.offset
+        return self.mask.aligned_unseen_keys(num_queries, num_keys, batch_ndim, at)
+
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        at = first_query + self.offset
+        return self.mask.aligned_fully_masked(num_queries, num_keys, batch_ndim, at)
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        stop = None if num_queries is None else num_queries + self.offset
+        self.mask.check_shape(batch_shape, num_heads, stop, num_keys)
+
+    def _moved(self, rows):
+        return rows[0] + self.offset, rows[1] + self.offset
+
+
+def _overlap(left: tuple, right: tuple) -> tuple:
+    """Returns the range that two ranges share; an empty one where they do not."""
+    start = tiles.largest(left[0], right[0])
+    return start, tiles.largest(tiles.smallest(left[1], right[1]), start)
+
+
+def _within(mask: Mask, looser: type) -> str:
+    """Returns the expression of a mask inside another, in brackets where it needs."""
+    return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
+
+
+def _combine(kind, left: Mask, right: Mask) -> Mask:
+    if not isinstance(right, Mask):
+        raise TypeError(
+            f"a mask combines with masks only, got {type(right).__name__}; "
+            "an array becomes one by masks.dense(array)."
+        )
+    if kind is Intersection:  # without Full, so that what is known of the other stays
+        if isinstance(left, Full):
+            return right
+        if isinstance(right, Full):
+            return left
+    return kind(left, right)

@@ -1,0 +1,199 @@
+"""Masks made of whole arrays: segment ids, or the mask itself."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import display, tiles
+from mha_haiku.core.masks import algebra, relative
+
+Array = jax.Array
+Mask = algebra.Mask
+
+
+def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
+    """Returns the mask of keys in the query's own segment.
+
+    Args:
+      query_ids: `[B..., T]` integers.
+      key_ids: `[B..., S]` integers; None: those of the queries.
+
+    Raises:
+      ValueError: If the ids are not integers or differ in rank.
+    """
+    query_ids = tiles.integers("query_ids", query_ids, low=None)
+    key_ids = (
+        query_ids if key_ids is None else tiles.integers("key_ids", key_ids, low=None)
+    )
+    if query_ids.ndim < 1 or query_ids.ndim != key_ids.ndim:
+        raise ValueError(
+            "segment ids must be [B..., T] and [B..., S], got shapes "
+            f"{query_ids.shape} and {key_ids.shape}."
+        )
+    return Segments(query_ids, key_ids)
+
+
+def dense(array: Array) -> Mask:
+    """Returns the mask that an array spells out.
+
+    Args:
+      array: Boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`; an axis may
+        have size 1. Its rank alone decides which of the two it is.
+
+    Raises:
+      ValueError: If it is of floats, of other integers, or of fewer than two axes.
+    """
+    array = array if isinstance(array, jax.Array) else np.asarray(array)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        known = tiles.known(array)
+        if known is not None and not np.isin(known, (0, 1)).all():
+            raise ValueError(
+                "mask must be boolean or 0/1 integers, got other integers; "
+                "lengths become a mask by masks.padding(lengths)."
+            )
+        array = array != 0
+    if array.dtype != bool:
+        raise ValueError(
+            f"mask must be boolean or 0/1 integers, got {array.dtype}; "
+            "an additive score goes in bias=."
+        )
+    if array.ndim < 2:
+        raise ValueError(
+            f"mask must be [B..., T, S] or [B..., H, T, S], got shape {array.shape}; "
+            "lengths become a mask by masks.padding(lengths)."
+        )
+    return Dense(array)
+
+
+def as_mask(
+    value: Mask | Array | Callable[[Array, Array], Array] | None,
+) -> Mask:
+    """Returns a mask from one, an array, a function, or None, which is everything.
+
+    For arrays see `dense`, for functions `where`.
+
+    Raises:
+      TypeError: If it is a mask of a class of the user that is no pytree.
+    """
+    if isinstance(value, Mask):
+        return tiles.checked_pytree("mask", value)
+    if value is None:
+        return relative.full()
+    return relative.where(value) if callable(value) else dense(value)
+
+
+@tiles.pytree(data=("query_ids", "key_ids"))
+class Segments(Mask):
+    """Keys of the query's own segment."""
+
+    query_ids: Array
+    key_ids: Array
+
+    def __repr__(self):
+        ids = [self.query_ids]
+        if self.key_ids is not self.query_ids:
+            ids.append(self.key_ids)
+        return f"segments({', '.join(map(display.array, ids))})"
+
+    def batch_ranks(self):
+        return (jnp.ndim(self.query_ids) - 1,)
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        axes = "[B..., T] and [B..., S]"
+        tiles.check_axes("query_ids", self.query_ids, (*batch_shape, num_queries), axes)
+        tiles.check_axes("key_ids", self.key_ids, (*batch_shape, num_keys), axes)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        query_ids = tiles.take(self.query_ids, rows, axis=-1)
+        key_ids = tiles.take(self.key_ids, columns, axis=-1)
+        return query_ids[..., None, :, None] == key_ids[..., None, None, :]
+
+    def axes(self, batch_ndim):
+        batch = tiles.batch_axes(batch_ndim)
+        return Segments(batch + "T", batch + "S")
+
+    def key_range(self, rows, keys):
+        # Ids from the smallest to the largest: too many keys where ids do not rise.
+        smallest, largest = self._ids_of(rows)
+        seen = (self.key_ids >= smallest) & (self.key_ids <= largest)
+        return _within(_hull(seen), keys)
+
+    def open_range(self, rows, keys):
+        if jnp.ndim(self.key_ids) > 1:
+            return keys[0], keys[0]
+        # Open where all these queries are of one segment, whose keys have no gap.
+        smallest, largest = self._ids_of(rows)
+        seen = self.key_ids == smallest
+        hull = _hull(seen)
+        size = 1 if hull is None else hull[1] - hull[0]
+        is_open = (smallest == largest) & (seen.sum() == size)
+        start, stop = _within(hull, keys)
+        return start, jnp.where(is_open, stop, start)
+
+    def _ids_of(self, rows) -> tuple[Array, Array]:
+        """Returns the smallest and largest segment id of the queries."""
+        ids = jnp.asarray(self.query_ids)
+        limits = jnp.iinfo(ids.dtype)
+        at = jnp.arange(ids.shape[-1])
+        inside = (at >= rows[0]) & (at < rows[1]) | (ids.shape[-1] == 1)
+        inside = jnp.broadcast_to(inside, ids.shape)
+        smallest = jnp.min(jnp.where(inside, ids, limits.max), initial=limits.max)
+        return smallest, jnp.max(jnp.where(inside, ids, limits.min), initial=limits.min)
+
+
+@tiles.pytree(data=("values",))
+class Dense(Mask):
+    """A mask spelt out as an array."""
+
+    values: Array
+
+    def __repr__(self):
+        return f"dense({display.array(self.values)})"
+
+    def batch_ranks(self):
+        rank = jnp.ndim(self.values)
+        return (rank - 2, rank - 3) if rank > 2 else (0,)
+
+    def has_heads(self, batch_ndim):
+        return jnp.ndim(self.values) == batch_ndim + 3
+
+    def check_shape(self, *sizes):
+        tiles.check_matrix("mask", self.values, *sizes)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        values = tiles.with_heads(self.values, batch_ndim)
+        return tiles.rectangle(values, rows, columns)
+
+    def axes(self, batch_ndim):
+        heads = "H" * self.has_heads(batch_ndim)
+        return Dense(tiles.batch_axes(batch_ndim) + heads + "TS")
+
+    def at_head(self, example, head):
+        values = tiles.at_batch(self.values, example)
+        if self.has_heads(len(example)):
+            values = values if values.shape[0] == 1 else values[head][None]
+        return Dense(values)
+
+
+def _hull(seen: Array) -> tuple[Array, Array] | None:
+    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example.
+
+    None where it is not known, as one entry stands for all keys.
+    """
+    num_keys = seen.shape[-1]
+    if num_keys == 1:
+        return None
+    seen = seen.reshape(-1, num_keys).any(0)
+    stop = jnp.max(jnp.where(seen, jnp.arange(1, num_keys + 1), 0), initial=0)
+    start = jnp.min(jnp.where(seen, jnp.arange(num_keys), stop), initial=num_keys)
+    return start, stop
+
+
+def _within(hull: tuple | None, keys: algebra.Range) -> algebra.Range:
+    """Returns the part of a range that is in `keys`."""
+    if hull is None:
+        return keys
+    start, stop = (jnp.clip(x, *keys) for x in hull)
+    return start, jnp.maximum(start, stop)

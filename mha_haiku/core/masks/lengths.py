@@ -1,0 +1,173 @@
+"""Masks made of lengths: the first keys of each example, or of each query."""
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import display, tiles
+from mha_haiku.core.masks import algebra, relative
+
+Array = jax.Array
+Mask = algebra.Mask
+
+
+def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
+    """Returns the mask of each example's first keys, for its first queries.
+
+    Args:
+      lengths: `[B...]` integers in 0..S.
+      query_lengths: `[B...]` integers of at least 0; later queries see nothing. None:
+        all queries see.
+
+    Raises:
+      ValueError: If a length is negative, not an integer, or the two differ in rank.
+    """
+    lengths = tiles.integers("lengths", lengths)
+    if query_lengths is not None:
+        query_lengths = tiles.integers("query_lengths", query_lengths)
+        if query_lengths.ndim != lengths.ndim:
+            raise ValueError(
+                "lengths and query_lengths must have the same batch axes, got shapes "
+                f"{lengths.shape} and {query_lengths.shape}."
+            )
+    return Padding(lengths, query_lengths)
+
+
+def valid_lens(lengths: Array) -> Mask:
+    """Returns the mask of the first `lengths` keys, `[B...]` or `[B..., T]` per query.
+
+    Raises:
+      ValueError: If a length is negative or not an integer.
+    """
+    return ValidLens(tiles.integers("lengths", lengths))
+
+
+def prefix(lengths: Array) -> Mask:
+    """Returns the causal mask whose first `lengths` `[B...]` keys everyone sees.
+
+    Source: Raffel et al. 2020 (T5), figure 4, https://arxiv.org/abs/1910.10683.
+    """
+    return relative.causal() | padding(lengths)
+
+
+class _Lengths(Mask):
+    """A mask made of lengths of the keys."""
+
+    lengths: Array
+
+    def check_lengths(self, num_keys):
+        known = tiles.known(self.lengths)
+        if known is not None and (known > num_keys).any():
+            raise ValueError(
+                f"lengths must be in 0..S = 0..{num_keys}, got {known.max()}."
+            )
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        tiles.check_axes("lengths", self.lengths, batch_shape, "[B...]")
+
+    def key_range(self, rows, keys):
+        known = tiles.known(self.lengths)
+        if known is None:
+            return _first_of(keys, jnp.max(self.lengths, initial=0))
+        return _first_of(keys, int(known.max(initial=0)))
+
+    def open_range(self, rows, keys):
+        known = tiles.known(self.lengths)
+        if not jnp.size(self.lengths):
+            return keys
+        if known is None:
+            return _first_of(keys, jnp.min(self.lengths))
+        return _first_of(keys, int(known.min()))
+
+
+@tiles.pytree(data=("lengths", "query_lengths"))
+class Padding(_Lengths):
+    """The first keys of each example, for its first queries."""
+
+    lengths: Array
+    query_lengths: Array | None
+
+    def __repr__(self):
+        shown = [self.lengths]
+        if self.query_lengths is not None:
+            shown.append(self.query_lengths)
+        return f"padding({', '.join(map(display.numbers, shown))})"
+
+    def batch_ranks(self):
+        return (jnp.ndim(self.lengths),)
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        super().check_shape(batch_shape, num_heads, num_queries, num_keys)
+        if self.query_lengths is not None:
+            tiles.check_axes("query_lengths", self.query_lengths, batch_shape, "[B...]")
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        columns = tiles.on_columns(columns, batch_ndim)
+        seen = columns < self.lengths[..., None, None, None]
+        if self.query_lengths is None:
+            return jnp.repeat(seen, len(rows), axis=-2)
+        rows = tiles.on_rows(rows, batch_ndim)
+        return seen & (rows < self.query_lengths[..., None, None, None])
+
+    def open_range(self, rows, keys):
+        start, stop = super().open_range(rows, keys)
+        if self.query_lengths is None:
+            return start, stop
+        return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
+
+    def axes(self, batch_ndim):
+        letters = tiles.batch_axes(batch_ndim)
+        return Padding(letters, None if self.query_lengths is None else letters)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        keys = tiles.on_columns(jnp.arange(num_keys), batch_ndim - 1)
+        unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
+        if self.query_lengths is None:
+            return unseen
+        return unseen | (self.query_lengths <= first_query)[..., None, None]
+
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        queries = first_query + jnp.arange(num_queries)
+        queries = tiles.on_columns(queries, batch_ndim - 1)
+        # Always true, `queries >= first_query` gives the axis of queries its size.
+        masked = (self.lengths <= 0)[..., None, None] & (queries >= first_query)
+        if self.query_lengths is None:
+            return masked
+        return masked | (queries >= self.query_lengths[..., None, None])
+
+
+@tiles.pytree(data=("lengths",))
+class ValidLens(_Lengths):
+    """The first keys of each example or of each query."""
+
+    lengths: Array
+
+    def __repr__(self):
+        return f"valid_lens({display.numbers(self.lengths)})"
+
+    def batch_ranks(self):
+        rank = jnp.ndim(self.lengths)
+        return {0: (0,), 1: (1, 0)}.get(rank, (rank - 1, rank))
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        wanted = batch_shape
+        if jnp.ndim(self.lengths) == len(batch_shape) + 1:
+            wanted = (*batch_shape, num_queries)
+        tiles.check_axes("lengths", self.lengths, wanted, "[B...] or [B..., T]")
+
+    def axes(self, batch_ndim):
+        per_query = jnp.ndim(self.lengths) > batch_ndim
+        return ValidLens(tiles.batch_axes(batch_ndim) + "T" * per_query)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        lengths = jnp.asarray(self.lengths)
+        if lengths.ndim == batch_ndim:
+            lengths = jnp.repeat(lengths[..., None], len(rows), axis=-1)
+        else:
+            lengths = tiles.take(lengths, rows, axis=-1)
+        return tiles.on_columns(columns, batch_ndim) < lengths[..., None, :, None]
+
+
+def _first_of(keys: algebra.Range, length: int | Array) -> algebra.Range:
+    """Returns those of the keys that are before position `length`."""
+    start, stop = keys
+    return start, tiles.largest(tiles.smallest(length, stop), start)

@@ -1,0 +1,199 @@
+"""Masks that depend on positions alone.
+
+R and C are the numbers of query and key positions asked for.
+"""
+
+import abc
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks, display, tiles
+from mha_haiku.core.masks import algebra
+
+Array = jax.Array
+Mask = algebra.Mask
+
+
+def full() -> Mask:
+    """Returns the mask that allows everything."""
+    return algebra.Full()
+
+
+def causal() -> Mask:
+    """Returns the mask of positions up to the query's own."""
+    return Band(None, 0)
+
+
+def window(left: int | None, right: int | None) -> Mask:
+    """Returns the mask of positions from t - `left` to t + `right`; None: no end."""
+    for name, reach in (("left", left), ("right", right)):
+        if reach is not None:
+            checks.non_negative_integer(name, reach)
+    return full() if left is None and right is None else Band(left, right)
+
+
+def dilated(rate: int) -> Mask:
+    """Returns the mask of positions whose distance is a multiple of `rate`."""
+    return Dilated(checks.positive_integer("rate", rate))
+
+
+def global_tokens(positions: Iterable[int]) -> Mask:
+    """Returns the mask of positions that see all and are seen by all.
+
+    Source: Beltagy et al. 2020 (Longformer), section 3.1,
+    https://arxiv.org/abs/2004.05150.
+    """
+    positions = (
+        int(checks.non_negative_integer("positions", position))
+        for position in positions
+    )
+    return GlobalTokens(tuple(positions))
+
+
+def where(function: Callable[[Array, Array], Array]) -> Mask:
+    """Returns the mask of a function of positions: `where(lambda t, s: s % 4 <= t)`.
+
+    Args:
+      function: Gets int32 positions of queries `[..., R, 1]` and of keys `[..., 1, C]`,
+        and returns booleans of them together: whether the query may see the key. It is
+        called for tiles anywhere, so it must be pure and accept any positions.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"function must be one of positions, got {checks.shown(function)}."
+        )
+    return Where(function)
+
+
+class _Relative(Mask):
+    """A mask that depends on positions alone."""
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        rows = tiles.on_rows(rows, batch_ndim)
+        return self.allows(rows, tiles.on_columns(columns, batch_ndim))
+
+    @abc.abstractmethod
+    def allows(self, rows: Array, columns: Array) -> Array:
+        """Returns whether queries at `rows` may attend to keys at `columns`."""
+
+
+@tiles.pytree(meta=("left", "right"))
+class Band(_Relative):
+    """Keys from t - left to t + right."""
+
+    left: int | None
+    right: int | None
+
+    def __repr__(self):
+        is_causal = self.left is None and self.right == 0
+        return "causal()" if is_causal else f"window({self.left}, {self.right})"
+
+    def is_lopsided(self):
+        return (self.left is None) != (self.right is None)
+
+    def allows(self, rows, columns):
+        distance = columns - rows
+        if self.left is None:
+            return distance <= self.right
+        if self.right is None:
+            return distance >= -self.left
+        return (distance >= -self.left) & (distance <= self.right)
+
+    def key_range(self, rows, keys):
+        return self._reached(rows[0], rows[1] - 1, keys)
+
+    def open_range(self, rows, keys):
+        return self._reached(rows[1] - 1, rows[0], keys)
+
+    def _reached(self, leftmost, rightmost, keys):
+        """Returns the keys from the first of one query to the last of another."""
+        first, last = keys
+        if self.left is not None:
+            first = tiles.largest(leftmost - self.left, first)
+        if self.right is not None:
+            last = tiles.smallest(rightmost + self.right + 1, last)
+        first = tiles.smallest(first, keys[1])
+        return first, tiles.largest(last, first)
+
+    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+        keys, unseen = np.arange(num_keys), np.full(num_keys, num_queries == 0)
+        if self.right is not None:
+            unseen = unseen | (keys - self.right > first_query + num_queries - 1)
+        if self.left is not None:
+            unseen = unseen | (keys + self.left < first_query)
+        return _aligned_or_none(unseen, batch_ndim)
+
+    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+        queries = first_query + np.arange(num_queries)
+        masked = np.full(num_queries, num_keys == 0)
+        if self.right is not None:
+            masked = masked | (queries + self.right < 0)
+        if self.left is not None:
+            masked = masked | (queries - self.left > num_keys - 1)
+        return _aligned_or_none(masked, batch_ndim)
+
+
+@tiles.pytree(meta=("rate",))
+class Dilated(_Relative):
+    """Keys at a multiple of `rate` positions."""
+
+    rate: int
+
+    def __repr__(self):
+        return f"dilated({self.rate})"
+
+    def allows(self, rows, columns):
+        return (columns - rows) % self.rate == 0
+
+
+@tiles.pytree(meta=("global_positions",))
+class GlobalTokens(_Relative):
+    """Positions that see all and are seen by all.
+
+    They may be anywhere, so that its `key_range` is all keys: a union with it, as
+    `window | global_tokens`, skips no tile.
+    """
+
+    global_positions: tuple[int, ...]
+
+    def __repr__(self):
+        return f"global_tokens({display.numbers(np.array(self.global_positions))})"
+
+    def allows(self, rows, columns):
+        global_positions = np.asarray(self.global_positions, np.int32)
+        return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
+
+
+@tiles.pytree(meta=("function",))
+class Where(_Relative):
+    """Keys for which a function says so."""
+
+    function: Callable[[Array, Array], Array]
+
+    def __repr__(self):
+        return f"where({getattr(self.function, '__name__', repr(self.function))})"
+
+    def allows(self, rows, columns):
+        allowed = jnp.asarray(self.function(rows, columns))
+        wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
+        is_short = allowed.ndim <= len(wanted) and all(
+            size in (1, its)
+            for size, its in zip(allowed.shape[::-1], wanted[::-1], strict=False)
+        )
+        if allowed.dtype != bool or not is_short:
+            raise ValueError(
+                f"the function of {self} must return booleans of shape {wanted} for "
+                f"positions {rows.shape} and {columns.shape}, got {allowed.dtype} of "
+                f"shape {allowed.shape}."
+            )
+        return jnp.broadcast_to(allowed, wanted)
+
+
+def _aligned_or_none(flags: Array | np.ndarray, batch_ndim: int) -> Array | None:
+    if isinstance(flags, np.ndarray) and not flags.any():
+        return None
+    # [1..., 1, S]: without the axis of queries, which counts as a batch axis less.
+    return tiles.on_columns(flags, batch_ndim - 1)

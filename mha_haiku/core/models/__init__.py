@@ -1,0 +1,59 @@
+"""Whole models as pure functions, built from a config."""
+
+from mha_haiku.core.models import decoding
+from mha_haiku.core.models.architecture import (
+    ACTIVATIONS,
+    FAMILIES,
+    KINDS,
+    NORMS,
+    POSITIONS,
+    PRECISIONS,
+    default_config,
+)
+from mha_haiku.core.models.build import Model, build, of_function
+from mha_haiku.core.models.consistency import check
+from mha_haiku.core.models.forward import Maps, Output
+from mha_haiku.core.models.parts import (
+    LayerHeads,
+    find_part,
+    frequencies,
+    heads_of_layers,
+    hidden_sizes,
+    key_size,
+    layer_of,
+    num_all_layers,
+    num_decoder_layers,
+    part_of,
+    windows,
+)
+from mha_haiku.core.modules import stacked, unstacked
+
+__all__ = [
+    "ACTIVATIONS",
+    "FAMILIES",
+    "KINDS",
+    "LayerHeads",
+    "Maps",
+    "Model",
+    "NORMS",
+    "Output",
+    "POSITIONS",
+    "PRECISIONS",
+    "build",
+    "check",
+    "decoding",
+    "default_config",
+    "find_part",
+    "frequencies",
+    "heads_of_layers",
+    "hidden_sizes",
+    "key_size",
+    "layer_of",
+    "num_all_layers",
+    "num_decoder_layers",
+    "of_function",
+    "part_of",
+    "stacked",
+    "unstacked",
+    "windows",
+]

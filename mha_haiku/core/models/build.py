@@ -1,0 +1,256 @@
+"""Whole models as pure functions, built from a config.
+
+B batch, T positions, S positions of a source, D width.
+Families differ in their targets: `encoder` classifies each position, `causal` the same
+but from earlier positions only, `set_classifier` chooses one element of a set,
+independent of the order, and `encoder_decoder` predicts another sequence.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+
+from mha_haiku.core import checks, display, modules
+from mha_haiku.core.models import architecture, consistency, forward, incremental, parts
+from mha_haiku.core.models.forward import Output
+
+if TYPE_CHECKING:
+    import ml_collections
+
+Array = jax.Array
+
+
+class Model(NamedTuple):
+    """A model as pure functions.
+
+    Attributes:
+      init: `init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None)
+        -> params`.
+      apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
+        decoder_inputs=None, decoder_lengths=None, is_training) -> Output`. Inputs
+        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
+        valid positions; an encoder-decoder takes `[B, S]` of these, and what the
+        decoder reads: tokens `[B, T]`, from the start token on, and their lengths
+        `[B]`; segments `[B, T]` integers, of models that have such (None:
+        all 0). `rng` is for dropout, and may be None without it. Tokens and
+        segments that the model has no row for raise ValueError, but for padding; while
+        they or the lengths are traced, as in a jitted function of them, values cannot
+        be validated, and are clipped to the valid range. `core.sites` looks into it and
+        changes it: `mh.sites(model.apply, ...)` lists what there is.
+      scanned: The same model with scanned layers, whose parameters `modules.stacked`
+        makes, for programs that compile one layer instead of L; None where layers
+        differ, or are scanned already. Replace it along with `apply`.
+      description: What it is, in a few words.
+      decoding: The same model token by token, for `models.generate`; None where no
+        token follows from those before it.
+      config: The `config.model` that it was built from, which nothing changes; None of
+        a model that `build` did not make.
+    """
+
+    init: Callable[..., Any]
+    apply: Callable[..., Output]
+    scanned: "Model | None" = None
+    description: str = ""
+    decoding: incremental.Decoding | None = None
+    config: "ml_collections.FrozenConfigDict | None" = None
+
+    def __repr__(self) -> str:
+        return f"Model({self.description or 'init, apply'})"
+
+
+def build(
+    config: Any,
+    *,
+    num_tokens: int | None,
+    feature_size: int | None,
+    num_classes: int,
+    implementation: str | Callable | None = None,
+) -> Model:
+    """Returns the model that a config describes.
+
+    Args:
+      config: `config.model`; `architecture.FIELDS` has its fields.
+      num_tokens: Vocabulary of the inputs; None where they are features.
+      feature_size: Width of the input features; None where they are tokens.
+      num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
+        reads; else with tied logits at most `num_tokens`.
+      implementation: That of attention, as in `attend`; None: the config's.
+
+    Raises:
+      checks.ConfigError: If a field is out of range, or logits cannot be tied.
+    """
+    consistency.check(config)
+    is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
+    if is_tied_to_inputs and (num_tokens is None or num_tokens < num_classes):
+        raise checks.ConfigError(
+            "config.model.output.tied needs inputs that are tokens, and a token for "
+            f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
+        )
+    make = functools.partial(
+        _functions,
+        config,
+        num_tokens=num_tokens,
+        num_classes=num_classes,
+        implementation=implementation or config.attention.implementation,
+    )
+    model = make(is_scanned=config.scan_layers)
+    has_decoder = config.family == "encoder_decoder"
+    if config.scan_layers or has_decoder or not parts.are_alike(config):
+        return model
+    return model._replace(scanned=make(is_scanned=True))
+
+
+def of_function(function: Callable[[Any, Array], Array]) -> Model:
+    """Returns the `Model` of any function, whoever wrote it.
+
+    Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
+    measures it.
+
+    Args:
+      function: From parameters and inputs `[B, T, ...]` to logits; also by keyword
+        `lengths`, where examples have lengths. Without dropout.
+    """
+
+    def apply(params, rng, inputs, *, is_training=False, **given):
+        if rng is not None or is_training:
+            raise ValueError(
+                "rng and is_training must be left out: the model is a function without "
+                "dropout."
+            )
+        given = {name: x for name, x in given.items() if x is not None}
+        return Output(function(params, inputs, **given), ())
+
+    return Model(None, apply, description=getattr(function, "__name__", "a function"))
+
+
+def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
+    """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
+    from ml_collections import FrozenConfigDict
+
+    policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
+    run = functools.partial(
+        forward.forward,
+        config,
+        num_tokens=num_tokens,
+        num_classes=num_classes,
+        implementation=implementation,
+        policy=policy,
+    )
+    stack = modules.scanned if is_scanned else modules.looped
+    if config.rematerialize:
+        stack = modules.rematerialized(stack)
+    has_decoder = config.family == "encoder_decoder"
+    transformed = hk.transform(
+        lambda *given, **more: run(*given, **more, stack=stack)[0]
+    )
+
+    def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
+        _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
+        inputs = policy.cast_to_param(inputs)
+        return transformed.init(
+            rng,
+            inputs,
+            lengths,
+            decoder_inputs=decoder_inputs,
+            decoder_lengths=decoder_lengths,
+            is_training=False,
+        )
+
+    def apply(
+        params,
+        rng,
+        inputs,
+        *,
+        lengths=None,
+        segments=None,
+        decoder_inputs=None,
+        decoder_lengths=None,
+        is_training,
+    ):
+        _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
+        if num_tokens is not None:
+            _check_rows("inputs", inputs, num_tokens, lengths)
+        if segments is not None:
+            _check_segments(config, inputs, segments)
+            _check_rows("segments", segments, config.embedding.segments, lengths)
+        if has_decoder:
+            _check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
+        params, inputs = policy.cast_to_compute((params, inputs))
+        return transformed.apply(
+            params,
+            rng,
+            inputs,
+            lengths,
+            segments,
+            decoder_inputs=decoder_inputs,
+            decoder_lengths=decoder_lengths,
+            is_training=is_training,
+        )
+
+    vocabulary = num_classes if has_decoder else num_tokens
+    return Model(
+        init,
+        apply,
+        description=parts.description(config),
+        decoding=incremental.decoding(config, run, vocabulary, policy, is_scanned),
+        config=FrozenConfigDict(config),
+    )
+
+
+def _check_decoder_inputs(has_decoder, inputs, lengths):
+    if has_decoder:
+        is_integer = inputs is not None and jnp.issubdtype(
+            jnp.result_type(inputs), jnp.integer
+        )
+        if not is_integer or jnp.ndim(inputs) != 2:
+            given = "None" if inputs is None else display.array(inputs)
+            raise ValueError(
+                "decoder_inputs must be the tokens [B, T] that the decoder reads, from "
+                f"the start token on, got {given}."
+            )
+    elif inputs is not None or lengths is not None:
+        raise ValueError(
+            "decoder_inputs and decoder_lengths must be None: the model has no decoder."
+        )
+
+
+def _check_segments(config, inputs, segments):
+    if not config.embedding.segments:
+        raise ValueError(
+            "segments must be None: config.model.embedding.segments is 0, so that the "
+            "model has none."
+        )
+    is_integer = jnp.issubdtype(jnp.result_type(segments), jnp.integer)
+    if not is_integer or jnp.shape(segments) != inputs.shape[:2]:
+        raise ValueError(
+            f"segments must be integers of shape [B, T] = {inputs.shape[:2]}, got "
+            f"{jnp.result_type(segments)} of shape {jnp.shape(segments)}."
+        )
+
+
+def _check_rows(name, ids, count, lengths):
+    """Raises ValueError where valid ids, if they are known, name no row of a table."""
+    if not _is_known(ids) or not _is_known(lengths):
+        return
+    # In NumPy: what jax computes while something else is traced is traced too.
+    ids = np.asarray(ids)
+    is_outside = (ids < 0) | (ids >= count)
+    if lengths is not None:
+        is_outside &= np.arange(ids.shape[1]) < np.asarray(lengths)[:, None]
+    if is_outside.any():
+        raise ValueError(
+            f"{name} must be integers from 0 to {count - 1}, got "
+            f"{ids[is_outside][0]} at {np.argwhere(is_outside)[0].tolist()}."
+        )
+
+
+def _is_known(x):
+    """Returns whether this process can look at the numbers of an array."""
+    is_traced = isinstance(x, jax.core.Tracer)
+    return not is_traced and getattr(x, "is_fully_addressable", True)

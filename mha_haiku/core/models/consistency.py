@@ -1,0 +1,206 @@
+"""Checks of a model's config: of each field, and of fields that must go together."""
+
+from typing import TYPE_CHECKING
+
+from mha_haiku.core import checks, fields
+from mha_haiku.core.models import architecture, parts
+
+if TYPE_CHECKING:
+    import ml_collections
+
+
+@checks.user_mistakes()
+def check(config: "ml_collections.ConfigDict") -> None:
+    """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
+    fields.check("config.model", config.to_dict(), architecture.FIELDS)
+    section, model_size = config.attention, config.model_size
+    num_heads, num_groups = section.num_heads, section.num_key_value_heads
+    if not num_heads and not config.feed_forward.hidden_size:
+        raise checks.ConfigError(
+            "config.model.attention.num_heads or feed_forward.hidden_size must be "
+            "above 0, got 0 for both."
+        )
+    if num_heads and section.key_size is None and model_size % num_heads:
+        raise checks.ConfigError(
+            f"config.model.attention.num_heads must divide model_size = {model_size} "
+            f"where key_size is not given, got {num_heads}; the nearest that does is "
+            f"{_nearest_divisor(model_size, num_heads)}."
+        )
+    if num_groups and num_heads % num_groups:
+        raise checks.ConfigError(
+            "config.model.attention.num_key_value_heads must divide num_heads = "
+            f"{num_heads}, got {num_groups}; the nearest that does is "
+            f"{_nearest_divisor(num_heads, num_groups)}."
+        )
+    _check_score(section)
+    kind, name = config.embedding.positions, "config.model.embedding.positions"
+    if not num_heads and kind in ("rotary", "alibi", "t5"):
+        raise checks.ConfigError(
+            f"{name} = {kind!r} works through attention, of which there is none with "
+            "attention.num_heads = 0; choose learned, sinusoidal or none."
+        )
+    if kind == "rotary" and parts.key_size(config) % 2:
+        raise checks.ConfigError(
+            f"{name} = 'rotary' needs an even key size, got {parts.key_size(config)}."
+        )
+    if kind == "sinusoidal" and model_size % 2:
+        raise checks.ConfigError(
+            f"{name} = 'sinusoidal' needs an even model_size, got {model_size}."
+        )
+    _check_by_layer(config)
+    _check_rotary(config)
+    _check_parts(config)
+    _check_output(config)
+    _check_decoder(config)
+
+
+def _check_score(section) -> None:
+    """Checks what goes with the score, of `config.model.attention`."""
+    score, name = section.score, "config.model.attention"
+    for field, default, known_by in (
+        ("scale", None, ("dot_product", "sigmoid")),
+        ("soft_cap", None, ("dot_product",)),
+        ("offset", 0, ("sigmoid",)),
+        ("temperature", 1, ("dot_product", "additive", "sigmoid")),
+    ):
+        if score not in known_by and section[field] != default:
+            raise checks.ConfigError(
+                f"{name}.{field} is only for score = {' or '.join(known_by)}, and must "
+                f"be {default} with score = {score!r}, got {section[field]}."
+            )
+    if section.normalizer == "none":
+        if score not in ("sigmoid", "linear"):
+            raise checks.ConfigError(
+                f"{name}.normalizer = 'none' needs score = sigmoid or linear, whose "
+                f"exponentials stay small, got {score!r}."
+            )
+        if section.sinks is not None:
+            raise checks.ConfigError(
+                f"{name}.sinks must be None with normalizer = 'none': without a "
+                f"denominator there is none to add to, got {section.sinks!r}."
+            )
+
+
+def _check_by_layer(config) -> None:
+    """Checks the fields that may have a value per layer."""
+    kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
+    window, turns = config.attention.window, config.embedding.frequencies
+    for field, given, is_alike in (
+        ("attention.kept_heads", kept, False),
+        ("feed_forward.hidden_sizes", sizes, False),
+        ("attention.window", window, len(set(parts.windows(config))) == 1),
+        ("embedding.frequencies", turns, len(set(parts.frequencies(config))) == 1),
+    ):
+        if not architecture.is_list(given) or (
+            given is turns and not any(map(architecture.is_list, given))
+        ):
+            continue
+        count, of = parts.num_all_layers(config), "layers"
+        if given is kept:
+            count, of = len(parts.places(config)), "layers"
+            if config.family == "encoder_decoder":
+                of = "attention parts (encoder, decoder, cross)"
+        if len(given) != count:
+            raise checks.ConfigError(
+                f"config.model.{field} must have an entry for each of the {count} {of},"
+                f" got {len(given)}."
+            )
+        if config.scan_layers and not is_alike:
+            raise checks.ConfigError(
+                f"config.model.scan_layers must be False with {field}: scanned layers "
+                "must be alike in all but the values of their parameters."
+            )
+    for i, heads in enumerate(kept or ()):
+        name = f"config.model.attention.kept_heads[{i}]"
+        for head in architecture.a_list(name, heads):
+            checks.integer_in(name, head, 0, config.attention.num_heads - 1)
+        if len(set(heads)) != len(heads):
+            raise checks.ConfigError(f"{name} must not repeat a head, got {heads!r}.")
+    for i, size in enumerate(sizes or ()):
+        fields.integer(1, 2**22)(f"config.model.feed_forward.hidden_sizes[{i}]", size)
+
+
+def _check_rotary(config) -> None:
+    """Checks the frequencies of rotary positions."""
+    name, kind = "config.model.embedding.frequencies", config.embedding.positions
+    if config.embedding.frequencies is None:
+        return
+    if kind != "rotary":
+        raise checks.ConfigError(
+            f"{name} is only for rotary positions, and must be None with positions = "
+            f"{kind!r}."
+        )
+    pairs = parts.key_size(config) // 2
+    for i, each in enumerate(parts.frequencies(config)):
+        if len(each) != pairs:
+            raise checks.ConfigError(
+                f"{name} must have a number for each of the key_size / 2 = {pairs} "
+                f"pairs of features, got {len(each)} for layer {i}."
+            )
+
+
+def _check_parts(config) -> None:
+    """Checks how the parts of a layer are added, and whether norms are any."""
+    has_residuals = config.attention.residual and config.feed_forward.residual
+    if config.feed_forward.parallel and not has_residuals:
+        raise checks.ConfigError(
+            "config.model.feed_forward.parallel needs attention.residual = True and "
+            "feed_forward.residual = True: both parts are added to what they read."
+        )
+    if config.feed_forward.parallel and config.norm.position == "post":
+        raise checks.ConfigError(
+            "config.model.feed_forward.parallel needs norm.position = pre or both, "
+            "got 'post'."
+        )
+    for section in ("embedding", "output"):
+        if config[section].norm and config.norm.kind == "none":
+            raise checks.ConfigError(
+                f"config.model.{section}.norm must be False with norm.kind = 'none'."
+            )
+
+
+def _check_output(config) -> None:
+    """Checks what stands between the last layer and the logits."""
+    output, name = config.output, "config.model.output"
+    defaults = architecture.FIELDS["output"]
+    is_set = config.family == "set_classifier"
+    for field in ("pool", "tied"):
+        if is_set and output[field]:
+            raise checks.ConfigError(
+                f"{name}.{field} must be {defaults[field].default} for a "
+                "set_classifier, which has a logit for each element."
+            )
+    if is_set and not output.logits:
+        raise checks.ConfigError(f"{name}.logits must be True for a set_classifier.")
+    for field in ("hidden", "norm", "tied", "soft_cap"):
+        if not output.logits and output[field]:
+            raise checks.ConfigError(
+                f"{name}.{field} must be {defaults[field].default} with logits "
+                f"= False: it is part of the logits, got {output[field]!r}."
+            )
+
+
+def _check_decoder(config) -> None:
+    """Checks what only a model with a decoder may have, or may not."""
+    if config.family != "encoder_decoder":
+        if config.decoder.num_layers is not None:
+            raise checks.ConfigError(
+                "config.model.decoder.num_layers must be None for a model without a "
+                f"decoder: family is {config.family!r}."
+            )
+        return
+    for name, value, wanted in (
+        ("attention.num_heads", config.attention.num_heads, "at least 1"),
+        ("feed_forward.parallel", not config.feed_forward.parallel, "False"),
+        ("output.pool", config.output.pool is None, "None"),
+        ("output.logits", config.output.logits, "True"),
+    ):
+        if not value:
+            raise checks.ConfigError(
+                f"config.model.{name} must be {wanted} for an encoder_decoder."
+            )
+
+
+def _nearest_divisor(number, wanted):
+    divisors = [i for i in range(1, number + 1) if number % i == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))

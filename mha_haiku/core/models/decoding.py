@@ -1,0 +1,440 @@
+"""Generating text: prompts in, what the model writes after them out.
+
+B batch, P positions of the prompts, N = max_length, C tokens of the vocabulary, W width
+of a beam. `generate` returns whole texts, `stream` gives tokens as they come.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.core.models import build, incremental
+from mha_haiku.core.models.incremental import maps
+from mha_haiku.core.models.strategies import Beam, Greedy, Sampled, Strategy
+
+__all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "maps", "stream"]
+
+Array = jax.Array
+_NO_TOKEN = -1
+_SHORTEST = 16  # positions of padded prompts; then times 4
+
+
+class Generated(NamedTuple):
+    """Texts, each a prompt and what was written after it.
+
+    Attributes:
+      tokens: `[B, N]` int32; after the end of a text `end_token`.
+      lengths: `[B]`, tokens of each text, its end token included.
+      log_probability: `[B]` float32 in nats, of what was written, by the model's own
+        probabilities (of temperature 1).
+      cache: What the model keeps of the texts, where queries were kept: `maps` of it
+        are the attention maps of whole texts; else None.
+    """
+
+    tokens: Array
+    lengths: Array
+    log_probability: Array
+    cache: incremental.DecodingCache | None = None
+
+
+class _Given(NamedTuple):
+    """What texts begin with."""
+
+    prompts: Array  # [B, P]
+    lengths: Array  # [B]
+    source: Array | None  # [B, S, ...]
+    source_lengths: Array | None  # [B]
+
+
+class _Texts(NamedTuple):
+    """Texts while they are written; leading axes `[B]`, or `[B, W]` in a beam."""
+
+    tokens: Array  # [B, N]
+    lengths: Array  # [B]
+    is_done: Array  # [B]
+    log_probability: Array  # [B]
+
+
+def generate(
+    model: build.Model,
+    params: Any,
+    prompts: Array,
+    lengths: Array | None = None,
+    *,
+    strategy: Strategy,
+    max_length: int,
+    end_token: int | None = None,
+    key: Array | None = None,
+    source: Array | None = None,
+    source_lengths: Array | None = None,
+    keep_queries: bool = False,
+) -> Generated:
+    """Returns prompts and what a model writes after them.
+
+    A program is compiled for each batch size, `max_length` and strategy, and a smaller
+    one that reads prompts for some sizes of these (16, 64, 256, ... positions).
+
+    Args:
+      model: A causal model of tokens or an encoder-decoder, as `models.build` makes it.
+      params: Its parameters.
+      prompts: `[B, P]` tokens; of an encoder-decoder what the decoder reads first, the
+        start token.
+      lengths: `[B]`, tokens of each prompt, at least 1; what comes after is not read.
+        None: all P.
+      strategy: How the next token is chosen.
+      max_length: Tokens that a text has at most, prompt included; one more than the
+        model has positions for, as the last one is not read.
+      end_token: A text ends with this token; None: at `max_length`.
+      key: PRNG key, needed by random strategies. What is drawn for a text depends on
+        the key, its place in the batch and what stands before, but not on its
+        neighbours.
+      source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
+      source_lengths: `[B]`, valid positions of each source; None: all S.
+      keep_queries: Whether `Generated.cache` is returned; not with a beam.
+
+    Raises:
+      ValueError: If an argument is out of range, or the model cannot continue texts.
+    """
+    decoding, given, end = _checked(
+        model,
+        (prompts, lengths, source, source_lengths),
+        strategy,
+        max_length,
+        end_token,
+        key,
+    )
+    params = decoding.prepare(params)
+    if isinstance(strategy, Beam):
+        if keep_queries:
+            raise ValueError("keep_queries must be False with a beam.")
+        return _beam(decoding, strategy, max_length, params, given, end)
+    key = jax.random.key(0) if key is None else key
+    texts, cache, keys = _begun(
+        decoding, strategy, max_length, keep_queries, params, given, end, key
+    )
+    texts, cache = _advanced(
+        decoding, strategy, params, texts, cache, keys, end, max_length
+    )
+    if keep_queries:
+        cache = _finished(decoding, params, texts, cache)
+    return Generated(
+        _ended(texts.tokens, texts.lengths, end),
+        texts.lengths,
+        texts.log_probability,
+        cache if keep_queries else None,
+    )
+
+
+def stream(
+    model: build.Model,
+    params: Any,
+    prompts: Array,
+    lengths: Array | None = None,
+    *,
+    strategy: Strategy,
+    max_length: int,
+    end_token: int | None = None,
+    key: Array | None = None,
+    source: Array | None = None,
+    source_lengths: Array | None = None,
+    chunk: int = 8,
+) -> Iterator[np.ndarray]:
+    """Yields the next token of each text, `[B]` integers, until all have ended.
+
+    Tokens and arguments are those of `generate`, but for the strategy, which may be no
+    beam: its tokens are not final before its end. A text that has ended goes on with
+    `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
+    first comes alone.
+
+    Raises:
+      ValueError: As `generate`, before anything is yielded.
+    """
+    decoding, given, end = _checked(
+        model,
+        (prompts, lengths, source, source_lengths),
+        strategy,
+        max_length,
+        end_token,
+        key,
+    )
+    checks.positive_integer("chunk", chunk)
+    if isinstance(strategy, Beam):
+        raise ValueError(
+            "strategy must choose token by token to stream, got a beam, whose tokens "
+            "are not final before its end."
+        )
+
+    def tokens():
+        own = decoding.prepare(params)
+        first = jax.random.key(0) if key is None else key
+        texts, cache, keys = _begun(
+            decoding, strategy, max_length, False, own, given, end, first
+        )
+        told = given.lengths
+        while True:
+            # Copies, as the next call writes into the memory of what it is given.
+            written, now, is_done = map(np.array, texts[:3])
+            for i in range((now - told).max()):
+                at = np.minimum(told + i, max_length - 1)[:, None]
+                new = np.take_along_axis(written, at, axis=1)[:, 0]
+                yield np.where(told + i < now, new, np.asarray(end))
+            if is_done.all():
+                return
+            told = now
+            texts, cache = _advanced(
+                decoding, strategy, own, texts, cache, keys, end, chunk
+            )
+
+    return tokens()
+
+
+@functools.partial(
+    jax.jit, static_argnames=("decoding", "strategy", "max_length", "keep_queries")
+)
+def _begun(decoding, strategy, max_length, keep_queries, params, given, end, key):
+    """Returns the texts with their first token, the cache, and a key for each text."""
+    logits, cache = _prefilled(decoding, params, given, max_length, keep_queries)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
+    texts = _prompted(given, max_length, end)
+    return _appended(strategy, texts, logits, keys, end), cache, keys
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("decoding", "strategy"),
+    donate_argnames=("texts", "cache"),
+)
+def _advanced(decoding, strategy, params, texts, cache, keys, end, steps):
+    """Returns the texts with up to `steps` more tokens, and the cache."""
+
+    def goes_on(state):
+        i, texts, _ = state
+        return (i < steps) & ~texts.is_done.all()
+
+    def step(state):
+        i, texts, cache = state
+        logits, cache = _stepped(decoding, params, texts, cache)
+        return i + 1, _appended(strategy, texts, logits, keys, end), cache
+
+    _, texts, cache = jax.lax.while_loop(goes_on, step, (0, texts, cache))
+    return texts, cache
+
+
+@functools.partial(jax.jit, static_argnames=("decoding",), donate_argnames=("cache",))
+def _finished(decoding, params, texts, cache):
+    """Returns the cache with the last token of each text, whose logits nobody needs."""
+    return _stepped(decoding, params, texts, cache)[1]
+
+
+@functools.partial(jax.jit, static_argnames=("decoding", "strategy", "max_length"))
+def _beam(decoding, strategy, max_length, params, given, end):
+    """Returns the best texts that a beam finds, as `generate` does."""
+    width, size = strategy.width, len(given.lengths)
+    logits, cache = _prefilled(decoding, params, given, max_length, False)
+    in_beam = lambda x: jnp.repeat(x, width, axis=0)  # noqa: E731
+    logits, cache = in_beam(logits), cache.by_example(in_beam)
+    texts = _prompted(given, max_length, end)
+    texts = jax.tree.map(lambda x: in_beam(x).reshape(size, width, *x.shape[1:]), texts)
+    # All texts of a beam are alike at first: one counts.
+    only_first = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
+    texts = texts._replace(
+        log_probability=jnp.broadcast_to(only_first, (size, width)).astype(logits.dtype)
+    )
+    starts = given.lengths[:, None]
+
+    def standing(texts, lengths):
+        return texts.log_probability / strategy.penalty(lengths - starts)
+
+    def extended(texts, logits):
+        """Returns the beams one token on, and which text each comes from."""
+        logits = jax.nn.log_softmax(logits).reshape(size, width, -1)
+        longer = texts.log_probability[..., None] + logits
+        longer = jnp.where(texts.is_done[..., None], -jnp.inf, longer)
+        # One more column: a text that has ended stays as it is.
+        as_it_is = jnp.where(texts.is_done, texts.log_probability, -jnp.inf)
+        all_of_them = jnp.concatenate([longer, as_it_is[..., None]], axis=-1)
+        count = texts.lengths - starts + ~texts.is_done
+        ranked = (all_of_them / strategy.penalty(count)[..., None]).reshape(size, -1)
+        _, best = jax.lax.top_k(ranked, width)
+        parents, tokens = best // (logits.shape[-1] + 1), best % (logits.shape[-1] + 1)
+        own = jax.tree.map(
+            lambda x: jax.vmap(lambda x, parents: x[parents])(x, parents), texts
+        )
+        score = jnp.take_along_axis(all_of_them.reshape(size, -1), best, axis=1)
+        return _with_tokens(own, tokens, end)._replace(log_probability=score), parents
+
+    def goes_on(state):
+        texts, *_ = state
+        longest = jnp.full_like(texts.lengths, max_length)
+        # A text never gains probability: this is the best that it can come to.
+        hoped = jnp.where(texts.is_done, -jnp.inf, standing(texts, longest)).max(1)
+        done = jnp.where(texts.is_done, standing(texts, texts.lengths), -jnp.inf).max(1)
+        return ((hoped > done) & ~texts.is_done.all(1)).any()
+
+    def step(state):
+        texts, parents, cache = state
+        rows = (jnp.arange(size)[:, None] * width + parents).reshape(-1)
+        flat = jax.tree.map(lambda x: x.reshape(size * width, *x.shape[2:]), texts)
+        cache = cache.by_example(lambda x: x[rows])
+        logits, cache = _stepped(decoding, params, flat, cache)
+        return *extended(texts, logits), cache
+
+    texts, parents = extended(texts, logits)
+    texts, *_ = jax.lax.while_loop(goes_on, step, (texts, parents, cache))
+    best = standing(texts, texts.lengths).argmax(1)
+    best = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i])(x, best), texts)
+    return Generated(
+        _ended(best.tokens, best.lengths, end), best.lengths, best.log_probability
+    )
+
+
+def _prefilled(decoding, params, given, max_length, keep_queries):
+    """Returns the logits `[B, C]` after the prompts, and a cache for whole texts."""
+    # The last token of a text is written, but never read.
+    size = min(max_length, decoding.max_length or max_length)
+    return decoding.prefill(
+        params,
+        given.prompts[:, :size],
+        jnp.minimum(given.lengths, size),
+        max_length=size,
+        source=given.source,
+        source_lengths=given.source_lengths,
+        keep_queries=keep_queries,
+    )
+
+
+def _stepped(decoding, params, texts, cache):
+    """Returns the logits `[B, C]` after the last token of each text, and the cache."""
+    # A text that has ended has its last token put in its place once more.
+    positions = jnp.minimum(texts.lengths, cache.size) - 1
+    last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
+    logits, _, cache = decoding.step(params, last, cache.at(positions))
+    return logits, cache
+
+
+def _appended(strategy, texts, logits, keys, end):
+    """Returns the texts with one more token each, chosen by logits `[B, C]`."""
+    # The length stands for how many choices there were before.
+    tokens = strategy.choose(logits, jax.vmap(jax.random.fold_in)(keys, texts.lengths))
+    own = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    gain = jnp.where(texts.is_done, 0, own - jax.nn.logsumexp(logits, axis=-1))
+    texts = texts._replace(log_probability=texts.log_probability + gain)
+    return _with_tokens(texts, tokens, end)
+
+
+def _with_tokens(texts, tokens, end):
+    """Returns the texts that have not ended with one more token, `[...]`."""
+    at, max_length = texts.lengths, texts.tokens.shape[-1]
+    places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
+    is_new = (places == at[..., None]) & ~texts.is_done[..., None]
+    lengths = at + ~texts.is_done
+    return texts._replace(
+        tokens=jnp.where(is_new, tokens[..., None], texts.tokens),
+        lengths=lengths,
+        is_done=texts.is_done | (tokens == end) | (lengths >= max_length),
+    )
+
+
+def _prompted(given, max_length, end):
+    """Returns the prompts as texts."""
+    lengths, room = given.lengths, max_length - given.prompts.shape[1]
+    tokens = jnp.pad(given.prompts, [(0, 0), (0, room)])
+    tokens = _ended(tokens, lengths, end)
+    zeros = jnp.zeros(lengths.shape, jnp.float32)
+    return _Texts(tokens, lengths, lengths >= max_length, zeros)
+
+
+def _ended(tokens, lengths, end):
+    """Returns the tokens with the end token in all places after a text's end."""
+    is_after = jnp.arange(tokens.shape[1])[None] >= lengths[:, None]
+    return jnp.where(is_after, end, tokens)
+
+
+def _checked(model, given, strategy, max_length, end_token, key):
+    """Returns decoding, what is given with prompts of a common size, and the end."""
+    decoding = model.decoding
+    prompts, lengths, source, source_lengths = given
+    if decoding is None:
+        raise ValueError(
+            "model must predict the next token of a text, as causal models of tokens "
+            "with logits at every position and encoder-decoders do, got "
+            f"{model!r}."
+        )
+    if not isinstance(strategy, Strategy):
+        raise TypeError(
+            f"strategy must be Greedy(), Sampled(...) or Beam(...), got {strategy!r}."
+        )
+    if isinstance(strategy, Sampled) and strategy.temperature and key is None:
+        raise ValueError("key must be given where tokens are drawn at random.")
+    longest = None if decoding.max_length is None else decoding.max_length + 1
+    checks.integer_in("max_length", max_length, 1, longest)
+    incremental.check_source(decoding.has_source, source, source_lengths)
+    if end_token is not None:
+        checks.integer_in("end_token", end_token, 0, None)
+    prompts = np.asarray(prompts)
+    if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
+        raise ValueError(
+            "prompts must be tokens [B, P], integers, got "
+            f"{prompts.dtype} of shape {prompts.shape}."
+        )
+    size, columns = prompts.shape
+    lengths = np.full(size, columns) if lengths is None else np.asarray(lengths)
+    if lengths.shape != (size,) or not np.issubdtype(lengths.dtype, np.integer):
+        raise ValueError(
+            f"lengths must be integers [B] = {(size,)}, got {lengths.dtype} of shape "
+            f"{lengths.shape}."
+        )
+    if (lengths < 1).any() or not columns:
+        raise ValueError("prompts must have at least one token each, got an empty one.")
+    if (lengths > columns).any():
+        raise ValueError(f"lengths must be at most P = {columns}, got {lengths.max()}.")
+    if (lengths > max_length).any():
+        raise ValueError(
+            f"prompts must have at most max_length = {max_length} tokens, got one of "
+            f"{lengths.max()}."
+        )
+    is_token = np.arange(columns) < lengths[:, None]
+    wrong = is_token & ((prompts < 0) | (prompts >= decoding.num_tokens))
+    if wrong.any():
+        raise ValueError(
+            f"prompts must be of tokens from 0 to {decoding.num_tokens - 1}, got "
+            f"{prompts[wrong][0]}."
+        )
+    shared = _SHORTEST
+    while shared < lengths.max():
+        shared *= 4
+    padded = np.zeros((size, min(shared, max_length)), np.int32)
+    columns = min(columns, padded.shape[1])
+    padded[:, :columns] = np.where(is_token, prompts, 0)[:, :columns]
+    if source is not None:
+        source = _checked_source(size, source, source_lengths)
+    end = np.int32(_NO_TOKEN if end_token is None else end_token)
+    given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
+    return decoding, given, end
+
+
+def _checked_source(size, source, lengths):
+    """Returns the source as an array."""
+    source = source if isinstance(source, jax.Array) else np.asarray(source)
+    if source.ndim < 2 or len(source) != size:
+        raise ValueError(
+            f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
+            f"{source.shape}."
+        )
+    lengths = np.full(size, source.shape[1]) if lengths is None else np.asarray(lengths)
+    if (
+        lengths.shape != (size,)
+        or not np.issubdtype(lengths.dtype, np.integer)
+        or (lengths < 0).any()
+        or (lengths > source.shape[1]).any()
+    ):
+        raise ValueError(
+            f"source_lengths must be integers [B] from 0 to S = {source.shape[1]}, got "
+            f"{lengths}."
+        )
+    return source

@@ -1,0 +1,283 @@
+"""A model token by token: what it keeps of earlier tokens, and one step.
+
+B batch, P positions of prompts, S_max positions that a text may grow to, S positions of
+a source, C tokens of the vocabulary, L layers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mha_haiku.core import attention, checks, modules, tiles
+from mha_haiku.core.models import parts
+from mha_haiku.core.models.forward import Maps
+from mha_haiku.core.modules import multi_head_attention
+
+Array = jax.Array
+
+
+@tiles.pytree(
+    data=("layers", "positions", "source_lengths", "rows", "encoder_maps"),
+    meta=("size",),
+)
+class DecodingCache:
+    """What a model keeps of the tokens so far, as a pytree.
+
+    Attributes:
+      layers: A cache per layer, of an encoder-decoder a pair: of self-attention and of
+        cross-attention, which has the keys and values of the source. Of attention
+        without heads the `attention.Prompt`.
+      positions: `[B]`, where the next token of each example stands.
+      source_lengths: `[B]`, valid positions of the source; None: all, or no source.
+      rows: Where queries are kept, a map of each attention without its arrays: mask,
+        bias, score and normalizer; else None.
+      encoder_maps: Those of the source, likewise; () without one.
+      size: S_max.
+    """
+
+    layers: tuple
+    positions: Array
+    source_lengths: Array | None
+    rows: tuple[attention.AttentionMap, ...] | None
+    encoder_maps: tuple[attention.AttentionMap, ...]
+    size: int
+
+    def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
+        """Returns the cache at other positions, with other layers if they are given."""
+        layers = self.layers if layers is None else layers
+        return dataclasses.replace(self, layers=layers, positions=positions)
+
+    def by_example(self, function: Callable[[Array], Array]) -> "DecodingCache":
+        """Returns the cache of other examples.
+
+        Args:
+          function: From arrays `[B, ...]` to those of the others; for all but maps.
+        """
+        own = self.layers, self.positions, self.source_lengths
+        layers, positions, lengths = jax.tree.map(function, own)
+        return dataclasses.replace(
+            self, layers=layers, positions=positions, source_lengths=lengths
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Parameters as steps read them; see `Decoding.prepare`."""
+
+    params: Any
+
+
+jax.tree_util.register_dataclass(Prepared, data_fields=["params"], meta_fields=[])
+
+
+class Decoding(NamedTuple):
+    """A model token by token, as pure functions.
+
+    With a cache the logits and maps are those of whole texts without it.
+
+    Attributes:
+      prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
+        source_lengths=None, keep_queries=False) -> (logits, cache)`. Prompts are tokens
+        `[B, P]`, lengths `[B]` of at least 1 say where each ends; the logits `[B, C]`
+        are those of its last token. A text may grow to `max_length` positions, S_max.
+        With `keep_queries` the cache has the maps of the whole text, see `maps`. An
+        encoder-decoder needs a source: tokens `[B, S]` or features `[B, S, ...]`, and
+        lengths of at most S (None: all S are valid). Its prompts are what the decoder
+        reads, so that they begin with the start token.
+      step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
+        put at the cache's positions. The maps, one per layer (of an encoder-decoder
+        `Maps`, without the encoder's), are of shape `(B, H, 1, S_max)`, or as many keys
+        as a window lets anybody see. Examples stand at positions of their own, so that
+        a map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`, and to
+        `look` and `edit` a value is that of one example.
+      prepare: From the model's parameters to what both of the above take in their
+        place, and read faster where they are called often.
+      num_tokens: The vocabulary.
+      max_length: The longest text that the model has positions for; None: any.
+      has_source: Whether a source must be given.
+    """
+
+    prefill: Callable[..., tuple[Array, DecodingCache]]
+    step: Callable[..., tuple[Array, tuple, DecodingCache]]
+    prepare: Callable[[Any], Prepared]
+    num_tokens: int
+    max_length: int | None
+    has_source: bool
+
+
+def decoding(
+    config: Any,
+    forward: Callable,
+    num_tokens: int | None,
+    policy: jmp.Policy,
+    is_scanned: bool,
+) -> Decoding | None:
+    """Returns a model token by token; None where no token follows from others.
+
+    Args:
+      config: `config.model`.
+      forward: The model's `forward.forward`, with all of its sizes but `stack`.
+      num_tokens: The vocabulary; None where the model reads features.
+      policy: Of the model's precision.
+      is_scanned: Whether the model's layers are scanned; steps are looped.
+    """
+    has_source = config.family == "encoder_decoder"
+    has_logits = config.output.logits and config.output.pool is None
+    is_causal = config.family in ("causal", "encoder_decoder")
+    if num_tokens is None or not is_causal or not has_logits:
+        return None
+    has_table = config.embedding.positions == "learned"
+    longest = config.embedding.max_length if has_table else None
+    transformed = hk.transform(
+        functools.partial(forward, is_training=False, stack=modules.looped)
+    )
+
+    def advance(params, tokens, source, source_lengths, **more):
+        """Returns the logits of one token, the maps and the changed caches."""
+        given = {"inputs": tokens}
+        if has_source:
+            given = {"inputs": source, "lengths": source_lengths}
+            given["decoder_inputs"] = tokens
+        output, caches = transformed.apply(params, None, **given, **more)
+        return output.logits[..., 0, :], output.maps, caches
+
+    def prepare(params):
+        if isinstance(params, Prepared):
+            return params
+        looped = modules.unstacked(params) if is_scanned else params
+        return Prepared(policy.cast_to_compute(looped))
+
+    def prefill(
+        params,
+        prompts,
+        lengths,
+        *,
+        max_length,
+        source=None,
+        source_lengths=None,
+        keep_queries=False,
+    ):
+        checks.integer_in("max_length", max_length, 1, longest)
+        prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths)
+        if prompts.ndim != 2 or not 1 <= prompts.shape[1] <= max_length:
+            raise ValueError(
+                "prompts must be [B, P] with P from 1 to max_length = "
+                f"{max_length}, got shape {prompts.shape}."
+            )
+        check_source(has_source, source, source_lengths)
+        windows = parts.windows(config)
+        if has_source:
+            windows = windows[config.num_layers :]
+        caches = [
+            attention.Prompt(lengths, max_length, window, keep_queries)
+            for window in windows
+        ]
+        if has_source:
+            of_source = attention.Prompt(
+                lengths, max_length, None, keep_queries, is_source=True
+            )
+            caches = [(own, of_source) for own in caches]
+            source = policy.cast_to_compute(jnp.asarray(source))
+        logits, maps, caches = advance(
+            prepare(params).params,
+            prompts,
+            source,
+            source_lengths,
+            caches=caches,
+            last=lengths - 1,
+        )
+        rows, encoder_maps = None, ()
+        if keep_queries:
+            encoder_maps = maps.encoder if has_source else ()
+            rows = tuple(map(_without_arrays, maps[len(encoder_maps) :]))
+        return logits, DecodingCache(
+            caches, lengths, source_lengths, rows, encoder_maps, max_length
+        )
+
+    def step(params, tokens, cache):
+        known = tiles.known(cache.positions)
+        if known is not None and (known >= cache.size).any():
+            raise ValueError(
+                f"the cache has room for max_length = {cache.size} tokens, and is full."
+            )
+        params = prepare(params).params
+
+        @jax.vmap
+        def step_of_one(token, caches, position, source_lengths):
+            return advance(
+                params,
+                token[None],
+                None,
+                source_lengths,
+                caches=caches,
+                first=position,
+            )
+
+        logits, maps, caches = step_of_one(
+            jnp.asarray(tokens), cache.layers, cache.positions, cache.source_lengths
+        )
+        return logits, maps, cache.at(cache.positions + 1, caches)
+
+    return Decoding(prefill, step, prepare, num_tokens, longest, has_source)
+
+
+def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
+    """Raises ValueError unless there is a source where one is read, and only there."""
+    if has_source and source is None:
+        raise ValueError("source must be given: the model is an encoder-decoder.")
+    if not has_source and (source is not None or source_lengths is not None):
+        raise ValueError(
+            "source and source_lengths must be None: the model has no encoder."
+        )
+
+
+def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
+    """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
+
+    Those of an encoder-decoder are `Maps`: cross-attention's are `(B, H, S_max, S)`.
+    Rows of positions that no token has been put at have no weights.
+
+    Raises:
+      ValueError: If queries were not kept.
+    """
+    if cache.rows is None:
+        raise ValueError(
+            "the maps of a whole text need the queries of all its tokens: keep_queries "
+            "must be True where the cache is made."
+        )
+    parts = cache.layers
+    if cache.encoder_maps:
+        own, cross = zip(*cache.layers, strict=True)
+        parts = (*own, *cross)
+    whole = tuple(
+        _whole_map(cache, layer, row)
+        for layer, row in zip(parts, cache.rows, strict=True)
+    )
+    if not cache.encoder_maps:
+        return whole
+    kinds = len(cache.encoder_maps), len(own), len(cross)
+    return Maps((*cache.encoder_maps, *whole), kinds)
+
+
+def _whole_map(cache, layer, row):
+    if isinstance(layer, attention.Cache):
+        return layer.whole_map(row, cache.positions)
+    # Of attention without heads, whose row is the map of the prompt.
+    query = jnp.zeros((*cache.positions.shape, cache.size, 1))
+    num_keys = row.shape[-1] if layer.is_source else cache.size
+    key = jnp.zeros((*cache.positions.shape, num_keys, 1))
+    return multi_head_attention.map_of_no_heads(query, key, row.mask)
+
+
+def _without_arrays(attention_map):
+    if not attention_map.shape[-3]:
+        return attention_map
+    return dataclasses.replace(
+        attention_map, query=None, key=None, value=None, logsumexp=None, gates=None
+    )

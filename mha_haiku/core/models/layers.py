@@ -1,0 +1,258 @@
+"""The layers of a model from its config: what they are made of, masks and biases.
+
+B batch, S positions of a source, T of the positions of a decoder, L layers.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import attention, masks, modules, positions
+from mha_haiku.core.models import architecture, parts
+from mha_haiku.core.modules import layer_stacks
+
+Array = jax.Array
+Mask = masks.Mask
+
+
+def make_encoder(
+    config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
+) -> modules.Encoder:
+    """Returns the encoder, or the only stack of a model without a decoder."""
+    return modules.Encoder(
+        config.num_layers,
+        lambda i: _encoder_layer(config, implementation, i),
+        make_norm=_last_norm(config),
+        stack=stack,
+        name="encoder",
+    )
+
+
+def make_decoder(
+    config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
+) -> modules.Decoder:
+    """Returns the decoder."""
+    return modules.Decoder(
+        parts.num_decoder_layers(config),
+        lambda i: _decoder_layer(config, implementation, i),
+        make_norm=_last_norm(config),
+        stack=stack,
+        name="decoder",
+    )
+
+
+def own_masks(
+    config: Any, lengths: Array | None, *, decoder: bool = False
+) -> Mask | list[Mask]:
+    """Returns the mask of all layers, or a list of one per layer where they differ."""
+    windows = parts.windows(config)
+    windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
+    is_causal = decoder or config.family == "causal"
+    own = [_mask(window, lengths, is_causal) for window in windows]
+    return own if len(set(windows)) > 1 else own[0]
+
+
+def cross_mask(
+    source: Array | None, lengths: Array | None, decoder_lengths: Array | None
+) -> Mask | None:
+    """Returns the mask of cross-attention.
+
+    Args:
+      source: `[B, S, ...]`; may be None where there are no lengths of the decoder.
+      lengths: `[B]`, valid positions of the source; None: all S are.
+      decoder_lengths: `[B]`, those of the decoder; None: all are.
+    """
+    if lengths is None and decoder_lengths is None:
+        return None
+    if lengths is None:
+        lengths = jnp.full_like(decoder_lengths, source.shape[1])
+    return masks.padding(lengths, decoder_lengths)
+
+
+def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
+    """Returns the score bias of all layers, or a list of one per pruned layer.
+
+    Args:
+      config: `config.model`.
+      kind: "encoder" or "decoder" of a model with both; "" where there is one stack.
+    """
+    is_causal = config.family == "causal" or kind == "decoder"
+    if config.embedding.positions == "alibi":
+        result = positions.alibi(config.attention.num_heads)
+    elif config.embedding.positions == "t5":
+        result = modules.RelativePositions(
+            config.attention.num_heads,
+            bidirectional=not is_causal,
+            name="decoder_relative_positions"
+            if kind == "decoder"
+            else "relative_positions",
+        )()
+    else:
+        return None
+    if config.attention.kept_heads is None:
+        return result
+    return [
+        result.at_heads(heads.names)
+        for heads in parts.heads_of_layers(config)
+        if heads.kind == kind
+    ]
+
+
+def _mask(window, lengths, is_causal) -> Mask:
+    kinds = []
+    if window is not None:
+        kinds.append(masks.window(window, 0 if is_causal else window))
+    elif is_causal:
+        kinds.append(masks.causal())
+    if lengths is not None:
+        kinds.append(masks.padding(lengths, lengths))
+    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
+
+
+def _last_norm(config):
+    post = config.norm.position == "post"  # the last layer ends in one
+    return None if post else architecture.make_norm(config)
+
+
+def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:
+    heads = parts.heads_of_layers(config)[i]
+    attend = _make_attention(
+        config, implementation, heads, "attention", rotary=_rotary(config, i)
+    )
+    return modules.EncoderLayer(
+        attend if config.attention.num_heads else None,
+        num_heads=None if config.attention.num_heads else 0,
+        parallel=config.feed_forward.parallel,
+        **_parts(config, i),
+        name=f"layer_{i}",
+    )
+
+
+def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
+    all_heads = parts.heads_of_layers(config)
+    own, cross = (
+        next(part for part in all_heads if (part.kind, part.layer) == (kind, i))
+        for kind in ("decoder", "cross")
+    )
+    place = config.num_layers + i  # among all layers
+    make = functools.partial(_make_attention, config, implementation)
+    return modules.DecoderLayer(
+        make(own, "attention", rotary=_rotary(config, place)),
+        make(cross, "cross_attention"),
+        **_parts(config, place),
+        name=f"layer_{i}",
+    )
+
+
+def _make_attention(config, implementation, heads, name, *, rotary=None):
+    """Returns what makes the attention of a part.
+
+    Positions, of which smeared keys know too, are those of self-attention alone: the
+    distance of a target's position to a source's means nothing.
+    """
+    own = config.attention
+    if hk.running_init():  # makes parameters from one example, on one device
+        implementation = own.implementation
+    smears = own.smear_keys and name == "attention"
+
+    def make():
+        if not heads.names:  # all are pruned
+            return modules.NoAttention(
+                config.model_size, with_bias=own.output_bias, name=name
+            )
+        return modules.MultiHeadAttention(
+            len(heads.names),
+            parts.key_size(config),
+            model_size=config.model_size,
+            with_bias=own.with_bias,
+            output_bias=own.output_bias,
+            num_key_value_heads=heads.num_key_value_heads,
+            groups=heads.groups,
+            make_score=_make_score(own),
+            make_normalizer=_make_normalizer(own),
+            make_gates=architecture.GATES[own.gate],
+            rotary=rotary,
+            # The root mean square, whatever the norms of the residual stream are.
+            qk_norm=own.qk_norm
+            and functools.partial(modules.RMSNorm, config.norm.epsilon),
+            smear=modules.smeared_keys if smears else None,
+            implementation=implementation,
+            name=name,
+        )
+
+    return make
+
+
+def _parts(config, i) -> dict[str, Any]:
+    """Returns what layers of both stacks take, of layer i among all."""
+    hidden_size, own = parts.hidden_sizes(config)[i], config.feed_forward
+
+    def make_feed_forward():
+        return modules.FeedForward(
+            hidden_size,
+            **architecture.ACTIVATIONS[own.activation]._asdict(),
+            with_bias=own.with_bias,
+            name="feed_forward",
+        )
+
+    return {
+        "make_feed_forward": make_feed_forward if hidden_size else None,
+        "hidden_size": None if hidden_size else 0,
+        "make_norm": architecture.make_norm(config),
+        "norm_position": config.norm.position,
+        "attention_residual": config.attention.residual,
+        "feed_forward_residual": own.residual,
+        "dropout_rate": config.dropout_rate,
+    }
+
+
+def _rotary(config, i):
+    """Returns what turns the queries and keys of layer i among all, or None."""
+    if config.embedding.positions != "rotary":
+        return None
+    return functools.partial(
+        positions.rotary,
+        max_period=config.embedding.rotary_period,
+        frequencies=parts.frequencies(config)[i],
+    )
+
+
+def _make_score(config):
+    """Returns a function of (num_heads, key_size) to the score, or None for default."""
+    temperature = config.temperature
+    if config.score == "additive":
+        return functools.partial(modules.additive_score, temperature=temperature)
+    if config.score == "linear":
+        return lambda num_heads, key_size: attention.linear()
+    is_plain = config.scale is None and config.soft_cap is None and temperature == 1
+    if config.score == "dot_product" and is_plain:
+        return None  # the default: dot products over sqrt(key_size)
+
+    def make(num_heads, key_size):
+        scale = config.scale
+        if temperature != 1:
+            scale = (key_size**-0.5 if scale is None else scale) / temperature
+        if config.score == "sigmoid":
+            return attention.sigmoid(scale, config.offset)
+        soft_cap = config.soft_cap
+        if soft_cap is not None:
+            soft_cap /= temperature  # of the scores, which are divided too
+        return attention.dot_product(scale, soft_cap)
+
+    return make
+
+
+def _make_normalizer(config):
+    """Returns a function of num_heads to the normalizer, or None for softmax."""
+    if config.normalizer == "none":
+        return lambda num_heads: attention.unnormalized()
+    if config.sinks is None:
+        return None
+    if config.sinks == "learned":
+        return modules.learned_sinks
+    return lambda num_heads: attention.sink(float(config.sinks))

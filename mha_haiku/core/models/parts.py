@@ -1,0 +1,216 @@
+"""What a model's config says of its layers: their heads, hidden units, windows.
+
+L layers; H heads and G key/value heads of an unpruned layer. The heads of a model
+stand in one list of its P attention parts: each layer of an encoder has one, and in an
+encoder-decoder those of the encoder come first, then the self-attention of each layer
+of the decoder, then the cross-attention of each. All that is said "per layer" of heads
+(`kept_heads`, gates, importance, attention maps) follows this list. What is said per
+layer of other things (hidden units, windows) follows the layers: those of the encoder,
+then those of the decoder. A `config` is `config.model`, a `module` the name of
+one among the parameters.
+"""
+
+from typing import Any, NamedTuple
+
+from mha_haiku.core import checks
+from mha_haiku.core.models import architecture
+from mha_haiku.core.modules import anatomy
+
+
+class LayerHeads(NamedTuple):
+    """The heads of a layer.
+
+    Attributes:
+      names: The indices of the heads in the unpruned layer, ascending.
+      num_key_value_heads: How many key/value heads they read.
+      groups: For each head the key/value head that it reads; None where each
+        key/value head serves the same number of heads, in order.
+      key_value_names: The indices of the key/value heads in the unpruned layer.
+      kind: One of `architecture.KINDS`; "" in models that have one kind only.
+      layer: Which layer of its kind.
+    """
+
+    names: tuple[int, ...]
+    num_key_value_heads: int
+    groups: tuple[int, ...] | None
+    key_value_names: tuple[int, ...]
+    kind: str = ""
+    layer: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it is called: "layer 3", or "cross 3" where there are kinds."""
+        return f"{self.kind or 'layer'} {self.layer}"
+
+    @property
+    def address(self) -> str:
+        """How a user names it in a flag: "3", or "cross.3" where there are kinds."""
+        return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
+
+    @property
+    def path(self) -> str:
+        """The path of its sites: "encoder/layer_3/attention"."""
+        stack = "decoder" if self.kind in ("decoder", "cross") else "encoder"
+        name = "cross_attention" if self.kind == "cross" else "attention"
+        return f"{stack}/layer_{self.layer}/{name}"
+
+
+def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
+    """Returns the heads of each of the P attention parts that a config describes.
+
+    They are those of L layers where the model has one kind of them.
+    """
+    kept, own = config.attention.kept_heads, places(config)
+    if kept is None:
+        kept = [range(config.attention.num_heads)] * len(own)
+    return tuple(
+        _layer_heads(config.attention, sorted(names))._replace(kind=kind, layer=layer)
+        for names, (kind, layer) in zip(kept, own, strict=True)
+    )
+
+
+def places(config: Any) -> list[tuple[str, int]]:
+    """Returns the kind and the layer of each attention part, in their order."""
+    own = range(config.num_layers)
+    decoder = range(num_decoder_layers(config))
+    if not decoder:
+        return [("", i) for i in own]
+    layers = zip(architecture.KINDS, (own, decoder, decoder), strict=True)
+    return [(kind, i) for kind, indices in layers for i in indices]
+
+
+def find_part(config: Any, address: str) -> int:
+    """Returns the index, of 0 to P - 1, of the part with a `LayerHeads.address`.
+
+    Raises:
+      ConfigError: If there is none.
+    """
+    addresses = [each.address for each in heads_of_layers(config)]
+    if address.strip() in addresses:
+        return addresses.index(address.strip())
+    listed = f"{addresses[0]} to {addresses[-1]}"
+    if config.family == "encoder_decoder":
+        listed = ", ".join(addresses[:24]) + ", ..." * (len(addresses) > 24)
+    raise checks.ConfigError(
+        f"a layer must be one of {listed}, got {address!r}."
+        f"{checks.nearest(address, addresses)}"
+    )
+
+
+def part_of(config: Any, module: str) -> int | slice | None:
+    """Returns which attention part a module, by its name, is in.
+
+    Returns:
+      Its index; of scanned layers, whose arrays are of all of a kind, the slice of
+      these; None: it is in no layer.
+    """
+    layer = anatomy.layer_of(module)
+    if layer is None:
+        return None
+    kind = 0
+    if layer.scope.startswith("decoder"):
+        kind = 2 if layer.part.startswith("/cross_attention") else 1
+    decoder = num_decoder_layers(config)
+    return _among(layer, (config.num_layers, decoder, decoder), kind)
+
+
+def layer_of(config: Any, module: str) -> int | slice | None:
+    """Returns which of all layers a module, by its name, is in; as `part_of` does."""
+    layer = anatomy.layer_of(module)
+    if layer is None:
+        return None
+    stack = int(layer.scope.startswith("decoder"))
+    return _among(layer, (config.num_layers, num_decoder_layers(config)), stack)
+
+
+def _among(layer, sizes, place) -> int | slice:
+    """Returns where a layer stands in a list of several stacks of these sizes."""
+    before = sum(sizes[:place])
+    if layer.index is None:
+        return slice(before, before + sizes[place])
+    return before + layer.index
+
+
+def num_decoder_layers(config: Any) -> int:
+    """Returns the number of layers of the decoder; 0: there is none."""
+    if config.family != "encoder_decoder":
+        return 0
+    return config.decoder.num_layers or config.num_layers
+
+
+def num_all_layers(config: Any) -> int:
+    """Returns the number of layers of encoder and decoder together."""
+    return config.num_layers + num_decoder_layers(config)
+
+
+def description(config: Any) -> str:
+    """Returns what a model is, in a few words."""
+    counts = [len(layer.names) for layer in heads_of_layers(config)]
+    heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
+    number, decoder = f"{config.num_layers}", num_decoder_layers(config)
+    if decoder:
+        number += f" + {decoder}"
+    return (
+        f"{config.family}: {number} layer{'s' * (number != '1')} "
+        f"of {heads} heads{', ...' * (len(counts) > 16)}, model size "
+        f"{config.model_size}, {config.embedding.positions} positions"
+    )
+
+
+def hidden_sizes(config: Any) -> tuple[int, ...]:
+    """Returns the number of hidden units of each of the L layers."""
+    sizes = config.feed_forward.hidden_sizes
+    if sizes is None:
+        return (config.feed_forward.hidden_size,) * num_all_layers(config)
+    return tuple(sizes)
+
+
+def windows(config: Any) -> tuple[int | None, ...]:
+    """Returns the window of each of the L layers, None for one that sees everything."""
+    given = config.attention.window
+    return (
+        tuple(given)
+        if architecture.is_list(given)
+        else (given,) * num_all_layers(config)
+    )
+
+
+def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
+    """Returns the rotary frequencies `[K / 2]` of each of the L layers.
+
+    None stands for those of `embedding.rotary_period`.
+    """
+    given = config.embedding.frequencies
+    if given is None:
+        return (None,) * num_all_layers(config)
+    if not any(architecture.is_list(each) for each in given):
+        given = [given] * num_all_layers(config)
+    return tuple(map(tuple, given))
+
+
+def are_alike(config: Any) -> bool:
+    """Returns whether layers differ in the values of their parameters alone."""
+    is_pruned = config.attention.kept_heads is not None
+    is_pruned |= config.feed_forward.hidden_sizes is not None
+    differ = max(len(set(each(config))) for each in (windows, frequencies)) > 1
+    return not is_pruned and not differ
+
+
+def key_size(config: Any) -> int:
+    """Returns K, the size of a head's queries, keys and values."""
+    given = config.attention.key_size
+    return given or config.model_size // max(1, config.attention.num_heads)
+
+
+def _layer_heads(config, names) -> LayerHeads:
+    num_groups = config.num_key_value_heads or config.num_heads
+    group_of = [name * num_groups // config.num_heads for name in names]
+    key_value_names = sorted(set(group_of))
+    groups = tuple(key_value_names.index(group) for group in group_of)
+    is_even = len({groups.count(group) for group in groups}) < 2
+    return LayerHeads(
+        tuple(names),
+        len(key_value_names),
+        None if is_even else groups,
+        tuple(key_value_names),
+    )

@@ -1,0 +1,58 @@
+"""Haiku modules; they own parameters, and leave the numbers to pure functions."""
+
+from mha_haiku.core.modules.anatomy import is_stacked
+from mha_haiku.core.modules.decoder import Decoder, DecoderLayer
+from mha_haiku.core.modules.embeddings import (
+    LearnedPositions,
+    RelativePositions,
+    TokenEmbedding,
+)
+from mha_haiku.core.modules.encoder import Encoder, EncoderLayer
+from mha_haiku.core.modules.feed_forward import FeedForward, gelu
+from mha_haiku.core.modules.layer_stacks import (
+    looped,
+    rematerialized,
+    scanned,
+    stacked,
+    unstacked,
+)
+from mha_haiku.core.modules.multi_head_attention import (
+    Bias,
+    MultiHeadAttention,
+    NoAttention,
+    additive_score,
+    channel_gates,
+    head_gates,
+    learned_sinks,
+    smeared_keys,
+)
+from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm
+
+__all__ = [
+    "Bias",
+    "Decoder",
+    "DecoderLayer",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "LayerNorm",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "NoAttention",
+    "RMSNorm",
+    "RelativePositions",
+    "TokenEmbedding",
+    "additive_score",
+    "channel_gates",
+    "gelu",
+    "head_gates",
+    "is_stacked",
+    "learned_sinks",
+    "looped",
+    "no_norm",
+    "rematerialized",
+    "scanned",
+    "smeared_keys",
+    "stacked",
+    "unstacked",
+]

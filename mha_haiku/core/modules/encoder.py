@@ -1,0 +1,416 @@
+"""Transformer encoder layers and their stack, and what decoders share with them.
+
+`B...` batch axes, T positions, D width, H heads, K key size per head, F hidden units, L
+layers. Sizes make the parts of a layer; a function that makes a part replaces them, so
+that any module of the same call fits, and layers may differ.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import haiku as hk
+import jax
+
+from mha_haiku.core import attention, checks, masks, positions, sites
+from mha_haiku.core.modules import (
+    feed_forward,
+    layer_stacks,
+    multi_head_attention,
+    norms,
+)
+
+Array = jax.Array
+MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
+MakeFeedForward = Callable[[], feed_forward.FeedForward]
+MakeNorm = Callable[..., Callable[[Array], Array]]
+LayerCache = attention.Prompt | attention.Cache
+
+
+_NORM_POSITIONS = ("pre", "post", "both")
+
+
+class Layer(hk.Module):
+    """What encoder and decoder layers share: their parts, residuals, norms, dropout.
+
+    The residual stream `[B..., T, D]` is the site "stream" where it enters a layer, and
+    "stream_after_attention", "stream_after_cross_attention" and
+    "stream_after_feed_forward" where it leaves a part.
+    """
+
+    def __init__(
+        self,
+        make_attention: MakeAttention | None = None,
+        make_feed_forward: MakeFeedForward | None = None,
+        *,
+        num_heads: int | None = None,
+        key_size: int | None = None,
+        hidden_size: int | None = None,
+        make_norm: MakeNorm = norms.LayerNorm,
+        norm_position: str = "pre",
+        attention_residual: bool = True,
+        feed_forward_residual: bool = True,
+        dropout_rate: float = 0.0,
+        name: str | None = None,
+    ):
+        """Initialises the module.
+
+        Args:
+          make_attention: Makes the attention, in place of `num_heads` and `key_size`;
+            its `model_size` must be D.
+          make_feed_forward: Makes the feed-forward part, in place of `hidden_size`.
+          num_heads: H; 0: there is no attention.
+          key_size: K; D / H if left out.
+          hidden_size: F; 0: there is no feed-forward part.
+          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
+            `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
+            none.
+          norm_position: "pre": `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
+            https://arxiv.org/abs/2002.04745); "post": `norm(x + part(x))` (Vaswani et
+            al. 2017, section 5.4, https://arxiv.org/abs/1706.03762); "both":
+            `x + norm_after(part(norm(x)))` (Gemma Team 2024, section 2,
+            https://arxiv.org/abs/2408.00118).
+          attention_residual: Whether the attention's input is added to its output.
+          feed_forward_residual: The same of the feed-forward part.
+          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
+          name: The module's name.
+
+        Raises:
+          ValueError: If a part is given twice or not at all, or a size is out of range.
+        """
+        super().__init__(name=name)
+        checks.choice("norm_position", norm_position, _NORM_POSITIONS)
+        _check_given_once("make_attention", make_attention, "num_heads", num_heads)
+        _check_given_once(
+            "make_feed_forward", make_feed_forward, "hidden_size", hidden_size
+        )
+        self.make_attention = make_attention
+        self.make_feed_forward = make_feed_forward
+        self.num_heads = num_heads
+        self.key_size = key_size
+        self.hidden_size = hidden_size
+        self.make_norm = make_norm
+        self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
+        self._norm_position = norm_position
+        self._attention_residual = attention_residual
+        self._feed_forward_residual = feed_forward_residual
+
+    @hk.transparent
+    def _attended(
+        self,
+        x: Array,
+        encoded: Array | None,
+        mask: masks.Mask | Array | None,
+        *,
+        make: MakeAttention | None,
+        names: tuple[str, str],
+        rate: float,
+        residual: bool | None = None,
+        **options,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns `x` after an attention part, its map, and its cache if one is given.
+
+        The attention reads keys from `encoded`, `[B..., S, D]`, or from x. `names` are
+        the names of the attention and its norm; without `residual` the layer decides;
+        `options` go to the attention's call.
+        """
+        if make is None and not self.num_heads:
+            keys = x if encoded is None else encoded
+            rest = () if options.get("cache") is None else (options["cache"],)
+            with jax.named_scope(names[0]):
+                no_map = multi_head_attention.map_of_no_heads(x, keys, mask)
+            return x, no_map, *rest
+        make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
+
+        def attend(x):
+            keys = x if encoded is None else encoded
+            output, *rest = make()(x, keys, keys, mask, dropout_rate=rate, **options)
+            return dropout(output, rate), *rest
+
+        residual = self._attention_residual if residual is None else residual
+        return self._added(x, attend, names[1], residual)
+
+    @hk.transparent
+    def _fed_forward(
+        self,
+        x: Array,
+        *,
+        norm: str,
+        rate: float,
+        residual: bool | None = None,
+    ) -> Array:
+        """Returns `x` after the feed-forward part; arguments as in `_attended`."""
+        make = self.make_feed_forward
+        if make is None:
+            if not self.hidden_size:
+                return x
+            make = functools.partial(
+                feed_forward.FeedForward, self.hidden_size, name="feed_forward"
+            )
+
+        def feed(x):
+            return (dropout(make()(x, dropout_rate=rate), rate),)
+
+        residual = self._feed_forward_residual if residual is None else residual
+        return self._added(x, feed, norm, residual)[0]
+
+    @hk.transparent
+    def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
+        """Returns a part's output added to x, normed, and what else the part returns.
+
+        The norm has the given name; `residual` says whether x is added.
+        """
+        norm, is_post = self.make_norm(name=name), self._norm_position == "post"
+        output, *rest = part(x if is_post else norm(x))
+        if self._norm_position == "both":
+            output = self.make_norm(name=f"{name}_after")(output)
+        output = x + output if residual else output
+        return norm(output) if is_post else output, *rest
+
+    @hk.transparent
+    def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
+        """Returns the attention that the sizes describe, for width D = `size`."""
+        if self.key_size is None and size % self.num_heads:
+            raise ValueError(
+                f"num_heads must divide the width {size} where key_size is not given, "
+                f"got {self.num_heads}."
+            )
+        return multi_head_attention.MultiHeadAttention(
+            self.num_heads,
+            self.key_size or size // self.num_heads,
+            model_size=size,
+            name=name,
+        )
+
+
+class EncoderLayer(Layer):
+    """Self-attention, then a feed-forward part, each with a residual and a norm.
+
+    `EncoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one.
+    """
+
+    def __init__(
+        self,
+        make_attention: MakeAttention | None = None,
+        make_feed_forward: MakeFeedForward | None = None,
+        *,
+        parallel: bool = False,
+        **options,
+    ):
+        """Initialises the module; other arguments as in `Layer`.
+
+        Args:
+          make_attention: See `Layer`.
+          make_feed_forward: See `Layer`.
+          parallel: Whether the feed-forward part reads what attention reads, with its
+            own norm, and both are added to it (Wang and Komatsuzaki 2021, GPT-J,
+            https://github.com/kingoflolz/mesh-transformer-jax).
+          **options: See `Layer`.
+
+        Raises:
+          ValueError: If parallel parts have no residual, or norms after it.
+        """
+        super().__init__(make_attention, make_feed_forward, **options)
+        has_residual = self._attention_residual and self._feed_forward_residual
+        if parallel and (not has_residual or self._norm_position == "post"):
+            raise ValueError(
+                "parallel parts must both have a residual and a norm_position of pre "
+                "or both."
+            )
+        self._parallel = parallel
+
+    def __call__(
+        self,
+        x: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        is_training: bool,
+        bias: positions.ScoreBias | Array | None = None,
+        cache: LayerCache | None = None,
+        first_query: int | Array = 0,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the layer's output `[B..., T, D]` and its attention map.
+
+        Args:
+          x: `[B..., T, D]`.
+          mask: Which position may attend to which; see `MultiHeadAttention`.
+          is_training: Whether there is dropout.
+          bias: What is added to the scores.
+          cache: Keeps keys and values, see `MultiHeadAttention`; with it the changed
+            cache is returned too.
+          first_query: The position of the first of x.
+        """
+        rate = self.dropout_rate if is_training else 0.0
+        cached = {} if cache is None else {"cache": cache, "first_query": first_query}
+        # Where a part is missing, the other alone is the sequence of both.
+        has_attention = self.make_attention or self.num_heads
+        has_feed_forward = self.make_feed_forward or self.hidden_size
+        is_parallel = self._parallel and has_attention and has_feed_forward
+        own = {"residual": False} if is_parallel else {}
+        x = sites.site("stream", x)
+        attended, *rest = self._attended(
+            x,
+            None,
+            mask,
+            make=self.make_attention,
+            names=("attention", "norm_1"),
+            rate=rate,
+            bias=bias,
+            **own,
+            **cached,
+        )
+        if is_parallel:
+            fed_forward = self._fed_forward(x, norm="norm_2", rate=rate, **own)
+            x = x + attended + fed_forward
+        else:
+            x = sites.site("stream_after_attention", attended)
+            x = self._fed_forward(x, norm="norm_2", rate=rate)
+        return sites.site("stream_after_feed_forward", x), *rest
+
+
+class Stack(hk.Module):
+    """What encoders and decoders share: a number of layers, then a norm.
+
+    What enters the norm is the site "stream".
+    """
+
+    make_sized_layer: type[Layer]  # of a layer from sizes
+
+    def __init__(
+        self,
+        num_layers: int,
+        make_layer: Callable[[int], Layer] | None = None,
+        *,
+        make_norm: MakeNorm | None = None,
+        stack: layer_stacks.LayerStack = layer_stacks.looped,
+        name: str | None = None,
+        **layer,
+    ):
+        """Initialises the module.
+
+        Args:
+          num_layers: L.
+          make_layer: Makes layer i, named, say, `f"layer_{i}"`; the same layer for
+            every i where they are scanned. If left out, the layer's own arguments say
+            what all layers are.
+          make_norm: Makes a norm of the last layer's output, from its `name`; None: no
+            norm. Stacks of pre-norm layers need one. Without `make_layer` it makes
+            the norms of the layers as well, and None is `norms.LayerNorm`.
+          stack: How the layers run: `modules.looped`, `modules.scanned`, or either as
+            `modules.rematerialized` returns it. Scanned layers have stacked parameters.
+          name: The module's name.
+          **layer: Arguments of the layers, in place of `make_layer`, as `num_heads`,
+            `key_size` and `hidden_size`.
+        """
+        super().__init__(name=name)
+        self.num_layers = checks.positive_integer("num_layers", num_layers)
+        if make_layer is None:
+            make_norm = make_norm or norms.LayerNorm
+            layer["make_norm"] = make_norm
+            make_layer = functools.partial(self._make_layer, layer)
+            if layer.get("norm_position", "pre") == "post":
+                make_norm = None  # the last layer ends in one
+        elif layer:
+            raise ValueError(
+                "make_layer must be left out where arguments of layers are given, got "
+                f"both it and {', '.join(layer)}."
+            )
+        self.make_layer = make_layer
+        self.make_norm = make_norm
+        self.stack = stack
+
+    @hk.transparent
+    def _make_layer(self, arguments: dict[str, Any], i: int) -> Layer:
+        return self.make_sized_layer(**arguments, name=f"layer_{i}")
+
+    @hk.transparent
+    def _run(
+        self,
+        x: Array,
+        call: Callable,
+        caches: Sequence | None,
+        first_query: int | Array,
+        **given: Any,
+    ) -> tuple:
+        """Returns the output of the layers, their maps, and caches if they have any.
+
+        `call` gets a layer, x and, by their names, its own of what is given, its cache
+        and the first query where there are caches.
+        """
+        # What has an entry for each layer, and what all layers share.
+        per_layer, shared = {}, {}
+        for name, value in given.items():
+            if not isinstance(value, list | tuple):
+                shared[name] = value
+                continue
+            if len(value) != self.num_layers:
+                raise ValueError(
+                    f"{name} must be of all layers, or a sequence of L = "
+                    f"{self.num_layers} of them, got {len(value)}."
+                )
+            per_layer[name] = value
+        if caches is not None:
+            per_layer["cache"], shared["first_query"] = list(caches), first_query
+
+        def call_layer(i, x, own):
+            output, *rest = call(self.make_layer(i), x, **shared, **own)
+            return output, tuple(rest)
+
+        layers = range(self.num_layers)
+        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
+        x, results = self.stack(call_layer, self.num_layers, x, own)
+        x = sites.site("stream", x)
+        if self.make_norm is not None:
+            x = self.make_norm(name="norm")(x)
+        return x, *zip(*results, strict=True)
+
+
+class Encoder(Stack):
+    """A stack of encoder layers.
+
+    `Encoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
+    """
+
+    make_sized_layer = EncoderLayer
+
+    def __call__(
+        self,
+        x: Array,
+        mask: masks.Mask | Array | Sequence | None = None,
+        *,
+        is_training: bool,
+        bias: positions.ScoreBias | Array | Sequence | None = None,
+        caches: Sequence[LayerCache] | None = None,
+        first_query: int | Array = 0,
+    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
+        """Returns the output `[B..., T, D]` and one attention map per layer.
+
+        Arguments are those of `EncoderLayer`. Mask and bias are of all layers, or
+        sequences of L of them, which must be alike where layers are scanned; caches are
+        of each of the L layers.
+
+        Raises:
+          ValueError: If shapes do not fit, or what is given is not of L layers.
+        """
+
+        def call(layer, x, **own):
+            return layer(x, is_training=is_training, **own)
+
+        return self._run(x, call, caches, first_query, mask=mask, bias=bias)
+
+
+def dropout(x: Array, rate: float) -> Array:
+    """Returns `x` with a share `rate` of zeros, the rest grown by 1 / (1 - rate)."""
+    return hk.dropout(hk.next_rng_key(), rate, x) if rate else x
+
+
+def _check_given_once(maker: str, make: Callable | None, size: str, value: Any) -> None:
+    """Raises ValueError unless a part is made by a function or by its size."""
+    if make is None and value is None:
+        raise ValueError(f"{size} or {maker} must be given.")
+    if make is not None and value is not None:
+        raise ValueError(
+            f"{size} must be left out where {maker} is given, got {value}."
+        )
+    if make is None:
+        checks.non_negative_integer(size, value)

@@ -1,0 +1,262 @@
+"""How layers run: one by one, as one compiled loop, or again for the gradients.
+
+T positions, D width, H heads, L layers. A stack strategy is a function that `Encoder`
+takes: it gets the call of a layer, and returns what the last one returns, and the
+attention maps of all.
+
+Looped layers have parameters `encoder/layer_0/attention/query`, `encoder/layer_1/
+attention/query` and so on; scanned layers have one `encoder/layers/layer_0/attention/
+query`, whose arrays have a leading axis L. `stacked` and `unstacked` convert.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core.modules import anatomy
+
+Array = jax.Array
+Params = Mapping[str, Mapping[str, Any]]
+
+# Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map or
+# maps).
+CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
+# From (the call, L, x [..., T, D], [L, ...] or L trees of arrays given to the layers,
+# such as their masks, or None) to (x, the L layers' maps).
+LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
+
+
+def looped(
+    call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
+) -> tuple[Array, tuple]:
+    """Calls the layers one by one: each is compiled by itself, and they may differ.
+
+    Arguments and results are those of `LayerStack`.
+    """
+    maps = []
+    for i in range(num_layers):
+        x, attention_map = call_layer(i, x, None if given is None else given[i])
+        maps.append(attention_map)
+    return x, tuple(maps)
+
+
+def scanned(
+    call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
+) -> tuple[Array, tuple]:
+    """Calls the layers as one `lax.scan`: what is compiled does not grow with L.
+
+    Layer 0 is compiled and stands for all, so that layers may differ in the values of
+    their parameters alone, which are `stacked`. What layers share, such as a mask spelt
+    out as an array, is held L times by maps that leave the compiled function.
+
+    Arguments and results are those of `LayerStack`; the call must do the same for every
+    layer, and return x's dtype. Seen at initialisation are parameters of other names,
+    shapes or dtypes; not, say, another activation.
+
+    Raises:
+      ValueError: If what is given, or parameters, show that layers differ.
+    """
+    given = _stacked(given)
+    if hk.running_init():
+        _check_alike(
+            call_layer, num_layers, x, jax.tree.map(lambda leaf: leaf[0], given)
+        )
+    stack = hk.layer_stack(
+        num_layers, with_per_layer_inputs=True, name=anatomy.STACKED_SCOPE
+    )
+    x, maps = stack(functools.partial(call_layer, 0))(x, given)
+    return x, tuple(_at(maps, i) for i in range(num_layers))
+
+
+def rematerialized(stack: LayerStack) -> LayerStack:
+    """Returns the stack whose layers are computed again when gradients need them.
+
+    Of each layer only its input is kept for the backward pass, in place of all that is
+    computed inside, at the price of one more forward pass. Values stay the same. On
+    the CPU only scanned layers need less memory so: in looped ones XLA lets nothing
+    wait for the backward pass.
+
+    Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
+    """
+
+    @functools.wraps(stack)
+    def stack_again(call_layer, num_layers, x, given):
+        def call_layer_again(i, x, given):
+            return hk.remat(functools.partial(call_layer, i))(x, given)
+
+        return stack(call_layer_again, num_layers, x, given)
+
+    return stack_again
+
+
+def stacked(params: Params) -> dict[str, dict[str, Any]]:
+    """Returns the parameters of looped layers as scanned layers have them.
+
+    Trees like the parameters, such as their gradients, convert too.
+
+    Returns:
+      The arrays of `layer_0`, ..., `layer_{L - 1}` as `layers/layer_0` with a leading
+      axis L; what belongs to no layer as it is. NumPy arrays stay such.
+
+    Raises:
+      ValueError: If there are no looped layers, or they are not alike.
+    """
+    result, scopes = {}, {}
+    for module, leaves in params.items():
+        layer = anatomy.layer_of(module)
+        if layer is None or layer.index is None:
+            result[module] = dict(leaves)
+        else:
+            layers = scopes.setdefault(layer.scope, {})
+            layers.setdefault(layer.index, {})[layer.part] = leaves
+    if not scopes:
+        raise ValueError(
+            f"there is no layer_0 among the parameters, which are of {_listed(params)}."
+        )
+    for scope, layers in scopes.items():
+        _check_numbered(scope, layers)
+        for part, leaves in layers[0].items():
+            result[str(anatomy.LayerName(scope, None, part))] = {
+                name: _stack([layers[i][part][name] for i in range(len(layers))])
+                for name in leaves
+            }
+    return result
+
+
+def unstacked(params: Params) -> dict[str, dict[str, Any]]:
+    """Returns the parameters of scanned layers as looped layers have them.
+
+    The inverse of `stacked`.
+
+    Returns:
+      The arrays of `layers/layer_0` as `layer_0`, ..., `layer_{L - 1}`, without their
+      leading axis L; what belongs to no layer as it is.
+
+    Raises:
+      ValueError: If there are no scanned layers, or their arrays disagree on L.
+    """
+    result, sizes = {}, {}
+    for module, leaves in params.items():
+        layer = anatomy.layer_of(module)
+        if layer is None or layer.index is not None:
+            result[module] = dict(leaves)
+            continue
+        for name, leaf in leaves.items():
+            size = np.shape(leaf)[0] if np.ndim(leaf) else None
+            wanted = sizes.setdefault(layer.scope, size)
+            if size is None or size != wanted:
+                raise ValueError(
+                    "scanned layers must have a leading axis L in common, got shape "
+                    f"{np.shape(leaf)} of {module}/{name} where L is {wanted}."
+                )
+        for i in range(sizes.get(layer.scope, 0)):
+            result[str(layer._replace(index=i))] = {
+                # `...` keeps NumPy's arrays without axes arrays.
+                name: leaf[i, ...]
+                for name, leaf in leaves.items()
+            }
+    if not sizes:
+        raise ValueError(
+            f"there is no {anatomy.STACKED_SCOPE}/layer_0 among the parameters, which "
+            f"are of {_listed(params)}."
+        )
+    return result
+
+
+def _at(tree: Any, i: int) -> Any:
+    """Returns the tree of layer i from one whose leaves have a leading axis L."""
+    return jax.tree.map(
+        lambda leaf: jax.lax.index_in_dim(leaf, i, keepdims=False), tree
+    )
+
+
+def _stacked(given: Any) -> Any:
+    """Returns trees of arrays `[...]`, one per layer, as one tree of `[L, ...]`."""
+    if not isinstance(given, list | tuple):
+        return jax.tree.map(jnp.asarray, given)
+
+    if len({jax.tree.structure(each) for each in given}) > 1:
+        raise ValueError(
+            "scanned layers must be alike, got something for some of them alone, or of "
+            "another kind."
+        )
+
+    def stack(path, *leaves):
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        if len(set(shapes)) > 1:
+            name = "".join(str(getattr(key, "key", key)) for key in path) or "arrays"
+            raise ValueError(
+                f"scanned layers must be alike, got {name} of different shapes: "
+                f"{', '.join(map(str, shapes))}; layers that differ can be looped over."
+            )
+        return jnp.stack([jnp.asarray(leaf) for leaf in leaves])
+
+    return jax.tree_util.tree_map_with_path(stack, *given)
+
+
+def _check_alike(call_layer, num_layers, x, given) -> None:
+    """Raises ValueError where parameters of layers differ in name, shape or dtype."""
+
+    def described(i):
+        layer = hk.transform_with_state(functools.partial(call_layer, i))
+        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, given)
+        return {
+            # Without the layer's own name, which contains i.
+            f"{module.partition('/')[2]}/{name}".strip("/"): (
+                f"{leaf.dtype}{list(leaf.shape)}"
+            )
+            for module, leaves in params.items()
+            for name, leaf in leaves.items()
+        }
+
+    first = described(0)
+    for i in range(1, num_layers):
+        other = described(i)
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    "scanned layers must be alike, got a parameter "
+                    f"{name!r} of {first.get(name, 'no array')} in layer 0 and of "
+                    f"{other.get(name, 'no array')} in layer {i}; layers that differ "
+                    "can be looped over."
+                )
+
+
+def _stack(leaves: list) -> Any:
+    # jnp.stack may make float32 of float64.
+    on_host = all(isinstance(leaf, np.ndarray) for leaf in leaves)
+    return np.stack(leaves) if on_host else jnp.stack(leaves)
+
+
+def _check_numbered(scope: str, layers: Mapping[int, Params]) -> None:
+    if set(layers) != set(range(len(layers))):
+        raise ValueError(
+            f"layers must be numbered 0..L - 1 to be stacked, got {scope}layer_i for i "
+            f"in {sorted(layers)}."
+        )
+    described = [
+        {
+            f"{part}/{name}": (np.shape(leaf), jnp.result_type(leaf).name)
+            for part, leaves in layers[i].items()
+            for name, leaf in leaves.items()
+        }
+        for i in range(len(layers))
+    ]
+    for i, other in enumerate(described):
+        for path in described[0] | other:
+            first, own = described[0].get(path), other.get(path)
+            if first != own:
+                raise ValueError(
+                    "layers must have parameters of the same names, shapes and dtypes "
+                    f"to be stacked, got {first or 'nothing'} at {scope}layer_0{path} "
+                    f"and {own or 'nothing'} at {scope}layer_{i}{path}."
+                )
+
+
+def _listed(params: Params) -> str:
+    return ", ".join(sorted(params)) or "no module"

@@ -1,0 +1,426 @@
+"""Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
+
+Beside it stand what it may learn of its scores (`additive_score`, `smeared_keys`,
+`learned_sinks`) and of its outputs (`head_gates`, `channel_gates`), and what is left of
+it when all heads are pruned (`NoAttention`).
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
+K query/key size and V value size per head, D model width.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import attention, checks, masks, positions, sites
+from mha_haiku.core.attention import implementations, sited
+from mha_haiku.core.modules import norms
+
+Array = jax.Array
+Initializer = hk.initializers.Initializer
+
+
+class MultiHeadAttention(hk.Module):
+    """Multi-head attention that also returns its attention map.
+
+    The constructor and the parameters (`query`, `key`, `value`, `linear`) are those of
+    `hk.MultiHeadAttention`, so its checkpoints load and give the same numbers.
+
+    Source: Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_size: int,
+        w_init_scale: float | None = None,
+        *,
+        w_init: Initializer | None = None,
+        with_bias: bool = True,
+        output_bias: bool | None = None,
+        b_init: Initializer | None = None,
+        value_size: int | None = None,
+        model_size: int | None = None,
+        num_key_value_heads: int | None = None,
+        groups: Sequence[int] | None = None,
+        make_score: Callable[[int, int], attention.Score] | None = None,
+        make_normalizer: Callable[[int], attention.Normalizer] | None = None,
+        make_gates: Callable[[Array, int, int], Array] | None = None,
+        rotary: Callable[[Array, Array], Array] | None = None,
+        qk_norm: bool | Callable[..., Callable[[Array], Array]] = False,
+        smear: Callable[[Array], Array] | None = None,
+        implementation: str | Callable = "auto",
+        name: str | None = None,
+    ):
+        """Initialises the module.
+
+        Args:
+          num_heads: H.
+          key_size: K.
+          w_init_scale: Scale of the variance-scaling initialiser; 1 if left out.
+          w_init: Initialiser of all weights, in place of `w_init_scale`.
+          with_bias: Whether the maps of queries, keys and values have biases.
+          output_bias: Whether the last map has one; as `with_bias` if left out.
+          b_init: Initialiser of the biases; zeros if left out.
+          value_size: V; K if left out.
+          model_size: Width of the output; H K if left out.
+          num_key_value_heads: G, which divides H; H if left out.
+          groups: `[H]`, which of the G key/value heads each query head reads, where
+            they do not all serve equally many, as after pruning; then G need not
+            divide H.
+          make_score: Makes the score from (H, K), and its parameters where it has any,
+            as `modules.additive_score` does; scaled dot product if left out.
+          make_normalizer: Makes what weights are over from H, and its parameters, as
+            `modules.learned_sinks` does; softmax if left out.
+          make_gates: Makes what the heads' outputs are multiplied by from the query's
+            input `[B..., T, D]`, H and V: `[B..., T, H, V]` or `[B..., T, H, 1]`, as
+            `modules.head_gates` and `modules.channel_gates` do; no gates if left out.
+          rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
+            `positions.rotary` does.
+          qk_norm: Whether queries and keys are normalised by their root mean square,
+            with learned scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442);
+            or what makes these norms from a `name`, as
+            `functools.partial(modules.RMSNorm, 1e-6)` does.
+          smear: Mixes keys `[B..., S, G, K]` along S before they are compared, as
+            `modules.smeared_keys` does.
+          implementation: See `attend`.
+          name: The module's name.
+        """
+        super().__init__(name=name)
+        if w_init is not None and w_init_scale is not None:
+            raise ValueError("give w_init or w_init_scale, not both.")
+        if w_init is None:
+            scale = 1.0 if w_init_scale is None else w_init_scale
+            w_init = hk.initializers.VarianceScaling(scale)
+        self.num_heads = checks.positive_integer("num_heads", num_heads)
+        self.key_size = checks.positive_integer("key_size", key_size)
+        self.num_key_value_heads = _size(
+            "num_key_value_heads", num_key_value_heads, num_heads
+        )
+        self.groups = None if groups is None else np.asarray(groups, np.int32)
+        if self.groups is not None:
+            _check_groups(self.groups, num_heads, self.num_key_value_heads)
+        elif num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads must divide num_heads = {num_heads}, got "
+                f"{num_key_value_heads}."
+            )
+        self.value_size = _size("value_size", value_size, key_size)
+        self.model_size = _size("model_size", model_size, key_size * num_heads)
+        self.w_init = w_init
+        self.with_bias = with_bias
+        self.output_bias = with_bias if output_bias is None else output_bias
+        self.b_init = b_init
+        self.make_score = checks.maker("make_score", make_score, additive_score)
+        self.make_normalizer = checks.maker(
+            "make_normalizer", make_normalizer, learned_sinks
+        )
+        self.make_gates = checks.maker("make_gates", make_gates, head_gates)
+        self.rotary = checks.maker("rotary", rotary, positions.rotary)
+        self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
+        self.smear = checks.maker("smear", smear, smeared_keys)
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        bias: positions.ScoreBias | Array | None = None,
+        first_query: int | Array = 0,
+        dropout_rate: float = 0.0,
+        cache: attention.Prompt | attention.Cache | None = None,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the attended output and the attention map.
+
+        Its sites are "query", "key" and "value" (projected, normalised and rotated, as
+        they are compared), "gates" where there are any, "map", "weights", "heads"
+        (`[B..., T, H, V]`, before the last linear map) and "output".
+
+        What no query may see (padding) is blanked before it is projected, so that NaN
+        there reaches neither results nor gradients.
+
+        Args:
+          query: `[B..., T, D]`; the three widths may differ.
+          key: `[B..., S, D]`.
+          value: `[B..., S, D]`.
+          mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
+            `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
+          bias: What is added to the scores; see `attend`.
+          first_query: The position of the first query, for `rotary`, mask and bias;
+            see `attend`.
+          dropout_rate: Of the weights, in [0, 1); needs an rng.
+          cache: What computes attention, and keeps keys and values: a `Prompt` for the
+            tokens of prompts, then the `Cache` that is returned for one new token at a
+            time, whose position is `first_query`. Without dropout. Where the cache has
+            the keys of a source, `key` and `value` are not read.
+
+        Returns:
+          Output `[B..., T, model_size]` and the map of shape `(B..., H, T, S)`; with a
+          cache that of the next step as well.
+
+        Raises:
+          ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
+        """
+        mask = masks.as_mask(mask)
+        first_query = implementations.checked_position(first_query)
+        has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
+        if cache is None or (has_keys and cache.is_source):
+            query, key, value = self._with_unseen_blanked(
+                query, key, value, mask, first_query
+            )
+        if cache is not None and dropout_rate:
+            raise ValueError(
+                f"dropout_rate must be 0 with a cache, got {dropout_rate}."
+            )
+        gates = None
+        if self.make_gates is not None:
+            gates = self.make_gates(query, self.num_heads, self.value_size)
+            gates = sites.site("gates", gates)
+        query = self._heads(query, self.num_heads, self.key_size, "query")
+        if self.qk_norm:
+            query = self.qk_norm(name="query_norm")(query)
+        if self.rotary is not None:
+            query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
+        query = sites.site("query", query)
+        if has_keys:
+            key, value, cache = self._keys_and_values(key, value, first_query, cache)
+        else:
+            key = value = None
+        score = None
+        if self.make_score is not None:
+            score = self.make_score(self.num_heads, self.key_size)
+        normalizer = None
+        if self.make_normalizer is not None:
+            normalizer = self.make_normalizer(self.num_heads)
+
+        # Within the mask, which was checked before it blanked anything.
+        attend = functools.partial(
+            implementations.attend_within,
+            dropout_rate=dropout_rate,
+            rng=hk.next_rng_key() if dropout_rate else None,
+        )
+        values, attention_map, *rest = (attend if cache is None else cache.attend)(
+            query,
+            key,
+            value,
+            mask,
+            bias=bias,
+            score=score,
+            normalizer=normalizer,
+            gates=gates,
+            first_query=first_query,
+            implementation=self.implementation,
+        )
+        values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
+        output = self._linear(self.model_size, None, self.output_bias)(values)
+        return sites.site("output", output), attention_map, *rest
+
+    @hk.transparent
+    def _keys_and_values(self, key, value, first_query, cache) -> tuple:
+        """Returns keys and values as attention reads them, and the cache.
+
+        Those of a text without a cache stand from position 0 on.
+        """
+        num_heads = self.num_key_value_heads
+        key = self._heads(key, num_heads, self.key_size, "key")
+        value = self._heads(value, num_heads, self.value_size, "value")
+        if self.qk_norm:
+            key = self.qk_norm(name="key_norm")(key)
+        if self.smear is not None:
+            if cache is None:
+                key = self.smear(key)
+            else:
+                key, cache = cache.mixed(key, self.smear)
+        if self.rotary is not None:
+            first_key = 0 if cache is None else first_query
+            key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
+        key, value = sites.site("key", key), sites.site("value", value)
+        if self.groups is not None:
+            key, value = key[..., self.groups, :], value[..., self.groups, :]
+        return key, value, cache
+
+    @hk.transparent
+    def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:
+        """Returns the projection `[..., T, H, size]` of `[..., T, D]`."""
+        projected = self._linear(num_heads * size, name, self.with_bias)(x)
+        return projected.reshape(*x.shape[:-1], num_heads, size)
+
+    @hk.transparent
+    def _linear(self, size: int, name: str | None, with_bias: bool) -> hk.Linear:
+        return hk.Linear(
+            size,
+            with_bias=with_bias,
+            w_init=self.w_init,
+            b_init=self.b_init,
+            name=name,
+        )
+
+    def _with_unseen_blanked(self, query, key, value, mask, first_query):
+        """Puts zeros where no query sees a key, or a query sees no key."""
+        if not query.ndim == key.ndim == value.ndim >= 2:
+            raise ValueError(
+                "query, key and value must be [B..., T, D] and [B..., S, D], got "
+                f"shapes {query.shape}, {key.shape} and {value.shape}."
+            )
+        batch_shape, num_queries, num_keys = (
+            query.shape[:-2],
+            query.shape[-2],
+            key.shape[-2],
+        )
+        stop = first_query + num_queries if isinstance(first_query, int) else None
+        mask.check(batch_shape, self.num_heads, stop, num_keys)
+        sizes = (num_queries, num_keys, len(batch_shape), first_query)
+        query = _blanked(query, mask.aligned_fully_masked(*sizes))
+        unseen = mask.aligned_unseen_keys(*sizes)
+        return query, _blanked(key, unseen), _blanked(value, unseen)
+
+
+class NoAttention(hk.Module):
+    """Attention whose heads are all pruned: the bias of its last linear map is left."""
+
+    def __init__(
+        self, model_size: int, *, with_bias: bool = True, name: str | None = None
+    ):
+        """Initialises the module for width D; without a bias the output is zero."""
+        super().__init__(name=name)
+        self.model_size = model_size
+        self.with_bias = with_bias
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        cache: Any = None,
+        **options,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
+
+        Arguments are those of `MultiHeadAttention`; of the options none matters, and a
+        cache, which has nothing to keep, is returned as it came.
+        """
+        del value, options
+        output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
+        if self.with_bias:
+            output = Bias(name="linear")(output)
+        rest = () if cache is None else (cache,)
+        return output, map_of_no_heads(query, key, mask), *rest
+
+
+class Bias(hk.Module):
+    """The bias "b" of a linear map whose weights are elsewhere, or nowhere."""
+
+    def __call__(self, x: Array) -> Array:
+        """Returns `x` `[..., D]` plus the bias."""
+        bias = hk.get_parameter("b", x.shape[-1:], x.dtype, init=jnp.zeros)
+        return x + jnp.broadcast_to(bias, x.shape)
+
+
+def map_of_no_heads(
+    query: Array, key: Array, mask: masks.Mask | Array | None
+) -> attention.AttentionMap:
+    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
+
+    Its sites, and those of its heads `[B..., T, 0, 1]`, are there as in any attention.
+    """
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
+    no_map = attention.AttentionMap(
+        query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
+        key=keys,
+        logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
+        mask=masks.as_mask(mask),
+        bias=None,
+        score=attention.dot_product(),
+        value=keys,
+    )
+    return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
+
+
+def additive_score(
+    num_heads: int, key_size: int, *, temperature: float = 1.0
+) -> attention.Score:
+    """Returns an additive score over a temperature, with a learned "score" `[H, K]`."""
+    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
+    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
+    return attention.additive(weight if temperature == 1 else weight / temperature)
+
+
+def learned_sinks(num_heads: int) -> attention.Normalizer:
+    """Returns softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
+
+    Source: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
+    """
+    return attention.sink(hk.get_parameter("sinks", (num_heads,), init=jnp.zeros))
+
+
+def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
+    """Returns a gate in [0, 1] per position and head: `[B..., T, H, 1]`.
+
+    It is the sigmoid of a linear map without bias, named "head_gate", of the query's
+    input `[B..., T, D]`.
+
+    Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
+    """
+    del value_size
+    return _gates(query, num_heads, 1)
+
+
+def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
+    """Returns the same per position, head and channel, `[B..., T, H, V]`.
+
+    Arguments and source as for `head_gates` (there "elementwise").
+    """
+    return _gates(query, num_heads, value_size)
+
+
+def _gates(query, num_heads, size):
+    linear = hk.Linear(num_heads * size, with_bias=False, name="head_gate")
+    gates = jax.nn.sigmoid(linear(query))
+    return gates.reshape(*query.shape[:-1], num_heads, size)
+
+
+def smeared_keys(key: Array) -> Array:
+    """Returns each key `[B..., S, G, K]` mixed with the one before it.
+
+    Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
+    sigmoid of a parameter "smear" `[G]`, which starts at 0.
+
+    Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
+    """
+    logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
+    own = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)
+    before = jnp.concatenate([key[..., :1, :, :], key[..., :-1, :, :]], axis=-3)
+    return own * key + (1 - own) * before
+
+
+def _check_groups(groups, num_heads, num_key_value_heads) -> None:
+    if groups.shape != (num_heads,) or set(groups) != set(range(num_key_value_heads)):
+        raise ValueError(
+            f"groups must name, for each of the {num_heads} heads, one of the "
+            f"{num_key_value_heads} key/value heads, and leave none out, got "
+            f"{groups.tolist()}."
+        )
+
+
+def _size(name: str, value: int | None, default: int) -> int:
+    """Returns `value`, which must be a positive integer, or `default` for None."""
+    return default if value is None else checks.positive_integer(name, value)
+
+
+def _blanked(x: Array, blank: Array | None) -> Array:
+    """Returns `[B..., T, D]` with zeros where `[B..., H, T]` is true of all heads."""
+    if blank is None:
+        return x
+    blank = blank.all(-2)[..., None]
+    return jnp.where(blank, 0, x)

@@ -1,0 +1,24 @@
+"""Where a token stands: sinusoidal and rotary encodings, ALiBi and T5 score biases."""
+
+from mha_haiku.core.positions.biases import (
+    Alibi,
+    DenseBias,
+    RelativeBias,
+    ScoreBias,
+    alibi,
+    as_bias,
+    relative_bias,
+)
+from mha_haiku.core.positions.encodings import rotary, sinusoidal
+
+__all__ = [
+    "Alibi",
+    "DenseBias",
+    "RelativeBias",
+    "ScoreBias",
+    "alibi",
+    "as_bias",
+    "relative_bias",
+    "rotary",
+    "sinusoidal",
+]

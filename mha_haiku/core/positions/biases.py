@@ -1,0 +1,311 @@
+"""What is added to the scores: of the distance (ALiBi, T5's), or whole arrays.
+
+`B...` batch axes, T query positions, S key positions, H heads. A score bias is lazy
+like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be added to the scores of R
+queries and C keys, and is asked at absolute positions.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mha_haiku.core import checks, tiles
+
+Array = jax.Array
+
+
+def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
+    """Returns a score bias from one, from None or from an array.
+
+    Args:
+      value: An array is float `[B..., T, S]` or `[B..., H, T, S]`; an axis may have
+        size 1. Its rank alone decides which of the two it is.
+
+    Raises:
+      ValueError: If an array is not of floats.
+    """
+    if value is None or isinstance(value, ScoreBias):
+        return value
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"bias must be of floats, got {value.dtype}; what may be attended to goes "
+            "in mask=."
+        )
+    return DenseBias(value)
+
+
+class ScoreBias(abc.ABC):
+    """What is added to the scores; a pytree."""
+
+    @abc.abstractmethod
+    def aligned_tile(
+        self, rows: Array | tiles.Span, columns: Array | tiles.Span, batch_ndim: int
+    ) -> Array:
+        """Returns the bias at positions `rows` x `columns` as `[B..., H, R, C]`."""
+
+    @abc.abstractmethod
+    def check(
+        self,
+        batch_shape: tuple,
+        num_heads: int,
+        num_queries: int | None,
+        num_keys: int,
+    ):
+        """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
+
+    def aligned(self, batch_ndim: int) -> "ScoreBias":
+        """Returns the bias with arrays that broadcast against `[B..., H, T, S]`.
+
+        They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
+        a bias inside a stack of attention maps keeps its meaning.
+        """
+        del batch_ndim
+        return self
+
+    def axes(self, batch_ndim: int) -> "ScoreBias":
+        """Returns the bias with the letters of its arrays' axes; see `Mask.axes`."""
+        raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+
+    def add_gradient(
+        self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
+    ) -> "ScoreBias":
+        """Returns `total` plus the gradient that a tile's cotangent gives.
+
+        `total` is a bias like this one, aligned, of gradients; the tile `[B..., H, R,
+        C]` is that of R rows and C columns.
+        """
+
+        def tile(bias):
+            values = bias.aligned_tile(rows, columns, cotangent.ndim - 3)
+            return jnp.broadcast_to(values.astype(cotangent.dtype), cotangent.shape)
+
+        _, pullback = jax.vjp(tile, self)
+        return jax.tree.map(jnp.add, total, *pullback(cotangent))
+
+
+@tiles.pytree(data=("values",))
+class DenseBias(ScoreBias):
+    """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
+
+    values: Array
+
+    def check(self, *sizes):
+        tiles.check_matrix("bias", self.values, *sizes)
+
+    def aligned(self, batch_ndim):
+        return DenseBias(tiles.with_heads(self.values, batch_ndim))
+
+    def axes(self, batch_ndim):
+        heads = "H" * (jnp.ndim(self.values) == batch_ndim + 3)
+        return DenseBias(tiles.batch_axes(batch_ndim) + heads + "TS")
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        return tiles.rectangle(self.aligned(batch_ndim).values, rows, columns)
+
+    def add_gradient(self, total, cotangent, rows, columns):
+        if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
+            return super().add_gradient(total, cotangent, rows, columns)
+        # An axis of size 1 stands for any, so that its gradient is a sum over it.
+        at = [0] * total.values.ndim
+        for axis, span in ((-2, rows), (-1, columns)):
+            at[axis] = span.start if total.values.shape[axis] > 1 else 0
+        matrix = map(min, total.values.shape[-2:], cotangent.shape[-2:])
+        shape = (*total.values.shape[:-2], *matrix)
+        axes = [i for i, n in enumerate(shape) if n == 1]
+        tile = cotangent.sum(axes, keepdims=True).astype(total.values.dtype)
+        tile += lax.dynamic_slice(total.values, at, shape)
+        return DenseBias(lax.dynamic_update_slice(total.values, tile, at))
+
+
+def alibi(num_heads: int) -> ScoreBias:
+    """Returns the bias `-slope_h |t - s|`, its slopes a geometric series over heads.
+
+    Source: Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409; numbers of
+    heads that are no power of two as in the authors' code.
+    """
+    checks.positive_integer("num_heads", num_heads)
+    largest_power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / largest_power) for i in range(largest_power)]
+    between = [2 ** (-4 * (2 * i + 1) / largest_power) for i in range(largest_power)]
+    slopes = slopes + between[: num_heads - largest_power]
+    return Alibi(np.asarray(slopes))
+
+
+def relative_bias(
+    table: Array, *, bidirectional: bool, max_distance: int = 128
+) -> ScoreBias:
+    """Returns a learned bias per head and bucket of the distance.
+
+    Args:
+      table: `[buckets, H]`. Half of a direction's buckets stand for one distance each;
+        the others for ranges that grow geometrically up to `max_distance`.
+      bidirectional: Whether keys after the query have buckets of their own; if not,
+        they share bucket 0 (for causal masks).
+      max_distance: Distances from here on share the last bucket, in positions.
+
+    Raises:
+      ValueError: If the table is not `[buckets, H]`, has fewer than two buckets for a
+        direction, or `max_distance` is below the distances with a bucket of their own.
+
+    Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
+    """
+    table = jnp.asarray(table)
+    if table.ndim != 2:
+        raise ValueError(f"table must be [buckets, H], got shape {table.shape}.")
+    num_exact = table.shape[0] // (4 if bidirectional else 2)
+    if not num_exact:
+        raise ValueError(
+            f"table needs at least {4 if bidirectional else 2} buckets where "
+            f"bidirectional is {bidirectional}, got {table.shape[0]}."
+        )
+    checks.integer_in("max_distance", max_distance, num_exact + 1, None)
+    return RelativeBias(table.T, bidirectional, max_distance)
+
+
+class _DistanceBias(ScoreBias):
+    """A bias of the distance alone, with parameters for each head."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def num_heads(self) -> int:
+        """H."""
+
+    @abc.abstractmethod
+    def at_heads(self, heads: Sequence[int]) -> Self:
+        """Returns the bias of some of the heads, in their order."""
+
+    def check(self, batch_shape, num_heads, num_queries, num_keys):
+        if self.num_heads != num_heads:
+            raise ValueError(
+                f"the {self.kind} bias is of {self.num_heads} heads, attention of "
+                f"{num_heads}."
+            )
+
+
+@tiles.pytree(data=("slopes",))
+class Alibi(_DistanceBias):
+    """`-slope_h |t - s|`; slopes `[H]` or `[B..., H]`."""
+
+    kind: ClassVar[str] = "ALiBi"
+    slopes: Array
+
+    @property
+    def num_heads(self):
+        return self.slopes.shape[-1]
+
+    def at_heads(self, heads):
+        slopes = self.slopes[..., np.array(heads, np.int32)]
+        return dataclasses.replace(self, slopes=slopes)
+
+    def aligned(self, batch_ndim):
+        slopes = _beside(self.slopes, batch_ndim + 1)
+        return dataclasses.replace(self, slopes=slopes)
+
+    def axes(self, batch_ndim):
+        return Alibi(_last(tiles.batch_axes(batch_ndim) + "H", self.slopes))
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        rows = tiles.on_rows(rows, batch_ndim)
+        distance = jnp.abs(rows - tiles.on_columns(columns, batch_ndim))
+        slopes = jnp.asarray(self.aligned(batch_ndim).slopes)[..., None, None]
+        return -slopes * distance.astype(slopes.dtype)
+
+
+@tiles.pytree(data=("table",), meta=("bidirectional", "max_distance"))
+class RelativeBias(_DistanceBias):
+    """A bias per bucket of the distance; the table is `[H, buckets]`."""
+
+    kind: ClassVar[str] = "relative"
+    table: Array
+    bidirectional: bool
+    max_distance: int
+
+    @property
+    def num_heads(self):
+        return self.table.shape[-2]
+
+    def at_heads(self, heads):
+        table = self.table[..., np.array(heads, np.int32), :]
+        return dataclasses.replace(self, table=table)
+
+    def aligned(self, batch_ndim):
+        table = _beside(self.table, batch_ndim + 2)
+        return dataclasses.replace(self, table=table)
+
+    def axes(self, batch_ndim):
+        letters = _last(tiles.batch_axes(batch_ndim) + "H.", self.table)
+        return dataclasses.replace(self, table=letters)
+
+    def aligned_tile(self, rows, columns, batch_ndim):
+        table = self.aligned(batch_ndim).table
+        if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
+            return self._contiguous_tile(table, rows, columns)
+        rows, columns = tiles.as_array(rows), tiles.as_array(columns)
+        distance = columns[None, :] - rows[:, None]
+        return jnp.take(table, self.buckets(distance), axis=-1)
+
+    def _contiguous_tile(self, table, rows, columns):
+        """Returns a tile from one lookup per diagonal in place of one per pair."""
+        values = jnp.take(table, self._diagonal_buckets(rows, columns), axis=-1)
+        diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
+        return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
+
+    def add_gradient(self, total, cotangent, rows, columns):
+        if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
+            return super().add_gradient(total, cotangent, rows, columns)
+        # A sum along diagonals without a gather: rows are flipped and padded with R
+        # zeros to R + C, and the same numbers read again in rows of R + C - 1. So each
+        # row starts one further to the right than the one before: the cells of a
+        # diagonal stand in one column, and one sum over the rows does for all.
+        heads, diagonals = cotangent.shape[:-2], rows.size + columns.size - 1
+        wide = jnp.flip(cotangent, -2)
+        wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, rows.size)])
+        wide = wide.reshape(*heads, -1)[..., : rows.size * diagonals]
+        sums = wide.reshape(*heads, rows.size, diagonals).sum(-2)
+        shared = [i for i, n in enumerate(total.table.shape[:-1]) if n == 1]
+        sums = sums.sum(shared, keepdims=True) if shared else sums
+        sums = sums.astype(total.table.dtype)
+        table = total.table.at[..., self._diagonal_buckets(rows, columns)].add(sums)
+        return dataclasses.replace(self, table=table)
+
+    def _diagonal_buckets(self, rows, columns):
+        """Returns the bucket of each diagonal of a tile, from its lower left corner."""
+        diagonals = jnp.arange(rows.size + columns.size - 1) - (rows.size - 1)
+        return self.buckets(columns.start - rows.start + diagonals)
+
+    def buckets(self, distance: Array) -> Array:
+        """Returns the bucket of each distance s - t, in positions."""
+        num_buckets = self.table.shape[-1]
+        first = jnp.zeros_like(distance)
+        if self.bidirectional:
+            num_buckets //= 2
+            first = jnp.where(distance > 0, num_buckets, 0)
+            distance = jnp.abs(distance)
+        else:
+            distance = jnp.maximum(-distance, 0)
+        num_exact = num_buckets // 2
+        growth = jnp.log(jnp.maximum(distance, 1) / num_exact)
+        growth = growth / math.log(self.max_distance / num_exact)
+        far = num_exact + (growth * (num_buckets - num_exact)).astype(distance.dtype)
+        far = jnp.minimum(far, num_buckets - 1)
+        return first + jnp.where(distance < num_exact, distance, far)
+
+
+def _beside(array: Array, ndim: int) -> Array:
+    """Returns `[H, ...]` as `[1..., H, ...]`; `[B..., H, ...]` as it is."""
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
+
+
+def _last(letters: str, array: Array) -> str:
+    """Returns as many of the letters, from the last, as the array has axes."""
+    return letters[len(letters) - jnp.ndim(array) :]

@@ -1,0 +1,95 @@
+"""Encodings of where a token stands: sinusoidal and rotary.
+
+T positions, H heads, K size per head, D width. Learned encodings are parameters: see
+`modules.embeddings`.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import tiles
+
+Array = jax.Array
+
+
+def sinusoidal(positions: Array, size: int, *, max_period: float = 10_000.0) -> Array:
+    """Returns sines and cosines of the positions at geometrically spaced periods.
+
+    Args:
+      positions: `[..., T]` integers.
+      size: D, even; feature 2i is a sine and 2i + 1 the cosine of the same angle.
+      max_period: The longest wavelength is 2 pi times this many positions.
+
+    Returns:
+      `[..., T, D]` float32, in [-1, 1].
+
+    Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
+    """
+    if size < 2 or size % 2:
+        raise ValueError(f"size must be even and at least 2, got {size}.")
+    angles = _angles(positions, _frequencies(size, max_period), jnp.float32)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return pairs.reshape(*angles.shape[:-1], size)
+
+
+def rotary(
+    x: Array,
+    positions: Array,
+    *,
+    max_period: float = 10_000.0,
+    frequencies: Sequence[float] | None = None,
+) -> Array:
+    """Returns queries or keys whose feature pairs are turned by their position.
+
+    Dot products of turned queries and keys depend on the distance of their positions.
+    Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA).
+
+    Args:
+      x: `[..., T, H, K]` with K even.
+      positions: `[T]` or `[..., T]` integers.
+      max_period: The slowest pair turns by about 1 / `max_period` radians a position.
+      frequencies: `[K / 2]`, radians per position of each pair, in place of
+        `max_period`; pairs of 0 do not turn.
+
+    Returns:
+      `[..., T, H, K]` of x's dtype.
+
+    Raises:
+      ValueError: If shapes do not fit.
+
+    Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
+    """
+    size = x.shape[-1]
+    if size % 2:
+        raise ValueError(f"rotary positions need an even key size K, got {size}.")
+    wanted = x.shape[:-2] if jnp.ndim(positions) > 1 else x.shape[-3:-2]
+    tiles.check_axes("positions", positions, wanted, "[T] or [..., T]")
+    if frequencies is None:
+        frequencies = _frequencies(size, max_period)
+    elif np.shape(frequencies) != (size // 2,):
+        raise ValueError(
+            f"frequencies must be of the K / 2 = {size // 2} pairs of features, got "
+            f"shape {np.shape(frequencies)}."
+        )
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    angles = _angles(positions, frequencies, dtype)[..., None, :]
+    angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    sine, cosine = jnp.sin(angles), jnp.cos(angles)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def _frequencies(size: int, max_period: float) -> np.ndarray:
+    """Returns 1 / max_period^(2i / size) for each pair i: `[size / 2]`."""
+    return max_period ** (-np.arange(0, size, 2) / size)
+
+
+def _angles(positions: Array, frequencies: Sequence[float], dtype) -> Array:
+    """Returns position * frequency for each pair: `[..., size / 2]`."""
+    frequencies = np.asarray(frequencies, dtype)
+    positions = jnp.asarray(positions, dtype)[..., None]
+    return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))

@@ -1,0 +1,132 @@
+"""The heads laboratory: which heads matter, what they do, and a model without the rest.
+
+Pure functions of parameters, data and a metric that is handed in.
+"""
+
+from mha_haiku.lab.heads import (
+    ablation_values,
+    alignment,
+    circuits,
+    drift,
+    edits,
+    hard_concrete,
+    means,
+    metrics,
+)
+from mha_haiku.lab.heads.ablation_values import AblationValue
+from mha_haiku.lab.heads.contributions import (
+    Contributions,
+    logit_attribution,
+    logit_lens,
+)
+from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
+from mha_haiku.lab.heads.flow import flow
+from mha_haiku.lab.heads.head_weights import (
+    HeadWeights,
+    token_embedding,
+    unembedding,
+    weights,
+)
+from mha_haiku.lab.heads.importance import (
+    MEASURES,
+    Importance,
+    Measure,
+    ablation,
+    attribution,
+    closed,
+    confidence,
+    gradient,
+    statistic,
+    unit_gradient,
+)
+from mha_haiku.lab.heads.matching import Matching, match
+from mha_haiku.lab.heads.patching import Patched, activation_patching
+from mha_haiku.lab.heads.paths import Edges, path_patching
+from mha_haiku.lab.heads.pruning import open_gates, prune, prune_units, scaled
+from mha_haiku.lab.heads.ranking import (
+    Step,
+    greedy_order,
+    order,
+    pairs,
+    rank_correlation,
+    rank_intervals,
+)
+from mha_haiku.lab.heads.roles import (
+    MIXED,
+    ROLES,
+    SCORES,
+    Roles,
+    role_evidence,
+    role_of,
+    roles,
+    roles_of_evidence,
+)
+from mha_haiku.lab.heads.rollout import (
+    gradient_rollout,
+    output_gradients,
+    rollout,
+    value_rollout,
+)
+from mha_haiku.lab.heads.running import Measured, Metric
+
+__all__ = [
+    "AblationValue",
+    "Contributions",
+    "Edges",
+    "HeadWeights",
+    "Importance",
+    "MEASURES",
+    "MIXED",
+    "Matching",
+    "Measure",
+    "Metric",
+    "Patched",
+    "ROLES",
+    "Roles",
+    "SCORES",
+    "Step",
+    "Measured",
+    "ablation",
+    "ablation_values",
+    "activation_patching",
+    "alignment",
+    "attribution",
+    "circuits",
+    "closed",
+    "confidence",
+    "drift",
+    "measured_by_drift",
+    "edits",
+    "flow",
+    "gradient",
+    "gradient_rollout",
+    "greedy_order",
+    "hard_concrete",
+    "logit_attribution",
+    "logit_lens",
+    "match",
+    "mean_pooled",
+    "means",
+    "metrics",
+    "open_gates",
+    "order",
+    "output_gradients",
+    "pairs",
+    "path_patching",
+    "prune",
+    "prune_units",
+    "rank_correlation",
+    "rank_intervals",
+    "role_evidence",
+    "role_of",
+    "roles",
+    "roles_of_evidence",
+    "rollout",
+    "scaled",
+    "statistic",
+    "token_embedding",
+    "unembedding",
+    "unit_gradient",
+    "value_rollout",
+    "weights",
+]

@@ -1,0 +1,66 @@
+"""Ablation values, which ablated heads pass on: zero, the mean, another example's.
+
+B batch, T positions, P attention parts, H heads of a part, V value size per head.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import models
+from mha_haiku.lab.heads import running
+from mha_haiku.training import tasks
+
+Array = jax.Array
+
+# From the heads' outputs with no head ablated, P arrays `[B, T, H, V]`, to the ablation
+# values of each part: `[H, V]` or `[B, T, H, V]`, or None for zeros.
+AblationValue = Callable[[Sequence[Array]], list[Array | None]]
+
+
+def zero(heads: Sequence[Array]) -> list[None]:
+    """Ablated heads pass on zeros.
+
+    Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
+    """
+    return [None for _ in heads]
+
+
+def resample(heads: Sequence[Array]) -> list[Array]:
+    """Ablated heads pass on their output for the next example of the batch.
+
+    Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
+    """
+    return [jnp.roll(each, -1, axis=0) for each in heads]
+
+
+def mean(
+    model: models.Model, params: Any, batches: Iterable[tasks.Example]
+) -> AblationValue:
+    """Returns the values where heads pass on their mean over data and positions.
+
+    Padding positions are left out of the mean.
+
+    Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
+    """
+    program = _sums(model)
+    sums = running.over(batches, lambda example: program(params, example))
+    totals = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), sums)
+    means = [total / count for total, count in totals]
+    return lambda heads: means
+
+
+@running.compiled
+def _sums(model, params, example) -> list[tuple[Array, Array]]:
+    """Returns the sum of what heads of each part pass on, and over how many."""
+
+    def total(name, values):
+        kind = running.kind_of(name)
+        counted = 1.0 * running.valid(values.shape[1], example, kind)
+        return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
+
+    _, found = running.look(model, params, example, ["*/heads"])
+    return [total(name, values) for name, values in found.items()]

@@ -1,0 +1,89 @@
+"""How well cross-attention keeps to an alignment that is known.
+
+N examples, H heads, T target and S source positions.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from mha_haiku.training import tasks
+
+UNIT = "share"
+
+# From one example, on the host, to where its target's rows should look in its source,
+# booleans `[T, S]` by name; {}: it is not known. `Task.alignments` is such.
+Align = Callable[[tasks.Example], Mapping[str, np.ndarray]]
+
+
+def label(name: str) -> str:
+    """Returns what the share of an alignment is, by its name in `Task.alignments`."""
+    which = (
+        "those that have an aligned key" if name == "aligned" else f"the {name} ones"
+    )
+    return f"rows whose largest weight is aligned, of {which}"
+
+
+def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
+    """Returns where the rows of a batch should look, booleans `[N, T, S]` by name.
+
+    An example of which it is not known has no such row.
+
+    Args:
+      align: The alignments of an example.
+      example: A batch of N, on the host.
+    """
+    if example.decoder_inputs is None:
+        return {}
+    rows = range(len(example.inputs))
+    each = [align(jax.tree.map(operator.itemgetter(i), example)) for i in rows]
+    shape = example.decoder_inputs.shape[1], example.inputs.shape[1]
+    names = dict.fromkeys(name for row in each for name in row)
+    aligned = {name: np.zeros((len(each), *shape), bool) for name in names}
+    for i, row in enumerate(each):
+        for name, x in row.items():  # a user's examples may be shorter than the task's
+            x = x[: shape[0], : shape[1]]
+            aligned[name][i, : x.shape[0], : x.shape[1]] = x
+    return aligned
+
+
+def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
+    """Returns how often a head looks where it should.
+
+    That is the share of the rows with an aligned key whose largest weight lies on one.
+
+    Args:
+      weights: `[N, H, T, S]`.
+      alignment: Booleans `[N, T, S]`, true where a row should look.
+
+    Returns:
+      `[N, H]` in [0, 1]; NaN in an example without an aligned row.
+    """
+    return shares(np.asarray(weights).argmax(-1), alignment)
+
+
+def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
+    """Returns what `scores` does, from the places of the largest weights.
+
+    Args:
+      places: `[N, H, T]` integers; below 0 in a row that sees nothing.
+      alignment: Booleans `[N, T, S]`, true where a row should look.
+    """
+    places = np.asarray(places)[..., None]
+    aligned = np.asarray(alignment, bool)[:, None]
+    broad = np.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))
+    is_right = (np.take_along_axis(broad, places, -1) & (places >= 0))[..., 0]
+    has_key = aligned.any(-1)
+    count = has_key.sum(-1)
+    right = (is_right & has_key).sum(-1)
+    return np.where(count > 0, right / np.maximum(count, 1), np.nan)
+
+
+def evidence(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns what `heads.role_evidence` says of alignment, from `shares` by names."""
+    if "aligned" not in found:
+        return {}
+    known = ~np.isnan(found["aligned"])
+    return {"aligned": np.stack([np.nan_to_num(found["aligned"]), known], -1)}

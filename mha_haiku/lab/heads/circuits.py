@@ -1,0 +1,203 @@
+"""Circuits of heads from their weights alone: where a head looks, and what it copies.
+
+D width, H heads, K query/key and V value size per head, N tokens, C classes. Vectors
+are rows. A head's score of a query vector x and a key vector y is `x QK y^T` (times its
+scale), and it adds `y OV` to the residual stream for what it looks at: two matrices of
+low rank say what it does. Everything is float64 NumPy, and works on small factors: no
+`[N, N]` array is made.
+
+Source: Elhage et al. 2021, https://transformer-circuits.pub/2021/framework/index.html.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.lab.heads import head_weights
+from mha_haiku.lab.heads.head_weights import HeadWeights
+
+KINDS = ("q", "k", "v")  # through which a head reads what another has written
+
+
+def ov(weights: HeadWeights) -> np.ndarray:
+    """Returns the OV circuit, `[D, D]`: what a vector that is looked at becomes."""
+    return weights.value @ weights.output
+
+
+def copying_score(
+    weights: HeadWeights,
+    embedding: np.ndarray | None = None,
+    unembedding: np.ndarray | None = None,
+) -> np.ndarray:
+    """Returns the sum of the OV circuit's eigenvalues over the sum of their sizes.
+
+    In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
+    0 for random weights. With both ends it is the circuit from tokens to logits,
+    `embedding OV unembedding` `[N, C]`: a positive eigenvalue is a direction of tokens
+    that makes the same tokens likelier.
+
+    Args:
+      weights: Of one head; of several, the result has their leading axis.
+      embedding: `[N, D]`, such as `token_embedding` gives; None: no end.
+      unembedding: `[D, C]`, such as `unembedding` gives; C is N.
+
+    Raises:
+      ValueError: If one end is given, or tokens and classes are not the same.
+
+    Source: Elhage et al. 2021, "Detecting copying behavior".
+    """
+    if (embedding is None) != (unembedding is None):
+        raise ValueError("embedding and unembedding must be given both, or neither.")
+    inner = np.eye(weights.value.shape[-2])
+    if embedding is not None:
+        if embedding.shape != unembedding.shape[::-1]:
+            raise ValueError(
+                "embedding [N, D] and unembedding [D, N] must be of the same tokens, "
+                f"got shapes {embedding.shape} and {unembedding.shape}."
+            )
+        inner = unembedding @ embedding
+    # A B and B A share their nonzero eigenvalues, and B A is V x V instead of N x N.
+    return _positivity(weights.output @ inner @ weights.value)
+
+
+def matching_score(
+    weights: HeadWeights,
+    embedding: np.ndarray | None = None,
+    *,
+    earlier: HeadWeights | None = None,
+) -> np.ndarray:
+    """Returns `copying_score` of the QK circuit: 1 where a head looks for equal tokens.
+
+    With an earlier head its keys are what that one has written: 1 where the head looks
+    for positions whose other token, that of the earlier head, equals its own, which is
+    induction where the earlier head looks one back.
+
+    Args:
+      weights: Of one head; of several, the result has their leading axis.
+      embedding: `[N, D]`, tokens as both sides read them; None: of the whole stream.
+      earlier: A head of a layer below, whose writing keys are made from.
+
+    Source: Elhage et al. 2021, "Checking the mechanistic theory".
+    """
+    inner = np.eye(weights.query.shape[-2])
+    if embedding is not None:
+        inner = embedding.T @ embedding
+    if earlier is not None:  # keys are tokens, through OV of the earlier head
+        inner = _transposed(ov(earlier)) @ inner
+    # E Q K^T (E OV)^T, and K^T OV^T E^T E Q of the same eigenvalues.
+    return _positivity(_transposed(weights.key) @ inner @ weights.query)
+
+
+def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
+    """Returns how much of what one head reads is what another has written, in [0, 1].
+
+    The Frobenius norm of the product of the two circuits over the product of their
+    norms: of `OV` of the earlier head with `QK` (kind q), its transpose (k), or `OV`
+    (v) of the later one. Random weights do not give 0, but about one over the root of
+    D: compare heads with each other.
+
+    Args:
+      kind: Whether it is read for queries "q", keys "k" or values "v".
+      earlier: The head that writes, or H of them.
+      later: The head that reads, or H' of them, of a layer above.
+
+    Returns:
+      `[H, H']`, without the axes that are not there.
+
+    Raises:
+      ValueError: If the kind is another.
+
+    Source: Elhage et al. 2021, "Three kinds of composition".
+    """
+    checks.choice("kind", kind, KINDS)
+    read, rest = {
+        "q": (later.query, later.key),
+        "k": (later.key, later.query),
+        "v": (later.value, _transposed(later.output)),
+    }[kind]
+    # |X M Y^T| = |R M S^T| with X = Q R and Y = P S: small matrices instead of D x D.
+    written = _triangle(earlier.value) @ earlier.output  # [H.., V, D]
+    taken = read @ _transposed(_triangle(rest))  # [H'.., D, K]
+    sizes = _norm(written), _norm(taken)
+    both = np.einsum(
+        "gvd,hdk->ghvk",
+        written.reshape(-1, *written.shape[-2:]),
+        taken.reshape(-1, *taken.shape[-2:]),
+        optimize=True,
+    )
+    both = _norm(both).reshape((*written.shape[:-2], *taken.shape[:-2]))
+    return both / np.multiply.outer(*sizes)
+
+
+def compositions(
+    model: models.Model, params: Any, kind: str, *, folded: bool = False
+) -> np.ndarray:
+    """Returns `composition` of all heads with all heads that can read them.
+
+    Args:
+      model: As `models.build` or `interop.load` makes it.
+      params: Its parameters.
+      kind: As in `composition`.
+      folded: As in `heads.weights`.
+
+    Returns:
+      `[P, H, P, H]`, the earlier head first; NaN where there is no such head, or
+      nothing of the first can be read by the second before another head reads it.
+    """
+    checks.choice("kind", kind, KINDS)
+    places = models.heads_of_layers(head_weights.config_of(model))
+    kinds = [place.kind for place in places]
+    widest = max(len(place.names) for place in places)
+    result = np.full((len(places), widest) * 2, np.nan)
+    own = {
+        i: head_weights.weights(model, params, i, folded=folded)
+        for i, place in enumerate(places)
+        if place.names
+    }
+    for i, earlier in own.items():
+        for j, later in own.items():
+            if kind in kinds_read(kinds, i, j):
+                found = composition(kind, earlier, later)
+                result[i, : found.shape[0], j, : found.shape[1]] = found
+    return result
+
+
+def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
+    """Returns through which of q, k and v heads of one part read those of another.
+
+    Without other heads in between: "" where they do not, as those of a layer below.
+    `kinds` has the kind of every part, "" where there is one kind.
+    """
+    first, second = kinds[sender], kinds[receiver]
+    if first == "encoder" and second == "cross":
+        return "kv"
+    if "encoder" in (first, second) and first != second:
+        return ""
+    # Within a layer of a decoder, cross-attention comes second.
+    at, after = (
+        (sum(kind == kinds[i] for kind in kinds[:i]), kinds[i] == "cross")
+        for i in (sender, receiver)
+    )
+    if after <= at:
+        return ""
+    return "q" if second == "cross" else "qkv"
+
+
+def _positivity(matrix: np.ndarray) -> np.ndarray:
+    values = np.linalg.eigvals(matrix)
+    sizes = np.abs(values).sum(-1)
+    return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    return np.linalg.qr(x, mode="r")
+
+
+def _norm(x: np.ndarray) -> np.ndarray:
+    return np.sqrt((x**2).sum((-2, -1)))
+
+
+def _transposed(x: np.ndarray) -> np.ndarray:
+    return np.swapaxes(x, -1, -2)

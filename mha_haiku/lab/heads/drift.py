@@ -1,0 +1,117 @@
+"""Drift: how far the vectors of texts turn when a model is intervened in.
+
+A model without targets, such as a sentence encoder, has no loss. Its mean-pooled
+outputs are compared with those of the whole model instead. They stand where other
+models have logits, and those of the whole model where others have targets, so that
+every measure takes a `measured_by_drift` as it is.
+
+B batch, T positions, D width.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import models
+from mha_haiku.lab.heads import metrics, running
+from mha_haiku.training import tasks
+
+Array = jax.Array
+
+
+def measured_by_drift(
+    model: models.Model,
+    params: Any,
+    batches: Iterable[tasks.Example],
+    *,
+    whole: tuple[models.Model, Any] | None = None,
+) -> running.Measured:
+    """Returns what is measured by `metrics.drift`.
+
+    Args:
+      model: The model; its `Output` must have `output`.
+      params: Its parameters.
+      batches: The examples; their targets do not matter.
+      whole: The model and the parameters to compare with, such as those before pruning;
+        None: the same, without edits.
+    """
+    compared = _Compared(batches, *(whole or (model, params)))
+    return running.Measured(mean_pooled(model), metrics.drift, params, compared)
+
+
+@functools.lru_cache(maxsize=8)
+def mean_pooled(model: models.Model) -> models.Model:
+    """Returns the model with vectors `[B, D]` in place of logits.
+
+    A vector is the mean of an example's outputs over its valid positions; in an
+    encoder-decoder, of the decoder's outputs. The model's `Output` must have `output`.
+    """
+
+    def apply(params, rng, inputs, *, lengths=None, **options):
+        output = model.apply(params, rng, inputs, lengths=lengths, **options)
+        if options.get("decoder_inputs") is not None:
+            lengths = options.get("decoder_lengths")
+        return output._replace(logits=_means(output.output, lengths))
+
+    scanned = model.scanned and mean_pooled(model.scanned)
+    return model._replace(apply=apply, scanned=scanned)
+
+
+def vectors(
+    model: models.Model, params: Any, batches: Iterable[tasks.Example]
+) -> np.ndarray:
+    """Returns the vectors of `mean_pooled` of all examples, `[N, D]` float32."""
+    program = _vectors(mean_pooled(model))
+    return np.concatenate(running.over(batches, lambda x: program(params, x)))
+
+
+def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
+    """Returns the share of vectors whose nearest other one stays the same.
+
+    Args:
+      before: `[N, D]`, no two alike; N is at least 2.
+      after: `[N, D]`, the same examples.
+
+    Returns:
+      In [0, 1]; the nearest has the largest cosine.
+    """
+    nearest = []
+    for each in (before, after):
+        unit = each / np.linalg.norm(each, axis=-1, keepdims=True)
+        cosines = unit @ unit.T
+        np.fill_diagonal(cosines, -np.inf)
+        nearest.append(cosines.argmax(-1))
+    return float(np.mean(nearest[0] == nearest[1]))
+
+
+class _Compared:
+    """Batches whose targets are the vectors that a model gives to their inputs."""
+
+    def __init__(self, batches, model, params):
+        self._batches, self._params = batches, params
+        self._vectors = _vectors(mean_pooled(model))
+
+    def __iter__(self) -> Iterator[tasks.Example]:
+        running.check_batches(self._batches)
+        for example in self._batches:
+            targets = self._vectors(self._params, example)
+            yield example._replace(targets=targets)
+
+
+@functools.lru_cache(maxsize=8)
+def _vectors(pooled):
+    return jax.jit(lambda params, x: running.run(pooled, params, x).logits)
+
+
+def _means(outputs, lengths) -> Array:
+    """Returns the means `[B, D]` of `[B, T, D]` over valid positions, float32."""
+    outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+    if lengths is None:
+        return outputs.mean(1)
+    valid = jnp.arange(outputs.shape[1])[None] < jnp.asarray(lengths)[:, None]
+    total = jnp.where(valid[..., None], outputs, 0).sum(1)
+    return total / jnp.maximum(valid.sum(1), 1)[:, None]

@@ -1,0 +1,197 @@
+"""The usual edits of a model, by name, for `mh.edit`.
+
+`B...` batch axes, T positions, H heads of an attention, V value size per head, D width,
+F hidden units, P attention parts. An edit is a change by the pattern of a site:
+
+>>> import jax.numpy as jnp
+>>> import mha_haiku as mh
+>>> list(mh.heads.edits.ablate(2, 0) | mh.heads.edits.steer(3, jnp.ones(16)))
+['layer_2/attention/heads', 'layer_3/stream']
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import attention, sites
+
+Array = jax.Array
+Edits = dict[str, Callable]
+
+
+def ablate(
+    at: int | str, heads: int | Sequence[int], value: Array | float = 0
+) -> Edits:
+    """Returns the edit that ablates heads: they pass on a value of no use.
+
+    Args:
+      at: The layer; or the path of the attention, such as "decoder/layer_0/attention",
+        or "attention_0" in a function of which the attention was recognised.
+      heads: A head, or several.
+      value: What they pass on instead: a number, `[V]`, or `[B..., T, X, V]` for X
+        heads, such as their mean.
+
+    Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
+    """
+    heads = jnp.atleast_1d(jnp.asarray(heads))
+
+    def change(values):
+        return values.at[..., heads, :].set(jnp.asarray(value, values.dtype))
+
+    return {_heads(at): change}
+
+
+def replace(at: int | str, values: Array) -> Edits:
+    """Returns the edit after which an attention's heads pass on `[B..., T, H, V]`.
+
+    Args:
+      at: See `ablate`.
+      values: What they pass on.
+    """
+    return {_heads(at): lambda _: values}
+
+
+def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
+    """Returns the edit that multiplies heads by gates, those of each layer by its own.
+
+    Args:
+      gates: `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`; or a list of L of them.
+      at: The paths of the attentions, of which the first number is the layer.
+    """
+    return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
+
+
+def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
+    """Returns the edit that sets a site to a value, such as that of another run.
+
+    Args:
+      name: The name of the site, or a pattern.
+      value: `[B..., T, ...]`, as the site has it.
+      positions: Which of the T positions to set; None: all. For heads, T is the third
+        axis from the end; for all else the second.
+    """
+
+    def change(own):
+        if positions is None:
+            return value
+        axis = -3 if name.endswith("heads") else -2
+        chosen = jnp.zeros(own.shape[axis], bool).at[jnp.asarray(positions)].set(True)
+        chosen = chosen.reshape(-1, *(1,) * (-axis - 1))
+        return jnp.where(chosen, value, own)
+
+    return {name: change}
+
+
+def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
+    """Returns the edit that adds a vector to the stream that enters a layer.
+
+    Args:
+      layer: The layer, or a path such as "decoder/layer_0".
+      vector: `[D]`, or `[B..., T, D]`.
+      scale: By which it is multiplied.
+
+    Source: Turner et al. 2023, https://arxiv.org/abs/2308.10248.
+    """
+    path = f"layer_{layer}" if isinstance(layer, int) else layer
+
+    def change(stream):
+        added = jnp.asarray(scale * vector, stream.dtype)
+        return stream + added.reshape(*(1,) * (stream.ndim - added.ndim), *added.shape)
+
+    return {f"{path}/stream": change}
+
+
+def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edits:
+    """Returns the edit that holds the pattern of an attention at that of another run.
+
+    Args:
+      at: See `ablate`.
+      attention_map: The map, whose weights are applied to the values that the edited
+        run has; or weights `[B..., H, T, S]`.
+    """
+    is_map = isinstance(attention_map, attention.AttentionMap)
+    weights = attention_map.weights() if is_map else attention_map
+    return {f"{_path(at)}/weights": lambda _: weights}
+
+
+def on_parts(
+    names: Iterable[str], given: Iterable[Any], change: Callable[[Array, Any], Array]
+) -> Edits:
+    """Returns edits that call a change with what is given for each part.
+
+    Layers that are alike have one edit, which a model that scans them runs as one.
+
+    Args:
+      names: The sites of P parts, such as their heads.
+      given: A tree of arrays for each part.
+      change: From the value of the site and what is given to the changed value.
+    """
+    stacks: dict[str, dict[int | None, Any]] = {}
+    for name, own in zip(names, given, strict=True):
+        pattern, layer = sites.numbered_by_layer(name)
+        stacks.setdefault(pattern, {})[layer] = own
+    return {pattern: _of_layers(own, change) for pattern, own in stacks.items()}
+
+
+def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
+    """Returns heads' outputs, or hidden units, as far as their gates are open.
+
+    Args:
+      values: `[B..., T, H, V]`, or of units `[B..., T, F]` with gates `[..., F, 1]`.
+      gates: `[H]`, `[B..., H]` or `[B..., T, H]`.
+      replacement: What ablated heads pass on, a number, `[H, V]` or `[B..., T, H, V]`:
+        the output becomes `gate * output + (1 - gate) * replacement`; None: zeros.
+
+    Returns:
+      `[B..., T, H, V]`.
+
+    Raises:
+      ValueError: If shapes do not fit.
+    """
+    gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
+    gates = gates[..., None]
+    if replacement is None:
+        return values * gates
+    missing = values.ndim - jnp.ndim(replacement)
+    replacement = jnp.asarray(replacement, values.dtype)
+    replacement = replacement.reshape(*(1,) * missing, *replacement.shape)
+    return values * gates + replacement * (1 - gates)
+
+
+def _aligned(gates, shape):
+    """Returns gates with all axes of `[B..., T, H]`, of size 1 where they had none."""
+    alone, per_example = shape[-1:], (*shape[:-2], shape[-1])
+    if gates.shape == shape:
+        return gates
+    if gates.shape == per_example:
+        return gates[..., None, :]
+    if gates.shape == alone:
+        return gates.reshape(*(1,) * (len(shape) - 1), -1)
+    raise ValueError(
+        f"gates must be [H], [B..., H] or [B..., T, H], of shape {alone}, "
+        f"{per_example} or {shape}, got {gates.shape}."
+    )
+
+
+def _of_layers(given, change):
+    """Returns an edit by what is given for each layer; scanned ones are stacked."""
+    shapes = [jax.tree.map(jnp.shape, own) for own in given.values()]
+    if all(each == shapes[0] for each in shapes):
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *given.values())
+
+    def of_layer(value, layer):
+        if isinstance(layer, jax.Array):
+            return change(value, jax.tree.map(lambda x: x[layer], stacked))
+        return change(value, given[layer]) if layer in given else value
+
+    return of_layer
+
+
+def _path(at: int | str) -> str:
+    return f"layer_{at}/attention" if isinstance(at, int) else at
+
+
+def _heads(at: int | str) -> str:
+    return f"{_path(at)}/heads"

@@ -1,0 +1,233 @@
+"""The matrices of a head, and of the two ends of a model that it reads and writes for.
+
+D width, H heads, G key/value heads, K query/key and V value size per head, N tokens, C
+classes. Vectors are rows: a head's query is `x @ query + query_bias`, and what it
+passes on, `z` `[V]`, is written to the residual stream as `z @ output`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.core.modules import anatomy
+
+
+class HeadWeights(NamedTuple):
+    """The weights of a head; of all heads of a layer, with a leading axis H.
+
+    Attributes:
+      query: `[D, K]`, from what the head reads to its queries.
+      key: `[D, K]`.
+      value: `[D, V]`.
+      output: `[V, D]`, from what it passes on to the residual stream. The bias of that
+        map is the layer's, and no head's.
+      query_bias: `[K]`; zeros where the model has none, as those below.
+      key_bias: `[K]`.
+      value_bias: `[V]`.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    output: np.ndarray
+    query_bias: np.ndarray
+    key_bias: np.ndarray
+    value_bias: np.ndarray
+
+
+def weights(
+    model: models.Model,
+    params: Any,
+    layer: int | str,
+    head: int | None = None,
+    *,
+    folded: bool = False,
+) -> HeadWeights:
+    """Returns the four matrices of one head, float64.
+
+    Grouped heads have the key and value of their group. What comes behind these maps
+    (rotary positions, norms of queries and keys, smeared keys, the score's scale and
+    temperature, sinks and gates) is in none of them.
+
+    Args:
+      model: As `models.build` or `interop.load` makes it.
+      params: Its parameters, looped or stacked, pruned or not.
+      layer: The attention part: its index, or its address such as "cross.3".
+      head: The head's place in the layer, as gates count them; None: all H of them.
+      folded: Whether the norm in front of the layer is in the weights: its scale times
+        the rows of query, key and value, its offset in their biases, and layer norm's
+        subtraction of the mean. What is left of the norm is a factor per position. Keys
+        and values of cross-attention are read through that of the encoder's end.
+
+    Raises:
+      ValueError: If the model is not of `models.build`, there is no such layer or head,
+        or `folded` finds no norm in front (norms after the parts).
+
+    Source: Elhage et al. 2021, "Virtual weights and the residual stream",
+    https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
+    on layer normalization.
+    """
+    config = config_of(model)
+    parts = models.heads_of_layers(config)
+    if isinstance(layer, str):
+        place = parts[models.find_part(config, layer)]
+    else:
+        place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
+    num_heads, num_groups = len(place.names), place.num_key_value_heads
+    if not num_heads:
+        raise ValueError(f"{place.label} has no heads: all are pruned.")
+    groups = place.groups or [h * num_groups // num_heads for h in range(num_heads)]
+    maps = []
+    for name in ("query", "key", "value"):
+        own = leaves_of(params, f"{place.path}/{name}")
+        count = num_heads if name == "query" else num_groups
+        w = own["w"].reshape(len(own["w"]), count, -1).swapaxes(0, 1)
+        b = own.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
+        if name != "query":
+            w, b = w[np.asarray(groups)], b[np.asarray(groups)]
+        if folded:
+            norm = _norm_in_front(config, params, place, name)
+            w, b = norm.matrix @ w, b + norm.offset @ w
+        maps.append((w, b))
+    output = leaves_of(params, f"{place.path}/linear")["w"]
+    output = output.reshape(num_heads, -1, output.shape[-1])
+    (query, key, value), biases = zip(*maps, strict=True)
+    result = HeadWeights(query, key, value, output, *biases)
+    if head is None:
+        return result
+    checks.integer_in("head", head, 0, num_heads - 1)
+    return HeadWeights(*(x[head] for x in result))
+
+
+def token_embedding(model: models.Model, params: Any) -> np.ndarray:
+    """Returns what tokens put into the residual stream, `[N, D]` float64.
+
+    Without positions, segments and a norm of embeddings. ValueError if the model's
+    inputs are no tokens.
+    """
+    config, leaves = config_of(model), params.get("embedding", {})
+    if "embeddings" not in leaves:
+        raise ValueError("params must have embeddings of tokens, got none.")
+    return _float64(leaves["embeddings"]) * config.embedding.scale
+
+
+def unembedding(
+    model: models.Model, params: Any, *, folded: bool = False
+) -> np.ndarray:
+    """Returns the linear map from the residual stream to logits, `[D, C]` float64.
+
+    Args:
+      model: As `models.build` or `interop.load` makes it.
+      params: Its parameters.
+      folded: Whether the norms behind the last layer are in it, as in `weights`.
+
+    Raises:
+      ValueError: If something that is not linear stands in between
+        (`config.model.output.hidden`), or there are no logits.
+    """
+    config = config_of(model)
+    own = config.output
+    if own.hidden is not None or not own.logits:
+        raise ValueError(
+            "the model must have logits that are linear in its last vectors, got "
+            f"output.hidden = {own.hidden!r} and output.logits = {own.logits}."
+        )
+    if not own.tied:
+        matrix = _float64(params["logits"]["w"])
+    else:
+        name = "embedding"
+        if config.family == "encoder_decoder":
+            name = "decoder_embedding"
+        matrix = _float64(params[name]["embeddings"]).T
+        if "logits" in params:  # its bias tells how many classes there are
+            matrix = matrix[:, : len(params["logits"]["b"])]
+    if folded:
+        for norm in reversed(end_norms(config, params)):
+            matrix = norm.matrix @ matrix
+    return matrix
+
+
+class Norm(NamedTuple):
+    """A norm as a map that is linear but for a factor per position.
+
+    Attributes:
+      scale: `[D]`; ones where there is no norm.
+      offset: `[D]`.
+      is_centered: Whether the mean over the D features is subtracted first.
+    """
+
+    scale: np.ndarray
+    offset: np.ndarray
+    is_centered: bool
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """`[D, D]`, what the norm does to a vector but for the factor and offset."""
+        centers = np.eye(len(self.scale)) - self.is_centered / len(self.scale)
+        return centers * self.scale
+
+
+def norm_of(config: Any, params: Any, module: str) -> Norm:
+    """Returns a norm of a model; see `leaves_of`."""
+    size = config.model_size
+    own = {"scale": np.ones(size), "offset": np.zeros(size)}
+    own |= leaves_of(params, module)
+    return Norm(own["scale"], own["offset"], config.norm.kind == "layer_norm")
+
+
+def end_norms(config: Any, params: Any) -> list[Norm]:
+    """Returns the norms between the last layer and the logits, in their order."""
+    stack = "decoder" if config.family == "encoder_decoder" else "encoder"
+    names = [f"{stack}/norm"] if config.norm.position != "post" else []
+    names += ["output_norm"] if config.output.norm else []
+    return [norm_of(config, params, name) for name in names]
+
+
+def norm_name(place: models.LayerHeads) -> str:
+    """Returns the module of the norm in front of an attention part.
+
+    The one after the part has "_after" behind it.
+    """
+    layer, _, attention = place.path.rpartition("/")
+    return f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
+
+
+def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a module, float64 by name; {}: there are none.
+
+    Args:
+      params: The parameters, looped or stacked.
+      module: The module's name, as looped layers have it.
+    """
+    leaves, layer = params.get(module), anatomy.layer_of(module)
+    if leaves is None and layer is not None:
+        stacked = params.get(str(layer._replace(index=None)), {})
+        leaves = {name: x[layer.index] for name, x in stacked.items()}
+    return {name: _float64(x) for name, x in (leaves or {}).items()}
+
+
+def config_of(model: models.Model) -> Any:
+    """Returns the config of a model, and raises ValueError if it has none."""
+    if model.config is None:
+        raise ValueError(
+            "model must be one that models.build or interop.load made, whose "
+            "architecture is known; got one without a config."
+        )
+    return model.config
+
+
+def _norm_in_front(config, params, place, name) -> Norm:
+    """Returns the norm that queries, keys or values of a part are read through."""
+    if config.norm.position == "post":
+        raise ValueError(
+            "folded must be False for a model whose norms come after the parts: there "
+            "is none in front to fold."
+        )
+    if place.kind == "cross" and name != "query":
+        return norm_of(config, params, "encoder/norm")
+    return norm_of(config, params, norm_name(place))
+
+
+def _float64(x) -> np.ndarray:
+    return np.asarray(x, np.float64)

@@ -1,0 +1,89 @@
+"""Which head of one model corresponds to which head of another.
+
+L layers, H heads of a layer, P pairs of heads.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import display, models
+from mha_haiku.lab.heads import running
+from mha_haiku.training import tasks
+
+# In place of the divergence of heads of different kinds: more than any, so that such
+# are paired only where nothing else is left, and then dropped.
+_APART = 10.0
+
+
+class Matching(NamedTuple):
+    """Heads of two models, one to one.
+
+    Attributes:
+      first: `[P, 2]`, (layer, head) in the first model.
+      second: `[P, 2]`, (layer, head) of its counterpart in the second model.
+      divergence: `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of the
+        weights of the two.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    divergence: np.ndarray
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+
+def match(
+    first: tuple[models.Model, Any],
+    second: tuple[models.Model, Any],
+    batches: Iterable[tasks.Example],
+) -> Matching:
+    """Returns the pairs of heads of two models, such as two seeds, that attend alike.
+
+    Any layers may be paired, of encoder-decoders those of one kind; the pairs are those
+    of the least total divergence.
+
+    Args:
+      first: A model and its parameters.
+      second: Another model that reads the same inputs, and its parameters.
+      batches: The data.
+
+    Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
+    heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
+    """
+    import scipy.optimize
+
+    @jax.jit
+    def diverge(one, other, example):
+        rows, columns = (
+            [
+                (running.kind_of(name), each)
+                for name, each in running.look(*own, example, ["*/map"])[1].items()
+            ]
+            for own in ((first[0], one), (second[0], other))
+        )
+
+        def compared(kind, a, other_kind, b):
+            if kind == other_kind:
+                return a.divergence(b).mean(0)
+            return jnp.full((a.shape[-3], b.shape[-3]), _APART)
+
+        return jnp.block(
+            [[compared(*row, *column) for column in columns] for row in rows]
+        )
+
+    divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
+    divergence = np.mean(divergences, axis=0, dtype=np.float64)
+    rows, columns = scipy.optimize.linear_sum_assignment(divergence)
+    of_one_kind = divergence[rows, columns] < _APART
+    rows, columns = rows[of_one_kind], columns[of_one_kind]
+    example = next(iter(batches))
+    places = [
+        np.argwhere(running.exists(running.num_heads(*each, example)))
+        for each in (first, second)
+    ]
+    return Matching(places[0][rows], places[1][columns], divergence[rows, columns])

@@ -1,0 +1,136 @@
+"""Metrics of a batch: a number per example, mostly the lower the better.
+
+B batch, T positions, C classes. `logits` are `[B, T, C]` with an answer per position,
+or `[B, C]` with one per example.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.training import tasks
+
+if TYPE_CHECKING:
+    from mha_haiku.lab.heads.running import Metric
+
+Array = jax.Array
+
+
+def loss(logits: Array, example: tasks.Example) -> Array:
+    """Returns the mean cross-entropy of each example's targets, `[B]` nats.
+
+    Args:
+      logits: `[B, T, C]` or `[B, C]`.
+      example: The batch; targets of weight 0 do not count.
+    """
+    targets = example.targets
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    log_shares = jax.nn.log_softmax(logits)
+    # By comparison, not by indexing: the gradient of indexing is a slow scatter.
+    classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    is_target = classes == targets[..., None]
+    each = -jnp.where(is_target, log_shares, 0).sum(-1)
+    return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
+
+
+def accuracy(logits: Array, example: tasks.Example) -> Array:
+    """Returns the share of right answers of each example, `[B]`: the higher the better.
+
+    Measures of heads want a metric that is low where the model is good: `mistakes()`.
+    """
+    return 1 - mistakes()(logits, example)
+
+
+def mistakes(
+    correct: Callable[[Array, tasks.Example], Array] | None = None,
+) -> "Metric":
+    """Returns the metric that is the share of wrong answers of each example.
+
+    Args:
+      correct: From logits and batch to booleans like the targets, such as a task's
+        `correct`; None: whether the likeliest class is the target.
+    """
+    correct = correct or _likeliest
+
+    def share_wrong(logits, example):
+        wrong = jnp.where(correct(logits, example), 0.0, 1.0)
+        return _mean(wrong, example.weights)
+
+    return share_wrong
+
+
+def failures(
+    correct: Callable[[Array, tasks.Example], Array] | None = None,
+) -> "Metric":
+    """Returns the metric that is 1 for an example with any wrong answer, else 0.
+
+    Its mean is one minus the share of exact matches.
+
+    Args:
+      correct: As `mistakes` takes it.
+    """
+    correct = correct or _likeliest
+
+    def has_mistake(logits, example):
+        wrong = ~correct(logits, example) & (example.weights > 0)
+        return wrong.any(tuple(range(1, wrong.ndim))).astype(jnp.float32)
+
+    return has_mistake
+
+
+def drift(logits: Array, example: tasks.Example) -> Array:
+    """Returns one minus the cosine of two vectors of each example, `[B]` in [0, 2].
+
+    At the whole model it is 0, its least value, and so is its slope by any gate: a
+    measure by the gradient there says nothing.
+
+    Args:
+      logits: `[B, D]`, vectors of an intervened model; see `heads.measured_by_drift`.
+      example: The batch; its `targets` are the vectors of the whole model.
+    """
+    # Half the squared distance of unit vectors: 1 - cosine, without its cancellation.
+    difference = _unit(logits) - _unit(example.targets)
+    return (difference**2).sum(-1) / 2
+
+
+def logit_difference(logits: Array, example: tasks.Example) -> Array:
+    """Returns the logit of a wrong answer less the right one's, `[B]`.
+
+    Args:
+      logits: `[B, T, C]`, of which the last valid position answers, or `[B, C]`.
+      example: The batch; its `targets` are `[B, 2]`, the right and the wrong class.
+
+    Source: Wang et al. 2022, section 3, https://arxiv.org/abs/2211.00593.
+    """
+    chosen = jnp.take_along_axis(at_last(logits, example), example.targets, axis=-1)
+    return chosen[:, 1] - chosen[:, 0]
+
+
+def at_last(logits: Array, example: tasks.Example) -> Array:
+    """Returns the logits `[B, C]` of each example's last valid position."""
+    if logits.ndim == 2:
+        return logits
+    lengths = example.lengths
+    if example.decoder_inputs is not None:
+        lengths = example.decoder_lengths
+    if lengths is None:
+        return logits[:, -1]
+    last = jnp.asarray(lengths)[:, None, None] - 1
+    return jnp.take_along_axis(logits, last, axis=1)[:, 0]
+
+
+def _unit(vectors):
+    vectors = vectors.astype(jnp.promote_types(vectors.dtype, jnp.float32))
+    square = (vectors**2).sum(-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-30))
+
+
+def _likeliest(logits, example):
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
+
+
+def _mean(values, weights):
+    axes = tuple(range(1, weights.ndim))
+    return (values * weights).sum(axes) / jnp.maximum(weights.sum(axes), 1)

@@ -1,0 +1,223 @@
+"""Pruning: a smaller model without some heads or hidden units, for good.
+
+L layers, H heads of a layer, G key/value heads, D width, F hidden units. A
+head is named by its index in the unpruned layer. In an encoder-decoder "layers" of
+heads are its attention parts, in the order of `models.heads_of_layers`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mha_haiku.core import models
+from mha_haiku.core.modules import anatomy
+
+if TYPE_CHECKING:
+    import ml_collections
+
+Params = Mapping[str, Mapping[str, Any]]
+
+
+def prune(
+    params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
+) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
+    """Removes heads: columns of query, key and value, rows of the output projection.
+
+    The pruned model computes the same as the model with gates of 0 at these heads. A
+    key/value head is removed with the last query head that reads it. A layer without
+    heads keeps the bias of its output projection. Parameters that layers share (the
+    table of T5's position biases) stay whole.
+
+    Args:
+      params: The parameters, pruned before or not; stacked (scanned) layers too.
+      config: `config.model`, which describes them.
+      keep: The heads that each of the L layers keeps, by their names; or `[L, H]`
+        booleans, True for these.
+
+    Returns:
+      The parameters, unstacked, and their config, whose `attention.kept_heads` is
+      `keep`.
+
+    Raises:
+      ValueError: If a head is kept that is not there, or the parameters of a layer have
+        no heads by the names that `modules.anatomy` knows.
+
+    Source: Michel et al. 2019, section 4, https://arxiv.org/abs/1905.10650.
+    """
+    before = models.heads_of_layers(config)
+    keep = _names(keep, before)
+    params, pruned = _looped(params, config)
+    pruned.attention.key_size = models.key_size(config)
+    pruned.attention.kept_heads = keep
+    after = models.heads_of_layers(pruned)
+
+    def without_heads(i, axis, leaf):
+        if not after[i].names:
+            return None  # nothing of the heads is left in a layer without any
+        if axis.holds == anatomy.HEAD_FEATURES:
+            return leaf
+        names, stay = (
+            x.names if axis.holds == anatomy.HEADS else x.key_value_names
+            for x in (before[i], after[i])
+        )
+        return anatomy.taken(leaf, axis, len(names), [names.index(x) for x in stay])
+
+    holders = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.HEAD_FEATURES)
+    return _changed(params, config, holders, without_heads), pruned
+
+
+def prune_units(
+    params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
+) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
+    """Removes hidden units of the feed-forward parts.
+
+    Args:
+      params: The parameters; stacked (scanned) layers too.
+      config: `config.model`, which describes them.
+      keep: The indices of the hidden units that each of the L layers keeps, at least
+        one; or `[L, F]` booleans.
+
+    Returns:
+      The parameters, unstacked, and their config, with the sizes in its
+      `feed_forward.hidden_sizes`.
+
+    Raises:
+      ValueError: If a layer has no feed-forward part, a unit is kept that is not there,
+        or none is, or the parameters of a layer have no hidden units by the names that
+        `modules.anatomy` knows.
+    """
+    keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
+    for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
+        if not size:
+            raise ValueError(
+                f"layer {i} has no feed-forward part, and so no hidden units to keep "
+                f"some of, got {units}."
+            )
+        if not units or units != sorted(set(units) & set(range(size))):
+            raise ValueError(
+                f"layer {i} must keep at least one of its hidden units 0 to {size - 1},"
+                f" each once, got {units}."
+            )
+    params, pruned = _looped(params, config)
+    pruned.feed_forward.hidden_sizes = [len(units) for units in keep]
+
+    def without_units(i, axis, leaf):
+        return anatomy.taken(leaf, axis, sizes[i], keep[i])
+
+    return _changed(params, config, (anatomy.UNITS,), without_units), pruned
+
+
+def open_gates(
+    config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Returns gates that close the heads `prune` removes: L arrays `[H]` of 0 and 1.
+
+    Args:
+      config: `config.model`.
+      keep: As in `prune`.
+    """
+    layers = models.heads_of_layers(config)
+    keep = _names(keep, layers)
+    return [
+        np.isin(layer.names, kept).astype(np.float32)
+        for layer, kept in zip(layers, keep, strict=True)
+    ]
+
+
+def scaled(
+    params: Params, config: "ml_collections.ConfigDict", gates: Sequence[np.ndarray]
+) -> dict[str, dict[str, Any]]:
+    """Returns the parameters with gates multiplied into them.
+
+    Args:
+      params: The parameters.
+      config: `config.model`, which describes them.
+      gates: L arrays `[H]`; gate h multiplies the rows of the output projection that
+        belong to head h.
+
+    Raises:
+      ValueError: If the parameters of a layer have no heads by the names that
+        `modules.anatomy` knows.
+    """
+
+    def with_gates(i, axis, leaf):
+        if not axis.is_read:
+            return leaf
+        own = np.stack(gates[i]) if isinstance(i, slice) else gates[i]
+        return anatomy.scaled(leaf, axis, own)
+
+    return _changed(params, config, (anatomy.HEADS,), with_gates)
+
+
+def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
+    """Returns the parameters with every array changed that has an axis of `holders`.
+
+    `change(layer, axis, array)` returns the new array, or None to remove it; the layer
+    of stacked layers is a slice. It is an error if a layer has heads or units, but no
+    such array.
+    """
+    if anatomy.UNITS in holders:
+        counts, place = models.hidden_sizes(config), models.layer_of
+    else:
+        counts = [len(layer.names) for layer in models.heads_of_layers(config)]
+        place = models.part_of
+    result, changed = {}, set()
+    indices = range(len(counts))
+    for module, leaves in params.items():
+        layer = place(config, module)
+        is_stacked = isinstance(layer, slice)
+        if layer is not None and not is_stacked and layer not in indices:
+            raise ValueError(f"params must be of {len(counts)} layers, got {module!r}.")
+        result[module] = {}
+        for name, leaf in leaves.items():
+            axis = None if layer is None else anatomy.axis_of(module, name)
+            if axis and axis.holds in holders:
+                changed.update(indices[layer] if is_stacked else [layer])
+                leaf = change(layer, axis, leaf)
+            if leaf is not None:
+                result[module][name] = leaf
+    missing = {i for i, count in enumerate(counts) if count} - changed
+    if missing:
+        raise ValueError(
+            f"params must have {holders[0]} in each layer, in modules named as "
+            f"models.build names them; layers {sorted(missing)} have none, got modules "
+            f"{', '.join(params) or 'none'}."
+        )
+    return {module: leaves for module, leaves in result.items() if leaves}
+
+
+def _looped(params, config):
+    """Returns the parameters unstacked, and a copy of the config that says so."""
+    from ml_collections import ConfigDict
+
+    config = ConfigDict(config.to_dict())
+    if config.scan_layers:
+        params, config.scan_layers = models.unstacked(params), False
+    config.unlock()
+    return params, config
+
+
+def _indices(row) -> list[int]:
+    row = np.asarray(row)
+    return sorted(int(i) for i in (np.flatnonzero(row) if row.dtype == bool else row))
+
+
+def _names(keep, layers) -> list[list[int]]:
+    """Returns the names of the heads that each layer keeps, and checks them."""
+    if len(keep) != len(layers):
+        raise ValueError(
+            f"keep must have an entry for each of the {len(layers)} layers, got "
+            f"{len(keep)}."
+        )
+    result = []
+    for row, layer in zip(keep, layers, strict=True):
+        names = _indices(row)
+        absent = sorted(set(names) - set(layer.names))
+        if absent or len(set(names)) < len(names):
+            raise ValueError(
+                f"{layer.label} must keep some of its heads {list(layer.names)}, each "
+                f"once, got {names}."
+            )
+        result.append(names)
+    return result

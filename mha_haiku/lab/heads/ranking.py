@@ -1,0 +1,194 @@
+"""Ranks of heads: how certain they are, how far measures agree, which head goes first.
+
+L layers, H heads of a layer, N examples, P pairs of heads.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.lab.heads import importance, running
+from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+
+
+def rank_intervals(
+    found: importance.Importance,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> np.ndarray:
+    """Returns bootstrap intervals of the ranks of heads by their importance.
+
+    Args:
+      found: The importance; its examples are drawn with replacement.
+      level: The share of resamples that an interval holds, in (0, 1).
+      resamples: How many are drawn.
+      seed: The seed of the draws.
+
+    Returns:
+      `[L, H, 2]`: lowest and highest rank, 1 for the most important head; NaN where
+      there is no head.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+    """
+    import scipy.stats
+
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), got {level}.")
+    generator = np.random.default_rng(seed)
+    values = found.per_example
+    exists = ~np.isnan(values[0])
+    values = values[:, exists]
+    count = len(values)
+    draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
+    ranks = scipy.stats.rankdata(-(draws / count) @ values, axis=-1)
+    ends = np.quantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    result = np.full((*exists.shape, 2), np.nan)
+    result[exists] = ends.T
+    return result
+
+
+def rank_correlation(
+    first: importance.Importance, second: importance.Importance
+) -> float:
+    """Returns Spearman's correlation of two measures' means, or of one in two models.
+
+    Args:
+      first: The importance by one measure.
+      second: That of the same heads by another measure, or of a model with other
+        parameters by the same measure.
+
+    Returns:
+      In [-1, 1]; NaN where one of them is constant over the heads.
+
+    Raises:
+      ValueError: If they are not of the same heads.
+    """
+    import scipy.stats
+
+    one, other = first.mean, second.mean
+    if one.shape != other.shape or (np.isnan(one) != np.isnan(other)).any():
+        raise ValueError("the two must be of the same layers and heads.")
+    one, other = one[~np.isnan(one)], other[~np.isnan(other)]
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return float("nan")
+    return float(scipy.stats.spearmanr(one, other).statistic)
+
+
+def order(values: np.ndarray) -> list[tuple[int, int]]:
+    """Returns (layer, index in the layer) of heads, the least important first.
+
+    Args:
+      values: `[L, H]`, NaN where there is no head.
+    """
+    heads = np.argwhere(~np.isnan(values))
+    ranks = np.argsort(values[tuple(heads.T)], kind="stable")
+    return [tuple(head) for head in heads[ranks].tolist()]
+
+
+def pairs(of: running.Measured, *, ablation_value: AblationValue = zero) -> np.ndarray:
+    """Returns the mean change of the metric when two heads are ablated.
+
+    It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
+    """
+    exists = _existing(of)
+    heads = np.argwhere(exists)
+    firsts, seconds = np.triu_indices(len(heads))
+    gates = np.ones((1 + len(firsts), *exists.shape), np.float32)
+    rows = np.arange(1, len(gates))
+    for which in (firsts, seconds):
+        gates[(rows, *heads[which].T)] = 0
+    metric = importance.closed(of, gates, ablation_value=ablation_value).mean(0)
+    change = np.full((*exists.shape, *exists.shape), np.nan)
+    for one, other in ((firsts, seconds), (seconds, firsts)):
+        change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
+    return change
+
+
+class Step(NamedTuple):
+    """A step of a greedy order: the head that is closed next, and the metric then."""
+
+    head: tuple[int, int]  # (layer, index in the layer)
+    metric: float  # mean over the examples, with it and all before it closed
+
+
+def greedy_order(
+    of: running.Measured,
+    *,
+    ablation_value: AblationValue = zero,
+    steps: int | None = None,
+    worst: float | None = None,
+    tries: int | None = None,
+    progress: Callable = iter,
+) -> list[Step]:
+    """Closes head after head, each time the one that harms the metric least.
+
+    Unlike an order by single ablations, it keeps one of two heads that do the same.
+
+    Args:
+      of: What is measured.
+      ablation_value: What closed heads pass on.
+      steps: How many heads are closed at most; None: all.
+      worst: The order ends before the mean metric is above this; None: it does not.
+      tries: How many heads a step tries at a time, those first that harmed least when
+        they were tried last. It ends where all others harmed more then than the best
+        does now: ablating more seldom makes a head harmless. None: each step tries all
+        that are open, and none is missed.
+      progress: Wraps the range of steps, as `tqdm.tqdm` does.
+
+    Returns:
+      A step per head, in the order of ablation.
+    """
+    for name, value in (("steps", steps), ("tries", tries)):
+        if value is not None:
+            checks.positive_integer(name, value)
+    exists = _existing(of)
+    gates = exists.astype(np.float32)
+    found = np.where(exists, -np.inf, np.inf)  # the metric when a head was tried last
+    order = []
+    for _ in progress(range(min(steps or exists.size, int(exists.sum())))):
+        candidates = np.argwhere((gates > 0) & exists)
+        last = found[tuple(candidates.T)]
+        likeliest = np.argsort(last, kind="stable")
+        least, best = np.inf, None
+        for start in range(0, len(candidates), tries or len(candidates)):
+            chunk = likeliest[start : start + tries] if tries else likeliest
+            if last[chunk[0]] > least:
+                break
+            tried = candidates[np.sort(chunk)]
+            metric = _one_more_closed(of, gates, tried, ablation_value)
+            found[tuple(tried.T)] = metric
+            if metric.min() < least:
+                least, best = metric.min(), tuple(tried[metric.argmin()].tolist())
+        if worst is not None and least > worst:
+            break
+        gates[best] = 0
+        order.append(Step(best, float(least)))
+    return order
+
+
+# Patterns of gates that a step of the greedy order measures in one call. It is always
+# so many, so that one compiled program serves all steps.
+_PATTERNS = 16
+
+
+def _one_more_closed(of, gates, heads, ablation_value) -> np.ndarray:
+    """Returns the mean metric with one more of these heads `[P, 2]` closed: `[P]`."""
+    found = []
+    size = min(_PATTERNS, int(np.size(gates)))
+    for start in range(0, len(heads), size):
+        own = heads[start : start + size]
+        patterns = np.repeat(gates[None], size, axis=0)
+        patterns[(np.arange(len(own)), *own.T)] = 0
+        metric = importance.closed(of, patterns, ablation_value=ablation_value).mean(0)
+        found.append(metric[: len(own)])
+    return np.concatenate(found)
+
+
+def _existing(of) -> np.ndarray:
+    """Returns `[L, H]` booleans, True where the layer has that head."""
+    example = next(iter(of.batches))
+    return running.exists(running.num_heads(of.model, of.params, example))

@@ -1,0 +1,360 @@
+"""What heads do: names for the attention patterns that are known.
+
+B batch, T positions, L layers, H heads of a layer.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import attention, display, models
+from mha_haiku.lab.heads import alignment, running
+from mha_haiku.training import tasks
+
+Array = jax.Array
+
+
+class Role(NamedTuple):
+    """What a head can be.
+
+    Attributes:
+      threshold: The lowest score of the role.
+      label: What is scored, in [0, 1], as a mean over queries and examples.
+      limit: Scores must be below this.
+      score: The name of the score; None: the name of the role.
+    """
+
+    threshold: float
+    label: str
+    limit: float = float("inf")
+    score: str | None = None
+
+
+ROLES = {
+    # Of cross-attention alone, if the task says where its rows should look.
+    "aligned": Role(0.5, alignment.label("aligned")),
+    "previous_token": Role(0.5, "mass on the position before the query's"),
+    "next_token": Role(0.5, "mass on the position after the query's"),
+    "own_position": Role(0.5, "mass on the query's own position: near the identity"),
+    "first_token": Role(0.5, "mass on position 0, a sink"),
+    "separator": Role(0.5, "mass on the separators that are given, a sink"),
+    # `Statistics.induction` is a mean over all queries, here over those whose token has
+    # occurred before.
+    "induction": Role(
+        0.5,
+        "mass on what followed the token before, of queries whose token has occurred",
+        score="induction_of_repeated",
+    ),
+    "positional": Role(0.9, "share of queries with the largest weight at one offset"),
+    "anti_diagonal": Role(
+        0.9, "share of queries with the largest weight at one sum of both positions"
+    ),
+    # Of cross-attention alone, whose positions are those of two texts.
+    "monotonic": Role(
+        0.9, "correlation, up or down, of a query's place and its largest weight's"
+    ),
+    "uniform": Role(
+        0.95, "entropy, as a share of that of equal weights", score="relative_entropy"
+    ),
+    "broad": Role(
+        0.75,
+        "entropy, as a share of that of equal weights",
+        limit=0.95,
+        score="relative_entropy",
+    ),
+}
+MIXED = "mixed"
+# The largest offset that has a count of its own; likewise the largest distance from the
+# anti-diagonal.
+_FARTHEST = 128
+# The scores that decide the roles: name and label.
+SCORES = {role.score or name: role.label for name, role in ROLES.items()}
+
+
+class Roles(NamedTuple):
+    """The roles of heads.
+
+    Attributes:
+      names: `[L, H]` strings: the role whose score goes furthest from its threshold (0)
+        to 1; "mixed" where no score reaches its threshold, "" where there is no head.
+      scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head,
+        or none such for its kind; without "separator" if none are given, and without
+        scores of tokens if inputs are features.
+      offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
+        with its largest weight; up to 128 positions.
+      kinds: The kind of each of the L layers; () where there is one kind.
+    """
+
+    names: np.ndarray
+    scores: dict[str, np.ndarray]
+    offsets: np.ndarray
+    kinds: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = collections.Counter(name for name in np.ravel(self.names) if name)
+        shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        return f"Roles({len(self.names)} layers, heads: {shown or 'none'})"
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @property
+    def deciding(self) -> np.ndarray:
+        """The score that decided each role, `[L, H]`; NaN where none did."""
+        names = np.asarray(self.names)
+        decided = np.full(names.shape, np.nan)
+        for name, role in ROLES.items():
+            score = self.scores.get(role.score or name)
+            if score is not None:
+                decided = np.where(names == name, score, decided)
+        return decided
+
+
+def roles(
+    model: models.Model,
+    params: Any,
+    batches: Iterable[tasks.Example],
+    *,
+    separators: Sequence[int] = (),
+    align: alignment.Align | None = None,
+) -> Roles:
+    """Returns the role of each head on some data.
+
+    A cross head can be aligned, monotonic, positional, uniform or broad, or a sink of
+    the first token or of separators.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      batches: The data.
+      separators: Tokens that count as separators; of an encoder-decoder in its source.
+      align: Where cross heads should look, such as a task's `alignments`.
+
+    Source: positional heads (0.9) Voita et al. 2019, section 5.1,
+    https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
+    https://arxiv.org/abs/1906.04341; induction Olsson et al. 2022,
+    https://arxiv.org/abs/2209.11895.
+    """
+    observe = _observed(model, separators=tuple(separators))
+
+    def of_batch(example):
+        aligned = None
+        if align is not None and example.decoder_inputs is not None:
+            shape = *example.decoder_inputs.shape, example.inputs.shape[1]
+            known = alignment.of_batch(align, running.fetched(example))
+            # Where nothing is known, the same program as for other batches.
+            aligned = known.get("aligned", np.zeros(shape, bool))
+        return observe(params, example, aligned)
+
+    found = [jax.tree.map(np.float64, each) for each in running.over(batches, of_batch)]
+    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
+    return roles_of_evidence(total, kinds=running.kinds_of(model))
+
+
+def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
+    """Returns the role whose score goes furthest from its threshold to 1; its score.
+
+    Args:
+      scores: Of one head, by the names of `SCORES`.
+
+    Returns:
+      "mixed" and NaN where no score reaches its threshold.
+    """
+    margins = {}
+    for name, role in ROLES.items():
+        score = scores.get(role.score or name, -1.0)
+        if role.threshold <= score < role.limit:
+            margins[name] = (score - role.threshold) / (1 - role.threshold)
+    best = max(margins, key=margins.get, default=MIXED)
+    return best, scores[ROLES[best].score or best] if margins else math.nan
+
+
+@running.compiled
+def _observed(model, params, example, aligned, *, separators):
+    """Returns for each map the sum of `role_evidence` over a batch."""
+    separators = jnp.array(separators, jnp.int32)
+
+    def summed(attention_map, kind):
+        tokens = running.tokens(example, kind)
+        of_source = jnp.issubdtype(example.inputs.dtype, jnp.integer)
+        positions = None
+        if of_source and kind != "decoder" and separators.size:
+            positions = jnp.isin(example.inputs, separators)
+        found = role_evidence(
+            attention_map,
+            attention_map.statistics(tokens=tokens, positions=positions),
+            kind,
+            tokens=tokens,
+            lengths=running.key_lengths(example, kind),
+            aligned=aligned,
+        )
+        return jax.tree.map(lambda x: x.sum(0), found)
+
+    at = running.by_kind(summed, model)
+    return list(running.look(model, params, example, at)[1].values())
+
+
+def role_evidence(
+    attention_map: attention.AttentionMap,
+    statistics: attention.Statistics,
+    kind: str = "",
+    *,
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+    aligned: Array | None = None,
+) -> dict[str, Array]:
+    """Returns what tells the roles of the heads of a map; sums over examples add up.
+
+    Args:
+      attention_map: Of N examples in all.
+      statistics: `attention_map.statistics(tokens=..., positions=separators)`.
+      kind: The kind of its layer.
+      tokens: `[B..., T]`, of the queries; None: not known.
+      lengths: `[N]`, numbers of valid keys; None: all are.
+      aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
+
+    Returns:
+      By the names of `SCORES`: `[N, H, 2]` the score, and what to divide by, which is
+      0 for an example that does not count; or, of scores that are the share of the
+      commonest offset or sum of positions, `[N, H, 258]` counts, the last of others.
+    """
+    *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
+    lines = math.prod(batch_shape), num_heads
+    weights, places = (x.reshape(*lines, num_queries) for x in attention_map.top(1))
+    seen = weights > 0  # not fully masked
+    rows = jnp.arange(num_queries)[None, None]
+    most = _entropy_of_equal_weights(attention_map)
+    scores = {
+        "first_token": statistics.first_position,
+        "separator": statistics.chosen_positions,
+        "relative_entropy": statistics.entropy / jnp.maximum(most, 1e-9),
+    }
+    if kind == "cross":
+        scores["monotonic"] = _correlations(rows, places, seen)
+    else:
+        scores |= {
+            "previous_token": statistics.previous_position,
+            "next_token": statistics.next_position,
+            "own_position": statistics.own_position,
+            "induction_of_repeated": statistics.induction,
+        }
+    shares = dict.fromkeys(scores, seen.any(-1))
+    if tokens is not None:
+        tokens = tokens.reshape(lines[0], num_queries)
+        repeated = _repeated(tokens, seen.any(1))[:, None]
+        shares["induction_of_repeated"] = jnp.broadcast_to(repeated, lines)
+    if kind == "cross" and aligned is not None:
+        has_key = aligned.any(-1)[:, None]
+        right = jnp.take_along_axis(aligned[:, None], places[..., None], -1)[..., 0]
+        right = (right & seen).sum(-1)
+        scores["aligned"] = right / jnp.maximum(has_key.sum(-1), 1)
+        shares["aligned"] = jnp.broadcast_to(has_key.any(-1), lines)
+    found = {
+        name: jnp.stack([x.reshape(lines), shares[name]], -1)
+        for name, x in scores.items()
+        if x is not None
+    }
+    last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
+    return found | {
+        "positional": _counts(rows - places, seen),
+        "anti_diagonal": _counts(rows + places - (last - 1), seen),
+    }
+
+
+def _counts(values, seen) -> Array:
+    """Returns how often each of -128 to 128 is there where seen, and what else is.
+
+    By comparisons: examples on several devices are counted where they are.
+    """
+    wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
+    is_there = (values[..., None] == wanted) & seen[..., None]
+    counts = is_there.sum(-2, dtype=jnp.float32)
+    others = seen.sum(-1, dtype=jnp.float32) - counts.sum(-1)
+    return jnp.concatenate([counts, others[..., None]], -1)
+
+
+def _repeated(tokens, counted) -> Array:
+    """Returns the share `[B]` of counted queries whose token has occurred before."""
+    # A stable sort puts equal tokens side by side, in the order of their positions: all
+    # but the first of each group have occurred before. A second one puts them back.
+    places = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, tokens.ndim - 1)
+    in_order, places = jax.lax.sort((tokens, places), num_keys=1, is_stable=True)
+    same = jnp.pad(in_order[:, 1:] == in_order[:, :-1], ((0, 0), (1, 0)))
+    _, again = jax.lax.sort((places, same), num_keys=1)
+    return (again & counted).sum(-1) / jnp.maximum(counted.sum(-1), 1)
+
+
+def _correlations(rows, places, seen) -> Array:
+    """Returns correlations `[B, H]` of the places of queries and of their keys.
+
+    Of those queries that are seen; 0 where all keys or all queries are at one place.
+    """
+    count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
+    x, y = (
+        jnp.where(
+            seen, each - jnp.where(seen, each, 0).sum(-1, keepdims=True) / count, 0
+        )
+        for each in (rows, places)
+    )
+    squares = (x**2).sum(-1) * (y**2).sum(-1)
+    return (x * y).sum(-1) / jnp.sqrt(jnp.where(squares > 0, squares, jnp.inf))
+
+
+def _entropy_of_equal_weights(attention_map) -> Array:
+    """Returns the mean entropy `[B..., H]` of equal weights on all unmasked keys.
+
+    H is 1 where all heads have the same mask. Queries without a key do not count.
+    """
+    *batch_shape, _, num_queries, num_keys = attention_map.shape
+    found = attention_map.mask.aligned_key_counts(
+        num_queries, num_keys, len(batch_shape), attention_map.origin
+    )
+    found = jnp.broadcast_to(found, (*found.shape[:-1], num_queries))
+    entropies = jnp.log(jnp.maximum(found, 1))
+    return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
+
+
+def roles_of_evidence(
+    found: Sequence[Mapping[str, np.ndarray]],
+    *,
+    columns: Sequence[Sequence[int]] | None = None,
+    kinds: Iterable[str] = (),
+) -> Roles:
+    """Returns roles from the sums over examples of `role_evidence`, `[H, ...]`.
+
+    Args:
+      found: A dictionary for each layer; layers may differ in H.
+      columns: For each layer the column of each head in the result; None: in order.
+      kinds: The kind of each layer.
+    """
+    if columns is None:
+        columns = [range(len(each["positional"])) for each in found]
+    shape = len(found), 1 + max((h for each in columns for h in each), default=-1)
+    names, offsets = np.full(shape, "", dtype=object), np.zeros(shape, int)
+    values = {name: np.full(shape, np.nan) for name in SCORES}
+    for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
+        own = {}
+        for name, x in sums.items():
+            if x.shape[-1] == 2:
+                counts = x[:, 1] if len(x) else np.zeros(0)
+                own[name] = x[:, 0] / np.maximum(counts, 1e-9)
+            else:
+                own[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
+        if "aligned" in own:  # NaN where nothing is known
+            known = sums["aligned"][:, 1] > 0
+            own["aligned"] = np.where(known, own["aligned"], np.nan)
+        if "monotonic" in own:  # downwards too, as long as all examples do
+            own["monotonic"] = np.abs(own["monotonic"])
+        of_offset = sums["positional"][:, :-1]
+        offsets[i, list(places)] = of_offset.argmax(-1) - _FARTHEST
+        for name, x in own.items():
+            values[name][i, list(places)] = x
+        for h, place in enumerate(places):
+            names[i, place], _ = role_of({name: x[h] for name, x in own.items()})
+    known = {name: x for name, x in values.items() if not np.isnan(x).all()}
+    return Roles(names, known, offsets, tuple(kinds))

@@ -1,0 +1,255 @@
+"""What the head measures look at: a model, its data, and a number per example.
+
+B batch, T positions, L layers, H heads of a layer, V value size per head, N examples.
+Of an encoder-decoder L counts the attention parts of all kinds.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import models, sites
+from mha_haiku.core.modules import anatomy
+from mha_haiku.training import tasks
+
+Array = jax.Array
+
+# So many layers are compiled one by one: it takes seconds, and saves the scan.
+FEW_LAYERS = 6
+
+# From the logits of a batch and the batch itself to a number per example, `[B]`, the
+# lower the better; negate an accuracy.
+Metric = Callable[[Array, tasks.Example], Array]
+
+
+class Measured(NamedTuple):
+    """What is measured.
+
+    Attributes:
+      model: The model; `models.build` makes one, and any other pure functions of the
+        same arguments serve as well.
+      metric: How badly the model does on each example of a batch.
+      params: The model's parameters.
+      batches: Batches of examples, all of one size, that can be iterated over more
+        than once: a list, say, but no generator. A `tqdm` around a list shows progress.
+    """
+
+    model: models.Model
+    metric: Metric
+    params: Any
+    batches: Iterable[tasks.Example]
+
+
+def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
+    """Returns the results of a function on each batch, as host arrays.
+
+    Args:
+      batches: As a `Measured` has them.
+      function: From a batch to a tree of arrays.
+
+    Raises:
+      TypeError: If the batches can be gone through only once, like a generator.
+      ValueError: If there are none.
+    """
+    check_batches(batches)
+    results = [fetched(function(example)) for example in batches]
+    if not results:
+        raise ValueError("batches must not be empty.")
+    return results
+
+
+def check_batches(batches: Iterable[tasks.Example]) -> None:
+    """Raises TypeError if batches can be gone through only once."""
+    if iter(batches) is batches:
+        raise TypeError(
+            "batches must be a list, or something else that can be gone through again, "
+            f"got {type(batches).__name__}; list(batches) makes one."
+        )
+
+
+def compiled(function: Callable) -> Callable:
+    """Returns what makes the program of a function, by model and keywords.
+
+    Programs are kept, so that measuring again, for instance at each evaluation of a
+    training, compiles nothing. Layers that are many and alike are scanned in them.
+
+    Args:
+      function: Of a model, its parameters, a batch and other arrays; and by keyword of
+        what is known when compiling, such as a metric.
+    """
+
+    @functools.lru_cache(maxsize=8)
+    def program(model, **known):
+        @jax.jit
+        def run(params, *given):
+            return function(*compact(model, params), *given, **known)
+
+        return run
+
+    return program
+
+
+def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
+    """Returns the model's `Output` on a batch, without dropout."""
+    given = example.model_inputs()
+    inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
+    return model.apply(params, None, inputs, **given, is_training=False)
+
+
+def look(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    at: Any,
+    *,
+    strict: bool = True,
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the model's `Output` on a batch, and what is at sites, by name.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      example: The batch.
+      at: See `sites.look`.
+      strict: Likewise.
+
+    Returns:
+      Sites of an encoder come first, then those of a decoder's own attention and all
+      else, then those of cross-attention: in this order attention parts are counted.
+    """
+    looked = sites.look(functools.partial(run, model), at, strict=strict)
+    output, found = looked(params, example)
+    names = sorted(found, key=lambda name: _ORDER.index(kind_of(name)))
+    return output, collections.OrderedDict((name, found[name]) for name in names)
+
+
+def run_edited(
+    model: models.Model, params: Any, example: tasks.Example, edits: Any
+) -> Any:
+    """Returns the model's `Output` on a batch with edits, see `sites.edit`."""
+    return sites.edit(functools.partial(run, model), edits)(params, example)
+
+
+_ORDER = ("encoder", "", "decoder", "cross")
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of attention that a site belongs to; "" where there is one.
+
+    One stack of layers alone is called encoder too, which the order does not mind.
+    """
+    if name.startswith("decoder/"):
+        return "cross" if "/cross_attention" in name else "decoder"
+    return "encoder" if name.startswith("encoder/") else ""
+
+
+def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
+    """Returns a model of the same numbers that compiles fast, and its parameters.
+
+    A model of many layers that are alike becomes the one that scans them: one layer is
+    compiled for all. For programs, which call it once: parameters are copied.
+    """
+    if model.scanned is None:
+        return model, params
+    is_deep = any(f"layer_{FEW_LAYERS}/" in module for module in params)
+    return (model.scanned, models.stacked(params)) if is_deep else (model, params)
+
+
+def is_scanned(model: models.Model, params: Any) -> bool:
+    """Returns whether parameters are stacked, as scanned layers have them."""
+    return model.config is not None and any(map(anatomy.is_stacked, params))
+
+
+def kinds_of(model: models.Model) -> list[str]:
+    """Returns the kind of each attention part; [] where there is one kind."""
+    if model.config is None or model.config.family != "encoder_decoder":
+        return []
+    return [part.kind for part in models.heads_of_layers(model.config)]
+
+
+def label(kinds: Sequence[str], layer: int) -> str:
+    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3"."""
+    if not kinds:
+        return f"layer {layer}"
+    return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
+
+
+def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
+    """Returns what stands at the queries of maps of a kind, and how many are valid.
+
+    They are tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
+    """
+    if kind in ("decoder", "cross"):
+        return example.decoder_inputs, example.decoder_lengths
+    return example.inputs, example.lengths
+
+
+def tokens(example: tasks.Example, kind: str) -> Array | None:
+    """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
+
+    None where there are features, or where queries and keys are of different texts.
+    """
+    own, _ = queries(example, kind)
+    is_tokens = jnp.issubdtype(own.dtype, jnp.integer)
+    return own if is_tokens and kind != "cross" else None
+
+
+def key_lengths(example: tasks.Example, kind: str) -> Array | None:
+    """Returns the numbers `[B]` of valid keys of maps of a kind; None: all are."""
+    return example.decoder_lengths if kind == "decoder" else example.lengths
+
+
+def valid(size: int, example: tasks.Example, kind: str) -> Array:
+    """Returns which of so many queries of maps of a kind are valid, `[B, T]`."""
+    _, lengths = queries(example, kind)
+    if lengths is None:
+        return jnp.ones((len(example.inputs), size), bool)
+    return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+
+
+def exists(counts: Sequence[int]) -> np.ndarray:
+    """Returns `[P, H]` booleans: where parts of so many heads have one."""
+    return np.arange(max(counts))[None] < np.array(counts)[:, None]
+
+
+def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
+    """Returns the number of heads of each attention part."""
+    if model.config is not None:
+        return [len(part.names) for part in models.heads_of_layers(model.config)]
+    _, found = jax.eval_shape(
+        lambda params, x: look(model, params, x, ["*/heads"]), params, example
+    )
+    return [x.shape[-2] for x in found.values()]
+
+
+def by_kind(
+    function: Callable[[Any, str], Any], model: models.Model
+) -> dict[str, Callable]:
+    """Returns what `look` takes to call a function of each map and its kind.
+
+    Args:
+      function: Of a map, and by keyword `kind`: one of `models.KINDS`, or "" in models
+        of one kind. What stands at queries and keys depends on it.
+      model: The model.
+    """
+    if not kinds_of(model):
+        return {"*/map": functools.partial(function, kind="")}
+    return {
+        "decoder/*/cross_attention/map": functools.partial(function, kind="cross"),
+        "decoder/*/map": functools.partial(function, kind="decoder"),
+        "*/map": functools.partial(function, kind="encoder"),
+    }
+
+
+def fetched(tree: Any) -> Any:
+    """Returns arrays as host arrays, gathered where several processes share them."""
+    if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,0 +1,46 @@
+"""Models compiled from known programs, to try methods on whose answers are known.
+
+>>> from mha_haiku import rasp
+>>> compiled = rasp.compile(rasp.PROGRAMS["induction"]())
+>>> sorted(compiled.heads.values())
+['induction', 'previous_token']
+>>> [kind for sender, receiver, kind in compiled.edges]
+['k']
+"""
+
+from mha_haiku.lab.rasp import programs
+from mha_haiku.lab.rasp.compiler import Compiled, Sizes, compile, sizes
+from mha_haiku.lab.rasp.language import (
+    Program,
+    Selector,
+    Sequence,
+    aggregate,
+    indices,
+    map,
+    mean,
+    select,
+    selector_width,
+    tokens,
+)
+from mha_haiku.lab.rasp.programs import PROGRAMS
+from mha_haiku.lab.rasp.scoring import auroc
+
+__all__ = [
+    "Compiled",
+    "PROGRAMS",
+    "Program",
+    "Selector",
+    "Sequence",
+    "Sizes",
+    "aggregate",
+    "auroc",
+    "compile",
+    "indices",
+    "map",
+    "mean",
+    "programs",
+    "select",
+    "selector_width",
+    "sizes",
+    "tokens",
+]

@@ -1,0 +1,300 @@
+"""Programs turned into models whose heads, and the edges between them, are known.
+
+`layout` says what the program's heads and hidden units are; here they stand in a model
+of `models.build`. The other heads are random, every second one as sure of itself as
+those of the program are, and write a little everywhere.
+
+D width, K key and value size, F hidden units, L layers, H heads of a layer, T = n + 1
+positions.
+"""
+
+import dataclasses
+import functools
+import json
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.lab.rasp import language, layout
+from mha_haiku.lab.rasp.language import Head, Program
+from mha_haiku.training import tasks
+
+_LOGIT = 12.0  # of the right answer; that of None is half of it
+
+Place = tuple[int, int]  # layer and head
+
+
+class Sizes(NamedTuple):
+    """The sizes of a model, beside its heads and its length."""
+
+    num_layers: int  # L
+    model_size: int  # D
+    key_size: int  # K
+    hidden_size: int  # F
+    num_tokens: int  # those of the program, and the one that stands first
+    num_classes: int  # the program's answers, and None
+
+    def __or__(self, other: "Sizes") -> "Sizes":
+        """Returns the larger ones of both."""
+        return Sizes(*map(max, self, other))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """A model that computes a program.
+
+    Attributes:
+      program: The program.
+      config: `config.model` of the model, of the family encoder or causal.
+      model: The model. Its tokens are the places in the program's vocabulary, and
+        behind them the one that stands first in each input. Its classes are the places
+        in `answers`.
+      params: Its parameters, as host arrays.
+      answers: The values of the output, the last one None.
+      heads: What the heads of the program do, by (layer, head).
+      edges: (sender, receiver, "q" | "k" | "v"): the sender's output is read by the
+        receiver's queries, keys or values, through no other head.
+      senders: The heads whose output the logits read, through no other head.
+    """
+
+    program: Program
+    config: ml_collections.ConfigDict
+    model: models.Model
+    params: dict[str, dict[str, np.ndarray]]
+    answers: tuple[Any, ...]
+    heads: dict[Place, str]
+    edges: frozenset[tuple[Place, Place, str]]
+    senders: frozenset[Place]
+
+    def __repr__(self) -> str:
+        return (
+            f"Compiled({self.program.name}: {self.model.description}, heads "
+            f"{self.heads}, {len(self.edges)} edges)"
+        )
+
+    @property
+    def is_real(self) -> np.ndarray:
+        """`[L, H]` booleans: the heads of the program."""
+        own = self.config
+        result = np.zeros((own.num_layers, own.attention.num_heads), bool)
+        result[tuple(np.array(list(self.heads)).T)] = True
+        return result
+
+    def examples(self, count: int, *, seed: int = 0) -> tasks.Example:
+        """Returns a batch of `[B, T]` inputs and the program's answers to them.
+
+        Args:
+          count: B.
+          seed: Of the inputs.
+
+        Returns:
+          Targets `[B, T]`, places in `answers`; the first position does not count.
+        """
+        checks.positive_integer("count", count)
+        program = self.program
+        inputs = program.sample(np.random.default_rng(seed), count)
+        classes = {answer: i for i, answer in enumerate(self.answers)}
+        targets = [
+            [classes[x] for x in program([program.vocabulary[i] for i in row])]
+            for row in inputs.tolist()
+        ]
+        first = np.full((count, 1), len(program.vocabulary))
+        nothing = np.full((count, 1), len(self.answers) - 1)
+        return tasks.Example(
+            np.concatenate([first, inputs], axis=1).astype(np.int32),
+            np.concatenate([nothing, targets], axis=1).astype(np.int32),
+            np.broadcast_to(
+                np.float32(np.arange(program.length + 1) > 0),
+                (count, program.length + 1),
+            ),
+        )
+
+
+def sizes(program: Program) -> Sizes:
+    """Returns the sizes of the model that `compile` makes of a program."""
+    return _sizes(layout.Layout(program))
+
+
+def compile(
+    program: Program,
+    *,
+    num_heads: int = 6,
+    noise: float = 1e-4,
+    sizes: Sizes | None = None,
+    seed: int = 0,
+) -> Compiled:
+    """Returns a model that computes a program.
+
+    Heads stand in the first layer where what they read is there.
+
+    Args:
+      program: What it computes.
+      num_heads: H, of all layers; those that the program does not need are random.
+      noise: About how much all random heads together add to an entry of the stream,
+        where codes are 0 or 1. Programs that count bear least, 2e-4 of those here;
+        copying ones bear a hundred times more.
+      sizes: The least ones, so that what is jitted of one program serves others of the
+        same length and kind: `functools.reduce(operator.or_, map(sizes, programs))`.
+        None: no larger than the program needs.
+      seed: Of the random heads, and of where the program's heads are among them.
+
+    Raises:
+      ValueError: If a layer needs more heads, the program needs none, or its output is
+        a mean.
+    """
+    checks.positive_integer("num_heads", num_heads)
+    checks.non_negative_number("noise", noise)
+    generator = np.random.default_rng(seed)
+    own = layout.Layout(program)
+    sizes = _sizes(own) if sizes is None else _sizes(own) | sizes
+    places = _places(own, num_heads, generator)
+    config = _config(program, num_heads, sizes)
+    model, shapes = _built(config.to_json(), sizes.num_tokens, sizes.num_classes)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    _set_ends(params, own)
+    unused = (0, sizes.model_size - own.stream_size)
+    bearable = np.pad(own.bearable(), unused, constant_values=1)
+    _set_random_heads(params, config, noise * bearable, generator)
+    for head, place in places.items():
+        _set_head(params, config, place, own.head(head))
+    for layer in range(own.num_layers):
+        _set_units(params, layer, own.units(layer))
+    edges = {
+        (places[sender], places[head], kind)
+        for head in own.heads
+        for kind, sequences in language.inputs_of(head).items()
+        for each in sequences
+        for sender in own.senders(each)
+    }
+    return Compiled(
+        program,
+        config,
+        model,
+        params,
+        (*own.domain(program.output), None),
+        {place: head.name for head, place in places.items()},
+        frozenset(edges),
+        frozenset(places[each] for each in own.senders(program.output)),
+    )
+
+
+def _sizes(own: layout.Layout) -> Sizes:
+    heads = [own.head(each) for each in own.heads]
+    return Sizes(
+        own.num_layers,
+        own.stream_size,
+        max(max(each.query.shape[1], each.value.shape[1]) for each in heads),
+        max(len(own.units(layer).biases) for layer in range(own.num_layers)),
+        len(own.program.vocabulary) + 1,
+        len(own.domain(own.program.output)) + 1,
+    )
+
+
+def _places(own, num_heads, generator) -> dict[Head, Place]:
+    """Returns where the program's heads are among those of their layers."""
+    places = {}
+    for layer in range(own.num_layers):
+        heads = [each for each in own.heads if own.layer(each) == layer]
+        if len(heads) > num_heads:
+            raise ValueError(
+                f"num_heads must be at least {len(heads)}, which {own.program.name} "
+                f"has in layer {layer}, got {num_heads}."
+            )
+        for each, head in zip(heads, generator.permutation(num_heads), strict=False):
+            places[each] = (layer, int(head))
+    return places
+
+
+def _config(program, num_heads, sizes) -> ml_collections.ConfigDict:
+    config = models.default_config()
+    config.update(
+        {
+            "family": "causal" if program.is_causal else "encoder",
+            "num_layers": sizes.num_layers,
+            "model_size": sizes.model_size,
+            "embedding": {"max_length": program.length + 1},
+            "attention": {
+                "num_heads": num_heads,
+                "key_size": sizes.key_size,
+                "scale": 1.0,
+            },
+            "feed_forward": {"hidden_size": sizes.hidden_size, "activation": "relu"},
+            "norm": {"kind": "none"},
+        }
+    )
+    return config
+
+
+@functools.lru_cache(maxsize=64)
+def _built(config: str, num_tokens: int, num_classes: int) -> tuple[models.Model, Any]:
+    """Returns the model and the shapes of its parameters.
+
+    Cached by the config as JSON, so that whatever is jitted of the model is compiled
+    once for all seeds.
+    """
+    own = ml_collections.ConfigDict(json.loads(config))
+    model = models.build(
+        own, num_tokens=num_tokens, feature_size=None, num_classes=num_classes
+    )
+    tokens = jax.ShapeDtypeStruct((1, own.embedding.max_length), np.int32)
+    return model, jax.eval_shape(model.init, jax.random.key(0), tokens)
+
+
+def _set_ends(params, own) -> None:
+    """Sets what tokens and positions put into the stream, and what logits read."""
+    count = len(own.program.vocabulary)
+    embeddings = params["embedding"]["embeddings"]
+    embeddings[:count, own.slots[language.tokens]] = np.eye(count)
+    embeddings[count, 0] = 1
+    codes = np.eye(own.program.length)
+    params["positions"]["positions"][1:, own.slots[language.indices]] = codes
+    output, logits = own.read(own.program.output), params["logits"]
+    size, none = output.shape
+    logits["w"][:size, :none] = _LOGIT * output
+    logits["b"][none] = _LOGIT / 2
+
+
+def _set_units(params, layer, units) -> None:
+    scope, (size, count) = f"encoder/layer_{layer}/feed_forward", units.weights.shape
+    if count:
+        params[f"{scope}/hidden"]["w"][:size, :count] = units.weights
+        params[f"{scope}/hidden"]["b"][:count] = units.biases
+        params[f"{scope}/output"]["w"][:count, :size] = units.outputs
+
+
+def _set_head(params, config, place, head) -> None:
+    """Puts a head of the program in the place of a random one."""
+    layer, number = place
+    size, width = config.attention.key_size, len(head.query)
+    start = number * size
+    scope = f"encoder/layer_{layer}/attention"
+    for kind in ("query", "key", "value"):
+        own, matrix = params[f"{scope}/{kind}"], getattr(head, kind)
+        own["w"][:, start : start + size] = 0
+        own["w"][:width, start : start + matrix.shape[1]] = matrix
+    bias = head.query_bias
+    params[f"{scope}/query"]["b"][start : start + len(bias)] = bias
+    own, count = params[f"{scope}/linear"]["w"], head.value.shape[1]
+    own[start : start + size] = 0
+    own[start : start + count, head.slot] = np.eye(count)
+
+
+def _set_random_heads(params, config, noise, generator) -> None:
+    """Sets all heads to random ones, every second one as sure as those of a program."""
+    width, size = config.model_size, config.attention.key_size
+    num_layers, num_heads = config.num_layers, config.attention.num_heads
+    noise = noise / np.sqrt(num_layers * num_heads)  # independent of each other
+    for layer in range(num_layers):
+        scope = f"encoder/layer_{layer}/attention"
+        for kind in ("query", "key", "value"):
+            shape = width, num_heads, size
+            matrix = generator.standard_normal(shape) / np.sqrt(size)
+            if kind == "query":
+                is_sure = (np.arange(num_heads) % 2)[:, None]
+                matrix *= np.sqrt(size) * np.where(is_sure, layout.SHARPNESS / 4, 0.2)
+            params[f"{scope}/{kind}"]["w"][:] = matrix.reshape(width, -1)
+        matrix = generator.standard_normal((num_heads * size, width))
+        params[f"{scope}/linear"]["w"][:] = noise * matrix

@@ -1,0 +1,372 @@
+"""Programs whose models are known: `PROGRAMS` has all, by their names.
+
+Each is a function of the length n that returns the output; below `_offered` it becomes
+`(length=8) -> Program`. A causal program sees itself and earlier positions only.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from mha_haiku.lab.rasp.language import (
+    Program,
+    Selector,
+    Sequence,
+    aggregate,
+    indices,
+    map,
+    mean,
+    select,
+    selector_width,
+    tokens,
+)
+
+PROGRAMS: dict[str, Callable[..., Program]] = {}
+
+
+def _uniform(generator, count, length, size):
+    return generator.integers(0, size, (count, length))
+
+
+def _different(generator, count, length, size):
+    return np.argsort(generator.uniform(size=(count, size)), axis=1)[:, :length]
+
+
+def _repeated(generator, count, length, size):
+    """The first half of the positions again in the second; in it tokens differ."""
+    half = -(-length // 2)
+    first = _different(generator, count, half, size)
+    return np.concatenate([first, first], axis=1)[:, :length]
+
+
+def _mirrored(generator, count, length, size):
+    """Palindromes, half of which have one token changed."""
+    half = _uniform(generator, count, -(-length // 2), size)
+    inputs = np.concatenate([half, half[:, : length // 2][:, ::-1]], axis=1)
+    rows, places = np.arange(count // 2), generator.integers(0, length, count // 2)
+    inputs[rows, places] = generator.integers(0, size, count // 2)
+    return inputs
+
+
+def _ascending(generator, count, length, size):
+    """Half of them in order, and half up to one token."""
+    inputs = np.sort(_uniform(generator, count, length, size), axis=1)
+    rows, places = np.arange(count // 2), generator.integers(0, length, count // 2)
+    inputs[rows, places] = generator.integers(0, size, count // 2)
+    return inputs
+
+
+def _offered(
+    vocabulary: Iterable[Any] | None = "abcdef",
+    *,
+    is_causal: bool = False,
+    sample: Callable[..., np.ndarray] = _uniform,
+) -> Callable[[Callable[[int], Sequence]], Callable[..., Program]]:
+    """Enters the function below in `PROGRAMS`, as one that returns its program.
+
+    Args:
+      vocabulary: The tokens; None: 0 to n - 1, which name positions.
+      is_causal: See `Program`.
+      sample: `sample(generator, count, n, size of the vocabulary)` gives inputs.
+    """
+
+    def offer(make):
+        def program(length: int = 8) -> Program:
+            own = tuple(range(length) if vocabulary is None else vocabulary)
+            return Program(
+                make.__name__,
+                make(length),
+                own,
+                length,
+                is_causal,
+                lambda generator, count: sample(generator, count, length, len(own)),
+            )
+
+        program.__doc__, program.__name__ = make.__doc__, make.__name__
+        PROGRAMS[make.__name__] = program
+        return program
+
+    return offer
+
+
+def _at(offset: int) -> Selector:
+    """Returns the selector of the position so many places after the query's."""
+    return select(indices, indices, lambda key, query: key == query + offset)
+
+
+def _all() -> Selector:
+    return select(indices, indices, lambda key, query: True)
+
+
+def _before() -> Selector:
+    return select(indices, indices, operator.lt)
+
+
+def _same(sequence: Sequence) -> Selector:
+    return select(sequence, sequence, operator.eq)
+
+
+def _previous(sequence: Sequence = tokens, name: str = "previous_token") -> Sequence:
+    return aggregate(_at(-1), sequence, name=name)
+
+
+# One layer.
+
+
+@_offered(is_causal=True)
+def previous_token(length):
+    """The token before."""
+    return _previous()
+
+
+@_offered()
+def next_token(length):
+    """The token after."""
+    return aggregate(_at(1), tokens, name="next_token")
+
+
+@_offered(is_causal=True)
+def shift(length):
+    """The token three places before."""
+    return aggregate(_at(-3), tokens, name="positional")
+
+
+@_offered()
+def reverse(length):
+    """The token at the mirrored position."""
+    mirrored = select(indices, indices, lambda key, query: key == length - 1 - query)
+    return aggregate(mirrored, tokens, name="mirrored position")
+
+
+@_offered()
+def first_token(length):
+    """The token that stands first."""
+    first = select(indices, indices, lambda key, query: key == 0)
+    return aggregate(first, tokens, name="first token")
+
+
+@_offered("abcdefghijkl")
+def largest(length):
+    """The token that is last in the alphabet."""
+    rank = map(lambda token: ord(token) - ord("a"), tokens)
+    return aggregate(_all().best(rank), tokens, name="largest token")
+
+
+@_offered(is_causal=True)
+def last_vowel(length):
+    """The last token so far that is a vowel."""
+    vowels = select(tokens, indices, lambda key, query: key in "ae")
+    return aggregate(vowels.last(), tokens, name="last vowel")
+
+
+@_offered(is_causal=True)
+def skip_trigram(length):
+    """After an earlier a, b is followed by x; after an earlier d, c or e is by y."""
+    pairs = {"b": "a", "c": "d", "e": "d"}
+    wanted = select(tokens, tokens, lambda key, query: pairs.get(query) == key)
+    answer = map({"a": "x", "d": "y"}.get, tokens)
+    return aggregate(wanted, answer, name="skip-trigram")
+
+
+@_offered(None)
+def named_position(length):
+    """The token at the position that the own token names."""
+    named = select(indices, tokens, operator.eq)
+    return aggregate(named, tokens, name="named position")
+
+
+@_offered()
+def histogram(length):
+    """How often the own token occurs."""
+    return selector_width(_same(tokens), name="same token")
+
+
+@_offered(is_causal=True)
+def count(length):
+    """How often a has occurred so far."""
+    of_a = select(tokens, indices, lambda key, query: key == "a")
+    return selector_width(of_a, name="count of a")
+
+
+@_offered("ab", is_causal=True)
+def parity(length):
+    """Whether a has occurred an odd number of times so far."""
+    of_a = select(tokens, indices, lambda key, query: key == "a")
+    return map(lambda number: number % 2, selector_width(of_a, name="count of a"))
+
+
+@_offered(is_causal=True)
+def seen_before(length):
+    """Whether the own token has occurred before."""
+    earlier = selector_width(_same(tokens) & _before(), name="same token before")
+    return map(bool, earlier)
+
+
+@_offered("abc")
+def majority(length):
+    """Whether at least half of the tokens are a."""
+    is_a = map(lambda token: int(token == "a"), tokens)
+    return map(lambda share: share >= 0.5, mean(_all(), is_a, name="share of a"))
+
+
+# Two layers.
+
+
+@_offered("abcdefghijkl", is_causal=True, sample=_repeated)
+def induction(length):
+    """What followed the own token last time."""
+    again = select(_previous(), tokens, operator.eq)
+    return aggregate(again.last(), tokens, name="induction")
+
+
+@_offered(is_causal=True)
+def preceding_again(length):
+    """What preceded the own token last time."""
+    earlier = (_same(tokens) & _before()).last()
+    return aggregate(earlier, _previous(), name="same token before")
+
+
+@_offered(is_causal=True)
+def second_previous(length):
+    """The token two places before, by two heads that each go one back."""
+    return _previous(_previous(), "previous token of previous")
+
+
+@_offered(None)
+def two_hops(length):
+    """The token at the position that the token at the named position names."""
+    return _hops(2)
+
+
+@_offered()
+def shift_by_name(length):
+    """The token as many places before as the first token says, a for none."""
+    first = select(indices, indices, lambda key, query: key == 0)
+    named = aggregate(first, tokens, name="first token")
+    place = map(lambda index, token: index - (ord(token) - ord("a")), indices, named)
+    return aggregate(select(indices, place, operator.eq), tokens, name="named shift")
+
+
+@_offered("abcdefghi", sample=_different)
+def sort_different(length):
+    """The tokens, all different, in order."""
+    smaller = select(tokens, tokens, operator.lt)
+    rank = selector_width(smaller, name="smaller tokens")
+    return aggregate(select(rank, indices, operator.eq), tokens, name="of own rank")
+
+
+@_offered("abc", sample=_mirrored)
+def is_palindrome(length):
+    """Whether the tokens are the same backwards."""
+    mirrored = select(indices, indices, lambda key, query: key == length - 1 - query)
+    other = aggregate(mirrored, tokens, name="mirrored position")
+    differs = map(operator.ne, tokens, other)
+    wrong = select(differs, indices, lambda key, query: key)
+    return map(operator.not_, selector_width(wrong, name="differences"))
+
+
+@_offered(is_causal=True, sample=_ascending)
+def is_ascending(length):
+    """Whether no token so far is smaller than the one before it."""
+    falls = map(operator.gt, _previous(), tokens)
+    wrong = select(falls, indices, lambda key, query: key)
+    return map(operator.not_, selector_width(wrong, name="falls"))
+
+
+@_offered("()", is_causal=True)
+def balanced_brackets(length):
+    """Whether brackets so far are balanced (T), can be yet (P), or cannot (F)."""
+    step = map({"(": 1, ")": -1}.get, tokens)
+    height = mean(_all(), step, name="height")
+    sign = map(lambda x: (x > 0) - (x < 0), height)
+    below = select(sign, indices, lambda key, query: key < 0)
+    falls = map(bool, selector_width(below, name="below zero"))
+    return map(lambda bad, top: "F" if bad else "TP"[top > 0], falls, sign)
+
+
+@_offered("abcd")
+def most_frequent(length):
+    """The token that occurs most often, of several the one that stands last."""
+    often = selector_width(_same(tokens), name="same token")
+    return aggregate(_all().best(often, indices), tokens, name="most frequent")
+
+
+@_offered()
+def as_frequent(length):
+    """How many positions hold a token that occurs as often as the own one."""
+    often = selector_width(_same(tokens), name="same token")
+    return selector_width(_same(often), name="same frequency")
+
+
+@_offered("abcd", is_causal=True)
+def two_token_induction(length):
+    """What followed the own token and the one before it last time."""
+    before = _previous()
+    second = aggregate(_at(-2), tokens, name="positional")
+    again = select(before, tokens, operator.eq) & select(second, before, operator.eq)
+    return aggregate(again.last(), tokens, name="two-token induction")
+
+
+# Three and four layers.
+
+
+@_offered(None)
+def three_hops(length):
+    """As `two_hops`, and once more."""
+    return _hops(3)
+
+
+@_offered(None)
+def four_hops(length):
+    """As `two_hops`, and twice more."""
+    return _hops(4)
+
+
+@_offered("abc")
+def sort(length):
+    """The tokens in order."""
+    unique = map(lambda token, index: ord(token) * length + index, tokens, indices)
+    smaller = select(unique, unique, operator.lt)
+    rank = selector_width(smaller, name="smaller tokens")
+    return aggregate(select(rank, indices, operator.eq), tokens, name="of own rank")
+
+
+@_offered()
+def without_duplicates(length):
+    """The first occurrences of all tokens, moved to the front."""
+    earlier = selector_width(_same(tokens) & _before(), name="same token before")
+    is_first = select(earlier, indices, lambda key, query: key == 0)
+    place = selector_width(is_first & _before(), name="first ones before")
+    own = is_first & select(place, indices, operator.eq)
+    return aggregate(own, tokens, name="of own place")
+
+
+@_offered("abcd")
+def by_frequency(length):
+    """The tokens in order of how often they occur, of equal ones the earlier first."""
+    often = selector_width(_same(tokens), name="same token")
+    key = map(lambda number, index: number * length - index, often, indices)
+    before = selector_width(select(key, key, operator.gt), name="more frequent")
+    return aggregate(select(before, indices, operator.eq), tokens, name="of own rank")
+
+
+@_offered("()", is_causal=True)
+def bracket_depth(length):
+    """How many brackets are open, by the counts of both kinds."""
+
+    def number(kind):
+        own = select(tokens, indices, lambda key, query: key == kind)
+        return selector_width(own, name=f"count of {kind}")
+
+    return map(lambda a, b: max(a - b, 0), number("("), number(")"))
+
+
+def _hops(number: int) -> Sequence:
+    """Returns the token at the end of so many hops, each to the position it names."""
+    here = tokens
+    for i in range(number):
+        named = select(indices, here, operator.eq)
+        here = aggregate(named, tokens, name=f"hop {i + 1}")
+    return here

@@ -1,0 +1,184 @@
+"""What notebooks and papers get of patching and of paths: tables of numbers.
+
+L layers, H heads of a layer, T positions.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mha_haiku.lab import heads
+from mha_haiku.showing import drawing, markup, plotting, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_NODES = 64
+
+
+class Grid(NamedTuple):
+    """Numbers in rows and columns that have names.
+
+    Attributes:
+      values: The numbers.
+      rows: The names of rows.
+      columns: Those of columns.
+      unit: Of the numbers.
+      texts: What stands in the cells, of the shape of the numbers; None: the numbers.
+    """
+
+    values: np.ndarray
+    rows: Sequence[str]
+    columns: Sequence[str]
+    unit: str
+    texts: np.ndarray | None = None
+
+    def html(self, title: str, note: str) -> markup.Html:
+        """Returns the table that a notebook shows."""
+        scale = self._scale()
+        table = markup.heat_table(
+            self.values,
+            rows=self.rows,
+            columns=self.columns,
+            scales=[scale] * len(self.rows),
+            shown=self.texts,
+        )
+        return markup.block(title, table, note=note)
+
+    def figure(self, title: str) -> "Figure":
+        """Returns the figure that `mh.plot` gives."""
+        width = (0.4 if self.texts is None else 0.75) * len(self.columns) + 2
+        height = max(2.0, 0.3 * len(self.rows) + 1.4)
+        sheet = drawing.sheet(max(4.0, width), height, title=title)
+        axes = sheet.subplots()
+        self.draw(axes)
+        if self.texts is not None:
+            for (i, j), text in np.ndenumerate(self.texts):
+                colour = "white" if self.values[i, j] < 0.6 else "black"
+                axes.text(
+                    *(j, i, text),
+                    ha="center",
+                    va="center",
+                    fontsize="x-small",
+                    color=colour,
+                )
+        return sheet
+
+    def draw(self, axes) -> None:
+        """Draws the cells."""
+        scale = self._scale()
+        image = axes.imshow(
+            self.values,
+            cmap=scale.colours,
+            vmin=scale.low,
+            vmax=scale.high,
+            aspect="auto",
+        )
+        axes.set_xticks(range(len(self.columns)), self.columns, rotation=45, ha="right")
+        axes.set_yticks(range(len(self.rows)), self.rows)
+        axes.figure.colorbar(image, ax=axes, label=self.unit)
+
+    def _scale(self) -> drawing.Scale:
+        is_share = self.unit == "probability"
+        return drawing.Scale.of(self.values, self.unit if is_share else "nats")
+
+
+def visible(text: str) -> str:
+    """Returns the text of a token, of which spaces alone are to be seen too."""
+    text = str(text)
+    return text.strip() or repr(text)[1:-1].replace(" ", "␣")
+
+
+@shown.fragment.register
+def _(patched: heads.Patched) -> markup.Html:
+    return _of_patched(patched).html(
+        f"Patching: {patched.unit}, means of {len(patched.base)} pairs",
+        "From what is changed: each cell is one activation of the other text.",
+    )
+
+
+@shown.fragment.register
+def _(edges: heads.Edges) -> markup.Html:
+    return _of_edges(edges).html(
+        f"Paths between heads: {edges.unit}, means of {len(edges.base)} pairs",
+        "Rows write, columns read, by queries (q), keys (k) or values (v).",
+    )
+
+
+@plotting.figure_of.register(heads.Patched)
+def _(what: heads.Patched, *, title: str | None) -> "Figure":
+    return _of_patched(what).figure(title or "Activation patching")
+
+
+@plotting.figure_of.register(heads.Edges)
+def _(what: heads.Edges, *, title: str | None) -> "Figure":
+    """Draws a graph of the strongest edges, and next to it all of them as cells."""
+    grid = _of_edges(what)
+    sheet = drawing.sheet(
+        6 + 0.3 * len(grid.columns),
+        max(3.0, 0.25 * len(grid.rows) + 1.5),
+        title=title or "Paths",
+    )
+    graph, cells = sheet.subplots(1, 2)
+    ends = np.concatenate([what.senders, what.receivers])
+    top = ends[:, 0].max() + 1
+    mean = what.mean
+    largest = np.nanmax(np.abs(mean))
+    for i in np.argsort(-np.abs(mean))[:_MOST_NODES]:
+        (x0, y0), (x1, y1) = (
+            (each[1], top if each[0] < 0 else each[0])
+            for each in (what.senders[i], what.receivers[i])
+        )
+        x1 = ends[:, 1].max() / 2 if what.receivers[i][0] < 0 else x1
+        share = abs(mean[i]) / largest if largest else 0.0
+        colour = "tab:red" if mean[i] > 0 else "tab:blue"
+        graph.plot([x0, x1], [y0, y1], color=colour, linewidth=3 * share, alpha=0.7)
+    nodes = np.unique(ends[ends[:, 0] >= 0], axis=0)
+    graph.scatter(nodes[:, 1], nodes[:, 0], s=60, color="0.3", zorder=3)
+    graph.set_xlabel("head")
+    graph.set_xticks(sorted(set(nodes[:, 1].tolist())))
+    graph.set_ylabel("layer")
+    layers = sorted(set(nodes[:, 0].tolist()))
+    graph.set_yticks([*layers, top], [*map(str, layers), "logits"])
+    graph.set_title("red raises the metric, blue lowers it")
+    grid.draw(cells)
+    return sheet
+
+
+def _of_patched(patched) -> Grid:
+    """Returns the means."""
+    mean, axes = patched.mean, patched.axes
+    layers = [heads.running.label(patched.kinds, i) for i in range(len(mean))]
+    positions = list(map(visible, patched.tokens))
+    if axes == ("layer",):
+        return Grid(mean[:, None], layers, [patched.unit], patched.unit)
+    if axes == ("layer", "head"):
+        columns = [f"head {i}" for i in range(mean.shape[1])]
+        return Grid(mean, layers, columns, patched.unit)
+    positions = positions or [str(i) for i in range(mean.shape[-1])]
+    if axes == ("layer", "position"):
+        return Grid(mean, layers, positions, patched.unit)
+    rows = [
+        f"{layer}, head {head}" for layer in layers for head in range(mean.shape[1])
+    ]
+    return Grid(mean.reshape(-1, mean.shape[-1]), rows, positions, patched.unit)
+
+
+def _of_edges(edges) -> Grid:
+    """Returns the means by sender and by receiver with its kind."""
+    senders = list(dict.fromkeys(map(tuple, edges.senders.tolist())))
+    receivers = [
+        (*receiver, kind)
+        for receiver, kind in zip(
+            edges.receivers.tolist(), edges.kinds.tolist(), strict=True
+        )
+    ]
+    columns = sorted(set(receivers), key=lambda each: (each[0] < 0, each))
+    values = np.full((len(senders), len(columns)), np.nan)
+    for i, receiver in enumerate(receivers):
+        row = senders.index(tuple(edges.senders[i].tolist()))
+        values[row, columns.index(receiver)] = edges.mean[i]
+    names = ["logits" if x < 0 else f"{x}.{h} {kind}" for x, h, kind in columns]
+    rows = [f"{layer}.{head}" for layer, head in senders]
+    return Grid(values, rows, names, edges.unit)

@@ -1,0 +1,263 @@
+"""The one way from attention maps to a `MapSet`: for runs, notebooks and figures.
+
+`see` observes a map inside of a program, and `map_set` joins on the host what was seen
+of all layers with what is known of the examples.
+
+B... batch axes, N examples (of all of them), L layers, H heads, T query and S key
+positions, P and Q bins of these.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from mha_haiku.core import attention
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import alignment, means
+from mha_haiku.showing import zoom
+from mha_haiku.showing.map_set import Channels, Example, Layer, MapSet, Patch, Roles
+from mha_haiku.showing.per_head import PerHead
+
+Array = jax.Array
+
+
+class Seen(NamedTuple):
+    """What is shown of the map of one layer.
+
+    Attributes:
+      weights: `[N, H, P, Q]`.
+      numbers: As of `per_head`, `[N, H]`; {} if they were not wanted.
+      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} where they are
+        not told: of pooled maps, and without numbers.
+      masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
+        examples start at different positions.
+      patches: Finer parts of a pooled map; None without them.
+      channels: The scaled queries `[N, H, T, K]`, the keys, and for each head whether
+        their products are the whole scores; None without them.
+    """
+
+    weights: Any
+    numbers: dict[str, Any]
+    evidence: dict[str, Any]
+    masked: Any
+    patches: zoom.Patches | None
+    channels: tuple[Any, Any, Any] | None
+
+    def of_heads(self, chosen: Any) -> "Seen":
+        """Returns what is shown of some heads."""
+        masked = self.masked
+        if masked is not None and masked.shape[1] > 1:
+            masked = masked[:, chosen]
+        others = self._replace(masked=None)
+        return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
+
+
+def see(
+    attention_map: attention.AttentionMap,
+    *,
+    examples: Any = slice(None),
+    bins: int | None = None,
+    kind: str = "",
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+    has_numbers: bool = True,
+    has_patches: bool = False,
+    has_channels: bool = False,
+    gathered: Callable[[Any], Any] = lambda tree: tree,
+) -> Seen:
+    """Returns what is shown of a map `[B..., H, T, S]`, inside of a program.
+
+    Args:
+      attention_map: The map.
+      examples: Which of the N examples.
+      bins: To how many rows and columns the map is pooled, at most; None: not at all.
+      kind: Of its layer, for the roles of heads; there are roles of whole maps.
+      tokens: The tokens of the queries, which some statistics and roles need.
+      lengths: Numbers of valid keys; None: all are.
+      has_numbers: Whether there are statistics, in the same pass as a pooled map.
+      has_patches: Whether a pooled map has finer parts.
+      has_channels: Whether a whole map has its queries and keys.
+      gathered: Makes arrays whole on every device: where patches lie depends on data.
+    """
+    numbers, evidence = {}, {}
+    patches = masked = channels = pooled = None
+    if bins is not None:
+        pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
+    if has_numbers:
+        statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
+        numbers = per_head(statistics)
+        if pooled is None:
+            evidence = heads.role_evidence(
+                attention_map, statistics, kind, tokens=tokens, lengths=lengths
+            )
+    if pooled is None:
+        weights = attention_map.weights()
+    else:
+        weights = statistics.pooled if has_numbers else attention_map.pooled(*pooled)
+    if pooled is not None and has_patches:
+        patches = zoom.patches(*gathered((attention_map, weights)))
+    if pooled is None and has_channels:
+        query, key, exact = zoom.channels(attention_map)
+        channels = query, key, jnp.full(query.shape[:-2], exact)
+    origin = attention_map.origin
+    if not np.ndim(origin.query) and not np.ndim(origin.key):
+        masked = zoom.masked_cells(attention_map, *(pooled or ()))
+    batch_shape = attention_map.shape[:-3]
+    count = math.prod(batch_shape)
+    seen = jax.tree.map(
+        lambda x: x.reshape(count, *x.shape[len(batch_shape) :]),
+        Seen(weights, numbers, {}, masked, patches, channels),
+    )
+    return jax.tree.map(lambda x: x[examples], seen._replace(evidence=evidence))
+
+
+# Outside of any other program; what has one shape compiles once.
+see_alone = jax.jit(
+    see, static_argnames=("bins", "kind", "has_numbers", "has_patches", "has_channels")
+)
+
+
+def layer(kind: str, number: int, index: int, names: Sequence[int]) -> Layer:
+    """Returns a layer of a run's model, with the names of some of its heads."""
+    name = f"{kind or 'layer'} {number}"
+    return Layer(name, tuple(map(str, names)), kind, index, number)
+
+
+def map_set(
+    name: str,
+    layers: Sequence[Layer],
+    seen: Sequence[Seen],
+    examples: Sequence[Example],
+    *,
+    step: int | None = None,
+    dtype: DTypeLike = np.float32,
+) -> MapSet:
+    """Returns the set of what was seen of all layers, on the host.
+
+    Args:
+      name: Of the set.
+      layers: The L layers.
+      seen: What was seen of each, on the host.
+      examples: The N examples, which have all but their maps. Their axes may be shorter
+        than the maps, whose other rows and columns are padding then and left out.
+      step: Of the training; None: none.
+      dtype: Of weights and channels.
+    """
+    columns = [range(len(layer.heads)) for layer in layers]
+    numbers = summary([each.numbers for each in seen], columns)
+    filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
+    told = None
+    if all(each.evidence for each in seen):
+        sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in seen]
+        told = heads.roles_of_evidence(sums)
+        told = Roles(told.names, told.deciding)
+    return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
+
+
+def _filled(example, n, layers, seen, dtype) -> Example:
+    """Returns an example with its maps."""
+    weights, masked, channels, patches = [], [], [], []
+    for i, (layer, each) in enumerate(zip(layers, seen, strict=True)):
+        axes = example.axes(layer)
+        part = np.s_[..., : axes.queries.bins, : axes.keys.bins]
+        weights.append(each.weights[n][part].astype(dtype))
+        hidden = each.masked
+        if hidden is not None:
+            hidden = hidden[n, 0] if hidden.shape[1] == 1 else hidden[n]
+            hidden = hidden[part]
+            # The same array where layers have the same mask, which is stored once then.
+            known = (x for x in masked if x is not None and np.array_equal(x, hidden))
+            hidden = next(known, hidden)
+        masked.append(hidden)
+        lengths = len(axes.queries.tokens), len(axes.keys.tokens)
+        if each.channels is None:
+            channels.append(None)
+        else:
+            sides = zip(each.channels[:2], lengths, strict=True)
+            query, key = (x[n, :, :size].astype(dtype) for x, size in sides)
+            channels.append(Channels(query, key, bool(each.channels[2].all())))
+        if each.patches is not None:
+            patches += _patches(i, *(x[n] for x in each.patches), lengths, dtype)
+    return example._replace(
+        weights=tuple(weights),
+        masked=tuple(masked),
+        channels=tuple(channels) if any(channels) else None,
+        patches=tuple(patches),
+    )
+
+
+def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
+    """Returns the patches of a layer, without what lies past the end."""
+    patches = []
+    for head, number in np.ndindex(*places.shape[:2]):
+        query, key, width = places[head, number].tolist()
+        steps = np.arange(weights.shape[-1] + 1) * width
+        edges = [
+            np.unique(np.minimum(first + steps, length))
+            for first, length in zip((query, key), lengths, strict=True)
+        ]
+        rows, columns = (len(each) - 1 for each in edges)
+        part = weights[head, number, :rows, :columns].astype(dtype)
+        if part.size and part.any():
+            patches.append(Patch(layer, head, *edges, part))
+    return patches
+
+
+def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
+    """Returns the numbers that are one per head, `[N, H]`, by their names.
+
+    They are NaN for an example in which every query is fully masked.
+    """
+    numbers = {name: getattr(statistics, name) for name in attention.STATISTICS}
+    is_empty = statistics.num_queries == 0
+    return {
+        name: jnp.where(is_empty, np.nan, values)
+        for name, values in numbers.items()
+        if values is not None and name != "num_queries"
+    }
+
+
+def summary(
+    statistics: Sequence[Mapping[str, np.ndarray]],
+    columns: Sequence[Sequence[int]],
+) -> dict[str, PerHead]:
+    """Returns means and standard errors over examples, `[L, H]`, of each statistic.
+
+    Args:
+      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
+        a number be missing.
+      columns: For each layer the column of each head in the result, such as its index
+        in the unpruned layer.
+    """
+    num_heads = 1 + max(max(places, default=-1) for places in columns)
+
+    def over_layers(mean, name):
+        rows = np.full((len(statistics), num_heads), np.nan)
+        for row, layer, places in zip(rows, statistics, columns, strict=True):
+            if name in layer:
+                row[list(places)] = mean(layer[name])
+        return rows
+
+    names = dict.fromkeys(name for layer in statistics for name in layer)
+    entries = {
+        name: (alignment.UNIT, alignment.label(name))
+        for name in names
+        if name not in attention.STATISTICS
+    }
+    entries |= {
+        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
+    }
+    return {
+        name: PerHead(
+            over_layers(means.mean, name),
+            *entry,
+            over_layers(means.standard_error, name),
+        )
+        for name, entry in entries.items()
+        if name in names
+    }

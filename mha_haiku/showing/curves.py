@@ -1,0 +1,235 @@
+"""Pictures of numbers along an axis: learning, heads in time, pruning, roll-out.
+
+P points, L layers, H heads.
+"""
+
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mha_haiku.showing import drawing
+from mha_haiku.showing.per_head import PerHead
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Pruning(NamedTuple):
+    """Metric and speed of pruned models, a point per model.
+
+    Attributes:
+      kept: The number of heads of each.
+      metric: The metric of each.
+      metric_name: The name of the metric, for the axis.
+      speed_up: How many times faster than the whole model each was, measured.
+      ideal: The same by operation counts.
+      beside: The metric with as many heads in another order; may be empty.
+      beside_name: What the legend calls that.
+      kinds: The number of heads of each kind; {} where there are no kinds.
+    """
+
+    kept: Sequence[int]
+    metric: Sequence[float]
+    metric_name: str
+    speed_up: Sequence[float]
+    ideal: Sequence[float]
+    beside: Sequence[float] = ()
+    beside_name: str = ""
+    kinds: Mapping[str, Sequence[int]] = MappingProxyType({})
+
+
+@drawing.picture
+def learning(
+    reports: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    baseline: Mapping[str, float] | None = None,
+    baseline_name: str = "",
+) -> "Figure":
+    """Returns a PNG: loss and accuracy over the steps of a training.
+
+    Args:
+      reports: The lines of metrics.jsonl: `step`, and with it `loss`, `accuracy`,
+        `held_out_loss` and `held_out_accuracy` where a line has them.
+      title: The name of the run.
+      baseline: "loss" and "accuracy" of the best answer without the input, or of
+        another simple one.
+      baseline_name: The name of that answer.
+    """
+    units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
+
+    sheet = drawing.sheet(9.0, 3.6, title=title)
+    for axes, (name, label) in zip(sheet.subplots(1, 2), units.items(), strict=True):
+        _axes(axes, "training step", label)
+        for key, text, style in (
+            (name, "training, mean since the last report", {"color": "0.6"}),
+            (f"held_out_{name}", "held-out", {"color": "C0", "marker": "."}),
+        ):
+            points = [(line["step"], line[key]) for line in reports if key in line]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=text, **style)
+        if baseline and name in baseline:
+            meaning = "the best without looking at the input"
+            if baseline_name == "bag of words":
+                meaning = "naive Bayes, without the order of words"
+            text = f"{baseline_name}: {meaning}"
+            style = {"color": "C3", "ls": ":", "lw": 1}
+            axes.axhline(baseline[name], label=text, **style)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0, top=1.02 if name == "accuracy" else None)
+        axes.legend(fontsize=7)
+    return sheet
+
+
+@drawing.picture
+def timeline(
+    steps: np.ndarray,
+    scores: Mapping[str, PerHead],
+    *,
+    title: str,
+    labels: Sequence[str] = (),
+) -> "Figure":
+    """Returns a PNG: a panel per score with a line per head, coloured by layer.
+
+    Args:
+      steps: `[P]`.
+      scores: By their names, each with a mean `[P, L, H]`, NaN where there is no head.
+        A score without a unit is a share, from 0 to 1.
+      title: The name of the run.
+      labels: What each layer is called, as "cross 0", where heads are of several kinds;
+        each kind has colours of its own. (): there is one kind.
+    """
+    from matplotlib import lines
+
+    rows = -(-len(scores) // 4)
+    _, num_layers, num_heads = next(iter(scores.values())).mean.shape
+    colours = _layer_colours(num_layers, labels)
+    labels = labels or [f"layer {i}" for i in range(num_layers)]
+
+    sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
+    grid = sheet.subplots(rows, 4, squeeze=False)
+    for axes, each in zip(grid.flat, scores.values(), strict=False):
+        for i in range(num_layers):
+            for h in range(num_heads):
+                values = each.mean[:, i, h]
+                if not np.isnan(values).all():
+                    axes.plot(steps, values, color=colours[i], lw=1.2, alpha=0.8)
+        _axes(axes, "training step", each.unit)
+        label = textwrap.fill(each.label, 48)
+        axes.set_title(label, fontsize=8, loc="left", parse_math=False)
+        if each.unit:
+            axes.set_ylim(bottom=min(0.0, np.nanmin(each.mean)))
+        else:
+            axes.set_ylim(-0.02, 1.02)
+    for axes in list(grid.flat)[len(scores) :]:
+        axes.set_axis_off()
+    legend = [
+        lines.Line2D([], [], color=colour, label=label)
+        for label, colour in zip(labels, colours, strict=True)
+    ]
+    sheet.legend(
+        handles=legend,
+        loc="outside upper right",
+        ncols=min(num_layers, 8),
+        fontsize=8,
+    )
+    return sheet
+
+
+@drawing.picture
+def pruning(curve: Pruning, *, title: str) -> "Figure":
+    """Returns a PNG of the metric, and of speed, against how many heads are kept.
+
+    Where heads are of kinds, a third panel has how many of each are.
+    """
+    sheet = drawing.sheet(12.5 if curve.kinds else 8.5, 3.6, title=title)
+    left, *third, right = sheet.subplots(1, 3 if curve.kinds else 2)
+    for axes in third:
+        for kind, counts in curve.kinds.items():
+            axes.plot(
+                curve.kept, counts, marker=".", label=kind, color=drawing.KINDS[kind]
+            )
+        axes.legend(fontsize=7)
+    left.plot(curve.kept, curve.metric, marker="o", color="C0", label="this order")
+    if curve.beside:
+        left.plot(
+            curve.kept, curve.beside, ls="--", color="0.5", label=curve.beside_name
+        )
+        left.legend(fontsize=7)
+    right.plot(curve.kept, curve.speed_up, marker="o", label="measured")
+    right.plot(curve.kept, curve.ideal, ls="--", color="0.5", label="by operations")
+    right.legend(fontsize=7)
+    for axes, label in (
+        (left, curve.metric_name),
+        *((axes, "heads kept of the kind") for axes in third),
+        (right, "forward pass, times faster than the whole model's"),
+    ):
+        _axes(axes, "heads kept", label)
+        axes.set_ylim(bottom=0)
+        axes.invert_xaxis()
+    return sheet
+
+
+@drawing.picture
+def rollout(
+    correlations: Mapping[str, np.ndarray],
+    published: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+) -> "Figure":
+    """Returns a PNG of the correlations of each measure, by layer.
+
+    They are means and standard errors `[L, 2]` by the name of the measure; `published`
+    has numbers of a paper for the same model and data.
+    """
+    sheet = drawing.sheet(
+        8.0,
+        4.4,
+        title=title,
+        note="How well attention ranks inputs by the effect of replacing them.",
+    )
+    axes = sheet.subplots()
+    for i, (name, numbers) in enumerate(correlations.items()):
+        layers = np.arange(1, len(numbers) + 1)
+        style = {"color": f"C{i}", "capsize": 2, "marker": "o", "markersize": 3}
+        axes.errorbar(layers, *numbers.T, label=name, **style)
+        if name in published:
+            layers = range(1, len(published[name]) + 1)
+            label = f"{name}, published"
+            axes.plot(layers, published[name], "--", color=f"C{i}", label=label)
+    axes.axhline(0, color="0.8", linewidth=1, zorder=0)
+    _axes(
+        axes,
+        "up to layer (raw: of layer)",
+        "Spearman correlation with the size of the change",
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=7)
+    return sheet
+
+
+def _layer_colours(num_layers: int, labels: Sequence[str]) -> list:
+    """Returns a colour per layer, the later the lighter, or per kind the darker."""
+    import matplotlib
+
+    if not labels:
+        return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers)))
+    colours = []
+    for kind, group in itertools.groupby(labels, lambda label: label.split()[0]):
+        shades = matplotlib.colormaps[drawing.SHADES[kind]]
+        colours += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
+    return colours
+
+
+def _axes(axes: "Axes", across: str, up: str) -> None:
+    from matplotlib import ticker
+
+    axes.set_xlabel(across, fontsize=8)
+    axes.set_ylabel(up, fontsize=8, parse_math=False)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=7))
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.3)

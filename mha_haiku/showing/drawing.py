@@ -1,0 +1,336 @@
+"""What all pictures share: figures, their files, colour scales, and readable ink.
+
+Pictures are drawn without a window and without `pyplot`. The same numbers give the same
+PNG file, whatever the version of matplotlib. In vector files text stays text.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import logging
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_logger = logging.getLogger(__name__)
+
+DOTS_PER_INCH = 120
+# Left out of files, so that they do not change with the version or the date.
+_METADATA = {
+    "png": {"Software": None},
+    "svg": {"Creator": None, "Date": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+# The colours of kinds of heads, where lines and bars tell them apart.
+KINDS = {"encoder": "C0", "decoder": "C1", "cross": "C2"}
+SHADES = {"encoder": "Blues", "decoder": "Oranges", "cross": "Greens"}  # of layers
+_MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
+# Units of numbers that may be large or small; all others are shares, from 0 to 1.
+_OPEN_UNITS = ("nats", "keys", "positions", "bits", "units of the metric")
+_WIDER_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Noto Sans",
+    "WenQuanYi Zen Hei",
+    "Arial Unicode MS",
+    "Hiragino Sans",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Segoe UI Symbol",
+)
+
+
+class Scale(NamedTuple):
+    """How numbers map to colours: from `low` to `high` on a colour map.
+
+    0 is always on the scale, so that small numbers look small beside large ones. If
+    signs differ, 0 is white and in the middle.
+    """
+
+    low: float
+    high: float
+    colours: str
+
+    @classmethod
+    def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
+        """Returns the scale for some numbers; NaN are ignored.
+
+        Args:
+          values: Any shape.
+          unit: Their unit. Nats, keys, positions, bits and the units of a metric have
+            no upper end; any other unit measures a share, so its scale goes up to 1.
+        """
+        known = values[np.isfinite(values)]
+        top = rounded_up(np.abs(known).max(initial=0.0))
+        if (known < 0).any() and (known > 0).any():
+            return cls(-top, top, "RdBu_r")
+        if (known < 0).any():
+            return cls(-top, 0.0, "viridis_r")
+        if unit not in _OPEN_UNITS:
+            top = max(1.0, top)
+        return cls(0.0, top, "viridis")
+
+    def ink(self, value: float) -> str:
+        """Returns "black" or "white", whichever contrasts more with the colour."""
+        import matplotlib
+
+        share = (value - self.low) / (self.high - self.low)
+        return ink(np.array(matplotlib.colormaps[self.colours](share)[:3]))
+
+
+def ink(colour: np.ndarray) -> str:
+    """Returns "black" or "white", whichever contrasts more with red, green and blue."""
+    # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
+    linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
+    linear = np.where(colour <= 0.04045, linear, linear**2.4)
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
+
+
+def is_possible() -> bool:
+    """Returns whether pictures can be drawn; logs a warning where they cannot."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    _logger.warning(
+        "No pictures: matplotlib is missing (pip install 'mha_haiku[plots]')."
+    )
+    return False
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of file formats, all of which matplotlib can write if it is there.
+
+    Raises:
+      ConfigError: If it cannot write one, or there is none.
+    """
+    formats = tuple(formats)
+    if not formats:
+        raise checks.ConfigError("format must name one at least, such as png.")
+    if importlib.util.find_spec("matplotlib") is None:
+        return formats
+    from matplotlib import backend_bases
+
+    offered = backend_bases.FigureCanvasBase.get_supported_filetypes()
+    with checks.user_mistakes():
+        for name in formats:
+            checks.choice("format", name, sorted(offered))
+    return formats
+
+
+def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
+    """Turns a function that draws a figure into one that returns a file's bytes.
+
+    That takes the argument `format`, "png" where it is left out. The original function
+    is its `__wrapped__`.
+    """
+
+    @functools.wraps(draw)
+    def drawn(*args: object, format: str = "png", **options: object) -> bytes:
+        with style():
+            content = io.BytesIO()
+            draw(*args, **options).savefig(
+                content, format=format, metadata=_METADATA.get(format)
+            )
+        return content.getvalue()
+
+    return drawn
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Sets, inside of it, the fonts of figures and how text gets into files."""
+    import matplotlib
+
+    settings = {
+        "font.family": list(fonts()[0]),
+        "text.usetex": False,
+        "svg.fonttype": "none",  # text as text
+        "svg.hashsalt": "mha_haiku",  # names of parts that do not change
+        "pdf.fonttype": 42,
+        "ps.fonttype": 42,
+    }
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Characters that no font has are replaced by their code points beforehand;
+        # shaping may still ask for other glyphs.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
+    """Returns an empty figure of that many inches, its axes laid out by themselves.
+
+    The title is above all axes, on the left, and the note is a line below it.
+    """
+    result = figure_class()((width, height), dpi=DOTS_PER_INCH, layout="constrained")
+    wide = max(30, int(13 * width))
+    lines = (textwrap.fill(line, wide) for line in (title, note) if line)
+    text = "\n".join(lines)
+    if text:
+        result.suptitle(text, fontsize=10, ha="left", x=0.01, parse_math=False)
+    return result
+
+
+def dark() -> None:
+    """Makes all figures from here on light on dark, as `matplotlib.style.use` does."""
+    from matplotlib import style
+
+    ground = dict.fromkeys(
+        ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#14171c"
+    )
+    style.use(["dark_background", ground])
+
+
+def absent() -> str:
+    """Returns the grey of cells that are not there, on the figures' ground."""
+    import matplotlib
+    from matplotlib import colors
+
+    ground = colors.to_rgb(matplotlib.rcParams["figure.facecolor"])
+    return "0.88" if sum(ground) > 1.5 else "0.3"
+
+
+@functools.cache
+def figure_class() -> type["Figure"]:
+    """Returns matplotlib's figure as one that keeps our `style` in its files.
+
+    A notebook shows it by itself, although it belongs to no window.
+    """
+    from matplotlib import figure
+
+    class Figure(figure.Figure):
+        def savefig(self, *args, **options):
+            with style():
+                super().savefig(*args, **options)
+
+        def _repr_png_(self):
+            content = io.BytesIO()
+            self.savefig(content, format="png", metadata=_METADATA["png"])
+            return content.getvalue()
+
+    return Figure
+
+
+def heat_map(
+    axes: "Axes",
+    values: np.ndarray,
+    *,
+    unit: str,
+    title: str,
+    layers: Sequence[int],
+    heads: Sequence[Sequence[str]] | None = None,
+    kinds: Sequence[str] = (),
+) -> None:
+    """Draws a number of each head, heads by layer, with its colour bar.
+
+    Args:
+      axes: Where to.
+      values: `[L, H]`; NaN, drawn grey, where a layer has fewer heads.
+      unit: Beside the colour bar.
+      title: Above the axes.
+      layers: The number of each layer, within its kind where there are kinds.
+      heads: For each layer the names of its heads, which are not their places; they
+        stand in the cells. None: cells have numbers, and heads are named below.
+      kinds: The kind of each layer; (): there is one kind.
+    """
+    scale = Scale.of(values, unit)
+    axes.set_facecolor(absent())
+    image = axes.imshow(
+        np.ma.masked_invalid(values),
+        vmin=scale.low,
+        vmax=scale.high,
+        cmap=scale.colours,
+        aspect="auto",
+    )
+    title = textwrap.fill(title, 44)
+    axes.set_title(title, fontsize=8.5, loc="left", parse_math=False)
+    bar = axes.figure.colorbar(image, ax=axes)
+    bar.set_label(unit, fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
+    rows = layers
+    if kinds:
+        rows = [f"{kind} {i}" for kind, i in zip(kinds, layers, strict=True)]
+    for i in range(1, len(kinds)):
+        if kinds[i] != kinds[i - 1]:  # a gap between kinds
+            axes.axhline(i - 0.5, color=axes.figure.get_facecolor(), lw=3)
+    for set_ticks, names in (
+        (axes.set_xticks, [] if heads else range(values.shape[1])),
+        (axes.set_yticks, rows),
+    ):
+        every = max(1, math.ceil(len(names) / 16))
+        set_ticks(range(0, len(names), every), names[::every], fontsize=7)
+    axes.tick_params(length=2, pad=2)
+    axes.set_xlabel("head, by its name" if heads else "head", fontsize=8, labelpad=1)
+    axes.set_ylabel("" if kinds else "layer", fontsize=8, labelpad=2)
+    if any(size > most for size, most in zip(values.shape, _MOST_NUMBERS, strict=True)):
+        return
+    for (i, h), value in np.ndenumerate(values):
+        if not np.isnan(value):
+            text = number(value) if heads is None else str(heads[i][h])
+            where = {"ha": "center", "va": "center", "color": scale.ink(value)}
+            axes.text(h, i, text, fontsize=7, **where)
+
+
+def rounded_up(value: float) -> float:
+    """Returns a number of two digits at which a scale may end; 1 for 0."""
+    if not value > 0:
+        return 1.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit - 1e-6) * unit
+
+
+def number(value: float) -> str:
+    """Returns two decimals below 10 and fewer above, or two digits of what is small."""
+    size = abs(value)
+    if 0 < size < 0.005:
+        return f"{value:.1g}"
+    return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+
+
+@functools.cache
+def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
+    """Returns the font families in use, and whether one of them has a character."""
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    families = ("DejaVu Sans", *(name for name in _WIDER_FONTS if name in installed))
+    available = [
+        font_manager.get_font(font_manager.findfont(name)) for name in families
+    ]
+
+    @functools.cache
+    def has_glyph(character: str) -> bool:
+        return any(font.get_char_index(ord(character)) for font in available)
+
+    return families, has_glyph
+
+
+def frames(axes: "Axes", cells: np.ndarray) -> None:
+    """Draws a line around the true cells `[P, Q]` of a map, those that touch in one."""
+    from matplotlib import collections
+
+    rim = np.pad(cells, 1)
+    # A line lies between two cells of which one is true: below or above, left or right.
+    below = np.argwhere(rim[1:, 1:-1] != rim[:-1, 1:-1]) - 0.5
+    beside = np.argwhere(rim[1:-1, 1:] != rim[1:-1, :-1]) - 0.5
+    lines = [((x, y), (x + 1, y)) for y, x in below.tolist()]
+    lines += [((x, y), (x, y + 1)) for y, x in beside.tolist()]
+    for width, colour in ((3.0, "black"), (1.5, "#ff5a1f")):
+        axes.add_collection(
+            collections.LineCollection(
+                lines, colors=colour, linewidths=width, capstyle="projecting"
+            ),
+            autolim=False,
+        )

@@ -1,0 +1,569 @@
+"""What is known of attention: maps, the text or images under them, numbers of heads.
+
+A `MapSet` has layers with heads, numbers of these, and examples with their maps. It is
+what commands save and load, notebooks make, and pages, figures and tables show: plain
+arrays in named parts, so that anything can be shown that can be put into them.
+
+Dimensions: L layers, H heads (of a layer), T query and S key positions, P query and Q
+key bins, which are single positions in a whole map; K channels.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.showing import archive
+from mha_haiku.showing.per_head import PerHead
+
+MOST_LIKELIEST = 3
+IMAGE_KINDS = ("positions", "grid")
+_KINDS = {"f": "floating-point", "b": "booleans", "iu": "integers", "UO": "text"}
+
+
+class Axis(NamedTuple):
+    """The positions along one side of a map.
+
+    Attributes:
+      tokens: `[T]` the text of each position, "" where it is not known.
+      edges: `[P + 1]` integers that rise from 0 to T: bin `i` covers positions
+        `edges[i]:edges[i + 1]`.
+      label: What the tokens are to the positions: "token predicted"; "": the inputs.
+      notes: `[T]` what is said of each position beside its token: 'reads "v"'; or ().
+    """
+
+    tokens: tuple[str, ...]
+    edges: np.ndarray
+    label: str = ""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def whole(cls, tokens: Iterable[str]) -> "Axis":
+        """Returns the axis whose bins are single positions."""
+        tokens = tuple(tokens)
+        return cls(tokens, np.arange(len(tokens) + 1))
+
+    @property
+    def bins(self) -> int:
+        """P, the number of bins."""
+        return len(self.edges) - 1
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a bin covers more than one position."""
+        return self.bins < len(self.tokens)
+
+
+class Axes(NamedTuple):
+    """What stands along the maps of one kind of layers.
+
+    Attributes:
+      queries: The rows.
+      keys: The columns.
+      alignment: Booleans `[T, S]` of positions (not bins): the keys that a query should
+        look at, as the task knows; None where it does not.
+      has_answers: Whether these queries are those that give the example's answers.
+    """
+
+    queries: Axis
+    keys: Axis
+    alignment: np.ndarray | None = None
+    has_answers: bool = True
+
+    def aligned_cells(self) -> np.ndarray | None:
+        """Returns which cells `[P, Q]` hold an aligned pair of positions; or None."""
+        if self.alignment is None:
+            return None
+        return cells_of(self.alignment, self.queries.edges, self.keys.edges)
+
+
+class Patch(NamedTuple):
+    """A part of one head's map at a finer grain than the map of the example.
+
+    Attributes:
+      layer: The place of the layer in the set.
+      head: The place of the head in the layer.
+      query_edges: `[P + 1]` rising positions, of a part of the queries.
+      key_edges: `[Q + 1]`, likewise.
+      weights: `[P, Q]`.
+    """
+
+    layer: int
+    head: int
+    query_edges: np.ndarray
+    key_edges: np.ndarray
+    weights: np.ndarray
+
+
+class Channels(NamedTuple):
+    """What the scores of one layer are made of; of whole maps.
+
+    Attributes:
+      query: `[H, T, K]`, scaled so that a score is `sum(query[h, t] * key[h, s])`.
+      key: `[H, S, K]`.
+      exact: Whether that is the whole score: no bias, no soft cap.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    exact: bool
+
+
+class Images(NamedTuple):
+    """What positions look like.
+
+    Attributes:
+      pixels: uint8. Of the kind "positions" `[T, h, w]` or `[T, h, w, 3]`, of the kind
+        "grid" `[h, w]` or `[h, w, 3]`.
+      kind: "positions": position i is picture i; "grid": positions are the patches of
+        one picture, row by row.
+      rows: Patches of a grid, from top to bottom.
+      columns: From left to right.
+      first: The position of a grid's first patch: 1 after a token for the class.
+    """
+
+    pixels: np.ndarray
+    kind: str = "positions"
+    rows: int = 0
+    columns: int = 0
+    first: int = 0
+
+
+class Answers(NamedTuple):
+    """What a model says at each position.
+
+    Attributes:
+      targets: `[T]`, or `[1]` for the whole input; "" where there is none.
+      likeliest: For each of these up to three answers, the likeliest first, with their
+        probabilities (NaN where they are not known).
+      whole: Whether the whole input has one answer.
+    """
+
+    targets: tuple[str, ...]
+    likeliest: tuple[tuple[tuple[str, float], ...], ...]
+    whole: bool = False
+
+
+class Example(NamedTuple):
+    """The maps of one input.
+
+    Attributes:
+      name: "held-out example 3".
+      queries: Its rows.
+      keys: Its columns.
+      weights: For each layer `[H, P, Q]`; NaN weights are shown as such.
+      masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`
+        if all layers have the same axes, or for each layer `[P, Q]`, `[H, P, Q]` or
+        None; None where it is not known.
+      note: What has to be said of it.
+      answers: What the model says, or None.
+      images: What the keys look like, or None.
+      patches: Finer parts of pooled maps.
+      channels: For each layer what its scores are made of, or None.
+      is_mean: Whether it is the mean of examples, and no input.
+      kinds: By the kind of a layer its axes, where they are not `queries` and `keys`.
+    """
+
+    name: str
+    queries: Axis
+    keys: Axis
+    weights: tuple[np.ndarray, ...]
+    masked: np.ndarray | tuple[np.ndarray | None, ...] | None = None
+    note: str = ""
+    answers: Answers | None = None
+    images: Images | None = None
+    patches: tuple[Patch, ...] = ()
+    channels: tuple[Channels | None, ...] | None = None
+    is_mean: bool = False
+    kinds: Mapping[str, Axes] = {}
+
+    def axes(self, layer: "Layer") -> Axes:
+        """Returns what stands along the maps of a layer."""
+        return self.kinds.get(layer.kind) or Axes(self.queries, self.keys)
+
+    def masked_cells(self, layer: int) -> np.ndarray | None:
+        """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
+        return self.masked[layer] if isinstance(self.masked, tuple) else self.masked
+
+
+class Layer(NamedTuple):
+    """A layer and its heads.
+
+    Attributes:
+      name: "layer 1", "cross 0".
+      heads: The names of its heads, which are their numbers in the model that was not
+        pruned.
+      kind: "encoder", "decoder" or "cross"; "" where all layers are of one kind.
+      index: Its number in the model, counted over all kinds; None: of no model.
+      number: Its number among the layers of its kind; None: of no model.
+    """
+
+    name: str
+    heads: tuple[str, ...]
+    kind: str = ""
+    index: int | None = None
+    number: int | None = None
+
+
+class Roles(NamedTuple):
+    """What heads do.
+
+    Attributes:
+      names: `[L, H]` strings, "" where there is no head or its role is not known.
+      scores: `[L, H]` in [0, 1], the score that decided; NaN where none did.
+    """
+
+    names: np.ndarray
+    scores: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class MapSet:
+    """The maps of one model on some examples.
+
+    Attributes:
+      name: "reverse, step 300", "pruned".
+      layers: `[L]`.
+      examples: `[N]`; none where only numbers are known.
+      step: The training step; None if the set is not a moment of a training.
+      numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
+        heads end with NaN.
+      roles: What each head does, `[L, H]` like the numbers; or None.
+      missing: Pairs of what was not computed ("importance") and the command that does.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    examples: tuple[Example, ...]
+    step: int | None = None
+    numbers: Mapping[str, PerHead] = dataclasses.field(default_factory=dict)
+    roles: Roles | None = None
+    missing: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        written_by: str = "python -m experiments.dump_attention --workdir=...",
+    ) -> "MapSet":
+        """Returns the set in a file of `save`, with all of it checked.
+
+        Args:
+          path: The file.
+          written_by: The command that writes such a file, for the message of an error.
+
+        Raises:
+          ConfigError: If the file is missing, damaged or of another version, lacks an
+            array, or holds arrays whose types, shapes or values do not fit together.
+        """
+        found = archive.load(path, cls, written_by=written_by)
+        try:
+            return found.check(is_finite=True)
+        except ValueError as error:
+            raise checks.ConfigError(f"{path}: {error}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the set, whole or not at all, as `report.archive` says.
+
+        Raises:
+          ConfigError: If the file cannot be written.
+        """
+        return archive.save(path, self)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """L and the largest H, the shape of what is known of heads."""
+        return len(self.layers), max((len(x.heads) for x in self.layers), default=0)
+
+    @property
+    def inputs(self) -> tuple[Example, ...]:
+        """The examples without the mean of examples."""
+        return tuple(each for each in self.examples if not each.is_mean)
+
+    @property
+    def mean(self) -> Example | None:
+        """The mean of examples; None without one."""
+        return next((each for each in self.examples if each.is_mean), None)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a cell covers more than one query and one key."""
+        return any(
+            axis.is_pooled
+            for example in self.examples
+            for layer in self.layers
+            for axis in example.axes(layer)[:2]
+        )
+
+    def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
+        """Returns a set with the heads at some places of each layer, in that order."""
+        pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
+        roles = self.roles
+        if roles is not None:
+            names = _at(pairs, roles.names.astype(object), "")
+            roles = Roles(names, _at(pairs, roles.scores))
+        layers = tuple(
+            layer._replace(heads=tuple(layer.heads[j] for j in each))
+            for layer, each in zip(self.layers, places, strict=True)
+        )
+        examples = tuple(_with_heads(each, places) for each in self.examples)
+        numbers = _numbers_at(pairs, self.numbers)
+        return dataclasses.replace(
+            self, layers=layers, examples=examples, numbers=numbers, roles=roles
+        )
+
+    def numbers_at(self, layers: Sequence[Layer]) -> dict[str, PerHead]:
+        """Returns the numbers of the heads of some layers, of the same model.
+
+        They are NaN for heads that are not in this set, and where a layer has fewer
+        heads than another.
+        """
+        places = {
+            (layer.index, head): (i, h)
+            for i, layer in enumerate(self.layers)
+            for h, head in enumerate(layer.heads)
+        }
+        wanted = [[places.get((x.index, head)) for head in x.heads] for x in layers]
+        return _numbers_at(wanted, self.numbers)
+
+    def check(self, *, is_finite: bool = False) -> "MapSet":
+        """Returns the set, in which all sizes fit together.
+
+        Args:
+          is_finite: Whether no weight may be NaN.
+
+        Raises:
+          ValueError: If a number of positions, heads, layers, bins or pictures differs
+            from another, or a value is none that can be shown. The message names both.
+        """
+        _check_set(self)
+        for example in self.examples if is_finite else ():
+            for layer, weights in zip(self.layers, example.weights, strict=True):
+                if np.isnan(weights).any():
+                    raise ValueError(
+                        f"weights of {layer.name} of {example.name!r} must be finite, "
+                        "got NaN."
+                    )
+        return self
+
+
+def cells_of(
+    alignment: np.ndarray, query_edges: np.ndarray, key_edges: np.ndarray
+) -> np.ndarray:
+    """Returns which cells `[P, Q]` hold an aligned pair of positions `[T, S]`."""
+    rows = np.logical_or.reduceat(alignment, query_edges[:-1], axis=0)
+    return np.logical_or.reduceat(rows, key_edges[:-1], axis=1)
+
+
+def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
+    return {
+        name: each._replace(
+            mean=_at(places, each.mean),
+            standard_error=_at(places, each.standard_error),
+            ranks=_at(places, each.ranks),
+        )
+        for name, each in numbers.items()
+    }
+
+
+def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
+    """Returns values at places (layer, head), a list of these for each layer.
+
+    What is missing is where a place is None, and where a list is shorter than others.
+    """
+    if values is None:
+        return None
+    shape = len(places), max(map(len, places), default=0), *values.shape[2:]
+    found = np.full(shape, missing, np.result_type(values, np.float32))
+    for i, row in enumerate(places):
+        for h, place in enumerate(row):
+            if place is not None:
+                found[i, h] = values[place]
+    return found
+
+
+def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
+    layers = list(enumerate(map(list, places)))
+    masked = [example.masked_cells(i) for i, _ in layers]
+    channels = example.channels and tuple(
+        own and own._replace(query=own.query[each], key=own.key[each])
+        for own, (_, each) in zip(example.channels, layers, strict=True)
+    )
+    return example._replace(
+        weights=tuple(example.weights[i][each] for i, each in layers),
+        masked=tuple(
+            own[each] if own is not None and own.ndim == 3 else own
+            for own, (_, each) in zip(masked, layers, strict=True)
+        ),
+        channels=channels,
+        patches=tuple(
+            each._replace(head=places[each.layer].index(each.head))
+            for each in example.patches
+            if each.head in places[each.layer]
+        ),
+    )
+
+
+def _check_set(shown: MapSet) -> None:
+    where = f"of {shown.name!r}" if shown.name else "of the maps"
+    if not shown.layers:
+        raise ValueError(f"layers {where} must not be empty.")
+    for name, each in shown.numbers.items():
+        of = f"of {name} {where}"
+        has_shape(f"{name} {where}", each.mean, shown.shape, kinds="f")
+        if each.standard_error is not None:
+            errors = each.standard_error
+            has_shape(f"standard errors {of}", errors, shown.shape, kinds="f")
+        if each.ranks is not None:
+            has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2), kinds="f")
+    if shown.roles is not None:
+        names, scores = shown.roles
+        has_shape(f"names of roles {where}", names, shown.shape, kinds="UO")
+        has_shape(f"scores of roles {where}", scores, shown.shape, kinds="f")
+    for example in shown.examples:
+        _check_example(example, shown.layers)
+
+
+def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
+    of = f"of {example.name!r}"
+    for each in (Axes(example.queries, example.keys), *example.kinds.values()):
+        _check_axes(each, of)
+    for name in ("weights", "masked", "channels"):
+        parts = getattr(example, name)
+        if isinstance(parts, tuple) or name == "weights":
+            _has_length(f"{name} {of}", parts, len(layers), "layers")
+    for i, (layer, weights) in enumerate(zip(layers, example.weights, strict=True)):
+        heads, axes = len(layer.heads), example.axes(layer)
+        cells = axes.queries.bins, axes.keys.bins
+        _are_weights(f"weights of {layer.name} {of}", weights, (heads, *cells))
+        masked = example.masked_cells(i)
+        if masked is not None:
+            shapes = (cells, (heads, *cells))
+            has_shape(f"masked of {layer.name} {of}", masked, *shapes, kinds="b")
+        if example.channels is not None and example.channels[i] is not None:
+            channels = example.channels[i]
+            size = np.shape(channels.query)[-1:]
+            for name, axis in (("query", axes.queries), ("key", axes.keys)):
+                shape = (heads, len(axis.tokens), *size)
+                label = f"{name} channels of {layer.name} {of}"
+                has_shape(label, getattr(channels, name), shape, kinds="f")
+    for patch in example.patches:
+        _check_patch(patch, example, layers, of)
+    if example.answers is not None:
+        answers = example.answers
+        wanted = 1 if answers.whole else len(example.queries.tokens)
+        for name in ("targets", "likeliest"):
+            _has_length(f"{name} {of}", getattr(answers, name), wanted, "positions")
+        most = max(map(len, answers.likeliest), default=0)
+        if most > MOST_LIKELIEST:
+            raise ValueError(
+                f"likeliest {of} must have at most {MOST_LIKELIEST} answers for each "
+                f"position, got {most}."
+            )
+    if example.images is not None:
+        _check_images(example.images, example.keys, of)
+
+
+def _check_axes(axes: Axes, of: str) -> None:
+    for side, axis in (("queries", axes.queries), ("keys", axes.keys)):
+        _rises(f"edges of the {side} {of}", axis.edges, len(axis.tokens))
+        if axis.notes:
+            name, count = f"notes of the {side} {of}", len(axis.tokens)
+            _has_length(name, axis.notes, count, "positions")
+    if axes.alignment is not None:
+        shape = len(axes.queries.tokens), len(axes.keys.tokens)
+        has_shape(f"alignment {of}", axes.alignment, shape, kinds="b")
+
+
+def _check_patch(patch, example, layers, of) -> None:
+    if patch.layer not in range(len(layers)):
+        raise ValueError(f"patches {of} must be of its layers, got {patch.layer}.")
+    if patch.head not in range(len(layers[patch.layer].heads)):
+        raise ValueError(f"patches {of} must be of its heads, got {patch.head}.")
+    _rises(f"query_edges of a patch {of}", patch.query_edges)
+    _rises(f"key_edges of a patch {of}", patch.key_edges)
+    axes = example.axes(layers[patch.layer])
+    sides = ((patch.query_edges, axes.queries), (patch.key_edges, axes.keys))
+    for edges, axis in sides:
+        if edges[0] < 0 or edges[-1] > len(axis.tokens):
+            raise ValueError(
+                f"a patch {of} must lie in its {len(axis.tokens)} positions, got "
+                f"{edges[0]} to {edges[-1]}."
+            )
+    cells = len(patch.query_edges) - 1, len(patch.key_edges) - 1
+    _are_weights(f"weights of a patch {of}", patch.weights, cells)
+
+
+def _check_images(images: Images, keys: Axis, of: str) -> None:
+    if images.kind not in IMAGE_KINDS:
+        kinds = " or ".join(map(repr, IMAGE_KINDS))
+        raise ValueError(f"images {of} must be of kind {kinds}, got {images.kind!r}.")
+    pixels, count = np.asarray(images.pixels), len(keys.tokens)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"images {of} must be uint8, got {pixels.dtype}.")
+    is_grid = images.kind == "grid"
+    shape = pixels.shape if is_grid else pixels.shape[1:]
+    if len(shape) not in (2, 3) or shape[2:] not in ((), (3,)) or 0 in shape:
+        wanted = "[h, w] or [h, w, 3]" if is_grid else "[S, h, w] or [S, h, w, 3]"
+        raise ValueError(f"images {of} must be {wanted}, got {pixels.shape}.")
+    if not is_grid:
+        _has_length(f"images {of}", pixels, count, "positions")
+    else:
+        patches = images.rows * images.columns
+        if min(images.rows, images.columns, images.first + 1) < 1:
+            raise ValueError(
+                f"a grid {of} must have rows and columns, got {images.rows} x "
+                f"{images.columns} from position {images.first}."
+            )
+        if images.first + patches > count:
+            raise ValueError(
+                f"a grid {of} must have at most {count - images.first} patches from "
+                f"position {images.first}, got {images.rows} x {images.columns}."
+            )
+
+
+def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
+    edges = np.asarray(edges)
+    is_rising = (
+        edges.ndim == 1
+        and edges.size > (last is None)
+        and edges.dtype.kind in "iu"
+        and (np.diff(edges.astype(np.int64)) > 0).all()
+    )
+    if not is_rising or (last is not None and (edges[0], edges[-1]) != (0, last)):
+        wanted = "rise" if last is None else f"rise from 0 to {last}"
+        raise ValueError(f"{name} must be integers that {wanted}, got {edges}.")
+
+
+def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None:
+    weights = np.asarray(weights)
+    has_shape(name, weights, shape, kinds="f")
+    # Written so that NaN passes.
+    if (weights < 0).any() or np.isinf(weights).any():
+        raise ValueError(
+            f"{name} must be finite and at least 0 (or NaN), got values from "
+            f"{np.nanmin(weights)} to {np.nanmax(weights)}."
+        )
+
+
+def _has_length(name: str, parts: Sequence, count: int, of_what: str) -> None:
+    if len(parts) != count:
+        wanted = f"one for each of {count} {of_what}"
+        raise ValueError(f"{name} must be {wanted}, got {len(parts)}.")
+
+
+def has_shape(
+    name: str, values: np.ndarray, *shapes: tuple[int, ...], kinds: str
+) -> None:
+    """Raises ValueError if an array is of no kind of NumPy's, or has no such shape."""
+    values = np.asarray(values)
+    if values.dtype.kind not in kinds:
+        raise ValueError(f"{name} must be {_KINDS[kinds]}, got {values.dtype}.")
+    if values.shape not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have shape {wanted}, got {values.shape}.")

@@ -1,0 +1,230 @@
+"""HTML that cannot be broken by what stands in it, and numbers in colours.
+
+Small pictures are made without matplotlib: numbers to colours to a PNG file.
+
+A notebook's cleaner may strip scripts, style sheets and frames: what is made here has
+styles at its elements alone, and takes ink and paper from the page around it.
+"""
+
+import base64
+import html
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from mha_haiku.showing import drawing, labels
+
+_MOST_COLUMNS = 16  # up to which cells have their numbers in them
+_LONGEST = 200
+_CELL = "padding:2px 6px;text-align:right;border:0;white-space:nowrap"
+_NAME = "padding:2px 6px;text-align:left;border:0;font-weight:normal"
+
+
+# Colours at equal steps, between which lines are drawn: those of matplotlib's maps.
+_VIRIDIS = """
+440154 482878 3e4a89 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725
+"""
+_RED_BLUE = """
+053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f
+"""
+
+
+def _stops(text: str) -> np.ndarray:
+    return np.array([list(bytes.fromhex(word)) for word in text.split()], float)
+
+
+_STOPS = {
+    "viridis": _stops(_VIRIDIS),
+    "viridis_r": _stops(_VIRIDIS)[::-1],
+    "RdBu_r": _stops(_RED_BLUE),
+}
+MASKED = np.array([216, 216, 216], np.uint8)  # a grey that is on neither scale
+PAPER = np.array([255, 255, 255], np.uint8)
+
+
+class Html(str):
+    """Text that is HTML already. All other text is escaped by `tag`."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *content: str, **attributes: str | int) -> Html:
+    """Returns an element, its attributes and content escaped, but for `Html`.
+
+    Characters that are invisible get visible symbols.
+    """
+    inside = "".join(x if isinstance(x, Html) else escaped(x) for x in content)
+    given = "".join(
+        f' {key}="{html.escape(str(value))}"' for key, value in attributes.items()
+    )
+    return Html(f"<{name}{given}>{inside}</{name}>")
+
+
+def escaped(text: str) -> str:
+    """Returns text as HTML that shows it, with symbols for invisible characters."""
+    return html.escape(labels.one_line(text))
+
+
+def block(title: str, *parts: str, note: str = "") -> Html:
+    """Returns what a notebook shows: a title, the parts below it, and a note."""
+    lines = [tag("div", title, style="font-weight:bold;margin-bottom:4px"), *parts]
+    if note:
+        lines.append(tag("div", note, style="font-size:smaller;margin-top:4px"))
+    return tag("div", *lines, style="overflow-x:auto")
+
+
+def preformatted(text: str) -> Html:
+    """Returns text as it is, such as a short `repr`."""
+    return tag("pre", text, style="margin:0;white-space:pre-wrap")
+
+
+def heat_table(
+    values: np.ndarray,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str] | None = None,
+    meanings: Sequence[str] = (),
+    scales: Sequence[drawing.Scale],
+    titles: np.ndarray | None = None,
+    shown: np.ndarray | None = None,
+) -> Html:
+    """Returns a table whose cells have the colours of their numbers.
+
+    Args:
+      values: `[R, H]`; NaN where there is nothing.
+      rows: The name of each row.
+      columns: The name of each column; None: columns are heads.
+      meanings: What each means, shown where one points at it.
+      scales: The colour scale of each row.
+      titles: `[R, H]` text that a cell shows where one points at it; None: its number.
+      shown: `[R, H]` text in the cells; None: their numbers, where there is room.
+    """
+    has_room = values.shape[1] <= _MOST_COLUMNS
+    head = [tag("th", "head" if columns is None else "", style=_NAME)]
+    names = range(values.shape[1]) if columns is None else columns
+    head += [tag("th", str(name), style=_CELL) for name in names]
+    lines = [tag("tr", *head)]
+    for i, name in enumerate(rows):
+        meaning = {"title": meanings[i]} if meanings else {}
+        cells = [tag("th", name, style=_NAME, **meaning)]
+        for j, number in enumerate(values[i]):
+            if np.isnan(number):
+                cells.append(tag("td", style=_CELL))
+                continue
+            text = drawing.number(number) if shown is None else str(shown[i, j])
+            colour, ink = paint(number, scales[i])
+            style = f"{_CELL};background:{colour};color:{ink}"
+            title = text if titles is None else str(titles[i, j])
+            inside = text if has_room or shown is not None else ""
+            cells.append(tag("td", inside, style=style, title=title))
+        lines.append(tag("tr", *cells))
+    return tag("table", *lines, style="border-collapse:collapse;font-size:12px")
+
+
+def plain_table(rows: Sequence[Sequence[str]], *, columns: Sequence[str] = ()) -> Html:
+    """Returns a table of text, its first column to the left and others to the right."""
+    lines = (
+        [tag("tr", *(tag("th", x, style=_CELL) for x in columns))] if columns else []
+    )
+    for first, *others in rows:
+        cells = [tag("th", first, style=_NAME)]
+        cells += [tag("td", text[:_LONGEST], style=_CELL) for text in others]
+        lines.append(tag("tr", *cells))
+    return tag("table", *lines, style="border-collapse:collapse;font-size:12px")
+
+
+def picture(image: np.ndarray, *, alt: str) -> Html:
+    """Returns `[height, width, 3]` uint8 inside the HTML, its pixels kept sharp."""
+    height, width, _ = image.shape
+    content = base64.b64encode(png(image)).decode()
+    return Html(
+        f'<img alt="{html.escape(alt)}" width="{width}" height="{height}" '
+        f'style="image-rendering:pixelated" src="data:image/png;base64,{content}">'
+    )
+
+
+def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
+    """Returns the colours of numbers, `[..., 3]` uint8; grey where they are NaN."""
+    stops = _STOPS[scale.colours]
+    share = (np.asarray(values, float) - scale.low) / (scale.high - scale.low)
+    at = np.clip(np.nan_to_num(share), 0, 1) * (len(stops) - 1)
+    places = np.arange(len(stops))
+    rgb = np.stack([np.interp(at, places, stops[:, i]) for i in range(3)], -1)
+    rgb = np.round(rgb).astype(np.uint8)
+    return np.where(np.isnan(share)[..., None], MASKED, rgb)
+
+
+def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
+    """Returns the colour of a number and that of ink on it, as CSS names them."""
+    rgb = colours(np.array(value), scale)
+    ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
+    return "#" + bytes(rgb.tolist()).hex(), ink
+
+
+def thumbnails(
+    maps: np.ndarray, *, columns: int, side: int, gap: int = 4
+) -> np.ndarray:
+    """Returns maps beside each other, on one scale from 0: `[height, width, 3]` uint8.
+
+    Args:
+      maps: `[N, P, Q]`; NaN, drawn grey, where a cell is masked.
+      columns: Maps beside each other.
+      side: The most pixels of a map's side; of larger ones a pixel is the largest
+        weight of its cells.
+      gap: Pixels between maps.
+    """
+    maps = np.asarray(maps, float)
+    largest = drawing.rounded_up(np.nanmax(maps, initial=0.0))
+    small = [_shrunk(each, side) for each in maps]
+    # Cells of small maps are squares of several pixels; a map is at least 1 x 1.
+    times = max(1, side // max(small[0].shape))
+    small = [each.repeat(times, 0).repeat(times, 1) for each in small]
+    height, width = small[0].shape
+    rows = -(-len(small) // columns)
+    across = min(columns, len(small))
+    sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
+    sheet[:] = PAPER
+    scale = drawing.Scale(0.0, largest, "viridis")
+    for i, each in enumerate(small):
+        row, column = divmod(i, columns)
+        top, left = row * (height + gap), column * (width + gap)
+        # By the square root, as many small weights are seen then.
+        drawn = colours(np.sqrt(each * largest), scale)
+        sheet[top : top + height, left : left + width] = drawn
+    return sheet.astype(np.uint8)
+
+
+def png(image: np.ndarray) -> bytes:
+    """Returns a PNG file of `[height, width, 3]` uint8.
+
+    Source: https://www.w3.org/TR/png-3/.
+    """
+    height, width, _ = image.shape
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # the first is a filter, 0
+    lines[:, 1:] = image.reshape(height, -1)
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
+        + chunk(b"IEND", b"")
+    )
+
+
+def _shrunk(values: np.ndarray, side: int) -> np.ndarray:
+    """Returns a map of at most `side` cells a side: the largest of those that join."""
+    for axis in (0, 1):
+        step = -(-values.shape[axis] // side)
+        starts = np.arange(0, values.shape[axis], step)
+        if step > 1:
+            values = np.fmax.reduceat(values, starts, axis=axis)
+    return values

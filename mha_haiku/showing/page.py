@@ -1,0 +1,416 @@
+"""One page with everything that a dossier has: it opens without a network.
+
+The weights in it are rounded to stay small. A weight `w` of a map whose largest weight
+is `m` is stored as the code `round(levels * sqrt(w / m))`, compressed, in base64; the
+page reads it back as `m * (code / levels) ** 2`, at most `m / levels` from `w` and, by
+the square root, closer where `w` is small. The code `levels + 1` is NaN, `levels + 2` a
+masked cell.
+
+Text reaches the page as JSON in which no `<`, `>` or `&` is left, and the page shows it
+as text only. The page's policy lets nothing but its own script run.
+"""
+
+import base64
+import functools
+import hashlib
+import html
+import importlib.resources
+import json
+import math
+import string
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha_haiku.showing import dossier, labels, map_set
+from mha_haiku.showing.dossier import Dossier
+from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet
+from mha_haiku.showing.per_head import PerHead
+
+VERSION = 2
+Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
+# Cells of all maps together, up to which a cell has two bytes; above it one.
+_MOST_FINE_CELLS = 2**18
+_LEVELS = {1: 253, 2: 65533}
+_MOST_ANSWERS = 512
+_LONGEST_TOKEN = 200
+# Texts of an axis, above which they are compressed.
+_MOST_PLAIN_TOKENS = 1024
+_VIEWER = importlib.resources.files(__package__).joinpath("viewer")
+
+
+def render(shown: Dossier) -> str:
+    """Returns the page, a whole HTML document, to be stored as UTF-8.
+
+    Raises:
+      ValueError: If sizes in the dossier do not fit together; see `dossier.check`.
+    """
+    script = "\n".join(map(_source, _source("order.txt").split()))
+    # Inside a function, so that its names are not global in the browser's window.
+    script = f"(() => {{\n'use strict';\n{script}}})();\n"
+    styles = sorted(x.name for x in _VIEWER.iterdir() if x.name.endswith(".css"))
+    style = "\n".join(map(_source, styles))
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; "
+        f"style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return string.Template(_source("viewer.html")).substitute(
+        policy=policy,
+        title=html.escape(labels.one_line(shown.title)),
+        style=style,
+        script=script,
+        data=to_json(contents(shown)),
+    )
+
+
+def to_json(value: Any) -> str:
+    r"""Returns JSON that is inert inside an HTML `script` element.
+
+    It is ASCII: other characters, U+2028 and U+2029 among them, are `\uXXXX`, and so
+    are `<`, `>` and `&`.
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def contents(shown: Dossier) -> dict[str, Any]:
+    """Returns what the page shows, as values that JSON knows.
+
+    Numbers that are NaN are None. Where a text or a list of codes is "packed", it is
+    base64 of zlib.
+
+    Returns:
+      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
+      weight and the `precision`, both of all maps; `matches`; and `sets`, each with
+      `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
+      has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
+      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`
+      and `channels`; where layers are of several kinds they have their `kind`, and an
+      example `kinds`: what layers of a kind have in place of these
+      (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
+      pairs of positions.
+
+    Raises:
+      ValueError: See `dossier.check`.
+    """
+    dossier.check(shown)
+    cells = sum(
+        sum(weights.size for weights in example.weights)
+        + sum(patch.weights.size for patch in example.patches)
+        for each in shown.sets
+        for example in each.examples
+    )
+    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
+    levels = _LEVELS[bytes_per_cell]
+    pack = functools.partial(encode, levels=levels, rounding=shown.rounding)
+    sets = [_set(each, pack) for each in shown.sets]
+    largest = max(
+        largest
+        for each in sets
+        for example in each["examples"]
+        for part in (*example["layers"], *example["patches"])
+        for largest in (*part["largest"], 0.0)
+    )
+    # To one digit, upwards, as the page says it.
+    error = largest / levels + shown.rounding / 2
+    unit = 10 ** math.floor(math.log10(error or 1))
+    matches = shown.matches
+    if matches is not None:
+        matches = [
+            [place if min(place) >= 0 else None for place in row[: len(layer.heads)]]
+            for row, layer in zip(matches.tolist(), shown.sets[0].layers, strict=True)
+        ]
+    return {
+        "version": VERSION,
+        "title": labels.one_line(shown.title),
+        "notes": [
+            labels.one_line(note)
+            for note in (*shown.notes, *_kinds(shown), *_faults(shown))
+        ],
+        "levels": levels,
+        "bytes_per_cell": bytes_per_cell,
+        "precision": math.ceil(error / unit) * unit,
+        "largest": largest,
+        "sets": sets,
+        "matches": matches,
+    }
+
+
+def encode(
+    weights: np.ndarray,
+    masked: np.ndarray | None = None,
+    *,
+    levels: int,
+    rounding: float = 0.0,
+) -> tuple[str, list[float]]:
+    """Rounds the maps of a layer and packs them into text.
+
+    Args:
+      weights: `[H, P, Q]`.
+      masked: Booleans that broadcast to `weights`: cells without any weight that are
+        masked; None: no cell.
+      levels: The code of the largest weight of a map: 253 or 65533.
+      rounding: Weights are rounded to multiples of this first, or to a sixteenth of
+        their map's largest if that is less.
+
+    Returns:
+      The codes, row by row, packed; and each map's largest weight `[H]`, NaN left out.
+    """
+    weights = weights.astype(np.float64)
+    is_nan = np.isnan(weights)
+    weights = np.where(is_nan, 0, weights)
+    largest = weights.max((1, 2), initial=0.0)
+    is_empty = weights == 0  # elsewhere a weight shows that a mask is wrong
+    most = np.where(largest > 0, largest, 1)[:, None, None]
+    if rounding:
+        # The same step for small weights and large ones: most are small, and hardly
+        # differ then, which is what makes the codes short.
+        step = np.minimum(rounding, most / 16)
+        weights = np.minimum(np.round(weights / step) * step, most)
+    shares = weights / most
+    codes = np.round(levels * np.sqrt(shares)).astype("u1" if levels < 256 else "<u2")
+    codes[is_nan] = levels + 1
+    if masked is not None:
+        codes[masked & is_empty] = levels + 2
+    return _packed(codes), largest.tolist()
+
+
+def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
+    heads = [len(layer.heads) for layer in maps.layers]
+    roles = None
+    if maps.roles is not None:
+        roles = [
+            [
+                {"name": labels.one_line(name), "score": score} if name else None
+                for name, score in zip(names[:count], scores, strict=False)
+            ]
+            for names, scores, count in zip(
+                maps.roles.names.tolist(), _plain(maps.roles.scores), heads, strict=True
+            )
+        ]
+    return {
+        "name": labels.one_line(maps.name),
+        "step": maps.step,
+        "layers": [
+            {
+                "name": labels.one_line(layer.name),
+                "heads": list(map(labels.one_line, layer.heads)),
+            }
+            | ({"kind": labels.one_line(layer.kind)} if layer.kind else {})
+            for layer in maps.layers
+        ],
+        "numbers": [_number(*item, heads) for item in maps.numbers.items()],
+        "roles": roles,
+        "missing": [list(map(labels.one_line, each)) for each in maps.missing],
+        "examples": [_example(example, pack) for example in maps.examples],
+    }
+
+
+def _number(name: str, number: PerHead, heads: Sequence[int]) -> dict[str, Any]:
+    def of_heads(values):
+        if values is None:
+            return None
+        rows = zip(_plain(values), heads, strict=True)
+        return [row[:count] for row, count in rows]
+
+    ranks = of_heads(number.ranks)
+    if ranks is not None:
+        ranks = [[None if None in pair else pair for pair in row] for row in ranks]
+    return {
+        "name": labels.one_line(name),
+        "label": labels.one_line(number.label),
+        "unit": labels.one_line(number.unit),
+        "values": of_heads(number.mean),
+        "errors": of_heads(number.standard_error),
+        "ranks": ranks,
+    }
+
+
+def _example(example: Example, pack: Pack) -> dict[str, Any]:
+    queries, keys = _axis(example.queries), _axis(example.keys)
+    layers = []
+    for i, weights in enumerate(example.weights):
+        codes, largest = pack(weights, example.masked_cells(i))
+        layers.append({"codes": codes, "largest": largest})
+    patches = []
+    for patch in example.patches:
+        codes, largest = pack(patch.weights[None])
+        patches.append(
+            {
+                "layer": patch.layer,
+                "head": patch.head,
+                "queries": patch.query_edges.tolist(),
+                "keys": patch.key_edges.tolist(),
+                "codes": codes,
+                "largest": largest,
+            }
+        )
+    channels = example.channels
+    kinds = {kind: _kind(axes) for kind, axes in example.kinds.items()}
+    return {
+        "name": labels.one_line(example.name),
+        "note": labels.one_line(example.note),
+        "is_mean": example.is_mean,
+        "queries": queries,
+        "keys": None if keys == queries else keys,
+        "layers": layers,
+        "answers": _answers(example),
+        "images": _images(example.images),
+        "patches": patches,
+        "channels": None if channels is None else list(map(_channels, channels)),
+    } | ({"kinds": kinds} if kinds else {})
+
+
+def _kind(axes: Axes) -> dict[str, Any]:
+    """Returns what a layer of one kind has in place of what its example has."""
+    queries, keys = _axis(axes.queries), _axis(axes.keys)
+    own = {"queries": queries, "keys": None if keys == queries else keys}
+    if axes.alignment is not None:
+        own["alignment"] = np.argwhere(axes.alignment).tolist()
+    return own | {"images": None} | ({} if axes.has_answers else {"answers": None})
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    edges = axis.edges.tolist() if axis.is_pooled else None
+    shown = {"tokens": _texts(axis.tokens, _token), "edges": edges}
+    if axis.label:
+        shown["label"] = labels.one_line(axis.label)
+    if any(axis.notes):
+        shown["notes"] = _texts(axis.notes, labels.one_line)
+    return shown
+
+
+def _texts(texts: Sequence[str], shown_as: Callable[[str], str]) -> list[str] | str:
+    """Returns texts as they can be shown, packed if they are many."""
+    shown = [shown_as(text) if text else "" for text in texts]
+    if len(shown) <= _MOST_PLAIN_TOKENS:
+        return shown
+    # ASCII, as lone surrogates are no UTF-8.
+    return _packed(json.dumps(shown, separators=(",", ":")).encode())
+
+
+def _answers(example: Example) -> dict[str, Any] | None:
+    """Returns targets and likeliest answers of the positions that have any."""
+    if example.answers is None:
+        return None
+    targets, likeliest, whole = example.answers
+    tokens = example.queries.tokens
+    shown = [
+        [
+            None if whole else position,
+            "" if whole else _token(tokens[position]),
+            [
+                [_token(text), None if math.isnan(share) else round(float(share), 6)]
+                for text, share in answers
+            ],
+            _token(target) if target else "",
+        ]
+        for position, (target, answers) in enumerate(
+            zip(targets, likeliest, strict=True)
+        )
+        if target or answers
+    ]
+    counted = [
+        (answers[0][0] if answers else "", target)
+        for target, answers in zip(targets, likeliest, strict=True)
+        if target
+    ]
+    return {
+        "whole": whole,
+        "right": sum(given == target for given, target in counted),
+        "counted": len(counted),
+        "total": len(shown),
+        "shown": shown[:_MOST_ANSWERS],
+    }
+
+
+def _images(images: map_set.Images | None) -> dict[str, Any] | None:
+    if images is None:
+        return None
+    pixels = images.pixels if images.kind == "positions" else images.pixels[None]
+    count, height, width = pixels.shape[:3]
+    return {
+        "kind": images.kind,
+        "height": height,
+        "width": width,
+        "channels": 1 if pixels.ndim == 3 else 3,
+        "count": count,
+        "rows": images.rows,
+        "columns": images.columns,
+        "first": images.first,
+        "codes": _packed(pixels),
+    }
+
+
+def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
+    """Returns queries and keys, rounded to 127 steps of the largest of their head."""
+    if channels is None:
+        return None
+    result = {"size": channels.query.shape[-1], "exact": channels.exact}
+    for name in ("query", "key"):
+        values = np.nan_to_num(getattr(channels, name).astype(np.float64))
+        scale = np.abs(values).max((1, 2), initial=0.0) / 127
+        steps = values / np.where(scale > 0, scale, 1)[:, None, None]
+        result[name] = _packed(np.round(steps).astype("i1"))
+        result[f"{name}_scale"] = scale.tolist()
+    return result
+
+
+def _kinds(shown: Dossier) -> list[str]:
+    """Returns how to read the maps of a decoder, where there are any."""
+    kinds = {layer.kind for each in shown.sets for layer in each.layers}
+    if not kinds & {"decoder", "cross"}:
+        return []
+    return [
+        "A row of a decoder or cross map is a position of the decoder: it has read the "
+        "target up to there, and predicts the next token. In decoder maps it is named "
+        "by the token that it reads, in cross maps by the one that it should predict."
+    ]
+
+
+def _faults(shown: Dossier) -> list[str]:
+    """Returns a note for each set in which weights are NaN."""
+    notes = []
+    for each in shown.sets:
+        places = [
+            f"{example.name}, {layer.name}, head {layer.heads[head]}"
+            for example in each.examples
+            for layer, weights in zip(each.layers, example.weights, strict=True)
+            for head in np.flatnonzero(np.isnan(weights).any((1, 2))).tolist()
+        ]
+        if places:
+            of = f" of {each.name}" if len(shown.sets) > 1 else ""
+            count = "One map" if len(places) == 1 else f"{len(places)} maps"
+            notes.append(f"{count}{of} with weights that are NaN, first: {places[0]}.")
+    return notes
+
+
+def _token(text: str) -> str:
+    shown = labels.visible(text[:_LONGEST_TOKEN])
+    return shown + "…" if len(text) > _LONGEST_TOKEN else shown
+
+
+def _plain(values: np.ndarray) -> list:
+    """Returns nested lists, to six digits, with None for what is not finite."""
+    if values.ndim:
+        return [_plain(row) for row in values]
+    return float(f"{values:.6g}") if np.isfinite(values) else None
+
+
+def _packed(data: np.ndarray | bytes) -> str:
+    data = data if isinstance(data, bytes) else data.tobytes()
+    return base64.b64encode(zlib.compress(data, 6)).decode()
+
+
+def _source(name: str) -> str:
+    return _VIEWER.joinpath(name).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    """Returns `text` as a content security policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

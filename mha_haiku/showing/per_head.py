@@ -1,0 +1,215 @@
+"""Numbers per head, as a table and as pictures: what heads do, how much they matter.
+
+L layers, H heads. Where heads are of several kinds, as in an encoder-decoder, `kinds`
+has that of each layer, and `layers` are their numbers within it; `heads` has for each
+layer the names of its heads. Each number comes with
+its name, label and unit, so that any number can be shown.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mha_haiku.showing import drawing, tables
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 4  # of heat maps in a picture
+_MOST_NAMES = 40  # heads, up to which each has its name below its bar
+
+
+class PerHead(NamedTuple):
+    """A number of each head.
+
+    Attributes:
+      mean: `[L, H]` over examples; NaN where a layer has fewer heads.
+      unit: The unit of the number.
+      label: What the number is, in a few words.
+      standard_error: `[L, H]`, of the mean; None if unknown.
+      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
+        unknown.
+    """
+
+    mean: np.ndarray
+    unit: str
+    label: str
+    standard_error: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+
+
+Numbers = Mapping[str, PerHead]
+
+
+def table(
+    numbers: Numbers,
+    *,
+    layers: Sequence[int],
+    heads: Sequence[Sequence[int]],
+    kinds: Sequence[str] = (),
+    roles: np.ndarray | None = None,
+    shown: str = tables.WITH_ERROR,
+) -> tables.Table:
+    """Returns a row per head, with each number, its standard error and its ranks.
+
+    Args:
+      numbers: The numbers.
+      layers: Their layers.
+      heads: For each layer the names of its columns.
+      kinds: The kind of each layer.
+      roles: `[L, H]`, what each head does; None: there is no such column.
+      shown: How the text shows a number and its standard error.
+    """
+    keys = ["kind"] * bool(kinds) + ["layer", "head"] + ["role"] * (roles is not None)
+    columns = list(map(tables.Column, keys))
+    for name, each in numbers.items():
+        csv = (name, f"{name}_standard_error")
+        columns.append(tables.Column(name, each.unit, shown, csv))
+        if each.ranks is not None:
+            csv = (f"{name}_rank_low", f"{name}_rank_high")
+            columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
+    rows = []
+    exists = ~np.isnan([each.mean for each in numbers.values()]).all(0)
+    for i, h in np.argwhere(exists).tolist():
+        row = {"layer": layers[i], "head": heads[i][h]}
+        if kinds:
+            row["kind"] = kinds[i]
+        if roles is not None:
+            row["role"] = roles[i, h]
+        for name, each in numbers.items():
+            error = each.standard_error
+            error = math.nan if error is None else float(error[i, h])
+            row[name] = (float(each.mean[i, h]), error)
+            if each.ranks is not None:
+                row[f"{name} rank"] = tuple(map(float, each.ranks[i, h]))
+        rows.append(row)
+    return tables.Table(columns, rows, num_keys=len(keys))
+
+
+def legend(numbers: Numbers) -> str:
+    """Returns a line of text per number: what it is, and its unit."""
+    size = max(map(len, numbers), default=0)
+    return "\n".join(
+        f"{name:<{size}}  {each.label}, {each.unit}" for name, each in numbers.items()
+    )
+
+
+@drawing.picture
+def statistics_picture(
+    numbers: Numbers, *, title: str, layers: Sequence[int], kinds: Sequence[str] = ()
+) -> "Figure":
+    """Returns a heat map of each number, heads by layer, as the bytes of a PNG file."""
+    num_layers, num_heads = next(iter(numbers.values())).mean.shape
+    rows = math.ceil(len(numbers) / _COLUMNS)
+    columns = min(_COLUMNS, len(numbers))
+    across = max(3.2, min(0.42 * num_heads, 8) + 1.3)
+    down = max(1.75, min(0.3 * num_layers, 8) + 1.05)
+
+    sheet = drawing.sheet(
+        columns * across,
+        0.7 + rows * down,
+        title=title,
+        note=f"A cell is a head: the mean over its queries.{_grey(numbers, kinds)}",
+    )
+    grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
+    for axes, each in zip(grid, numbers.values(), strict=False):
+        drawing.heat_map(
+            axes,
+            each.mean,
+            unit=each.unit,
+            title=each.label,
+            layers=layers,
+            kinds=kinds,
+        )
+    for axes in grid[len(numbers) :]:
+        axes.set_axis_off()
+    return sheet
+
+
+@drawing.picture
+def importance_picture(
+    numbers: Numbers,
+    *,
+    title: str,
+    heads: Sequence[Sequence[int]],
+    layers: Sequence[int] | None = None,
+    kinds: Sequence[str] = (),
+) -> "Figure":
+    """Returns a PNG: a row per measure, heads by layer and beside it heads in order."""
+    num_layers, num_heads = next(iter(numbers.values())).mean.shape
+    layers = range(num_layers) if layers is None else layers
+    across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
+
+    sheet = drawing.sheet(
+        sum(across) + 2.4,
+        0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
+        title=title,
+        note="Left: a cell is a head, with its name. Right: the most important "
+        f"head first, mean and standard error.{_grey(numbers, kinds)}",
+    )
+    grid = sheet.subplots(
+        len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
+    )
+    for (cells, bars), (name, each) in zip(grid, numbers.items(), strict=True):
+        drawing.heat_map(
+            cells,
+            each.mean,
+            unit=each.unit,
+            title=name,
+            layers=layers,
+            heads=heads,
+            kinds=kinds,
+        )
+        _draw_bars(bars, name, each, heads, layers, kinds)
+    return sheet
+
+
+def _draw_bars(
+    axes: "Axes",
+    name: str,
+    numbers: PerHead,
+    heads: Sequence[Sequence[int]],
+    layers: Sequence[int],
+    kinds: Sequence[str],
+) -> None:
+    from matplotlib import patches
+
+    cells = np.argwhere(~np.isnan(numbers.mean))
+    order = cells[np.argsort(-numbers.mean[tuple(cells.T)], kind="stable")]
+    places = tuple(order.T)
+    spread = None
+    if numbers.standard_error is not None:
+        spread = np.nan_to_num(numbers.standard_error[places])
+    colours = [drawing.KINDS[kinds[i]] for i, _ in order.tolist()] if kinds else None
+    axes.bar(
+        range(len(order)),
+        numbers.mean[places],
+        yerr=spread,
+        color=colours or "tab:blue",
+        capsize=2,
+    )
+    if kinds:
+        legend = [
+            patches.Patch(color=drawing.KINDS[kind], label=kind)
+            for kind in dict.fromkeys(kinds)
+        ]
+        axes.legend(handles=legend, fontsize=7)
+    axes.axhline(0, color="0.5", lw=0.5)
+    label = "" if numbers.label == name else numbers.label
+    axes.set_title(label, fontsize=8, loc="left", parse_math=False)
+    axes.tick_params(labelsize=7)
+    axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
+    shown = order.tolist() if len(order) <= _MOST_NAMES else []
+    names = [f"{layers[i]}.{heads[i][h]}" for i, h in shown]
+    if kinds:
+        names = [f"{kinds[i]}.{x}" for (i, _), x in zip(shown, names, strict=True)]
+    axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
+
+
+def _grey(numbers: Numbers, kinds: Sequence[str]) -> str:
+    lacks = any(np.isnan(each.mean).any() for each in numbers.values())
+    what = "head, or the number is not of its kind" if kinds else "head"
+    return f" Grey: there is no such {what}." if lacks else ""

@@ -1,0 +1,265 @@
+"""`plot`: one figure of maps, statistics, importance, or of what a run has written.
+
+L layers, H heads of a layer.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mha_haiku.core import attention, checks
+from mha_haiku.lab import heads
+from mha_haiku.showing import drawing, figures, given_maps, per_head, sets, shown
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.per_head import PerHead
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_PANELS = 256
+
+
+def plot(
+    what: Any,
+    *,
+    head: int | Sequence[int] | None = None,
+    layer: int | str | None = None,
+    example: int = 0,
+    tokens: Any = None,
+    key_tokens: Any = None,
+    colours: str | None = None,
+    scale: str | None = None,
+    size: tuple[float, float] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """Returns a figure fit for a paper, which belongs to no window.
+
+    `figure.savefig("map.pdf")` writes it, in vectors with text as text where the format
+    has them; a notebook shows it by itself.
+
+    Args:
+      what: Attention maps or a `MapSet`, as of `show`; statistics, importance or roles;
+        the result of a study (`studies.head_importance.measure`, ...); or the path of
+        what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
+        `maps.npz`.
+      head: Of maps: which head, or a list of heads; None: all of them in a grid.
+      layer: Of maps: which layer, from 0; None: all, a row each. Of an
+        encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
+      example: Of maps: which example, counted over all batch axes.
+      tokens: Of maps: the text of each query, `[T]`, or of each example `[N, T]`.
+      key_tokens: Those of the keys; None: as the queries, where T is S.
+      colours: Of maps: the name of a colour map of matplotlib.
+      scale: Of maps: "linear", "root" or "log"; None: by the number of keys.
+      size: Width and height in inches; None: by what there is to show.
+      title: Above the figure; None: what it is.
+
+    Raises:
+      TypeError: If there is no figure of `what`.
+      ValueError: If there is no such head, layer, example, colour map or scale, tokens
+        do not fit, or an argument is not for this figure.
+      ModuleNotFoundError: If matplotlib is not installed.
+    """
+    of_maps = {
+        "head": head,
+        "layer": layer,
+        "tokens": tokens,
+        "key_tokens": key_tokens,
+        "colours": colours,
+        "scale": scale,
+    }
+    if size is not None:
+        if not isinstance(size, Sequence) or len(size) != 2:
+            raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
+        size = tuple(checks.positive_number("size", x) for x in size)
+    what, *sides = sets.maps_of(what)
+    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
+        of_maps[name] = own if of_maps[name] is None else of_maps[name]
+    with drawing.style():
+        if given_maps.is_maps(what):
+            figure = _maps(what, example=example, size=size, title=title, **of_maps)
+        elif isinstance(what, MapSet) or _is_saved(what):
+            figure = _of_set(what, example=example, size=size, title=title, **of_maps)
+        else:
+            given = [name for name, value in of_maps.items() if value is not None]
+            if given or example != 0:
+                raise ValueError(
+                    f"{(given or ['example'])[0]} is for attention maps, and not for "
+                    f"{type(what).__name__}."
+                )
+            figure = figure_of(what, title=title)
+            if size is not None:
+                figure.set_size_inches(size)
+    return figure
+
+
+def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
+    maps, kinds = given_maps.named_maps(what), given_maps.kinds_of(what)
+    last = list(maps.values())[-1]
+    sides = given_maps.sides(last, tokens, key_tokens)
+    checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
+    chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
+    maps = dict(list(maps.items())[i] for i in chosen)
+    kinds = [kinds[i] for i in chosen] if kinds else ()
+    if not kinds:
+        given_maps.named_maps(maps)
+    whole = given_maps.map_set(
+        maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
+    )
+    return _drawn_set(whole, **options)
+
+
+def _chosen_layers(names, kinds, layer) -> list[int]:
+    """Returns the places of the wanted layers, which are of one kind."""
+    if layer is None:
+        return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
+    if not isinstance(layer, str):
+        return [checks.integer_in("layer", layer, 0, len(names) - 1)]
+    of_kind = [i for i, kind in enumerate(kinds) if kind == layer]
+    if of_kind:
+        return of_kind
+    addresses = [name.removeprefix("layer ").replace(" ", ".") for name in names]
+    checks.choice("layer", layer, [*dict.fromkeys(filter(None, kinds)), *addresses])
+    return [addresses.index(layer)]
+
+
+def _is_saved(what: Any) -> bool:
+    return isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz"
+
+
+def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
+    if tokens is not None or key_tokens is not None:
+        raise ValueError("tokens must be None for saved maps, which have their own.")
+    whole = what if isinstance(what, MapSet) else MapSet.load(what)
+    checks.integer_in("example", example, 0, len(whole.examples) - 1)
+    names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
+    chosen = _chosen_layers(names, kinds, layer)
+    one = whole.examples[example]._replace(channels=None, patches=())
+    one = one._replace(
+        weights=tuple(one.weights[i] for i in chosen),
+        masked=tuple(one.masked_cells(i) for i in chosen),
+    )
+    layers = tuple(whole.layers[i] for i in chosen)
+    whole = MapSet(whole.name, layers, (one,))
+    if head is not None:
+        wanted, places = list(map(str, _list_of(head))), []
+        for layer in layers:
+            for name in wanted:
+                checks.choice(f"head of {layer.name}", name, layer.heads)
+            places.append([layer.heads.index(name) for name in wanted])
+        whole = whole.with_heads(places)
+    return _drawn_set(whole, **options)
+
+
+def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
+    import matplotlib
+
+    colours = colours or "viridis"
+    checks.choice("colours", colours, list(matplotlib.colormaps))
+    if scale is not None:
+        checks.choice("scale", scale, figures.SCALES)
+    (one,) = whole.examples
+    axes = one.axes(whole.layers[0])
+    shown_panels = []
+    for i, layer in enumerate(whole.layers):
+        masked = one.masked_cells(i)
+        for j, name in enumerate(layer.heads):
+            own = masked[j] if masked is not None and masked.ndim == 3 else masked
+            where = f"{layer.name}, " if len(whole.layers) > 1 else ""
+            panel = figures.Panel(
+                f"{where}head {name}", one.weights[i][j], own, axes.aligned_cells()
+            )
+            shown_panels.append(panel)
+    if len(shown_panels) > _MOST_PANELS:
+        raise ValueError(
+            f"head and layer must choose at most {_MOST_PANELS} maps for a figure, got "
+            f"{len(shown_panels)}."
+        )
+    widths = {len(layer.heads) for layer in whole.layers}
+    is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
+    (first, *others) = whole.layers
+    if title is None and not others and (first.kind or first.name.startswith("layer")):
+        title = first.name
+    return figures.of_panels(
+        shown_panels,
+        queries=axes.queries,
+        keys=axes.keys,
+        columns=max(widths) if is_grid else None,
+        colours=colours,
+        scale=scale,
+        size=size,
+        title=title or "",
+    )
+
+
+@functools.singledispatch
+def figure_of(what: Any, *, title: str | None) -> "Figure":
+    """Returns the figure of what is no map."""
+    if isinstance(picture := getattr(what, "picture", None), functools.partial):
+        return drawn(picture, title)
+    raise TypeError(
+        "what must be attention maps, statistics, importance, roles, the result of a "
+        "study or the path of a file that a run has written, got "
+        f"{type(what).__name__}."
+    )
+
+
+@figure_of.register(attention.Statistics)
+def _(what: attention.Statistics, *, title: str | None) -> "Figure":
+    draw = per_head.statistics_picture.__wrapped__
+    title = title or "Statistics of heads"
+    return draw(shown.numbers_of(what), title=title, layers=[0])
+
+
+@figure_of.register(heads.Importance)
+def _(what: heads.Importance, *, title: str | None) -> "Figure":
+    count = len(what.per_example)
+    numbers = PerHead(
+        what.mean, "units of the metric", "importance", what.standard_error
+    )
+    num_layers, num_heads = what.mean.shape
+    return per_head.importance_picture.__wrapped__(
+        {"importance": numbers},
+        title=title or f"Importance of heads, {count} examples",
+        heads=[list(range(num_heads))] * num_layers,
+        layers=_numbers(what.kinds) or None,
+        kinds=what.kinds,
+    )
+
+
+@figure_of.register(heads.Roles)
+def _(what: heads.Roles, *, title: str | None) -> "Figure":
+    scores = what.deciding
+    num_layers, num_heads = scores.shape
+    size = (max(4.0, 1.3 * num_heads + 1.5), max(1.8, 0.35 * num_layers + 1.2))
+    sheet = drawing.sheet(*size, title=title or "Roles of heads")
+    drawing.heat_map(
+        sheet.subplots(),
+        np.where(what.names == "", np.nan, np.nan_to_num(scores)),
+        unit="score",
+        title="the score that decides the role; 0 where none does",
+        layers=_numbers(what.kinds) or range(num_layers),
+        heads=what.names.tolist(),
+        kinds=what.kinds,
+    )
+    return sheet
+
+
+def _numbers(kinds: Sequence[str]) -> list[int]:
+    """Returns the number of each layer within its kind."""
+    return [i - kinds.index(kind) for i, kind in enumerate(kinds)]
+
+
+def drawn(picture: functools.partial, title: str | None) -> "Figure":
+    """Returns the figure of a picture."""
+    titled = {} if title is None else {"title": title}
+    return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)
+
+
+def _list_of(head) -> list[int] | None:
+    if head is None:
+        return None
+    return [head] if not np.ndim(head) else list(head)

@@ -1,0 +1,178 @@
+"""`show`: maps, runs and what is known of heads as one view for notebooks and files."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.showing import dossier, fitting, given_maps, markup, page, sets, shown
+from mha_haiku.showing.view import View
+
+BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
+_HEIGHT = 680  # pixels of a page inside of a notebook
+_MOST_THUMBNAILS = 48
+_PICTURE = 560  # pixels of the longer side, about
+_THUMBNAILS_BETWEEN = (56, 320)  # pixels of a thumbnail's side
+
+
+def show(
+    maps_or_run: Any,
+    *,
+    tokens: Any = None,
+    key_tokens: Any = None,
+    images: Any = None,
+    names: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    compare: Any = None,
+    budget: int = BUDGET,
+) -> View:
+    """Returns a view of attention maps, of a run, or of what is known of heads.
+
+    Maps become an interactive page: whole up to 512 positions and pooled beyond. What
+    does not fit the budget is left out or pooled, and the page says so. One pass over
+    each map; nothing is fetched from anywhere.
+
+    Args:
+      maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
+        (as of `look`), or a model's output with its maps; a subject or an answer of
+        one; a `report.map_set.MapSet`; a run, or the path of its folder; statistics,
+        importance, roles, a mask, or a model's parameters.
+      tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
+        string has one for each character. N counts all batch axes. Of an
+        encoder-decoder these are what the decoder reads.
+      key_tokens: Those of the keys; None: as the queries, where T is S. Of an
+        encoder-decoder these are the source's.
+      images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
+        or `[S, h, w, 3]`, or a list of N of these; or `report.map_set.Images`, whose
+        positions may be the patches of one picture.
+      names: The names of the maps.
+      heads: Which heads of each layer; None: all. Of parameters the names of all.
+      compare: Something else of the same kind and sizes, such as maps after training;
+        or a dict of one such thing by its name.
+      budget: The largest number of bytes.
+
+    Raises:
+      TypeError: If it is nothing that can be shown.
+      ValueError: If tokens, images or names do not fit the maps, maps in one view
+        differ in size or are being traced, there are no heads, queries or keys, or the
+        budget is below what an empty page takes.
+    """
+    checks.positive_integer("budget", budget)
+    given = {
+        "tokens": tokens,
+        "key_tokens": key_tokens,
+        "images": images,
+        "names": names,
+        "heads": heads,
+        "compare": compare,
+    }
+    value, *sides = sets.maps_of(maps_or_run)
+    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
+        given[name] = own if given[name] is None else given[name]
+    if given_maps.is_maps(value):
+        return _of_maps(value, budget=budget, **given)
+    if not sets.has_own(value):
+        return shown.view(value, **given)
+    for name in ("tokens", "key_tokens", "images", "names"):
+        if given[name] is not None:
+            raise ValueError(
+                f"{name} must be None for a run, which has examples of its own; "
+                "show(run.maps(text), tokens=...) shows others."
+            )
+    whole = sets.dossier_of(value, compare)
+    return of_dossier(
+        whole if heads is None else sets.with_heads(whole, heads), budget=budget
+    )
+
+
+def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
+    """Returns the view of a dossier, of which as much is shown as fits.
+
+    Raises:
+      ValueError: If parts of it do not fit together, or nothing fits.
+    """
+    pages = {}
+
+    def render(shown):
+        html = page.render(shown)
+        inline = _inline(shown, html)
+        pages[inline] = html
+        return inline
+
+    _, inline = fitting.fitted(dossier.check(whole), budget, render)
+    return View(whole.title, pages[inline], inline)
+
+
+def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
+    maps, kinds = given_maps.named_maps(value, names), given_maps.kinds_of(value)
+    # The last: with a decoder that is a cross map, which has both texts.
+    sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
+    title = _title(maps, kinds)
+    if compare is None:
+        both = (given_maps.map_set(maps, sides, wanted=heads, kinds=kinds),)
+        return of_dossier(dossier.Dossier(title, both), budget=budget)
+    name, other = sets.named(compare)
+    other = sets.maps_of(other).maps
+    own_name, other_name = "first", name or "second"
+    others = given_maps.named_maps(other, names)
+    given_maps.check_same_sizes(maps, others)
+    own = {"wanted": heads, "kinds": kinds}
+    both = (
+        given_maps.map_set(maps, sides, name=own_name, **own),
+        given_maps.map_set(others, sides, name=other_name, **own),
+    )
+    return of_dossier(dossier.Dossier(title, both), budget=budget)
+
+
+def _title(maps, kinds) -> str:
+    (name, first), *others = maps.items()
+    if kinds:
+        counts = collections.Counter(kinds)
+        said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        return f"Attention of {said} layers, {first.shape[-3]} heads"
+    shape = " x ".join(map(str, first.shape[-3:]))
+    if others:
+        return f"Attention of {len(maps)} layers, {shape} each"
+    return f"{name.capitalize()}, {shape}, mask {first.mask}"
+
+
+def _inline(whole: dossier.Dossier, html: str) -> str:
+    """Returns a page for a notebook: a frame, above a picture for where there is none.
+
+    The frame has its document inside, so that it is alive after the notebook was saved
+    and opened again, and no rights of the page around it. Picture and frame are in one
+    place of a grid: whoever strips frames leaves the picture.
+    """
+    escaped = html.replace("&", "&amp;").replace("'", "&#39;")
+    title = markup.escaped(whole.title)
+    frame = (
+        f'<iframe title="{title}" sandbox="allow-scripts allow-downloads" '
+        f'style="grid-area:1/1;width:100%;height:{_HEIGHT}px;border:0;'
+        f"background:Canvas;resize:vertical;position:relative\" srcdoc='{escaped}'>"
+        "</iframe>"
+    )
+    below = markup.tag("div", _thumbnails(whole), style="grid-area:1/1;min-width:0")
+    return f'<div style="display:grid">{below}{frame}</div>'
+
+
+def _thumbnails(whole: dossier.Dossier) -> markup.Html:
+    """Returns small pictures of the first example's heads; of kinds, the last one's."""
+    example = whole.sets[0].examples[0]
+    kind = whole.sets[0].layers[-1].kind
+    maps, layers = [], []
+    for i, layer in enumerate(whole.sets[0].layers):
+        if layer.kind == kind:
+            weights, masked = example.weights[i], example.masked_cells(i)
+            hidden = False if masked is None else masked & (weights == 0)
+            maps.extend(np.where(hidden, np.nan, weights))
+            layers.append(layer)
+    across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
+    maps = maps[:_MOST_THUMBNAILS]
+    rows = -(-len(maps) // max(1, across))
+    side = int(np.clip(_PICTURE // max(1, rows, across), *_THUMBNAILS_BETWEEN))
+    image = markup.thumbnails(np.stack(maps), columns=max(1, across), side=side)
+    note = "The heads of the first example. The page with all of it needs scripts."
+    picture = markup.picture(image, alt=whole.title)
+    return markup.block(whole.title, picture, note=note)

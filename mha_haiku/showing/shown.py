@@ -1,0 +1,345 @@
+"""What a notebook shows of each kind of object, and `show` of what is no map.
+
+L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have styles
+at their elements alone and no script.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.core import attention, display, masks
+from mha_haiku.core.modules import anatomy
+from mha_haiku.lab import heads
+from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
+from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.view import View, document
+
+_MOST_MASK_CELLS = 64  # positions of a mask that are drawn
+_MASK_SIDE = 128  # pixels
+_MOST_MASKS = 8
+
+
+def html(value: Any) -> str:
+    """Returns what a notebook shows of an object; its short `repr` where it is traced.
+
+    A map's page, or a table. What cannot be shown has a sentence that says why.
+    """
+    if display.is_traced(value):
+        return markup.preformatted(repr(value))
+    try:
+        if given_maps.is_maps(sets.maps_of(value).maps):
+            return display.show(value).inline
+        return fragment(value)
+    except ValueError as error:
+        why = markup.tag("div", f"Not shown: {error}")
+        return markup.tag("div", markup.preformatted(repr(value)), why)
+
+
+def view(value: Any, **given: Any) -> View:
+    """Returns the view of what has no attention maps; arguments as of `show`."""
+    given = {name: each for name, each in given.items() if each is not None}
+    if _is_parameters(value):
+        names = given.pop("heads", None)
+        content = of_parameters(value, names)
+        title = "Parameters"
+    else:
+        content, title = fragment(value), type(value).__name__
+    if given:
+        raise ValueError(
+            f"{next(iter(given))} must be None for {type(value).__name__}, which has "
+            "no maps."
+        )
+    return View(title, document(title, content), content)
+
+
+@functools.singledispatch
+def fragment(value: Any) -> markup.Html:
+    """Returns an object as HTML without a script.
+
+    Raises:
+      TypeError: If it is nothing that can be shown.
+    """
+    raise TypeError(
+        "what is shown must be attention maps, a run or its folder, statistics, "
+        f"importance, roles, a mask or parameters, got {type(value).__name__}."
+    )
+
+
+@fragment.register
+def _(statistics: attention.Statistics) -> markup.Html:
+    numbers = numbers_of(statistics)
+    values = np.concatenate([each.mean for each in numbers.values()])
+    errors = np.concatenate([each.standard_error for each in numbers.values()])
+    table = markup.heat_table(
+        values,
+        rows=[f"{name}, {each.unit}" for name, each in numbers.items()],
+        meanings=[each.label for each in numbers.values()],
+        scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
+        titles=with_errors(values, errors),
+    )
+    shape = np.shape(statistics.num_queries)
+    count = math.prod(shape[:-1])
+    over = "" if count == 1 else f", means over {count} examples"
+    return markup.block(
+        f"Statistics of {values.shape[1]} heads{over}",
+        table,
+        note="Of queries that see a key; each row has its own colour scale.",
+    )
+
+
+@fragment.register
+def _(importance: heads.Importance) -> markup.Html:
+    mean = np.asarray(importance.mean)
+    if not mean.size:
+        raise ValueError("there are no heads.")
+    error = np.asarray(importance.standard_error)
+    count = len(importance.per_example)
+    table = markup.heat_table(
+        mean,
+        rows=[f"layer {i}" for i in range(len(mean))],
+        scales=[drawing.Scale.of(mean)] * len(mean),
+        titles=with_errors(mean, error),
+        shown=with_errors(mean, error) if mean.shape[1] <= 8 else None,
+    )
+    return markup.block(
+        f"Importance of heads, mean ± standard error over {count} examples",
+        table,
+        note="In units of the metric that was measured; the larger, the more it "
+        "matters.",
+    )
+
+
+@fragment.register
+def _(roles: heads.Roles) -> markup.Html:
+    names = np.asarray(roles.names)
+    if not names.size:
+        raise ValueError("there are no heads.")
+    scores = roles.deciding
+    text = np.where(names == "", "", names)
+    numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
+    table = markup.heat_table(
+        np.where(names == "", np.nan, np.nan_to_num(scores)),
+        rows=[f"layer {i}" for i in range(len(names))],
+        scales=[drawing.Scale(0.0, 1.0, "viridis")] * len(names),
+        shown=np.char.add(text.astype(str), numbers(scores)),
+    )
+    seen = sorted(set(names.ravel()) & set(heads.ROLES))
+    legend = "; ".join(f"{name}: {heads.ROLES[name].label}" for name in seen)
+    return markup.block(
+        "Roles of heads, with the scores that decide", table, note=legend
+    )
+
+
+@fragment.register
+def _(mask: masks.Mask) -> markup.Html:
+    sizes = _mask_sizes(mask)
+    cells = np.asarray(mask.tile(range(sizes[0]), range(sizes[1])))
+    drawn = cells.reshape(-1, *cells.shape[-2:])[:_MOST_MASKS].astype(float)
+    image = markup.thumbnails(
+        np.where(drawn == 0, np.nan, drawn), columns=_MOST_MASKS, side=_MASK_SIDE
+    )
+    more = "" if len(drawn) == np.prod(cells.shape[:-2]) else " Of the first ones."
+    return markup.block(
+        repr(mask),
+        markup.picture(image, alt=repr(mask)),
+        note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
+        f"may attend, grey is masked.{more}",
+    )
+
+
+def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
+    """Returns means of each statistic over examples, `[1, H]`, and standard errors.
+
+    Statistics per query are averaged.
+
+    Raises:
+      ValueError: If there are no examples or no heads.
+    """
+    count = np.asarray(statistics.num_queries)
+    if not count.size:
+        raise ValueError(f"there are no examples or no heads: {statistics!r}.")
+    means = {}
+    for name in attention.STATISTICS:
+        each = getattr(statistics, name)
+        if each is not None and np.ndim(each) > count.ndim:  # 0 where it is masked
+            means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
+    found = collecting.per_head(statistics._replace(**means)) | {"num_queries": count}
+    num_heads = count.shape[-1]
+    layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
+    return collecting.summary([layer], [range(num_heads)])
+
+
+def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Returns the text of each number, with its standard error where that is known."""
+    text = [
+        drawing.number(value)
+        + ("" if np.isnan(error) else f" ± {drawing.number(error)}")
+        for value, error in zip(values.ravel(), errors.ravel(), strict=True)
+    ]
+    return np.array(text, object).reshape(values.shape)
+
+
+def _is_parameters(value: Any) -> bool:
+    """Returns whether a value looks like Haiku's parameters: arrays by two names."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(module, Mapping) for module in value.values())
+        and all(
+            hasattr(array, "shape") and hasattr(array, "dtype")
+            for module in value.values()
+            for array in module.values()
+        )
+    )
+
+
+def of_parameters(
+    params: Mapping[str, Mapping[str, Any]],
+    heads: Sequence[Any] | Sequence[Sequence[Any]] | None = None,
+) -> markup.Html:
+    """Returns the sizes of all parameters, and of each head how large they are.
+
+    Args:
+      params: By the names of modules and of their parameters.
+      heads: The names of the heads of a layer, or a list of such for each layer: how
+        many there are is not known from the parameters. None: sizes alone.
+
+    Raises:
+      ValueError: If a parameter does not hold that many heads.
+    """
+    arrays = [array for module in params.values() for array in module.values()]
+    total = sum(map(_size, arrays))
+    nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
+    parts = [_sizes_table(params)]
+    if heads is not None:
+        parts.append(_heads_table(params, heads))
+    title = f"{total:,} parameters, {nbytes / 1e6:,.1f} MB"
+    return markup.block(title, *parts)
+
+
+def head_norms(
+    params: Mapping[str, Mapping[str, Any]], heads: Sequence[Sequence[Any]]
+) -> np.ndarray:
+    """Returns the norm of each head's own parameters, `[L, H]`.
+
+    That is the root of the sum of squares of the queries' and the output's weights (and
+    biases and scores) that belong to the head alone; NaN where a layer has fewer heads.
+
+    Raises:
+      ValueError: If a parameter does not hold that many heads.
+    """
+    squares = np.zeros((len(heads), max(map(len, heads), default=0)))
+    for module, arrays in params.items():
+        layer = anatomy.layer_of(module)
+        for name, array in arrays.items() if layer else ():
+            axis = anatomy.axis_of(module, name)
+            if axis is None or axis.holds != anatomy.HEADS:
+                continue
+            stacked = layer.index is None
+            values = np.asarray(array, np.float64)
+            for i, each in enumerate(values if stacked else [values]):
+                place = i if stacked else layer.index
+                if place >= len(heads):
+                    raise ValueError(
+                        f"heads must be those of each layer, got {len(heads)} lists "
+                        f"and a layer {place}."
+                    )
+                count = len(heads[place])
+                if count:
+                    squares[place, :count] += _of_heads(each, axis, count, module)
+    for row, names in zip(squares, heads, strict=True):
+        row[len(names) :] = np.nan
+    return np.sqrt(squares)
+
+
+def _of_heads(values, axis, count, module) -> np.ndarray:
+    size = values.shape[axis.place]
+    if size % count:
+        raise ValueError(
+            f"heads must divide the axis of {size} of {module!r}, got {count} heads."
+        )
+    values = np.moveaxis(values, axis.place, 0).reshape(count, -1)
+    return (values**2).sum(-1)
+
+
+def _size(array) -> int:
+    return math.prod(array.shape)
+
+
+def _sizes_table(params) -> markup.Html:
+    """Returns a row per layer and part: names, shapes and number of parameters."""
+    rows = []
+    for module, arrays in params.items():
+        shapes = ", ".join(
+            f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}"
+            for name, array in arrays.items()
+        )
+        dtypes = sorted({str(array.dtype) for array in arrays.values()})
+        count = sum(map(_size, arrays.values()))
+        rows.append((module, shapes, ", ".join(dtypes), f"{count:,}"))
+    table = markup.plain_table(
+        rows, columns=("module", "shapes", "dtype", "parameters")
+    )
+    summary = markup.tag("summary", f"{len(rows)} modules")
+    return markup.tag("details", summary, table)
+
+
+def _heads_table(params, heads) -> markup.Html:
+    if not len(heads):
+        raise ValueError("heads must not be empty.")
+    if not isinstance(heads[0], Sequence) or isinstance(heads[0], str):
+        heads = [list(heads)] * _num_layers(params)
+    norms = head_norms(params, heads)
+    names = np.full(norms.shape, "", object)
+    for i, row in enumerate(heads):
+        for j, name in enumerate(row):
+            names[i, j] = f"head {name}: {norms[i, j]:.3g}"
+    table = markup.heat_table(
+        norms,
+        rows=[f"layer {i}" for i in range(len(norms))],
+        scales=[drawing.Scale.of(norms)] * len(norms),
+        titles=names,
+    )
+    note = "Norm of each head's own weights, those of queries and of its output."
+    return markup.tag("div", markup.tag("div", note), table)
+
+
+def _num_layers(params) -> int:
+    counts = [0]
+    for module, arrays in params.items():
+        if layer := anatomy.layer_of(module):
+            if layer.index is None:  # stacked
+                counts.append(next(iter(arrays.values())).shape[0])
+            else:
+                counts.append(layer.index + 1)
+    return max(counts)
+
+
+def _mask_sizes(mask) -> tuple[int, int]:
+    """Returns how many queries and keys of a mask are drawn."""
+    known = [x for x in jax.tree.leaves(mask) if np.ndim(x)]
+    sizes = [0, 0]
+    for leaf in _parts(mask):
+        if isinstance(leaf, masks.arrays.Dense):
+            sizes = np.maximum(sizes, np.shape(leaf.values)[-2:])
+        elif isinstance(leaf, masks.arrays.Segments):
+            own = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
+            sizes = np.maximum(sizes, own)
+    if not max(sizes):
+        longest = max((int(np.max(x, initial=0)) for x in known), default=16)
+        sizes = [max(16, longest)] * 2
+    return tuple(min(_MOST_MASK_CELLS, max(1, int(size))) for size in sizes)
+
+
+def _parts(mask):
+    """Yields a mask and all masks inside of it."""
+    yield mask
+    for name in ("left", "right", "mask"):
+        inner = getattr(mask, name, None)
+        if isinstance(inner, masks.Mask):
+            yield from _parts(inner)

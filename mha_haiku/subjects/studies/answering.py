@@ -1,0 +1,104 @@
+"""How good a run's answers to held-out examples are, as its task scores them.
+
+N answers.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.subjects.studies import attention_dump, generation
+from mha_haiku.subjects.studies.workbench import Bench
+
+
+class Score(NamedTuple):
+    """How good a run's answers to held-out examples are.
+
+    Attributes:
+      job: What was answered.
+      texts: N answers.
+      right: N texts, of right answers.
+      is_right: `[N]` booleans.
+      values: Of each score its value, and the ends of its 95 percent interval.
+    """
+
+    job: generation.Job
+    texts: list[generation.Text]
+    right: list[str]
+    is_right: np.ndarray
+    values: dict[str, tuple[float, float, float]]
+
+    def text(self, shown: int = 5) -> str:
+        """Returns the scores, and some examples that are right and that are wrong."""
+        lines = [f"{self.job.bench.title}: {len(self.texts):,} held-out examples", ""]
+        for name, (value, low, high) in self.values.items():
+            lines.append(f"{name:<18} {value:.4f}  (95 %: {low:.4f} to {high:.4f})")
+        for name, which in (("right", self.is_right), ("wrong", ~self.is_right)):
+            places = np.flatnonzero(which)
+            lines += ["", f"{name}: {len(places):,}"]
+            for i in places[:shown].tolist():
+                line = f"  {self.texts[i].given} -> {self.texts[i].text}"
+                lines.append(
+                    line if which is self.is_right else f"{line}  ({self.right[i]})"
+                )
+        return "\n".join(lines)
+
+
+def score(
+    bench: Bench,
+    examples: int,
+    strategy: generation.Strategy,
+    *,
+    tokens: int | None = None,
+    seed: int = 0,
+) -> Score:
+    """Answers held-out sources, and scores the answers as the task does.
+
+    Arguments are as of `generation.of_held_out`.
+
+    Raises:
+      ConfigError: If the run answers no sources, or a number is out of range.
+    """
+    generation.check_given(bench, "source")
+    with checks.user_mistakes():
+        checks.integer_in("examples", examples, 1, 2**20)
+    work, batch = generation.of_held_out(
+        bench, range(examples), strategy, tokens=tokens, seed=seed
+    )
+    texts = list(generation.write(work, name="answers"))
+    task, answers = bench.run.task, [text.tokens for text in texts]
+    alone = [
+        task.score([answer], jax.tree.map(lambda x, i=i: x[i : i + 1], batch))
+        for i, answer in enumerate(answers)
+    ]
+    values = {
+        name: (value, *_interval(value, np.array([each[name] for each in alone])))
+        for name, value in task.score(answers, batch).items()
+    }
+    rows = attention_dump.rows_of(batch)
+    right = [task.answer(row.targets) for row in rows]
+    is_right = np.array(
+        [
+            task.until_end(answer) in task.right_answers(row)
+            for answer, row in zip(answers, rows, strict=True)
+        ]
+    )
+    return Score(work, texts, right, is_right, values)
+
+
+def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
+    """Returns the ends of the 95 percent interval of a score, from those of each alone.
+
+    Source: of a share Wilson 1927, doi:10.1080/01621459.1927.10502953.
+    """
+    count, z = len(alone), 1.96
+    if np.isin(alone, (0, 1)).all():  # a share of the examples
+        middle = (value + z**2 / (2 * count)) / (1 + z**2 / count)
+        spread = value * (1 - value) / count + z**2 / (4 * count**2)
+        half = z * np.sqrt(spread) / (1 + z**2 / count)
+        return max(middle - half, 0.0), min(middle + half, 1.0)
+    half = z * alone.std(ddof=1) / np.sqrt(count) if count > 1 else float("nan")
+    low, high = np.clip([value - half, value + half], 0, max(1, alone.max()))
+    return float(low), float(high)

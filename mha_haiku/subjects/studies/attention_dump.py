@@ -1,0 +1,494 @@
+"""Attention maps of a run, and what its heads do, as arrays, pictures and a page.
+
+Dimensions: N examples shown, H heads, T query positions, S key positions.
+"""
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import attention, checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import alignment, running
+from mha_haiku.showing import (
+    collecting,
+    drawing,
+    figures,
+    fitting,
+    labels,
+    map_set,
+    page,
+)
+from mha_haiku.showing.map_set import Answers, Axes, Axis, Example, Images, MapSet
+from mha_haiku.subjects.studies import dossiers, head_statistics, imported_runs
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training import tasks
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import files, progress
+
+_logger = logging.getLogger("mha_haiku")
+_MEAN_EXAMPLES = 64  # at least
+_BATCH_POSITIONS = 2**13  # of all examples in a batch
+_PAGE_BYTES = 2_000_000
+_PICTURE = re.compile(
+    r"(layer|encoder|decoder|cross)_\d{2,}\.(png|svgz?|pdf|e?ps|pgf|jpe?g|tiff?|webp|gif|avif|raw|rgba)"
+)
+
+
+class Own(NamedTuple):
+    """Inputs to run on instead of held-out examples: one of the first three.
+
+    Attributes:
+      text: A text, as the task encodes it.
+      tokens: Token ids.
+      batch: N examples, on the host.
+      names: Those of the N examples.
+    """
+
+    text: str | None = None
+    tokens: Sequence[int] | None = None
+    batch: tasks.Example | None = None
+    names: Sequence[str] = ()
+
+
+def dump(
+    bench: Bench,
+    *,
+    own: Own | None = None,
+    out: str | os.PathLike | None = None,
+    **options: Any,
+) -> Path:
+    """Runs a trained model and writes its attention, a `MapSet`, to maps.npz.
+
+    Arguments and errors are those of `measured`, and `out` is the folder to write to;
+    None means `attention` in the run's folder, and `attention/own_text` there for own
+    inputs.
+
+    Returns:
+      The path of maps.npz.
+    """
+    maps = measured(bench, own=own, **options)
+    folder = bench.folder.attention
+    folder = folder if own is None else folder / "own_text"
+    folder = folder if out is None else checks.as_path(out)
+    with checks.user_mistakes():
+        maps.check(is_finite=True)  # before any file changes
+    if cluster.is_first():
+        maps.save(folder / "maps.npz")
+    return folder / "maps.npz"
+
+
+def measured(
+    bench: Bench,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    examples: int | None = None,
+    indices: Sequence[int] | None = None,
+    own: Own | None = None,
+    weights: bool = False,
+    means: bool = True,
+    channels: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> MapSet:
+    """Returns the maps of a run with what its heads do on the same examples.
+
+    Up to `config.attention.full_length` positions the maps are whole; longer ones are
+    pooled to `config.attention.pooled_size` bins with finer parts, and nothing of size
+    T x S is made. Padding is left out: an example ends with its last valid position.
+
+    Args:
+      bench: The run.
+      layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
+      heads: Which heads of every layer; None means all.
+      examples: The number of held-out examples, the first; None means
+        `config.attention.examples`.
+      indices: Indices of held-out examples, in place of the first.
+      own: Inputs to run on instead.
+      weights: Whether maps are whole at any length.
+      means: Whether the last example is the mean of whole maps over many examples.
+      channels: Whether there are queries and keys too, where maps are whole.
+      devices: Those that divide the work; None: all of all processes.
+
+    Returns:
+      The set, with the roles of heads where maps are whole. Its numbers are those of
+      `attention.Statistics` that are one per head and, where maps are whole, for each
+      of `Task.alignments` the share of `heads.alignment` (over the examples of the mean
+      if there is one; NaN but for cross-attention).
+
+    Raises:
+      ConfigError: If there is no such layer, head, example or token.
+    """
+    run = bench.run
+    if own is None:
+        indices = _indices(run, examples, indices)
+        names_of_examples = [f"held-out example {i}" for i in indices]
+    else:
+        own, names_of_examples = _own_batch(run, own)
+    length, target_length = run.task.sequence_length, run.task.target_length or 0
+    if own is not None:
+        length = own.inputs.shape[1]
+        if own.decoder_inputs is not None:
+            target_length = own.decoder_inputs.shape[1]
+    longest = max(length, target_length)
+    is_whole = weights or longest <= run.config.attention.full_length
+    num_bins = None if is_whole else run.config.attention.pooled_size
+    layer_heads = models.heads_of_layers(run.config.model)
+    layers = head_statistics.chosen_layers(run.config.model, layers)
+    wanted = head_statistics.chosen(
+        "heads", heads, run.config.model.attention.num_heads
+    )
+    # Heads go by their index in the unpruned layer; a pruned one has some of them.
+    chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
+    places = [
+        [layer_heads[i].names.index(j) for j in names]
+        for i, names in zip(layers, chosen, strict=True)
+    ]
+
+    is_all = len(layers) == len(layer_heads)
+    bench = (bench.compact() if is_all else bench).placed(devices, length=length)
+    observe = bench.once(
+        f"maps of {layers}, {places}, {num_bins}, {channels}",
+        lambda: _observer(bench, layers, places, num_bins, channels),
+    )
+    if own is None:
+        batch_size = bench.batch_size(len(indices), _BATCH_POSITIONS)
+        batches = bench.observations(
+            observe, indices, batch_size=batch_size, name="attention maps"
+        )
+        seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    else:
+        count = len(own.inputs)
+        filled = np.minimum(np.arange(bench.whole_batch(count)), count - 1)
+        example = jax.tree.map(lambda x: x[filled], own)
+        with progress.during("attention maps: compiling"):
+            seen = jax.device_get(observe(bench.run.params, example))
+        seen = jax.tree.map(lambda x: x[:count], seen)
+    example, answers, seen = seen
+    shown = [
+        collecting.layer(layer_heads[i].kind, layer_heads[i].layer, i, names)
+        for i, names in zip(layers, chosen, strict=True)
+    ]
+    alignments = alignment.of_batch(run.task.alignments, example)
+    bare = _examples(
+        run.task,
+        names_of_examples,
+        example,
+        answers,
+        alignments.get("aligned"),
+        num_bins=num_bins,
+        is_own=own is not None,
+    )
+    aligned, mean = [], None
+    if is_whole:
+        aligned = [_aligned(shown, [each.weights for each in seen], alignments)]
+        seen = [
+            each._replace(evidence=each.evidence | alignment.evidence(scores))
+            for each, scores in zip(seen, aligned[0], strict=True)
+        ]
+    if means and is_whole and own is None:
+        # The same batch size as above, which is compiled already.
+        count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
+        batches = bench.observations(
+            observe, range(count), batch_size=batch_size, name="means of maps"
+        )
+        aligned, of_batches = [], []
+        for batch, _, seen_of_batch in batches:
+            maps = [each.weights for each in seen_of_batch]
+            of_batches.append([x.mean(axis=0) for x in maps])
+            known = alignment.of_batch(run.task.alignments, batch)
+            aligned.append(_aligned(shown, maps, known))
+        maps = zip(*of_batches, strict=True)
+        maps = [np.mean(each, axis=0, dtype=np.float32) for each in maps]
+        mean = _mean(f"mean of {count} examples", example, maps)
+    for i, batches in enumerate(zip(*aligned, strict=True)):
+        scores = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+        seen[i] = seen[i]._replace(numbers=scores | seen[i].numbers)
+    dtype = run.config.attention.dtype
+    found = collecting.map_set(
+        bench.title, shown, seen, bare, step=run.step, dtype=dtype
+    )
+    if mean is not None:
+        found = dataclasses.replace(found, examples=(*found.examples, mean))
+    return found
+
+
+def write_report(
+    folder: str | os.PathLike,
+    formats: Sequence[str] = ("png",),
+    *,
+    compare: str | os.PathLike | None = None,
+) -> list[Path]:
+    """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
+
+    Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
+    has are removed, so that the folder never mixes two runs. Without matplotlib a
+    warning is logged and only the page is written. `compare` is the folder of another
+    run; see `dossiers`.
+
+    Returns:
+      The written files: `layer_00.png`, `layer_01.png`, ... (`encoder_00.png`,
+      `cross_00.png`, ... where layers are of several kinds), then `index.html`.
+
+    Raises:
+      ConfigError: If `maps.npz` is missing or is not what a run writes, or a file
+        cannot be written.
+    """
+    folder = checks.as_path(folder)
+    maps = MapSet.load(folder / "maps.npz")
+    shown = dossiers.of_maps(folder, compare=compare)
+    _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
+    written = []
+    if drawing.is_possible():
+        count = len(maps.layers) * len(formats)
+        doing = {"name": "attention", "doing": "drawing"}
+        with progress.Bar(count, unit="picture", **doing) as bar:
+            for name, picture in figures.pictures(maps, formats):
+                written.append(files.write(folder / name, picture))
+                bar.advance()
+    for path in folder.iterdir():
+        if _PICTURE.fullmatch(path.name) and path not in written:
+            path.unlink()
+    return [*written, files.write(folder / "index.html", html)]
+
+
+def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
+    """Returns a function of parameters and a batch of examples.
+
+    It returns the batch, the likeliest classes with their probabilities, and for each
+    layer what is `collecting.Seen` of its map.
+    """
+    # Of heads that have the same places in all layers, the others are left out at once.
+    is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
+    shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
+
+    def observe(params, example):
+        example = bench.spread(example)
+
+        def observed(attention_map, kind):
+            seen = collecting.see(
+                attention_map,
+                bins=num_bins,
+                kind=kind,
+                tokens=running.tokens(example, kind),
+                lengths=running.key_lengths(example, kind),
+                has_patches=True,
+                has_channels=channels,
+                gathered=bench.gathered,
+            )
+            return seen.of_heads(shared)
+
+        output, seen = bench.observed(params, example, observed, layers)
+        if not is_same:
+            pairs = zip(seen, heads_of_layers, strict=True)
+            seen = [each.of_heads(np.array(heads, int)) for each, heads in pairs]
+        answers = None
+        if output.logits is not None:
+            shares, answers = jax.lax.top_k(
+                jax.nn.softmax(output.logits.astype(jnp.float32)),
+                min(map_set.MOST_LIKELIEST, output.logits.shape[-1]),
+            )
+            answers = answers, shares
+        return example, answers, list(seen)
+
+    return bench.program(observe)
+
+
+def _aligned(layers, maps, alignments) -> list[dict[str, np.ndarray]]:
+    """Returns for each cross layer the scores `[N, H]` of each alignment, else {}."""
+    return [
+        {x: alignment.scores(weights, known) for x, known in alignments.items()}
+        if layer.kind == "cross"
+        else {}
+        for layer, weights in zip(layers, maps, strict=True)
+    ]
+
+
+def rows_of(examples: tasks.Example) -> list[tasks.Example]:
+    """Returns the examples of a batch on the host, one by one."""
+    count = len(examples.inputs)
+    return [jax.tree.map(lambda x, i=i: x[i], examples) for i in range(count)]
+
+
+def _indices(run, examples, indices) -> list[int]:
+    """Returns the indices of the held-out examples to show."""
+    with checks.user_mistakes():
+        if indices is None:
+            count = run.config.attention.examples if examples is None else examples
+            return list(range(checks.integer_in("examples", count, 1, 2**16)))
+        if examples is not None:
+            raise ValueError("Give examples or indices, not both.")
+        if not indices:
+            raise ValueError("indices must not be empty.")
+        return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in indices]
+
+
+def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
+    """Returns a batch of a user's own inputs, and the names of its examples."""
+    text, tokens, batch, names = own
+    given = sum(x is not None for x in (text, tokens, batch))
+    if given != 1:
+        raise ConfigError(f"Give one of text, tokens and a batch, not {given} of them.")
+    if batch is not None:
+        if len(names) != len(batch.inputs):
+            raise ValueError(
+                f"names must be of the {len(batch.inputs)} examples of the batch, got "
+                f"{len(names)}."
+            )
+        return batch, names
+    if run.task.num_tokens is None:
+        raise ConfigError(
+            f"The task {run.task.name!r} takes features, not text or tokens."
+        )
+    if run.task.target_length is not None:
+        raise ConfigError(
+            f"The task {run.task.name!r} needs a target beside the text:\n"
+            "python -m experiments.generate --source=... --attention writes both."
+        )
+    if text is not None:
+        tokens = run.task.encode(text)
+    with checks.user_mistakes():
+        for token in tokens:
+            checks.integer_in("tokens", token, 0, run.task.num_tokens - 1)
+    inputs = np.asarray(tokens, np.int32)[None]
+    if not inputs.size:
+        raise ConfigError("tokens must not be empty.")
+    length, trained = inputs.shape[1], run.task.sequence_length
+    embedding = run.config.model.embedding
+    is_imported = imported_runs.is_imported(run.config)
+    is_limited = is_imported or embedding.positions == "learned"
+    if is_limited and length > embedding.max_length:
+        raise ConfigError(
+            f"tokens must be at most config.model.embedding.max_length "
+            f"{embedding.max_length} (positions of the model), got {length}."
+        )
+    if length > trained and not is_imported:
+        _logger.warning(
+            f"{length} tokens are more than the {trained} of the model's training: "
+            f"what it does past these it has not learnt."
+        )
+    # A target per answer of the model, which is one for the whole text or one a token.
+    targets = inputs if run.config.model.output.pool is None else inputs[:, 0]
+    batch = tasks.Example(inputs, targets, np.zeros(targets.shape, np.float32), None)
+    return batch, ["own tokens" if text is None else "own text"]
+
+
+def _examples(
+    task, names, example, answers, aligned, *, num_bins, is_own
+) -> list[Example]:
+    """Returns the examples of a batch on the host, without their maps.
+
+    A user's text has predictions everywhere and targets nowhere.
+    """
+    classes = np.asarray(example.targets).reshape(len(names), -1)
+    counts = np.asarray(example.weights).reshape(classes.shape) > 0
+    shown = counts | is_own
+    if answers is None:  # of a model without logits
+        shown = np.zeros_like(counts)
+    else:
+        likeliest, shares = (x.reshape(*classes.shape, -1) for x in answers)
+
+    def likeliest_at(place):
+        if not shown[place]:
+            return ()
+        pairs = zip(likeliest[place].tolist(), shares[place].tolist(), strict=True)
+        labelled = ((task.class_label(c), share) for c, share in pairs)
+        return tuple(pair for pair in labelled if pair[0])
+
+    examples = []
+    for n, (name, row) in enumerate(zip(names, rows_of(example), strict=True)):
+        tokens, read, predicted = task.labels(row), None, None
+        lengths, sizes = [row.lengths], [len(tokens)]
+        if row.decoder_inputs is not None:
+            read = task.decoder_labels(row)
+            lengths, sizes = [*lengths, row.decoder_lengths], [*sizes, len(read)]
+        pairs = zip(lengths, sizes, strict=True)
+        lengths = [size if x is None else max(1, int(x)) for x, size in pairs]
+        if read is not None:
+            end = len(read) if row.decoder_lengths is None else int(row.decoder_lengths)
+            predicted = [task.class_label(c) for c in classes[n, :end].tolist()]
+            predicted += [""] * (len(read) - end)
+        known = None if aligned is None else aligned[n]
+        queries, keys, kinds = _axes(num_bins, lengths, tokens, read, predicted, known)
+        whole = classes.shape[1] == 1 < sizes[-1]
+        places = [(n, t) for t in range(1 if whole else lengths[-1])]
+        targets = (
+            task.class_label(int(classes[x])) if counts[x] else "" for x in places
+        )
+        images = task.images(row)
+        sides = ("",) if read is None else ("source ", "target ")
+        padded = zip(sides, sizes, lengths, strict=True)
+        said = [f"its last {x - y} {side}positions" for side, x, y in padded if x > y]
+        examples.append(
+            Example(
+                name,
+                queries,
+                keys,
+                (),
+                note=f"{' and '.join(said)} are padding" if said else "",
+                answers=Answers(
+                    tuple(targets), tuple(map(likeliest_at, places)), whole
+                ),
+                images=None if images is None else Images(images[: lengths[0]]),
+                kinds=kinds,
+            )
+        )
+    return examples
+
+
+def _mean(name, example, maps) -> Example:
+    """Returns the mean of whole maps, whose tokens are not known."""
+    tokens, read = [""] * example.inputs.shape[1], None
+    if example.decoder_inputs is not None:
+        read = [""] * example.decoder_inputs.shape[1]
+    lengths = [len(each) for each in (tokens, read) if each is not None]
+    queries, keys, kinds = _axes(None, lengths, tokens, read, read)
+    return Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
+
+
+def _axes(
+    num_bins, lengths, tokens, read=None, predicted=None, aligned=None
+) -> tuple[Axis, Axis, dict[str, Axes]]:
+    """Returns the queries, the keys, and what layers of a kind have in their place.
+
+    Args:
+      num_bins: Of pooled maps; None: maps are whole.
+      lengths: How many positions are valid: of the input, and with a decoder of that.
+      tokens: The text of each position of the input.
+      read: The tokens that the decoder reads; None: there is no decoder. Answers are
+        the decoder's, whose axes are therefore those of the example.
+      predicted: The tokens that it should predict.
+      aligned: Booleans `[T, S]`: where cross-attention should look; None: not known.
+    """
+
+    def axis(texts, length, label="", notes=()):
+        edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))
+        bins = int(np.searchsorted(edges[:-1], length))
+        edges = np.minimum(edges[: bins + 1], length)
+        return Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
+
+    def said(verb, texts):
+        return [f"{verb} “{labels.visible(x)}”" if x else "" for x in texts]
+
+    if read is None:
+        source = axis(tokens, *lengths)
+        return source, source, {}
+    length, target_length = lengths
+    source = axis(tokens, length, "source token")
+    reading = axis(read, target_length, "token read", said("predicts", predicted))
+    predicting = axis(predicted, target_length, "token predicted", said("reads", read))
+    if aligned is not None:
+        aligned = aligned[:target_length, :length]
+    kinds = {
+        "encoder": Axes(source, source, has_answers=False),
+        "cross": Axes(predicting, source, aligned),
+    }
+    return reading, reading, kinds

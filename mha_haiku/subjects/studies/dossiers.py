@@ -1,0 +1,194 @@
+"""Joins what lies in a run's folder to the dossier of a page: maps, numbers, roles.
+
+Beside the maps these are statistics, importance where it was measured, snapshots of the
+training, and another run to compare with. Nothing is run, but for the matching of heads
+with those of another run.
+
+N examples, L layers, H heads, T positions.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from mha_haiku.core import attention, checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.showing import dossier
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects.studies import workbench
+from mha_haiku.training.runs import folders
+
+_MATCHED_EXAMPLES = 16
+_UNSEEN = np.iinfo(np.int64).max  # the offset of a row that sees nothing
+
+
+def of_folder(
+    workdir: str | os.PathLike,
+    *,
+    compare: str | os.PathLike | None = None,
+    step: int | None = None,
+) -> dossier.Dossier:
+    """Returns all that the folder of a run with saved maps has of its heads.
+
+    That may be together with another run, or of the snapshot of one step alone.
+
+    Raises:
+      ConfigError: If maps or the snapshot are missing, or a file is not what a run
+        writes.
+    """
+    root = checks.as_path(workdir)
+    folder = folders.Folder(root).attention
+    if step is not None:
+        with checks.user_mistakes():
+            checks.non_negative_integer("step", step)
+        steps = steps_of(folders.Folder(root))
+        if step not in steps:
+            have = "none" if not steps else f"those of {', '.join(map(str, steps))}"
+            raise ConfigError(
+                f"There is no snapshot of step {step} in {folder / 'snapshots'}; it "
+                f"has {have}."
+            )
+        return of_maps(folder / "snapshots" / str(step), compare=compare)
+    if not (folder / "maps.npz").exists():
+        raise ConfigError(
+            f"There are no maps in {folder}.\n"
+            f"{workbench.command('dump_attention', root)}"
+        )
+    return of_maps(folder, compare=compare)
+
+
+def of_maps(
+    folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
+) -> dossier.Dossier:
+    """Returns a dossier of the `maps.npz` of a folder.
+
+    That may be a run's attention, one inside of it, or any. Heads of another run to
+    `compare` are matched with those of the run in which the maps are. Errors are those
+    of `of_folder`.
+    """
+    folder = checks.as_path(folder)
+    own = MapSet.load(folder / "maps.npz")
+    title = own.name
+    notes = ["The exact numbers are in maps.npz beside this page."]
+    root = _run_of(folder)
+    own = _with_importance(own, root)
+    if compare is None:
+        moments = _snapshots(folder / "snapshots")
+        if moments and own.step is not None:
+            # The last of the training may be a snapshot as well.
+            moments = [each for each in moments if each.step != own.step]
+            own = dataclasses.replace(own, name=f"step {own.step}")
+            moments = sorted([*moments, own], key=lambda each: each.step)
+            return dossier.Dossier(title, tuple(moments), notes=tuple(notes))
+        own = dataclasses.replace(own, step=None)
+        return dossier.Dossier(title, (own,), notes=tuple(notes))
+    other_root = checks.as_path(compare)
+    other = _with_importance(MapSet.load(compared(compare)), other_root)
+    if own.name == other.name:  # told apart by their folders
+        own = dataclasses.replace(own, name=f"{own.name}, {root or folder}")
+        other = dataclasses.replace(other, name=f"{other.name}, {other_root}")
+    matches = None
+    if root is not None and _same_inputs(root, other_root):
+        matches = _matches(root, other_root, own, other)
+    else:
+        notes.append("The two runs have different inputs: no heads are matched.")
+    return dossier.Dossier(
+        f"{own.name} and {other.name}",
+        tuple(dataclasses.replace(each, step=None) for each in (own, other)),
+        matches,
+        tuple(notes),
+    )
+
+
+def steps_of(folder: folders.Folder) -> list[int]:
+    """Returns the steps of the snapshots in a run's folder, in order."""
+    paths = folder.snapshots.glob("*/maps.npz")
+    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
+
+
+def compared(workdir: str | os.PathLike) -> Path:
+    """Returns the saved maps of a run that another is compared with.
+
+    Raises:
+      ConfigError: If it has none.
+    """
+    root = checks.as_path(workdir)
+    path = folders.Folder(root).attention / "maps.npz"
+    if not path.exists():
+        raise ConfigError(
+            f"compare must be a run with saved maps, and {path.parent} has none.\n"
+            f"{workbench.command('dump_attention', root)}"
+        )
+    return path
+
+
+def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
+    """Returns the set with the importance of its heads, where it was measured."""
+    if root is None or any(layer.index is None for layer in maps.layers):
+        return maps
+    path = folders.Folder(root).heads / "head_importance.npz"
+    command = workbench.command("head_importance", root)
+    if path.exists():
+        found = MapSet.load(path, written_by=command)
+        if found.step == maps.step:
+            numbers = {**maps.numbers, **found.numbers_at(maps.layers)}
+            return dataclasses.replace(maps, numbers=numbers)
+    return dataclasses.replace(maps, missing=(("importance", command),))
+
+
+def _snapshots(folder: Path) -> list[MapSet]:
+    """Returns the saved moments of a training, of whose numbers only `aligned`."""
+    moments = []
+    for path in folder.glob("*/maps.npz"):
+        maps = MapSet.load(path)
+        if maps.step is not None and path.parent.name.isdigit():
+            known = maps.numbers.items()
+            known = {x: y for x, y in known if x not in attention.STATISTICS}
+            name = f"step {maps.step}"
+            moments.append(dataclasses.replace(maps, name=name, numbers=known))
+    return moments
+
+
+def _run_of(folder: Path) -> Path | None:
+    """Returns the folder of the run in which a folder lies, or None."""
+    parents = folder.resolve().parents[:3]
+    near = (each for each in parents if folders.Folder(each).config.exists())
+    return next(near, None)
+
+
+def _same_inputs(first: Path, second: Path) -> bool:
+    configs = [folders.read_config(folders.Folder(root)) for root in (first, second)]
+    if None in configs:
+        return False
+    return all(
+        configs[0].get(name) == configs[1].get(name) for name in ("task", "data")
+    )
+
+
+def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarray:
+    """Returns for each head its counterpart in the other run; see `Dossier`."""
+    runs = [folders.load_run(root).looped() for root in (first, second)]
+    count = max(1, min(_MATCHED_EXAMPLES, 2**12 // runs[0].task.sequence_length))
+    matching = heads.match(
+        *((run.model, run.params) for run in runs), [runs[0].examples(count)]
+    )
+    matches = np.full((*maps.shape, 2), -1)
+    places = [_places(each, run) for each, run in zip((maps, other), runs, strict=True)]
+    for one, another in zip(matching.first, matching.second, strict=True):
+        mine, its = places[0].get(tuple(one)), places[1].get(tuple(another))
+        if mine is not None and its is not None:
+            matches[mine] = its
+    return matches
+
+
+def _places(maps: MapSet, run: folders.Run) -> dict:
+    """Returns where a head of the model (layer, place) stands in the set."""
+    layers = models.heads_of_layers(run.config.model)
+    return {
+        (layer.index, layers[layer.index].names.index(int(name))): (i, h)
+        for i, layer in enumerate(maps.layers)
+        for h, name in enumerate(layer.heads)
+    }

@@ -1,0 +1,312 @@
+"""Gates learned on a trained run, with a penalty per open head, so that heads close.
+
+The gates are parameters beside those of the model; the training step is the usual one.
+L layers, H heads of a layer.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mha_haiku.core import checks, models, sites
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import edits, hard_concrete
+from mha_haiku.showing.tables import Column, Table
+from mha_haiku.subjects.studies import imported_runs, pruned_runs
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training import devices, losses, stepping
+from mha_haiku.training.runs import folders, loop
+
+_STEPS_PER_DISPATCH = 100
+
+
+class Learned(NamedTuple):
+    """The result of learning gates.
+
+    Attributes:
+      params: The model's parameters, trained with the gates.
+      log_alpha: L arrays `[H]`, the logits of the gates.
+      loss: `[steps]`, the mean loss of each step's batch (without targets the drift),
+        without the penalty.
+    """
+
+    params: Any
+    log_alpha: list[np.ndarray]
+    loss: np.ndarray
+
+    @property
+    def gates(self) -> list[np.ndarray]:
+        """L arrays `[H]` in [0, 1]: the gates without noise, 0 where closed."""
+        return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
+
+    @property
+    def keep(self) -> list[np.ndarray]:
+        """L arrays `[H]` of booleans: the heads whose gates are open."""
+        return [gate > 0 for gate in self.gates]
+
+
+class Line(NamedTuple):
+    """A model at the end of its training.
+
+    Attributes:
+      name: What it is called in the table.
+      layers: Its heads.
+      metrics: On held-out examples; see `pruned_runs.held_out`.
+    """
+
+    name: str
+    layers: Sequence[models.LayerHeads]
+    metrics: dict[str, float]
+
+    @property
+    def kept(self) -> int:
+        """Its number of heads."""
+        return sum(len(layer.names) for layer in self.layers)
+
+
+def learn_gates(
+    bench: Bench,
+    *,
+    penalty: float,
+    steps: int,
+    gate_learning_rate: float = 0.1,
+    initial: float = 2.0,
+) -> Learned:
+    """Continues training with hard-concrete gates on heads and a penalty on open ones.
+
+    The loss of a step is the model's plus `penalty` times the expected number of open
+    heads: a larger penalty leaves fewer of them. The batches are those that would
+    follow in the run, without dropout; the parameters learn by Adam at a tenth of the
+    run's learning rate, as the run has converged. Without targets the loss is the drift
+    from the whole model.
+
+    Args:
+      bench: The run, with unstacked layers; a converged one, as in the source.
+      penalty: Nats per open head.
+      steps: The number of training steps.
+      gate_learning_rate: Adam's, for the logits of the gates; larger than that of the
+        parameters, as the logits change by several units.
+      initial: The logits at the start; 2 is open with probability 0.97.
+
+    Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
+    """
+    run = bench.run
+    model, task, measure = run.model, run.task, stepping.loss_sums
+    if has_drift := "loss" not in task.metrics:
+        model, task = heads.mean_pooled(model), _Counted(task)
+        measure = functools.partial(_drift_sums, model)
+
+    parts = models.heads_of_layers(run.config.model)
+    names = [f"{part.path}/heads" for part in parts]
+
+    def apply(params, rng, inputs, *, is_training, **given):
+        keys = jax.random.split(rng, len(params["log_alpha"]))
+        gates = [
+            hard_concrete.sample(logits, key)
+            for logits, key in zip(params["log_alpha"], keys, strict=True)
+        ]
+        del is_training  # no dropout: the gates are the only randomness
+        gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
+        return gated(params["model"], None, inputs, **given, is_training=False)
+
+    def total_penalty(log_alpha):
+        return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
+
+    def add_penalty(gradients, params):
+        slopes = jax.grad(total_penalty)(params["log_alpha"])
+        log_alpha = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
+        return {**gradients, "log_alpha": log_alpha}
+
+    config = run.config.optimizer
+    adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
+    optimizer = optax.chain(
+        # The penalty depends only on the gates: its gradient is added to that of the
+        # loss, without the model.
+        optax.stateless(add_penalty),
+        optax.partition(
+            {
+                "model": optax.chain(
+                    optax.clip_by_global_norm(config.clip_norm or 1.0), adam
+                ),
+                "log_alpha": optax.adam(gate_learning_rate),
+                "whole": optax.set_to_zero(),
+            },
+            lambda params: {name: name for name in params},
+        ),
+    )
+    placement = devices.Replicas(jax.local_devices()[:1])
+    dispatch = stepping.make_dispatch(
+        models.Model(None, apply),
+        task,
+        optimizer,
+        batch_size=run.config.training.batch_size,
+        placement=placement,
+        max_steps=_STEPS_PER_DISPATCH,
+        measure=measure,
+    )
+    log_alpha = [jnp.full(len(part.names), initial) for part in parts]
+    params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
+    if has_drift:
+        params["whole"] = jax.tree.map(jnp.array, run.params)
+    state = stepping.state_of(params, optimizer)
+    state = state._replace(step=jnp.asarray(run.step, jnp.int32))
+    state, data = placement.put((state, run.task.train_data))
+    losses = []
+    firsts = range(0, steps, _STEPS_PER_DISPATCH)
+    for first in bench.progress(firsts, name="gates", unit="dispatch"):
+        stop = min(first + _STEPS_PER_DISPATCH, steps)
+        state, seen = dispatch(
+            state, data, np.uint32(run.config.seed), np.int32(run.step + stop)
+        )
+        sums = placement.fetch(seen).sums
+        losses.append((sums.loss / np.maximum(sums.weight, 1))[: stop - first])
+    params = placement.fetch(state.params)
+    return Learned(params["model"], params["log_alpha"], np.concatenate(losses))
+
+
+def learn(
+    bench: Bench,
+    out: str | os.PathLike,
+    *,
+    penalty: float,
+    steps: int,
+    tuning_steps: int,
+    from_scratch: bool = True,
+) -> list[Line]:
+    """Learns gates, prunes the heads that they close, and trains the rest further.
+
+    The pruned model becomes the run `out/pruned`. A model of the same architecture,
+    trained from scratch for as many steps as the run, the gates and the tuning took
+    together, becomes the run `out/scratch`. Without targets neither is trained; of a
+    model that had learnt elsewhere, or started from another run, only the first.
+
+    The training with gates is that of `learn_gates`; then the pruned model takes
+    `tuning_steps`.
+
+    Returns:
+      The run, the pruned model before and after tuning, and the one from scratch; the
+      first two without targets.
+
+    Raises:
+      ConfigError: If every head closes, or `out` holds a run.
+
+    Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
+    """
+    with checks.user_mistakes():
+        checks.non_negative_number("penalty", penalty)
+        checks.positive_integer("steps", steps)
+        checks.positive_integer("tuning_steps", tuning_steps)
+    bench = bench.looped()
+    run = bench.run
+    for name in ("pruned", "scratch"):
+        if (Path(out) / name).exists():
+            raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
+
+    learned = learn_gates(bench, penalty=penalty, steps=steps)
+    if not any(row.any() for row in learned.keep):
+        raise ConfigError(f"penalty {penalty:g} closes every head; give a smaller one.")
+    pruned = prune(run, learned.params, learned.gates)
+    whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
+    before = _held_out(bench, pruned, run)
+    lines = [
+        Line("the run", whole, _held_out(bench, run)),
+        Line("pruned by gates, before tuning", kept, before),
+    ]
+    folder = pruned_runs.save(pruned, Path(out) / "pruned", steps=tuning_steps)
+    if "loss" not in run.task.metrics:
+        return lines
+    loop.train(folders.load_run(folder).config, folder)
+    tuned = _held_out(bench, folders.load_run(folder))
+    lines.append(Line("pruned and tuned", kept, tuned))
+    # What a model had learnt elsewhere cannot be made up for here.
+    learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
+    if from_scratch and not learnt_elsewhere:
+        config = folders.load_run(folder).config
+        config.training.steps = run.step + steps + tuning_steps
+        other = Path(out) / "scratch"
+        loop.train(config, other)
+        scratch = _held_out(bench, folders.load_run(other))
+        lines.append(Line("the same from scratch", kept, scratch))
+    return lines
+
+
+def _held_out(bench, run, whole=None) -> dict[str, float]:
+    """Returns the held-out metrics of a run, and shows that it compiles."""
+    for each in bench.progress([run], name="held-out examples", unit="model"):
+        vectors = None if whole is None else pruned_runs.vectors_of(whole)
+        found = pruned_runs.held_out(each, vectors)
+    return found
+
+
+def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
+    """Returns a run of the heads whose gates are open, which scale their outputs."""
+    scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
+    layers = models.heads_of_layers(run.config.model)
+    keep = [
+        [layer.names[i] for i in np.flatnonzero(row)]
+        for layer, row in zip(layers, gates, strict=True)
+    ]
+    return pruned_runs.prune(scaled, keep)
+
+
+def table(lines: list[Line]) -> Table:
+    """Returns a row per model; where heads are of kinds, how many of each stay."""
+    kinds = pruned_runs.kinds(lines[0].layers)
+    columns = [
+        Column("model"),
+        Column("heads"),
+        *map(Column, kinds),
+        *pruned_runs.columns(lines[0].metrics),
+        *([Column("kept")] if kinds else []),
+    ]
+    rows = [
+        {
+            "model": x.name,
+            "heads": x.kept,
+            **pruned_runs.kinds(x.layers),
+            **x.metrics,
+            "kept": pruned_runs.names(x.layers),
+        }
+        for x in lines
+    ]
+    return Table(columns, rows)
+
+
+def text(lines: list[Line]) -> str:
+    """Returns the table as text, with a legend where heads are of kinds."""
+    kinds = ", ".join(pruned_runs.kinds(lines[0].layers))
+    legend = "kept: the heads of each layer, with ; between layers and | between "
+    return table(lines).text() + (f"\n\n{legend}{kinds}" if kinds else "")
+
+
+class _Counted:
+    """A task without targets, whose examples count as one each."""
+
+    counts_exact = False
+
+    def __init__(self, task):
+        self._task = task
+
+    def example(self, key, data):
+        example = self._task.example(key, data)
+        return example._replace(weights=jnp.zeros_like(example.weights).at[0].set(1))
+
+
+def _drift_sums(whole, model, task, params, rng, example, *, is_training):
+    """Returns the sum of drifts from the whole model, in the place of a loss."""
+    del task
+    given = example.model_inputs()
+    inputs = given.pop("inputs")
+    own = model.apply(params, rng, inputs, **given, is_training=is_training)
+    params = jax.lax.stop_gradient(params["whole"])
+    before = heads.running.run(whole, params, example)
+    drifts = heads.metrics.drift(own.logits, example._replace(targets=before.logits))
+    return losses.Sums(drifts.sum(), jnp.float32(0), example.weights.sum())

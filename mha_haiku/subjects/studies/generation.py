@@ -1,0 +1,517 @@
+"""Texts that a run writes: prompts that it goes on with, sources that it answers.
+
+B texts decoded together, t tokens of a prompt or source, n of what is written, T
+positions of the training's examples.
+"""
+
+import codecs
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.models import decoding
+from mha_haiku.subjects.studies import attention_dump, imported_runs
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import files, folders
+
+_logger = logging.getLogger("mha_haiku")
+
+TOKENS = 200  # of a text, unless somebody asks for more
+TEMPERATURE = 0.8  # of texts that go on with a prompt
+CHUNK = 4  # tokens of a stream that come at a time, behind the first
+BATCH = 64  # texts decoded together
+_MOST_TOKENS = 2**20
+_MOST_SHOWN = 64  # texts with maps
+_MOST_WIDTH = 2**10
+
+Strategy = decoding.Greedy | decoding.Sampled | decoding.Beam
+
+
+class Text(NamedTuple):
+    """One text that a run wrote.
+
+    Attributes:
+      given: The prompt, or the source.
+      text: What was written.
+      given_tokens: `[t]` int32, of the prompt or the source.
+      tokens: `[n]` int32, of what was written, without the end token.
+      is_ended: Whether the end token came; else there was no more room.
+      log_probability: Of the tokens and the end token, in nats; NaN where it is not
+        known: of streamed texts, and of those cut behind a shorter prompt than others'.
+    """
+
+    given: str
+    text: str
+    given_tokens: np.ndarray
+    tokens: np.ndarray
+    is_ended: bool
+    log_probability: float
+
+    def record(self) -> dict[str, Any]:
+        """Returns it as JSON values."""
+        fields = self._asdict()
+        for name in ("given_tokens", "tokens"):
+            fields[name] = fields[name].tolist()
+        if np.isnan(self.log_probability):
+            del fields["log_probability"]
+        return fields
+
+
+def given(config: ml_collections.ConfigDict) -> str | None:
+    """Returns what a run writes from: "prompt", "source", or None: it cannot."""
+    family = config.model.family
+    if family == "encoder_decoder":
+        return "source"
+    is_writer = family == "causal" and tasks.continues(config.task.name)
+    return "prompt" if is_writer and config.model.output.logits else None
+
+
+def check_given(bench: Bench, kind: str) -> None:
+    """Raises ConfigError where a run does not write from a "prompt" or "source"."""
+    run = bench.run
+    own, family = given(run.config), run.config.model.family
+    if own is None:
+        why = f"is of family {family!r}, which writes no text"
+        if family == "causal":
+            why = f"has the task {run.task.name!r}, whose targets are no next tokens"
+        raise ConfigError(
+            f"{bench.folder.root} {why}.\nRuns of a causal model of a text take a "
+            "prompt, those of an encoder_decoder a source."
+        )
+    if own != kind:
+        raise ConfigError(
+            f"{bench.folder.root} is of family {family!r}, which takes a {own}, not a "
+            f"{kind}: give --{own}=... or --{own}s=FILE."
+        )
+
+
+def strategy(
+    kind: str,
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+) -> Strategy:
+    """Returns how tokens are chosen.
+
+    Args:
+      kind: "prompt" or "source", which tells the temperature if it is left out:
+        `TEMPERATURE`, or 0.
+      temperature: 0 takes the likeliest token (greedy).
+      top_k: Only that many of the likeliest tokens are drawn from.
+      top_p: Only the fewest likeliest tokens with that much probability are.
+      beam: Width of a beam search, which draws nothing.
+      length_penalty: Of the beam search.
+
+    Raises:
+      ConfigError: If one is out of its range, or two exclude each other.
+    """
+    with checks.user_mistakes():
+        drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if beam is not None:
+            checks.integer_in("beam", beam, 1, _MOST_WIDTH)
+            penalty = checks.non_negative_number("length_penalty", length_penalty or 0)
+            _refuse_others("beam, which draws no tokens", drawn)
+            return decoding.Beam(beam, float(penalty))
+        if length_penalty is not None:
+            raise ValueError("length_penalty needs a beam search: give beam=4, say.")
+        if top_k is not None:
+            checks.positive_integer("top_k", top_k)
+        if top_p is not None:
+            checks.positive_number("top_p", top_p)
+            if top_p > 1:
+                raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}.")
+        is_greedy = kind == "source" and top_k is None and top_p is None
+        if temperature is None:
+            temperature = 0.0 if is_greedy else TEMPERATURE
+        checks.non_negative_number("temperature", temperature)
+        if temperature == 0:
+            which = "temperature 0, which takes the likeliest token"
+            _refuse_others(which, {"top_k": top_k, "top_p": top_p})
+            return decoding.Greedy()
+    return decoding.Sampled(float(temperature), top_k, top_p)
+
+
+class Job(NamedTuple):
+    """Texts to write, checked and encoded.
+
+    Attributes:
+      bench: The run, with a model for texts of this length.
+      given: B prompts or sources.
+      given_tokens: B arrays `[t]` int32.
+      tokens: The most tokens of what is written, n.
+      strategy: How they are chosen.
+      seed: Of what is drawn.
+    """
+
+    bench: Bench
+    given: tuple[str, ...]
+    given_tokens: tuple[np.ndarray, ...]
+    tokens: int
+    strategy: Strategy
+    seed: int
+
+    @property
+    def kind(self) -> str:
+        """What is given: "prompt" or "source"."""
+        return given(self.bench.run.config)
+
+    def with_params(self, params: Any) -> "Job":
+        """Returns the job with other parameters of its model."""
+        run = self.bench.run._replace(params=params)
+        return self._replace(bench=self.bench.with_run(run))
+
+
+def job(
+    bench: Bench,
+    kind: str,
+    texts: Sequence[str],
+    strategy: Strategy,
+    *,
+    tokens: int | None = None,
+    seed: int = 0,
+) -> Job:
+    """Returns the texts to write, checked: from prompts or sources, as `kind` says.
+
+    Other arguments are as of `Job`; without `tokens` there are `TOKENS`, or as many as
+    the model has positions; of sources as many as the task's targets have.
+
+    Raises:
+      ConfigError: If the run does not write from this, a text is empty, too long, or
+        has characters that the tokenizer lacks, or there is no room for the tokens.
+    """
+    check_given(bench, kind)
+    task = bench.run.task
+    encode = task.prompt if kind == "prompt" else task.encode
+    encoded = []
+    for text in texts:
+        try:
+            if not text:
+                raise ConfigError("it must not be empty.")
+            encoded.append(np.asarray(encode(text), np.int32))
+        except ConfigError as error:
+            raise ConfigError(f"{kind} {_short(text)!r}: {error}") from None
+    if kind == "prompt":
+        bench, tokens = _with_room(bench, max(map(len, encoded)), tokens)
+    else:
+        tokens = _room_of_answers(bench.run, tokens)
+        most = task.sequence_length
+        for row, text in zip(encoded, texts, strict=True):
+            if len(row) > most:
+                raise ConfigError(
+                    f"source {_short(text)!r} must be of at most {most} tokens, as the "
+                    f"longest of the model's training, got {len(row)}."
+                )
+    if isinstance(strategy, decoding.Sampled) and strategy.top_k is not None:
+        with checks.user_mistakes():
+            checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
+    return Job(bench, tuple(texts), tuple(encoded), tokens, strategy, seed)
+
+
+class Stream:
+    """Writes the text of a job of one prompt while it is iterated over.
+
+    It yields the parts of the text as they come, "" where a token has only begun a
+    character; a beam search yields its text when it is done.
+    """
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._tokens: list[int] = []
+        self._text: Text | None = None
+        self._is_ended = False
+
+    def __iter__(self) -> Iterator[str]:
+        job, task = self._job, self._job.bench.run.task
+        if isinstance(job.strategy, decoding.Beam):
+            (self._text,) = write(job)
+            yield self._text.text
+            return
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for (token,) in decoding.stream(
+            job.bench.run.model,
+            job.bench.run.params,
+            job.given_tokens[0][np.newaxis],
+            strategy=job.strategy,
+            max_length=len(job.given_tokens[0]) + job.tokens,
+            end_token=task.end_token,
+            key=_key(job, 0),
+            chunk=CHUNK,
+        ):
+            if int(token) == task.end_token:
+                self._is_ended = True
+                break
+            self._tokens.append(int(token))
+            yield utf8.decode(task.piece(int(token)))
+        yield utf8.decode(b"", final=True)
+
+    def text(self) -> Text:
+        """Returns what has been written so far."""
+        if self._text is not None:
+            return self._text
+        end = [self._job.bench.run.task.end_token]
+        tokens = np.array(self._tokens + end[: self._is_ended], np.int32)
+        return _text(self._job, 0, tokens, float("nan"))
+
+
+def write(job: Job, *, name: str = "") -> Iterator[Text]:
+    """Yields the texts in turn; some are written together, and then ready at once.
+
+    With a name there is a progress bar.
+    """
+    run, is_prompt = job.bench.run, job.kind == "prompt"
+    task = run.task
+    size = min(len(job.given), BATCH)
+    given_tokens, given_lengths = _padded(job.given_tokens)
+    longest = given_tokens.shape[1] if is_prompt else 1
+    if not is_prompt:  # one shape for all sources
+        room = task.sequence_length - given_tokens.shape[1]
+        given_tokens = np.pad(given_tokens, ((0, 0), (0, room)))
+    starts = range(0, len(job.given), size)
+    if name:
+        starts = job.bench.progress(starts, name=name, unit="batch")
+    for start in starts:
+        # The last batch is filled up, so that one program writes all.
+        places = np.minimum(np.arange(start, start + size), len(job.given) - 1)
+        rows, lengths = given_tokens[places], given_lengths[places]
+        own = {"prompts": rows, "lengths": lengths}
+        if not is_prompt:
+            begun = np.full((size, 1), task.start_token, np.int32)
+            own = {"prompts": begun, "source": rows, "source_lengths": lengths}
+        generated = jax.device_get(
+            decoding.generate(
+                run.model,
+                run.params,
+                **own,
+                strategy=job.strategy,
+                max_length=longest + job.tokens,
+                end_token=task.end_token,
+                key=_key(job, start),
+            )
+        )
+        for i in range(min(size, len(job.given) - start)):
+            read = lengths[i] if is_prompt else 1
+            yield _text(
+                job,
+                start + i,
+                generated.tokens[i, read : generated.lengths[i]],
+                float(generated.log_probability[i]),
+            )
+
+
+def text_of(task: tasks.Task, tokens: Sequence[int]) -> str:
+    """Returns the text that tokens of a causal model's task add to a prompt."""
+    pieces = b"".join(task.piece(int(token)) for token in tokens)
+    return pieces.decode("utf-8", errors="replace")
+
+
+def of_held_out(
+    bench: Bench,
+    indices: Sequence[int],
+    strategy: Strategy,
+    *,
+    tokens: int | None = None,
+    most: int = TOKENS,
+    seed: int = 0,
+) -> tuple[Job, tasks.Example]:
+    """Returns the job to write from held-out examples, and these.
+
+    Of a source the answer is written, of at most `tokens`; the first half of a text is
+    gone on with, and both are of at most `most` tokens. The run's parameters are not
+    needed yet.
+    """
+    run, task = bench.run, bench.run.task
+    examples = jax.device_get(bench.held_out(indices))
+    if given(run.config) == "source":
+        rows = tuple(
+            row[:length]
+            for row, length in zip(examples.inputs, examples.lengths, strict=True)
+        )
+        texts = list(map(task.question, attention_dump.rows_of(examples)))
+        tokens = _room_of_answers(run, tokens)
+    else:
+        half = task.sequence_length // 2
+        rows = tuple(row[: max(1, min(half, most))] for row in examples.inputs)
+        texts = [text_of(task, row) for row in rows]
+        tokens = max(1, min(task.sequence_length - half, most))
+    return Job(bench, tuple(texts), rows, tokens, strategy, seed), examples
+
+
+def write_attention(
+    job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
+) -> Path:
+    """Writes the attention maps of texts into attention/generated in the run's folder.
+
+    Of more than 64 texts those of the first 64. Returns the path of the page.
+    """
+    folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
+    attention_dump.dump(
+        job.bench,
+        own=attention_dump.Own(
+            batch=_example(job, texts),
+            names=[f"text {i}" for i in range(len(texts))],
+        ),
+        out=folder,
+    )
+    return attention_dump.write_report(folder, formats)[-1]
+
+
+def _example(job, texts) -> tasks.Example:
+    """Returns texts as a batch of examples, with what was written as targets."""
+    task = job.bench.run.task
+    if job.kind == "prompt":
+        rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
+        inputs, lengths = _padded(rows)
+        return tasks.Example(inputs, inputs, np.zeros(inputs.shape, "f4"), lengths)
+    end = [task.end_token]
+    inputs, lengths = _padded([text.given_tokens for text in texts])
+    targets, decoder_lengths = _padded(
+        [np.append(text.tokens, end[: text.is_ended]) for text in texts]
+    )
+    decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=task.start_token)
+    weights = np.arange(targets.shape[1]) < decoder_lengths[:, None]
+    return tasks.Example(
+        inputs,
+        targets,
+        weights.astype(np.float32),
+        lengths,
+        decoder_inputs[:, :-1],
+        decoder_lengths,
+    )
+
+
+def _padded(rows) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of tokens filled up with 0, `[B, t]`, and their lengths."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    padded = np.zeros((len(rows), lengths.max()), np.int32)
+    for row, into in zip(rows, padded, strict=True):
+        into[: len(row)] = row
+    return padded, lengths
+
+
+@contextlib.contextmanager
+def keeping(job: Job) -> Iterator[Callable[[Text], None]]:
+    """Gives a function that appends a text to generated.jsonl in the run's folder."""
+    strategy = {"strategy": type(job.strategy).__name__.lower()}
+    how = {**strategy, **dataclasses.asdict(job.strategy), "seed": job.seed}
+    with files.LineWriter(job.bench.folder.generated) as log:
+        yield lambda text: log.append(
+            {"step": job.bench.run.step, **how, **text.record()}
+        )
+
+
+def check_samples(samples: int, strategy: Strategy) -> None:
+    """Raises ConfigError where so many texts of a prompt could not differ."""
+    with checks.user_mistakes():
+        checks.positive_integer("samples", samples)
+    if samples > 1 and not isinstance(strategy, decoding.Sampled):
+        raise ConfigError(
+            f"samples must be 1 without drawing, as all would be the same, got "
+            f"{samples}.\nA temperature above 0, and no beam, draws tokens."
+        )
+
+
+def _key(job, start) -> jax.Array:
+    """Returns the key of the batch that begins with a text."""
+    return jax.random.fold_in(jax.random.key(job.seed), start)
+
+
+def _text(job, i, written, log_probability) -> Text:
+    """Returns text i, of tokens that may be too many and end with the end token."""
+    task, tokens = job.bench.run.task, written[: job.tokens]
+    is_ended = task.end_token is not None and task.end_token in tokens.tolist()
+    if is_ended:
+        tokens = tokens[: tokens.tolist().index(task.end_token)]
+    return Text(
+        job.given[i],
+        text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
+        job.given_tokens[i],
+        tokens,
+        is_ended,
+        float("nan") if len(written) > job.tokens else log_probability,
+    )
+
+
+def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
+    """Returns the bench and number of tokens for texts that go on with prompts.
+
+    Distances beyond those of its training are nothing that a model has learnt: past
+    them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
+    tokens, about that of a unigram. If each token sees the T - 1 before it instead, it
+    stays at 1.2.
+    """
+    run = bench.run
+    embedding, trained = run.config.model.embedding, run.task.sequence_length
+    is_imported = imported_runs.is_imported(run.config)
+    if is_imported or embedding.positions == "learned":
+        most = embedding.max_length
+        if prompt >= most:
+            raise ConfigError(
+                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
+                f"positions (config.model.embedding.max_length), got {prompt}."
+            )
+        wanted = min(TOKENS, most - prompt) if tokens is None else tokens
+        with checks.user_mistakes():
+            name = f"tokens, after a prompt of {prompt} and with {most} positions,"
+            checks.integer_in(name, wanted, 1, most - prompt)
+        return bench, wanted
+    wanted = TOKENS if tokens is None else tokens
+    with checks.user_mistakes():
+        checks.integer_in("tokens", wanted, 1, _MOST_TOKENS)
+    if prompt + wanted <= trained:
+        return bench, wanted
+    if embedding.positions == "sinusoidal":
+        _logger.warning(
+            f"{prompt + wanted} tokens are more than the {trained} of the model's "
+            f"training: what it does past these it has not learnt."
+        )
+        return bench, wanted
+    return _windowed(bench, trained - 1), wanted
+
+
+def _windowed(bench, reach) -> Bench:
+    """Returns the bench whose model sees only so many positions before its own."""
+    run = bench.run
+    config = run.config.copy_and_resolve_references()
+    own = [
+        reach if window is None else min(window, reach)
+        for window in models.windows(config.model)
+    ]
+    with config.ignore_type():
+        config.model.attention.window = own if len(set(own)) > 1 else own[0]
+    model = bench.once(
+        f"window {own}", lambda: folders.make_model(config, run.task, run.placement)
+    )
+    return bench.with_run(run._replace(config=config, model=model))
+
+
+def _room_of_answers(run, tokens) -> int:
+    """Returns the number of tokens of an answer; the start token takes a position."""
+    embedding, most = run.config.model.embedding, _MOST_TOKENS
+    if embedding.positions == "learned":
+        most = embedding.max_length
+    with checks.user_mistakes():
+        wanted = run.task.target_length if tokens is None else tokens
+        return checks.integer_in("tokens", wanted, 1, most)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _refuse_others(name, others) -> None:
+    both = [other for other, value in others.items() if value is not None]
+    if both:
+        raise ValueError(f"{both[0]} must be left out with {name}.")

@@ -1,0 +1,180 @@
+"""How much a run needs each of its heads, by several measures, on held-out examples.
+
+N examples, L layers, H heads of a layer, M measures.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.showing import collecting, per_head, tables
+from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.per_head import PerHead
+from mha_haiku.subjects.studies import workbench
+from mha_haiku.subjects.studies.workbench import Bench
+
+_UNITS = {
+    "loss": "nats",
+    "accuracy": "share of right answers",
+    "exact_match": "share of exact answers",
+    "drift": "1 - cosine",
+}
+_PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's"}
+
+
+class HeadImportance(NamedTuple):
+    """How much a run needs each of its heads.
+
+    Attributes:
+      title: Which run and step, and what is measured.
+      heads: For each layer the names of its heads.
+      measures: The importance by each measure, by its name in `heads.MEASURES`.
+      numbers: Means `[L, H]`, standard errors and ranks of these, with unit and label.
+      agreement: `[M, M]`, Spearman's rank correlation of the measures.
+      step: The step of the run.
+      layers: The number of each layer, within its kind where there are kinds.
+      kinds: The kind of each layer; () in a model of one kind.
+    """
+
+    title: str
+    heads: tuple[tuple[int, ...], ...]
+    measures: dict[str, heads.Importance]
+    numbers: dict[str, PerHead]
+    agreement: np.ndarray
+    step: int
+    layers: tuple[int, ...]
+    kinds: tuple[str, ...] = ()
+
+    def table(self) -> tables.Table:
+        """Returns a row per head."""
+        return per_head.table(
+            self.numbers, layers=self.layers, heads=self.heads, kinds=self.kinds
+        )
+
+    def text(self) -> str:
+        """Returns the table as text, and below it how far the measures agree."""
+        columns = [tables.Column("agreement")]
+        columns += [tables.Column(name, "", "{:.2f}") for name in self.measures]
+        rows = [
+            {
+                "agreement": name,
+                **dict(zip(self.measures, map(float, row), strict=True)),
+            }
+            for name, row in zip(self.measures, self.agreement, strict=True)
+        ]
+        agreement = tables.Table(columns, rows).text()
+        return (
+            f"{self.table().text()}\n\n{per_head.legend(self.numbers)}\n"
+            "rank: 1 is the most important head; with 95 % of resampled examples it is "
+            f"in between\n\n{agreement}\nagreement: Spearman's rank correlation"
+        )
+
+    @property
+    def picture(self) -> functools.partial:
+        """Gives the heads by layer and by rank, as the bytes of a file."""
+        return functools.partial(
+            per_head.importance_picture,
+            self.numbers,
+            title=self.title,
+            heads=self.heads,
+            layers=self.layers,
+            kinds=self.kinds,
+        )
+
+
+def measure(
+    bench: Bench,
+    *,
+    examples: int = 128,
+    metric: str | None = None,
+    ablation_value: str = "zero",
+    measures: Sequence[str] | None = None,
+) -> HeadImportance:
+    """Runs a trained model on held-out examples and measures its heads.
+
+    Args:
+      bench: The run.
+      examples: N.
+      metric: Ablation measures the rise of the "loss", the fall of the "accuracy" or of
+        the "exact_match", or the "drift"; None: the first that the task has. The
+        measures by gradients are of the loss, or of the drift if that is asked for;
+        `gradient` is left out then, as the drift has no slope at the whole model.
+      ablation_value: What an ablated head passes on: a name of
+        `workbench.ABLATION_VALUES`.
+      measures: Names of `heads.MEASURES`; None means all.
+
+    Raises:
+      ConfigError: If there is no such metric, ablation_value or measure.
+    """
+    wanted = list(heads.MEASURES) if measures is None else list(measures)
+    with checks.user_mistakes():
+        for name in wanted:
+            checks.choice("measures", name, heads.MEASURES)
+    metric = bench.metric(metric)
+    if metric == "drift" and "gradient" in wanted:
+        if measures is not None:
+            raise ConfigError(
+                "measures must not have gradient: the drift has no slope at the whole "
+                "model."
+            )
+        wanted.remove("gradient")
+    bench = bench.looped().placed()
+    close = bench.ablation_value(ablation_value, examples)
+    measured, numbers = {}, {}
+    for name in wanted:
+        entry = heads.MEASURES[name]
+        of_loss = entry.unit == _UNITS["loss"]
+        own = "loss" if of_loss and metric != "drift" else metric
+        of = bench.measured(examples, metric=own, name=name)
+        measured[name] = entry.measure(of, ablation_value=close)
+        numbers[name] = PerHead(
+            measured[name].mean,
+            _UNITS[own] if of_loss else entry.unit or _UNITS[own],
+            entry.label.format(metric=own),
+            measured[name].standard_error,
+            heads.rank_intervals(measured[name]),
+        )
+    agreement = [
+        [heads.rank_correlation(a, b) for b in measured.values()]
+        for a in measured.values()
+    ]
+    layers = models.heads_of_layers(bench.run.config.model)
+    plural = "" if examples == 1 else "s"
+    return HeadImportance(
+        f"{bench.title}: {examples} held-out example{plural}, "
+        f"ablated heads pass on {_PASSED[ablation_value]}",
+        tuple(layer.names for layer in layers),
+        measured,
+        numbers,
+        np.array(agreement),
+        bench.run.step,
+        tuple(layer.layer for layer in layers),
+        tuple(layer.kind for layer in layers if layer.kind),
+    )
+
+
+def write(
+    result: HeadImportance,
+    folder: str | os.PathLike,
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
+    """Writes head_importance.csv, a picture, and a `MapSet` of the numbers as .npz."""
+    kinds = result.kinds or ("",) * len(result.layers)
+    layers = tuple(
+        collecting.layer(kind, number, i, names)
+        for i, (kind, number, names) in enumerate(
+            zip(kinds, result.layers, result.heads, strict=True)
+        )
+    )
+    maps = MapSet(result.title, layers, (), result.step, result.numbers)
+    maps.save(Path(folder) / "head_importance.npz")
+    return workbench.write(
+        folder, "head_importance", result.table(), result.picture, formats
+    )

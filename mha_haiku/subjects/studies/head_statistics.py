@@ -1,0 +1,210 @@
+"""What each head of a run does, in numbers: means over held-out examples.
+
+Dimensions: N examples, L layers, H heads, T positions.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks, display, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import alignment, running
+from mha_haiku.showing import collecting, per_head, tables
+from mha_haiku.showing.per_head import PerHead
+from mha_haiku.subjects.studies import workbench
+from mha_haiku.subjects.studies.workbench import Bench
+
+_BATCH_POSITIONS = 2**13  # of all examples in a batch
+_PLACES = "places"  # of the largest weights of cross-attention
+_WIDTH_OF_ROLES = max(map(len, heads.ROLES))
+
+
+class HeadStatistics(NamedTuple):
+    """What the heads of a run do.
+
+    Attributes:
+      title: The run, its step, and what means are over.
+      layers: The L layers, by their numbers, within their kind where there are kinds.
+      numbers: By the names of `attention.STATISTICS`, `[L, H]` each. Columns are heads
+        by their index in the unpruned layer, NaN where a head was pruned. Statistics
+        that need tokens are left out where inputs are features, and NaN of
+        cross-attention, whose queries and keys are of two texts.
+      kinds: The kind of each layer; () in a model of one kind.
+      roles: What each head does, `[L, H]` like the numbers; None: not known.
+    """
+
+    title: str
+    layers: tuple[int, ...]
+    numbers: dict[str, PerHead]
+    kinds: tuple[str, ...] = ()
+    roles: heads.Roles | None = None
+
+    def __repr__(self) -> str:
+        return f"HeadStatistics({self.title})"
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @property
+    def heads(self) -> list[list[int]]:
+        """For each layer the names of its columns."""
+        return [list(range(self.numbers["entropy"].mean.shape[1]))] * len(self.layers)
+
+    def table(self) -> tables.Table:
+        """Returns a row per head; as text it shows means only."""
+        return per_head.table(
+            self.numbers,
+            layers=self.layers,
+            heads=self.heads,
+            kinds=self.kinds,
+            roles=None if self.roles is None else self.roles.names,
+            shown="{0:.3g}",
+        )
+
+    def text(self) -> str:
+        """Returns the table as text, with a legend of its numbers and roles."""
+        text = f"{self.table().text()}\n\n{per_head.legend(self.numbers)}"
+        found = set() if self.roles is None else set(self.roles.names.flat)
+        meanings = {
+            name: f"at least {role.threshold:g} of: {role.label}"
+            for name, role in heads.ROLES.items()
+        } | {heads.MIXED: "none of the roles"}
+        lines = [
+            f"role {name:<{_WIDTH_OF_ROLES}}  {meaning}"
+            for name, meaning in meanings.items()
+            if name in found
+        ]
+        return "\n".join([text, *lines])
+
+    @property
+    def picture(self) -> functools.partial:
+        """Gives a heat map of each statistic, as the bytes of a file."""
+        return functools.partial(
+            per_head.statistics_picture,
+            self.numbers,
+            title=self.title,
+            layers=self.layers,
+            kinds=self.kinds,
+        )
+
+
+def measure(
+    bench: Bench, *, examples: int = 64, layers: Sequence[int | str] | None = None
+) -> HeadStatistics:
+    """Runs a trained model on held-out examples and returns what its heads do.
+
+    No map is stored, so inputs may have any length. Padding is left out, and all
+    examples have the same weight. Where the task says where the rows of cross-attention
+    should look, the shares of its alignments are among the numbers; see
+    `heads.alignment`. Layers are chosen as `chosen_layers` says.
+
+    Raises:
+      ConfigError: If there is no such layer, or `examples` is below 1.
+    """
+    names = models.heads_of_layers(bench.run.config.model)
+    layers = chosen_layers(bench.run.config.model, layers)
+    is_all = len(layers) == len(names)
+    bench = (bench.compact() if is_all else bench).placed()
+    run = bench.run
+    batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
+
+    def observe(params, example):
+        def numbers(attention_map, kind):
+            tokens = running.tokens(example, kind)
+            statistics = attention_map.statistics(tokens=tokens)
+            found = collecting.per_head(statistics)
+            if kind == "cross":
+                found[_PLACES] = attention_map.top(1).positions[..., 0]
+            lengths = running.key_lengths(example, kind)
+            evidence = heads.role_evidence(
+                attention_map, statistics, kind, tokens=tokens, lengths=lengths
+            )
+            return found, evidence
+
+        found = bench.observed(params, example, numbers, layers)[1]
+        return found, None if example.decoder_inputs is None else example
+
+    batches = bench.observations(
+        bench.program(observe),
+        range(examples),
+        batch_size=batch_size,
+        name="head statistics",
+    )
+    batches = [_aligned(run.task, *batch) for batch in batches]
+    statistics, evidence = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    columns = [names[i].names for i in layers]
+    numbers = collecting.summary(statistics, columns)
+    if np.isnan(numbers["entropy"].mean).all():
+        raise ConfigError(
+            f"In {examples} held-out examples every query is fully masked."
+        )
+    plural = "" if examples == 1 else "s"
+    title = f"{bench.title}: means over {examples} held-out example{plural}"
+    kinds = tuple(names[i].kind for i in layers if names[i].kind)
+    sums = [{x: y.sum(0) for x, y in each.items()} for each in evidence]
+    roles = heads.roles_of_evidence(sums, columns=columns, kinds=kinds)
+    return HeadStatistics(
+        title, tuple(names[i].layer for i in layers), numbers, kinds, roles
+    )
+
+
+def _aligned(task, layers, example) -> tuple[list[dict], list[dict]]:
+    """Returns numbers and evidence of roles, with what the task says of alignment."""
+    known = {} if example is None else alignment.of_batch(task.alignments, example)
+    for numbers, evidence in layers:
+        places = numbers.pop(_PLACES, None)
+        if places is not None:
+            numbers |= {x: alignment.shares(places, y) for x, y in known.items()}
+            evidence |= alignment.evidence(numbers)
+    return [numbers for numbers, _ in layers], [evidence for _, evidence in layers]
+
+
+def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
+    """Returns the wanted ones of `count` layers or heads; None means all.
+
+    Raises:
+      ConfigError: If one of them does not exist, or `wanted` is empty.
+    """
+    if wanted is None:
+        return list(range(count))
+    if not wanted:
+        raise ConfigError(f"{name} must not be empty.")
+    with checks.user_mistakes():
+        return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
+
+
+def chosen_layers(config: Any, wanted: Sequence[int | str] | None) -> list[int]:
+    """Returns the indices of the wanted layers, counted over all kinds.
+
+    Args:
+      config: `config.model`.
+      wanted: Indices, addresses ("cross.0"; "3" where there is one kind), or kinds
+        ("cross"), which are all layers of them; None means all.
+
+    Raises:
+      ConfigError: If one of them does not exist, or `wanted` is empty.
+    """
+    layers = models.heads_of_layers(config)
+    result = None if wanted is None else []
+    for each in wanted or ():
+        own = [i for i, layer in enumerate(layers) if layer.kind == each]
+        is_text = isinstance(each, str)
+        result += own or [models.find_part(config, each) if is_text else each]
+    return chosen("layers", result, len(layers))
+
+
+def write(
+    result: HeadStatistics,
+    folder: str | os.PathLike,
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
+    """Writes head_statistics.csv, a line per head; see `workbench.write`."""
+    return workbench.write(
+        folder, "head_statistics", result.table(), result.picture, formats
+    )

@@ -1,0 +1,179 @@
+"""Runs of other people's models: config, tokenizer and a checkpoint of parameters.
+
+Every study takes such a run as it takes one that was trained here. Its task follows
+from what the model gives:
+
+  logits of the next token     language_model: loss and accuracy, can be trained on
+  logits of hidden tokens      masked_language_model: the same
+  no logits                    sentences: the drift of its mean-pooled outputs
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from mha_haiku import interop
+from mha_haiku.core import checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import configuration, folders
+
+# Of the examples, where the model allows as many; studies take time with the length.
+_LENGTHS = {"language_model": 128, "masked_language_model": 128, "sentences": 64}
+_TOKENIZER = "tokenizer.json"  # that of the run's folder
+_IN_PYTHON = "mh.interop.load reads it in Python."
+
+
+class ImportedRun(NamedTuple):
+    """A run that `write` wrote.
+
+    Attributes:
+      folder: Its folder.
+      config: Its config.
+      num_parameters: The number of the model's parameters.
+    """
+
+    folder: Path
+    config: ml_collections.ConfigDict
+    num_parameters: int
+
+    def text(self) -> str:
+        """Returns what it is, in a few lines."""
+        model, task = self.config.model, self.config.task
+        heads = sum(len(layer.names) for layer in models.heads_of_layers(model))
+        metric = tasks.metrics(task.name)[0]
+        return (
+            f"{model.family}: {model.num_layers} layers, {heads} heads, "
+            f"{self.num_parameters:,} parameters, {self.config.data.vocabulary_size:,} "
+            f"tokens\ntask: {task.name}, {task.sequence_length} of at most "
+            f"{model.embedding.max_length} positions; metric: {metric}"
+        )
+
+
+def write(
+    source: str | os.PathLike,
+    workdir: str | os.PathLike,
+    *,
+    sequence_length: int | None = None,
+    path: str = "",
+) -> ImportedRun:
+    """Makes a run of a pretrained model.
+
+    Args:
+      source: The model; see `interop.load`.
+      workdir: The folder of the run, which must not hold one.
+      sequence_length: T of the task's examples; None: 128 (of sentences 64), or fewer
+        if the model has fewer positions. Own text may be as long as the model allows.
+      path: The text that examples are from, as `config.data.path`; "": Python's own
+        documentation.
+
+    Raises:
+      ConfigError: If the model cannot be read or has no task, or the folder or the text
+        cannot be used.
+      SaveError: If the parameters cannot be written.
+    """
+    folders.check_free(workdir)  # before the work
+    run = in_memory(
+        interop.load(source), source, sequence_length=sequence_length, path=path
+    )
+    _ = (
+        run.task.held_out_data
+    )  # now, so that errors in a text show before anything is made
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
+    folder = folders.write_run(workdir, run.config, params, run.task)
+    count = sum(x.size for x in jax.tree.leaves(params))
+    return ImportedRun(folder, run.config, count)
+
+
+def in_memory(
+    imported: interop.Imported,
+    source: str | os.PathLike,
+    *,
+    sequence_length: int | None = None,
+    path: str = "",
+) -> folders.Run:
+    """Returns a pretrained model as a run at step 0; other arguments as of `write`.
+
+    Raises:
+      ConfigError: If the model has no task.
+    """
+    name = _task_name(imported, source)
+    config = _config(imported, name, sequence_length, path)
+    configuration.check_fields(config)
+    # A model may have more rows than its tokenizer has names.
+    rows = config.data.vocabulary_size
+    tokenizer = dataclasses.replace(imported.tokenizer, least_tokens=rows)
+    task = configuration.make_task(config, tasks.Kept(tokenizer.to_json()))
+    return folders.Run(config, task, imported.model, imported.params, 0)
+
+
+def is_imported(config: ml_collections.ConfigDict) -> bool:
+    """Returns whether the config of a run is of a model that had learnt elsewhere."""
+    return "data" in config and config.data.tokenizer == _TOKENIZER
+
+
+def _task_name(imported: interop.Imported, source) -> str:
+    """Returns the task of a model."""
+    config, sizes = imported.config, interop.sizes_of(imported.config, imported.params)
+    if sizes.num_tokens is None:
+        raise ConfigError(
+            f"{source} reads features, such as patches of images: there is no task for "
+            f"it.\n{_IN_PYTHON}"
+        )
+    if imported.tokenizer is None:
+        raise ConfigError(
+            f"{source} has no tokenizer, which turns a text into tokens.\n"
+            f"Put its tokenizer.json beside it; {_IN_PYTHON}"
+        )
+    if not config.output.logits:
+        return "sentences"
+    if config.output.pool or sizes.num_classes != sizes.num_tokens:
+        raise ConfigError(
+            f"{source} gives {sizes.num_classes} classes: there is no task for it, as "
+            f"what they stand for is unknown.\n{_IN_PYTHON}"
+        )
+    if config.family == "causal":
+        return "language_model"
+    if imported.tokenizer.mask is None:
+        raise ConfigError(
+            f"{source} restores hidden tokens, and its tokenizer has no [MASK] that "
+            f"hides them.\n{_IN_PYTHON}"
+        )
+    return "masked_language_model"
+
+
+def _config(imported, name, sequence_length, path) -> ml_collections.ConfigDict:
+    """Returns the config of a run of a model."""
+    config = configuration.default_config(name)
+    config.model = imported.config
+    most, length = imported.config.embedding.max_length, sequence_length
+    if length is None:
+        length = min(_LENGTHS[name], most)
+    with checks.user_mistakes():
+        checks.integer_in("sequence_length", length, 4, most)
+    sizes = interop.sizes_of(imported.config, imported.params)
+    config.task.sequence_length = length
+    config.data.path = path
+    config.data.tokenizer = _TOKENIZER
+    config.data.vocabulary_size = sizes.num_tokens
+    if name == "sentences":
+        config.data.held_out_fraction = 0.5  # nothing trains on the other half
+    # For further training: it starts from a good model, with large batches of tokens.
+    config.optimizer.learning_rate = 2e-5
+    config.optimizer.warmup_steps = 10
+    config.training.update(
+        steps=100,
+        batch_size=8,
+        steps_per_dispatch=10,
+        report_every=10,
+        evaluate_every=50,
+        evaluation_examples=256 if name == "sentences" else 32,
+        checkpoint_every=50,
+    )
+    config.attention.examples = 4
+    return config

@@ -1,0 +1,303 @@
+"""Pruning a run's heads: a share of them, as many as may go, or the whole curve.
+
+Hidden units of the feed-forward parts go before them where a share is asked for.
+"""
+
+import csv
+import functools
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import curves
+from mha_haiku.showing.tables import Column, Table
+from mha_haiku.subjects.studies import pruned_runs, workbench
+from mha_haiku.subjects.studies.workbench import ABLATION_VALUES, Bench
+from mha_haiku.training.runs import folders, loop
+
+_SWEEP_POINTS = 12
+_METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
+
+
+class Request(NamedTuple):
+    """What to prune; a sweep, or one of the next two, or a sweep that ends there.
+
+    Attributes:
+      sweep: Models of every size, up to twelve of them.
+      keep: The share of the heads to keep, in [0, 1].
+      metric_drop: How far the held-out accuracy or exact match may fall, or the drift
+        rise, in [0, 1]; see `pruned_runs.decisive`.
+      keep_units: The share of each layer's hidden units to keep, in (0, 1].
+      order: A name of `pruned_runs.ORDERS`: which heads go first.
+      ablation_value: What closed heads pass on while the order is determined.
+      examples: How many held-out examples determine the order of heads and units.
+      beside: Another of these orders, whose curve is drawn beside in a sweep.
+    """
+
+    sweep: bool = False
+    keep: float | None = None
+    metric_drop: float | None = None
+    keep_units: float = 1.0
+    order: str = "ablation"
+    ablation_value: str = "zero"
+    examples: int = 256
+    beside: str | None = None
+
+
+class Pruned(NamedTuple):
+    """The result of pruning.
+
+    Attributes:
+      title: The run and the order.
+      run: The smallest pruned run.
+      points: The whole model, and pruned ones of falling size; the first of these has
+        all heads where hidden units went.
+      beside: For each point what another order of heads gives, in the metric that is
+        drawn; empty where none was asked for.
+      beside_name: The name of that order.
+    """
+
+    title: str
+    run: folders.Run
+    points: list[pruned_runs.Point]
+    beside: tuple[float, ...] = ()
+    beside_name: str = ""
+
+    @property
+    def picture(self) -> functools.partial:
+        """Gives the curve of a sweep, as the bytes of a file."""
+        drawn = curves.pruning
+        return functools.partial(drawn, curve(self), title=self.title)
+
+
+def prune(bench: Bench, request: Request) -> Pruned:
+    """Prunes a run's heads and units in memory; `save` writes the result.
+
+    Raises:
+      ConfigError: If the request is not valid.
+    """
+    check(request)
+    bench = bench.looped()
+    whole = bench.run
+    run = pruned_runs.prune_units(bench, request.keep_units, examples=request.examples)
+    worst = None
+    if request.metric_drop is not None and "loss" not in whole.task.metrics:
+        # The order and the end are of different examples: some room.
+        worst = 1.5 * request.metric_drop
+    order_of = functools.partial(
+        pruned_runs.order_of,
+        bench.with_run(run),
+        ablation_value=request.ablation_value,
+        examples=request.examples,
+    )
+    order = order_of(by=request.order, worst=worst)
+    total = len(order)
+    title = f"{bench.title}: {total} heads, order by {request.order}"
+    if request.keep is not None:
+        fewest = round(request.keep * total)
+    elif request.metric_drop is not None:
+        fewest = _fewest(bench, run, order, request.metric_drop)
+    else:
+        fewest = 0
+    counts = [total, fewest]
+    if request.sweep:
+        shares = np.linspace(fewest, total, _SWEEP_POINTS + 1)
+        counts = sorted({round(share) for share in shares}, reverse=True)
+    pruned = [_with_heads(run, order, count) for count in counts]
+    if run is not whole:
+        pruned.insert(0, whole)
+    result = Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
+    if request.beside is None:
+        return result
+    other, kept = order_of(by=request.beside), [point.kept for point in result.points]
+    beside = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
+    return result._replace(beside=tuple(beside), beside_name=request.beside)
+
+
+def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
+    """Raises ConfigError if a folder holds a run that `save` cannot resume."""
+    saved = folders.read_config(folders.Folder(checks.as_path(workdir)))
+    if saved is None or saved["training"]["steps"] != steps:
+        folders.check_free(workdir)
+
+
+def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
+    """Writes a pruned run, trains it on for some steps, and returns its folder."""
+    with checks.user_mistakes():
+        checks.non_negative_integer("steps", steps)
+    folder = pruned_runs.save(run, workdir, steps=steps)
+    if steps:
+        config = folders.load_run(folder).config
+        loop.train(config, folder)
+    return folder
+
+
+def table(result: Pruned) -> Table:
+    """Returns a row per model."""
+    own = pruned_runs.columns(result.points[0].metrics)
+    if result.beside:
+        own.append(Column(result.beside_name, "", "{:.4f}"))
+    columns = [
+        Column("heads", csv=("kept",)),
+        *map(Column, pruned_runs.kinds(result.points[0].layers)),
+        Column("units"),
+        *own,
+        Column("parameters", shown="{:,}"),
+        Column("examples/s", shown="{:,.0f}", csv=("examples_per_second",)),
+        Column("faster", shown="{:.2f}x"),
+        Column("ideal", shown="{:.2f}x"),
+        Column("kept", csv=("keep",)),
+    ]
+    rows = [
+        {
+            "heads": point.kept,
+            **pruned_runs.kinds(point.layers),
+            "units": point.units,
+            **point.metrics,
+            **({result.beside_name: beside} if result.beside else {}),
+            "parameters": point.parameters,
+            "examples/s": point.examples_per_second,
+            "faster": point.speed_up,
+            "ideal": point.ideal_speed_up,
+            "kept": pruned_runs.names(point.layers),
+        }
+        for point, beside in itertools.zip_longest(result.points, result.beside)
+    ]
+    return Table(columns, rows)
+
+
+def text(result: Pruned) -> str:
+    """Returns the table as text, with a legend of its columns."""
+    metric, own = next(x for x in _METRICS if x in result.points[0].metrics), ""
+    kinds = pruned_runs.kinds(result.points[0].layers)
+    between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
+    if metric == "drift":
+        own = (
+            "drift: one minus the cosine of a sentence's vectors, whole and pruned\n"
+            "neighbours: the share of sentences whose nearest other one stays\n"
+        )
+    if result.beside:
+        spoken = metric.replace("_", " ")
+        own += f"{result.beside_name}: the {spoken} with heads in that order\n"
+    return (
+        f"{result.title}\n\n{table(result).text()}\n\n{own}"
+        "faster: the forward pass, measured in turns with the whole model's\n"
+        "ideal: by the number of operations\n"
+        "units: the hidden units of all layers\n"
+        f"kept: the heads of each layer, with ; between layers{between_kinds}"
+    )
+
+
+def write(
+    result: Pruned, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Writes pruning.csv, a line per model of a sweep, and the curve beside it.
+
+    Arguments, results and errors are those of `workbench.write`.
+    """
+    return workbench.write(folder, "pruning", table(result), result.picture, formats)
+
+
+def curve(result: Pruned) -> curves.Pruning:
+    """Returns a point per model, to be drawn."""
+    return _curve(table(result).csv())
+
+
+def read_curve(path: str | os.PathLike) -> curves.Pruning:
+    """Returns the curve in a pruning.csv that `write` wrote.
+
+    Raises:
+      ConfigError: If it cannot be read, or is none.
+    """
+    text = checks.text_of(path, path)
+    try:
+        return _curve(text)
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError):
+        raise ConfigError(f"{path} is no curve of pruning.") from None
+
+
+def _curve(text: str) -> curves.Pruning:
+    """Returns the curve in the text of a pruning.csv."""
+    rows = list(csv.DictReader(text.splitlines()))
+    names = list(rows[0])
+    kinds = names[1 : names.index("units")]
+    own = names[names.index("units") + 1 : names.index("parameters")]
+    metric = next(name for name in _METRICS if name in own)
+    beside = [name for name in own if name in pruned_runs.ORDERS]
+
+    def numbers(name):
+        return [float(row[name]) for row in rows]
+
+    return curves.Pruning(
+        kept=[int(row["kept"]) for row in rows],
+        metric=numbers(metric),
+        metric_name=f"held-out {metric.replace('_', ' ')}",
+        speed_up=numbers("faster"),
+        ideal=numbers("ideal"),
+        beside=numbers(beside[0]) if beside else (),
+        beside_name=f"order: {beside[0]}" if beside else "",
+        kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
+    )
+
+
+def check(request: Request) -> None:
+    """Raises ConfigError if a request is not valid."""
+    asked = [request.keep is not None, request.metric_drop is not None]
+    if sum(asked) > 1 or not (request.sweep or any(asked)):
+        raise ConfigError(
+            "Give sweep, or one of keep and metric_drop; or sweep with one of them, "
+            "where it ends.\nWith keep=1 all heads stay."
+        )
+    for name in ("keep", "metric_drop"):
+        value = getattr(request, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{name} must be a number in [0, 1], got {value!r}.")
+    share = request.keep_units
+    if not 0 < share <= 1:
+        raise ConfigError(f"keep_units must be a number in (0, 1], got {share!r}.")
+    with checks.user_mistakes():
+        checks.positive_integer("examples", request.examples)
+        checks.choice("order", request.order, pruned_runs.ORDERS)
+        if request.beside is not None:
+            checks.choice("beside", request.beside, pruned_runs.ORDERS)
+        checks.choice("ablation_value", request.ablation_value, ABLATION_VALUES)
+    if request.beside is not None and not request.sweep:
+        raise ConfigError("beside is for the curve of a sweep; give sweep too.")
+
+
+def _with_heads(run, order, count) -> folders.Run:
+    """Returns the run with that many heads."""
+    return pruned_runs.prune(run, pruned_runs.kept_after(run, order, count))
+
+
+def _fewest(bench, run, order, drop) -> int:
+    """Returns the fewest heads that lose at most `drop` accuracy, or drift by it."""
+    whole = bench.run
+    if "loss" not in whole.task.metrics:
+        counts = list(range(len(order), -1, -1))
+        drifts = pruned_runs.closed_in_order(bench, order, counts)
+        above = [
+            count for count, each in zip(counts, drifts, strict=True) if each > drop
+        ]
+        return min(len(order), 1 + above[0]) if above else 0
+    metric = pruned_runs.decisive(whole.task)
+    least = None
+    counts = range(len(order), -1, -1)
+    for count in bench.progress(counts, name="fewest heads", unit="model"):
+        if least is None:  # here, where the bar shows
+            least = pruned_runs.held_out(whole)[metric] - drop
+        value = pruned_runs.held_out(_with_heads(run, order, count))[metric]
+        if value < least and count == len(order):
+            raise ConfigError(
+                f"Without these hidden units the {metric.replace('_', ' ')} is "
+                f"{value:.4f}, which is below the {least:.4f} that metric_drop allows."
+            )
+        if value < least:
+            return count + 1
+    return 0

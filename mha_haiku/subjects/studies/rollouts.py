@@ -1,0 +1,392 @@
+"""Whether attention shows which inputs matter: roll-outs against replacing inputs.
+
+Dimensions: N examples, T positions, L layers, H heads, V value size, D model width. An
+example asks for the answer at one position. An input matters as much as the probability
+of the right answer changes when another token replaces it: the task's mask token where
+it has one, else random other tokens. A measure is good if it ranks the inputs of an
+example as these changes do.
+
+Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
+"""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import flow, means, running
+from mha_haiku.lab.heads.rollout import (
+    gradient_rollout,
+    output_gradients,
+    rollout,
+    value_rollout,
+)
+from mha_haiku.showing import curves
+from mha_haiku.showing.tables import Column, Table
+from mha_haiku.subjects.studies import workbench
+from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.training import evaluation, stepping, tasks
+from mha_haiku.training.runs import folders
+
+Array = jax.Array
+
+# Table 1 of the source: a transformer of 6 layers that predicts the number of verbs. To
+# be compared only with the run of configs/papers/rollout.py.
+PUBLISHED = {
+    "raw": (0.69, 0.10, -0.11, -0.09, 0.20, 0.29),
+    "roll-out": (0.32, 0.38, 0.51, 0.62, 0.70, 0.71),
+    "flow": (0.32, 0.44, 0.70, 0.70, 0.71, 0.70),
+}
+_MEASURES = ("raw", "roll-out", "flow", "value-weighted", "gradient-weighted")
+_BATCH_POSITIONS = 2**16  # in a batch, over examples and replaced inputs
+# Folded into the key of held-out examples, into which they fold their indices: no
+# example has this index, so questions are drawn independently of the examples.
+_QUESTIONS = 2**32 - 1
+
+
+class Study(NamedTuple):
+    """How well measures rank the inputs, Spearman's rank correlations.
+
+    Attributes:
+      title: The run, its step, and what means are over.
+      changes: `[N, L]` float64 by the measure's name: the correlation with the absolute
+        changes of probability, for the measure over the first 1 to L layers. NaN where
+        all inputs are equal. Flow is of fewer examples.
+      drops: The same with the signed fall of the probability: an input that misleads
+        ranks below one without effect.
+      published: Numbers of a paper for the same model and data, by name; may be empty.
+    """
+
+    title: str
+    changes: dict[str, np.ndarray]
+    drops: dict[str, np.ndarray]
+    published: Mapping[str, Sequence[float]]
+
+    @property
+    def picture(self) -> functools.partial:
+        """Gives the correlations by layer, as the bytes of a file."""
+        drawn, found = curves.rollout, summary(self.changes)
+        return functools.partial(drawn, found, self.published, title=self.title)
+
+
+def measure(
+    bench: Bench,
+    *,
+    examples: int = 256,
+    flow_examples: int = 32,
+    draws: int = 8,
+    published: Mapping[str, Sequence[float]] | None = None,
+) -> Study:
+    """Runs a trained model on held-out examples, whole and with inputs replaced.
+
+    Where the task has a mask token, it replaces inputs, and the answers are those at
+    masked positions; other tasks use random other tokens, one after the other. Inputs
+    that are masked already, in padding or, in causal models, after the position of the
+    answer are not ranked.
+
+    Args:
+      bench: The run.
+      examples: The number of held-out examples; N of them have a target that counts.
+      flow_examples: The number of these for which flow, which is slow, is computed.
+      draws: The number of random tokens over which changes are averaged.
+      published: Numbers to compare with, if the run is that of a paper: `PUBLISHED`.
+
+    Raises:
+      ConfigError: If the task is not one of tokens with an answer at each position, or
+        the model is an encoder-decoder.
+    """
+    _check(bench.run)
+    with checks.user_mistakes():
+        checks.integer_in("examples", examples, 1, 2**31 - 1)
+        checks.integer_in("flow_examples", flow_examples, 1, examples)
+        checks.positive_integer("draws", draws)
+    bench = bench.looped()
+    run = bench.run
+    program = jax.jit(functools.partial(look, run, draws))
+    batch_size = _BATCH_POSITIONS // run.task.sequence_length**2
+    batch_size = max(1, min(examples, batch_size))
+    data = jax.device_put(run.task.held_out_data)
+    batches = []
+    starts = range(0, examples, batch_size)
+    for start in bench.progress(starts, name="blanking inputs out", unit="batch"):
+        indices = np.arange(start, start + batch_size, dtype=np.int32)
+        batches.append(jax.device_get(program(run.params, data, indices)))
+    effects = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
+    effects["measures"]["flow"] = _flows(bench, effects["row"][:flow_examples])
+    asks = np.flatnonzero(effects["asks"])
+    if not len(asks):
+        raise ConfigError(f"In {examples} held-out examples no target counts.")
+    changes, drops = {}, {}
+    for name in _MEASURES:
+        scores = effects["measures"][name]
+        measured = asks[asks < len(scores)]
+        counted, drop = effects["counted"], effects["drop"]
+        changes[name], drops[name] = (
+            np.array([_correlations(scores[n], to[n], counted[n]) for n in measured])
+            for to in (np.abs(drop), drop)
+        )
+    title = f"{bench.title}: means over {len(asks)} held-out examples"
+    return Study(title, changes, drops, published or {})
+
+
+def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns means over examples and their standard errors, `[L, 2]` by name."""
+    return {
+        name: np.stack([means.mean(x), means.standard_error(x)], axis=-1)
+        for name, x in correlations.items()
+    }
+
+
+def verdict(study: Study) -> str:
+    """Returns a sentence: does roll-out rank inputs better than raw attention?
+
+    It compares the last layers, with absolute changes and with drops. A difference
+    counts from two standard errors of the paired differences on.
+    """
+    lines = []
+    if study.published:
+        first, last = (study.published[name][-1] for name in ("roll-out", "raw"))
+        lines.append(f"Published: roll-out {first}, raw attention {last}.")
+    for what, correlations in (
+        ("the size of the change", study.changes),
+        ("the drop", study.drops),
+    ):
+        rolled, raw = (correlations[name][:, -1] for name in ("roll-out", "raw"))
+        difference = means.mean(rolled - raw)
+        error = means.standard_error(rolled - raw)
+        line = (
+            f"With {what}: roll-out {means.mean(rolled):.2f}, raw attention "
+            f"{means.mean(raw):.2f} in the last layer, difference {difference:.3f} ± "
+            f"{error:.3f}: "
+        )
+        if study.published:
+            same = difference > 2 * error
+            line += "the same order." if same else "NOT the same order."
+        elif abs(difference) > 2 * error:
+            line += f"{'roll-out' if difference > 0 else 'raw attention'} ranks better."
+        else:
+            line += "no difference."
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def table(study: Study) -> Table:
+    """Returns a row per measure and layer."""
+    shown = "{:.2f} ± {:.2f}"
+    columns = [
+        Column("measure"),
+        Column("layer"),
+        Column("with the change", "", shown, ("correlation", "standard_error")),
+        Column("with the drop", "", shown, ("drop_correlation", "drop_standard_error")),
+        Column("examples"),
+        Column("published"),
+    ]
+    changes, drops = summary(study.changes), summary(study.drops)
+    rows = []
+    for name, layers in changes.items():
+        published = dict(enumerate(study.published.get(name, ())))
+        for i, numbers in enumerate(layers):
+            rows.append(
+                {
+                    "measure": name,
+                    "layer": i + 1,
+                    "with the change": tuple(map(float, numbers)),
+                    "with the drop": tuple(map(float, drops[name][i])),
+                    "examples": len(study.changes[name]),
+                    "published": published.get(i),
+                }
+            )
+    return Table(columns, rows, num_keys=2)
+
+
+def write(
+    study: Study, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Writes rollout.csv, a line per measure and layer, and the picture beside it.
+
+    Arguments, results and errors are those of `workbench.write`. Layers count from 1;
+    `correlation` is that with the sizes of changes.
+    """
+    return workbench.write(folder, "rollout", table(study), study.picture, formats)
+
+
+def _check(run) -> None:
+    if run.config.model.family == "encoder_decoder":
+        raise ConfigError(
+            "A study of roll-out needs a model of one stack of layers, got an "
+            "encoder_decoder.\nThat of its encoder alone is "
+            "mha_haiku.heads.rollout(output.maps.encoder, rows)."
+        )
+    model = run.config.model
+    if model.attention.gate != "none":
+        raise ConfigError(
+            "A study of roll-out needs attention whose heads have no gates, got "
+            f"config.model.attention.gate = {model.attention.gate!r}."
+        )
+    is_whole = model.family == "set_classifier" or model.output.pool is not None
+    if run.task.num_tokens is None or is_whole or "loss" not in run.task.metrics:
+        raise ConfigError(
+            "A study of roll-out needs a task with tokens and an answer at positions, "
+            f"got {run.task.name}."
+        )
+
+
+def _flows(bench, rows):
+    """Returns the flows of the first examples, `[N, L, T]`."""
+    make_maps = jax.jit(lambda *given: running.run(bench.run.model, *given).maps)
+    flows = []
+    for n in bench.progress(range(len(rows)), name="flow", unit="example"):
+        maps = make_maps(bench.run.params, bench.held_out([n]))
+        row = int(rows[n])
+        flows.append([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
+    return np.array(flows)
+
+
+def _correlations(scores, importance, counted) -> np.ndarray:
+    """Returns Spearman's correlations of `[L, T]` scores with `[T]`, where counted."""
+    from scipy import stats
+
+    ranks = stats.rankdata(np.vstack([scores, importance])[:, counted], axis=-1)
+    ranks -= ranks.mean(-1, keepdims=True)
+    sizes = np.sqrt((ranks**2).sum(-1))
+    products = sizes[:-1] * sizes[-1]
+    constant = products == 0
+    correlations = ranks[:-1] @ ranks[-1] / np.where(constant, 1, products)
+    return np.where(constant, np.nan, correlations)
+
+
+def look(
+    run: folders.Run, draws: int, params: Any, data: Any, indices: Array
+) -> dict[str, Any]:
+    """Returns the effect of each input and the measures, for a batch; under jit.
+
+    Returns:
+      `row [N]`, the position of the answer; `asks [N]`, whether the example has one;
+      `counted [N, T]`, the inputs to rank; `drop [N, T]`, how much the probability of
+      the right answer falls without each; and `measures`, `[N, L, T]` by name, for the
+      first 1 to L layers.
+    """
+    example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
+    key = stepping.stream(run.config.seed, "held_out")
+    key = jax.random.fold_in(key, np.uint32(_QUESTIONS))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    row, asks = jax.vmap(functools.partial(_question, run.task))(keys, example)
+    blanks = jax.vmap(functools.partial(_blanks, run.task, draws))(keys, example.inputs)
+    return {
+        "row": row,
+        "asks": asks,
+        "counted": _counted(run, example, row),
+        "drop": drops(run, params, example, row, jnp.swapaxes(blanks, 0, 1)),
+        "measures": _measures(run, params, example, row),
+    }
+
+
+def drops(
+    run: folders.Run,
+    params: Any,
+    example: tasks.Example,
+    row: Array,
+    blanks: Array,
+) -> Array:
+    """Returns how much the probability of the right answer falls without each input.
+
+    The answers are those at the positions `row [N]`, and `blanks [draws, N, T]` replace
+    the inputs in turn.
+
+    Returns:
+      `[N, T]`, the mean over draws.
+    """
+    positions = jnp.arange(run.task.sequence_length)
+
+    def probability(inputs):
+        output = run.model.apply(
+            params, None, inputs, lengths=example.lengths, is_training=False
+        )
+        logits = jax.nn.log_softmax(output.logits)
+        return jnp.exp(_answer(row, logits, example))
+
+    def per_draw(blanks):
+        def without(s):
+            at = positions[None] == s
+            return probability(jnp.where(at, blanks, example.inputs))
+
+        return jax.lax.map(without, positions)
+
+    blanked = jax.lax.map(per_draw, blanks).mean(0)  # [T, N]
+    return (probability(example.inputs)[None] - blanked).T
+
+
+def _measures(run, params, example, row):
+    """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
+    answer = functools.partial(_answer, row)
+    output, gradients = output_gradients(run.model, params, example, answer)
+    maps, rows = output.maps, row[:, None]
+    options = {"output_weights": _projections(params, maps), "per_layer": True}
+    measures = {
+        "raw": [rollout([layer], rows, residual=0.0) for layer in maps],
+        "roll-out": rollout(maps, rows, per_layer=True),
+        "value-weighted": value_rollout(maps, rows, **options),
+        "gradient-weighted": gradient_rollout(maps, gradients, rows, per_layer=True),
+    }
+    return {
+        name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
+        for name, x in measures.items()
+    }
+
+
+def _answer(row, logits, example):
+    """Returns the logit of the right answer at the row of each example, `[N]`."""
+    return jax.vmap(lambda x, t, targets: x[t, targets[t]])(
+        logits, row, example.targets
+    )
+
+
+def _question(task, key, example):
+    """Returns a random position whose target counts, and whether there is one."""
+    asked = example.weights > 0
+    if hasattr(task, "mask_token"):
+        asked &= example.inputs == task.mask_token
+    chance = jax.random.uniform(jax.random.fold_in(key, 0), asked.shape)
+    return jnp.argmax(jnp.where(asked, chance, -1)), asked.any()
+
+
+def _blanks(task, draws, key, inputs):
+    """Returns the tokens that replace each input in turn, `[draws, T]`."""
+    if hasattr(task, "mask_token"):
+        return jnp.full((1, *inputs.shape), task.mask_token, inputs.dtype)
+    # A shift of 1 to num_tokens - 1, modulo num_tokens, is uniform over other tokens.
+    shape = (draws, *inputs.shape)
+    shift = jax.random.randint(jax.random.fold_in(key, 1), shape, 1, task.num_tokens)
+    return (inputs[None] + shift) % task.num_tokens
+
+
+def _counted(run, example, row):
+    """Returns which inputs are ranked, `[N, T]`."""
+    positions = jnp.arange(run.task.sequence_length)[None]
+    counted = jnp.ones(example.inputs.shape, bool)
+    if hasattr(run.task, "mask_token"):
+        counted &= example.inputs != run.task.mask_token
+    if example.lengths is not None:
+        counted &= positions < example.lengths[:, None]
+    if run.config.model.family == "causal":
+        counted &= positions <= row[:, None]
+    return counted
+
+
+def _projections(params, maps):
+    """Returns the output projection of each layer, `[H, V, D]`."""
+    projections = []
+    for i, layer in enumerate(maps):
+        num_heads = layer.shape[-3]
+        projection = params[f"encoder/layer_{i}/attention/linear"].get("w")
+        if num_heads:
+            projection = projection.reshape(num_heads, -1, projection.shape[-1])
+        projections.append(projection)
+    return projections

@@ -1,0 +1,383 @@
+"""The `Bench` that every study takes: a run with its devices, data and metrics.
+
+B batch, N examples, T positions.
+"""
+
+import dataclasses
+import functools
+import operator
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from mha_haiku.core import attention, checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.showing import drawing, tables
+from mha_haiku.training import devices, evaluation, tasks
+from mha_haiku.training.runs import files, folders, loop, progress, sharing
+
+METRICS = ("loss", "accuracy", "exact_match", "drift")
+ABLATION_VALUES = ("zero", "mean", "resample")
+
+_BATCH_POSITIONS = 2**12  # of all examples in a batch
+_MOST_EXAMPLES = 2**31 - 1  # an index is an int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A trained run, and what studies need to measure it.
+
+    Attributes:
+      run: The run; `placed` spreads it over devices.
+      folder: The folder of the run.
+      progress: Wraps an iterable to show progress, like `runs.progress.over`.
+      programs: What `once` has made; benches made from one another share it.
+    """
+
+    run: folders.Run
+    folder: folders.Folder
+    progress: Callable[..., Iterator] = progress.over
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def load(cls, workdir: str | os.PathLike, step: int | None = None) -> "Bench":
+        """Returns the bench of a run.
+
+        Raises:
+          ConfigError: If there is no such run or step.
+        """
+        run = folders.load_run(workdir, step)
+        return cls(run, folders.Folder(checks.as_path(workdir)))
+
+    @property
+    def title(self) -> str:
+        """The run, task and step: "two_heads (reverse), step 300"."""
+        name, task = self.folder.root.resolve().name, self.run.task.name
+        task = "" if name == task else f" ({task})"
+        return f"{name}{task}, step {self.run.step}"
+
+    def compact(self) -> "Bench":
+        """Returns the bench with layers scanned, where they are many and alike."""
+        if self.run.config.model.num_layers <= heads.running.FEW_LAYERS:
+            return self
+        run = self.run.compact()
+        model = self.once("compact", lambda: run.model)
+        return self.with_run(run._replace(model=model))
+
+    def with_run(self, run: folders.Run) -> "Bench":
+        """Returns the bench with another run, such as a pruned one."""
+        return dataclasses.replace(self, run=run)
+
+    def looped(self) -> "Bench":
+        """Returns the bench with unstacked layers, so that each can be reached."""
+        return self.with_run(self.run.looped())
+
+    def placed(
+        self,
+        available: Sequence[jax.Device] | None = None,
+        *,
+        length: int | None = None,
+    ) -> "Bench":
+        """Returns the bench with model and parameters spread over devices; None: all.
+
+        Heads and positions are split as the config says, if the number of devices
+        allows; else each device has the whole model and a part of the examples. These
+        have `length` positions; None: as the task says.
+        """
+        run = self.run
+        length = run.task.sequence_length if length is None else length
+        available = list(available or jax.devices())
+        if len(available) == 1:
+            return self
+        wanted = run.config.copy_and_resolve_references()
+        with wanted.ignore_type():
+            wanted.devices.data = None
+        try:
+            sizes = sharing.shape(wanted, len(available))
+            sharing.check_sequence(wanted, length)
+        except ConfigError:
+            sizes = sharing.Shape(len(available), 1, 1)
+        mesh = devices.make_mesh(available, **sizes._asdict())
+        shared = devices.Sharded(mesh)
+        model = folders.make_model(run.config, run.task, shared)
+        params = shared.put_state(run.params)
+        return self.with_run(run._replace(model=model, params=params, placement=shared))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what `make` gives, made once for the run's model and a key.
+
+        For programs that parameters are handed to, which compile but once so.
+        """
+        key = self.run.model, self.run.placement, key
+        if key not in self.programs:
+            self.programs[key] = make()
+        return self.programs[key]
+
+    def program(self, function: Callable) -> Callable:
+        """Returns the function, compiled; its results are on all devices."""
+        placement = self.run.placement
+        if placement is None:
+            return jax.jit(function)
+        return placement.program(function, num_scalars=0, returns_state=False)
+
+    def whole_batch(self, count: int) -> int:
+        """Returns `count` rounded up, so that devices can split as many examples."""
+        placement = self.run.placement
+        parts = 1 if placement is None else placement.batch_parts
+        return -(-count // parts) * parts
+
+    def spread(self, example: tasks.Example) -> tasks.Example:
+        """Returns a batch (of `whole_batch` size) split over devices; in a program."""
+        placement = self.run.placement
+        return example if placement is None else placement.spread(example)
+
+    def gathered(self, tree: Any) -> Any:
+        """Returns arrays whole on every device; in a program."""
+        placement = self.run.placement
+        return tree if placement is None else placement.gathered(tree)
+
+    def observed(
+        self,
+        params: Any,
+        example: tasks.Example,
+        function: Callable[[attention.AttentionMap, str], Any],
+        layers: Sequence[int],
+    ) -> tuple[models.Output, list[Any]]:
+        """Returns the output on a batch, and a function of the maps of some layers.
+
+        Inside a program. The function, of a map and the kind of its layer, runs where
+        the map is made, so that no map outlives its layer. Layers are counted over all
+        kinds.
+        """
+        run = self.run
+        parts = models.heads_of_layers(run.config.model)
+        if len(layers) == len(parts):
+            at = heads.running.by_kind(function, run.model)
+        else:
+            at = {
+                f"{parts[i].path}/map": functools.partial(function, kind=parts[i].kind)
+                for i in layers
+            }
+        output, found = heads.running.look(run.model, params, example, at)
+        return output, [found[f"{parts[i].path}/map"] for i in layers]
+
+    def held_out(self, indices: Sequence[int]) -> tasks.Example:
+        """Returns the held-out examples of these indices, split over devices."""
+        data, make = self.once("held_out", self._held_out)
+        indices = np.asarray(indices, np.int32)
+        if self.run.placement is not None:
+            indices = self.run.placement.put(indices)
+        return make(data, indices)
+
+    def _held_out(self):
+        run = self.run
+        data = run.task.held_out_data
+
+        def make(data, indices):
+            example = evaluation.held_out_batch(
+                run.task, run.config.seed, data, indices
+            )
+            return self.spread(example)
+
+        return (data if run.placement is None else run.placement.put(data)), jax.jit(
+            make
+        )
+
+    def batch_size(self, examples: int, positions: int = _BATCH_POSITIONS) -> int:
+        """Returns how many of `examples` fit a batch of at most `positions` positions.
+
+        Raises:
+          ConfigError: If `examples` is not a number of examples.
+        """
+        with checks.user_mistakes():
+            checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
+        task = self.run.task
+        most = max(1, positions // max(task.sequence_length, task.target_length or 0))
+        return self.whole_batch(min(examples, most))
+
+    def batches(self, examples: int, *, name: str = "") -> "Batches":
+        """Returns held-out examples in whole batches; with a name they show a bar."""
+        return Batches(self, examples, self.batch_size(examples), name)
+
+    def measured(
+        self,
+        examples: int,
+        *,
+        metric: str | None = None,
+        name: str = "",
+        whole: folders.Run | None = None,
+    ) -> heads.Measured:
+        """Returns the run as what measures of heads.
+
+        Args:
+          examples: How many held-out examples, rounded up to whole batches.
+          metric: "loss", "accuracy" for the share of wrong answers, "exact_match" for
+            that of examples with any, or "drift"; None: the own one of the task.
+          name: The name of the progress bar; "": no bar.
+          whole: For the drift, the run to compare with; None: this one.
+
+        Raises:
+          ConfigError: If the task has no such metric.
+        """
+        run, metric = self.run, self.metric(metric)
+        batches = self.batches(examples, name=name)
+        if metric == "drift":
+            whole = whole and (whole.model, whole.params)
+            return heads.measured_by_drift(run.model, run.params, batches, whole=whole)
+        function = heads.metrics.loss
+        if metric == "accuracy":
+            function = heads.metrics.mistakes(run.task.correct)
+        if metric == "exact_match":
+            function = heads.metrics.failures(run.task.correct)
+        return heads.Measured(run.model, function, run.params, batches)
+
+    def metric(self, name: str | None = None) -> str:
+        """Returns the name of a metric of the task; None: of its own one.
+
+        Raises:
+          ConfigError: If the task has no such metric.
+        """
+        task = self.run.task
+        own = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
+        with checks.user_mistakes():
+            checks.choice("metric", name or own[0], METRICS)
+        if name and name not in own:
+            raise ConfigError(
+                f"metric must be {' or '.join(own)} for the task {task.name}, which "
+                f"has no {'whole answers' if 'loss' in own else 'targets'}, got "
+                f"{name!r}."
+            )
+        return name or own[0]
+
+    def ablation_value(self, name: str, examples: int) -> heads.AblationValue:
+        """Returns what closed heads pass on, by a name of `ABLATION_VALUES`.
+
+        A mean is over that many held-out examples.
+
+        Raises:
+          ConfigError: If there is no such value.
+        """
+        with checks.user_mistakes():
+            checks.choice("ablation_value", name, ABLATION_VALUES)
+        if name == "mean":
+            batches = self.batches(examples, name="means of heads")
+            return heads.ablation_values.mean(self.run.model, self.run.params, batches)
+        return getattr(heads.ablation_values, name)
+
+    def observations(
+        self,
+        observe: Callable[[Any, tasks.Example], Any],
+        indices: Sequence[int],
+        *,
+        batch_size: int,
+        name: str,
+    ) -> Iterator[Any]:
+        """Yields the results of a program on held-out examples, per batch, on the host.
+
+        Args:
+          observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
+          indices: Those of the examples.
+          batch_size: That of all batches: the last is filled up by repeating its last
+            example, and the repetitions are dropped from the result.
+          name: The name of the progress bar.
+        """
+        starts = range(0, len(indices), batch_size)
+        for start in self.progress(starts, name=name, unit="batch"):
+            batch = list(indices[start : start + batch_size])
+            filled = batch + batch[-1:] * (batch_size - len(batch))
+            results = jax.device_get(observe(self.run.params, self.held_out(filled)))
+            yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
+
+
+def command(script: str, root: str | os.PathLike) -> str:
+    """Returns the command line of a script for the run in a folder, for a message.
+
+    It begins with `scripts/run` where the user came by it, who may have no other
+    environment.
+    """
+    root = Path(root)
+    if root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())
+    runner = os.environ.get("MHA_HAIKU_RUN", "")
+    return f"{runner} python -m experiments.{script} --workdir={root}".strip()
+
+
+def write(
+    folder: str | os.PathLike,
+    name: str,
+    table: tables.Table,
+    picture: Callable[..., bytes],
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
+    """Writes a study's table as NAME.csv, and its picture beside it.
+
+    Args:
+      folder: The folder to write to; created if it is missing.
+      name: Of the files.
+      table: The table.
+      picture: From a `format` to a file's bytes; see `drawing.picture`.
+      formats: Of the picture's files.
+
+    Returns:
+      The paths of the table and, where matplotlib is installed, of the picture.
+
+    Raises:
+      ConfigError: If a file cannot be written.
+    """
+    path = Path(folder) / f"{name}.csv"
+    return [files.write(path, table.csv()), *write_pictures(path, picture, formats)]
+
+
+def write_pictures(
+    path: Path, picture: Callable[..., bytes], formats: Sequence[str]
+) -> list[Path]:
+    """Writes a picture in each format, with its suffix; none without matplotlib."""
+    if not drawing.is_possible():
+        return []
+    return [
+        files.write(path.with_suffix(f".{kind}"), picture(format=kind))
+        for kind in formats
+    ]
+
+
+class TrainingStudy(loop.Observer):
+    """Studies a run while it trains: `look` has the parameters that the bench lacks."""
+
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: ml_collections.ConfigDict,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
+        model = folders.make_model(config, task)  # in this process only
+        run = folders.Run(config, task, model, None, step)
+        self._bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
+        self.start(step)
+
+    def start(self, step: int) -> None:
+        """Is called before the first `look`, with the step at which the run starts."""
+
+
+class Batches:
+    """Batches of held-out examples that can be iterated over more than once."""
+
+    def __init__(self, bench: Bench, examples: int, size: int, name: str = ""):
+        self._bench, self._name = bench, name
+        self._size, self._count = size, -(-examples // size)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tasks.Example]:
+        numbers = range(self._count)
+        if self._name:
+            numbers = self._bench.progress(numbers, name=self._name, unit="batch")
+        for i in numbers:
+            yield self._bench.held_out(range(i * self._size, (i + 1) * self._size))

@@ -1,0 +1,317 @@
+"""Several processes that run the same program: how they meet, agree and share results.
+
+All processes must call each of these functions, in the same order. With one process
+they return at once. The first process is the one that reads and writes the folder of a
+run.
+"""
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks
+
+_logger = logging.getLogger("mha_haiku")
+_HEARTBEAT_SECONDS = 30  # without a heartbeat, until a process counts as dead
+_LEAVE_SECONDS = 60  # that the first to end waits for the others
+_CONNECT_SECONDS = 10
+_GOODBYE = b"."
+
+
+def join(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout: float = 60.0,
+) -> None:
+    """Connects to the other processes; call it before any other function of JAX.
+
+    If they do not all come in time, the process ends with status 2 and two lines on
+    stderr. JAX itself would abort with a stack trace.
+
+    Args:
+      coordinator: "host:port" of process 0; None: taken from Slurm, Open MPI or the
+        TPU pod, as the next two.
+      num_processes: How many there are.
+      process_id: Which one this is, from 0.
+      timeout: How long to wait for them, in seconds.
+
+    Raises:
+      ConfigError: If not all three are given, or none and there is no such cluster.
+    """
+    _check(coordinator, num_processes, process_id)
+    where = coordinator or "the cluster's coordinator"
+    met = threading.Event()
+
+    def watch():
+        if not met.wait(timeout):
+            print(
+                f"error: not all processes met at {where} within {timeout:g} s; this "
+                f"is process {'?' if process_id is None else process_id}.\n"
+                f"Start all of them, process 0 on the coordinator's host, with the "
+                f"same coordinator and number of processes.",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(2)
+
+    threading.Thread(target=watch, daemon=True, name="join").start()
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            initialization_timeout=int(timeout) + 600,  # later than `watch`
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_LEAVE_SECONDS,
+        )
+        jax.devices()
+    except (RuntimeError, ValueError) as error:
+        raise checks.ConfigError(
+            f"--distributed cannot meet other processes: {' '.join(str(error).split())}"
+            "\nOutside Slurm, Open MPI and TPU pods give --coordinator=host:port, "
+            "--num_processes and --process_id."
+        ) from error
+    finally:
+        met.set()
+    if jax.process_count() > 1:
+        _hold_lifelines(coordinator)
+
+
+def is_first() -> bool:
+    """Returns whether this process reads and writes the run's folder."""
+    return jax.process_index() == 0
+
+
+def exchange(text: str) -> list[str]:
+    """Returns the texts of all processes, in their order."""
+    if _is_alone():
+        return [text]
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = _gathered(np.array([own.size], np.int32))[:, 0]
+    rows = _gathered(np.pad(own, (0, int(sizes.max()) - own.size)))
+    return [
+        row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def agree(stops: bool, steps: int) -> tuple[bool, int]:
+    """Returns whether any process wants to stop, and the least of their steps."""
+    if _is_alone():
+        return stops, steps
+    wishes = _gathered(np.array([stops, min(steps, 2**31 - 1)], np.int32))
+    return bool(wishes[:, 0].any()), int(wishes[:, 1].min())
+
+
+def first_does(function: Callable[[], Any]) -> Any:
+    """Returns on all processes the result of `function()` on the first.
+
+    Args:
+      function: Returns a value that JSON can hold; only the first process calls it.
+
+    Raises:
+      ConfigError: On all processes, if the first raised it.
+      RuntimeError: On the others, if the first raised anything else.
+    """
+    if _is_alone():
+        return function()
+    outcome, failure = {}, None
+    if is_first():
+        try:
+            outcome = {"value": function()}
+        except checks.ConfigError as error:
+            outcome, failure = {"mistake": str(error)}, error
+        except Exception as error:
+            outcome, failure = {"fault": f"{type(error).__name__}: {error}"}, error
+    outcome = json.loads(exchange(json.dumps(outcome))[0])
+    if failure is not None:
+        raise failure
+    if "mistake" in outcome:
+        raise checks.ConfigError(outcome["mistake"])
+    if "fault" in outcome:
+        raise RuntimeError(f"the first process failed: {outcome['fault']}")
+    return outcome["value"]
+
+
+def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
+    """Returns on all processes the host arrays that `function()` returns on the first.
+
+    Args:
+      function: Returns a tree of arrays; only the first process calls it.
+      abstract: A tree of their shapes and dtypes.
+
+    Raises:
+      ConfigError: As `first_does`.
+    """
+    if _is_alone():
+        return function()
+    result = []
+
+    def read():
+        result.append(function())
+
+    first_does(read)
+    leaves, structure = jax.tree.flatten(abstract)
+    sizes = [int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves]
+    content = np.zeros(sum(sizes), np.uint8)
+    if result:  # as bytes, so that the broadcast changes no bit
+        parts = [np.asarray(x).tobytes() for x in jax.tree.leaves(result[0])]
+        content = np.frombuffer(b"".join(parts), np.uint8)
+    from jax.experimental import multihost_utils
+
+    content = np.asarray(multihost_utils.broadcast_one_to_all(content)).tobytes()
+    starts = np.cumsum([0, *sizes])
+    arrays = [
+        np.frombuffer(content[start : start + size], x.dtype).reshape(x.shape).copy()
+        for x, start, size in zip(leaves, starts, sizes, strict=False)
+    ]
+    return jax.tree.unflatten(structure, arrays)
+
+
+def leave() -> bool:
+    """Disconnects from the other processes; returns whether this is the first.
+
+    Afterwards no program may run on devices of other processes.
+    """
+    if jax.distributed.is_initialized():
+        _lifelines.leave()
+        jax.distributed.shutdown()
+    return is_first()
+
+
+def end(status: int) -> None:
+    """Ends a failed process at once; Python's own exit would wait for the others.
+
+    Args:
+      status: The exit status; 2 is for mistakes that all processes notice themselves.
+    """
+    if status and jax.distributed.is_initialized():
+        if status == 2:
+            _lifelines.leave()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _is_alone() -> bool:
+    """Returns whether there are no other processes, or they have been left."""
+    return jax.process_count() == 1 or not jax.distributed.is_initialized()
+
+
+def _check(coordinator, num_processes, process_id) -> None:
+    given = (coordinator, num_processes, process_id)
+    if all(x is None for x in given):
+        return
+    if any(x is None for x in given):
+        raise checks.ConfigError(
+            "--coordinator, --num_processes and --process_id go together, got "
+            f"{coordinator}, {num_processes} and {process_id}."
+        )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise checks.ConfigError(
+            f"--coordinator must be host:port with a port from 1 to 65535, got "
+            f"{coordinator!r}."
+        )
+    with checks.user_mistakes():
+        checks.positive_integer("--num_processes", num_processes)
+        checks.integer_in("--process_id", process_id, 0, num_processes - 1)
+
+
+def _hold_lifelines(coordinator) -> None:
+    """Connects the processes, so that the death of one ends them all at once."""
+    address = first_does(_lifelines.open)
+    host, _, port = address.rpartition(":")
+    if coordinator is not None:
+        host = coordinator.rpartition(":")[0]
+    try:
+        if is_first():
+            _lifelines.accept(jax.process_count() - 1)
+        else:
+            _lifelines.hold(host, int(port))
+    except OSError as error:
+        _logger.warning(
+            f"No line between the processes ({error}): where one dies, the others end "
+            f"{_HEARTBEAT_SECONDS} s later."
+        )
+
+
+def _gathered(array: np.ndarray) -> np.ndarray:
+    """Returns the arrays of all processes, one row each."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array))
+
+
+class _Lifelines:
+    """Connections between processes that break when one dies, so that the others end.
+
+    JAX notices a death by missing heartbeats, tens of seconds later, and aborts. Here
+    every process holds a connection to the first, watched by a thread; the operating
+    system closes it when either dies. Then the process ends with status 1 and two lines
+    on stderr.
+    """
+
+    def __init__(self):
+        self._lines: list[socket.socket] = []
+        self._server: socket.socket | None = None
+        self._left = False
+
+    def open(self) -> str:
+        """Listens, on the first process; returns "host:port"."""
+        self._server = socket.create_server(("", 0))
+        return f"{socket.gethostname()}:{self._server.getsockname()[1]}"
+
+    def accept(self, count: int) -> None:
+        """Waits until `count` other processes have connected."""
+        self._server.settimeout(_CONNECT_SECONDS)
+        for _ in range(count):
+            self._watch(self._server.accept()[0])
+
+    def hold(self, host: str, port: int) -> None:
+        """Connects to the first process."""
+        self._watch(socket.create_connection((host, port), _CONNECT_SECONDS))
+
+    def leave(self) -> None:
+        """Announces the end, so that the others do not take it for a death."""
+        self._left = True
+        for line in self._lines:
+            try:
+                line.sendall(_GOODBYE)
+            except OSError:
+                pass  # gone already
+
+    def _watch(self, line):
+        line.settimeout(None)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._lines.append(line)
+        threading.Thread(
+            target=self._wait, args=(line,), daemon=True, name="lifeline"
+        ).start()
+
+    def _wait(self, line):
+        try:
+            said = line.recv(1)
+        except OSError:
+            said = b""
+        if said == _GOODBYE or self._left:
+            return
+        print(
+            "fault: another process has died, and training cannot go on without it.\n"
+            "The same command on all of them resumes from the newest checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+
+_lifelines = _Lifelines()

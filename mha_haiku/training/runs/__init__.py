@@ -1,0 +1,24 @@
+"""A run on disk: its folder, config, lock, log, checkpoints and training loop."""
+
+from mha_haiku.training.runs.configuration import default_config
+from mha_haiku.training.runs.folders import Run, load_run
+from mha_haiku.training.runs.loop import Observer, train
+from mha_haiku.training.runs.opening import SeedsSummary, Summary
+from mha_haiku.training.runs.seeds import Trained, train_seeds
+from mha_haiku.training.runs.trainers import NonFiniteLossError
+
+load = load_run
+
+__all__ = [
+    "NonFiniteLossError",
+    "Observer",
+    "Run",
+    "SeedsSummary",
+    "Summary",
+    "Trained",
+    "default_config",
+    "load",
+    "load_run",
+    "train",
+    "train_seeds",
+]

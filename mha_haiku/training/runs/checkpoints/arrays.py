@@ -1,0 +1,111 @@
+"""The arrays of a checkpoint: one safetensors file, compared by their names.
+
+A name is the path of an array in the tree, ".params['encoder/norm']['scale']". The
+file is a JSON header and the bytes of the arrays; other tools read it as it is.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from mha_haiku.core import arrays, checks
+
+_ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
+_FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
+
+
+def describe(tree: Any) -> dict[str, dict[str, Any]]:
+    """Returns "dtype" and "shape" of each leaf of a tree, by its name."""
+    return {
+        keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
+        for path, x in jax.tree.leaves_with_path(tree)
+    }
+
+
+def fields(names: Iterable[str]) -> set[str]:
+    """Returns the fields of a tree: the first parts of its arrays' names, ".params"."""
+    return {_FIELD.match(name)[0] for name in names if _FIELD.match(name)}
+
+
+def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """Returns the arrays that are in some fields of a tree; see `describe`."""
+    return {name: x for name, x in described.items() if fields([name]) <= wanted}
+
+
+def compare(
+    saved: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], where: str
+) -> None:
+    """Raises an error unless the saved arrays are those that are wanted.
+
+    Raises:
+      ConfigError: If they differ in names, shapes or dtypes; it names the parameter.
+    """
+    missing = [name for name in wanted if name not in saved]
+    unknown = [name for name in saved if name not in wanted]
+    if differ := checks.lacks_and_has(missing, unknown, 3):
+        raise checks.ConfigError(
+            f"{where} does not hold the parameters of this config's model:\n{differ}."
+        )
+    for name, has in wanted.items():
+        for what in ("shape", "dtype"):
+            before, after = saved[name][what], has[what]
+            if before != after:
+                raise checks.ConfigError(
+                    f"{where} has the {what} {_shown(before)} at {name}; this "
+                    f"config's model has {_shown(after)}."
+                )
+
+
+def write(path: Path, tree: Any) -> None:
+    """Writes a tree of host arrays as one safetensors file.
+
+    Raises:
+      ValueError: If two arrays have one name, or a name is reserved.
+      OSError: If the disk has no room for them.
+    """
+    import safetensors.numpy
+
+    leaves = jax.tree.leaves_with_path(tree)
+    named = {keystr(place): np.asarray(x, order="C") for place, x in leaves}
+    if len(named) < len(leaves) or arrays.METADATA in named:
+        raise ValueError(
+            f"arrays must have names of their own, none {arrays.METADATA!r}."
+        )
+    size = sum(array.nbytes for array in named.values())
+    if shutil.disk_usage(path.parent).free < size + _ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    safetensors.numpy.save_file(named, path)
+
+
+def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
+    """Returns a tree of arrays of a safetensors file, on the host.
+
+    Args:
+      path: What `write` wrote.
+      abstract: A tree of the shapes and dtypes to read; see `compare`.
+      names: The names of all arrays of the file; None: those of the tree.
+
+    Raises:
+      ValueError: If the file holds anything else, or is damaged.
+    """
+    wanted = describe(abstract)
+    stored = arrays.read_safetensors(path)
+    if set(stored) != set(names or wanted):
+        raise ValueError(f"{path} must hold the arrays of its manifest.")
+    found = {name: np.array(stored[name].read()) for name in wanted}
+    for name, array in found.items():
+        if describe(array)[""] != wanted[name]:
+            raise ValueError(f"{path} must hold {wanted[name]} at {name}.")
+    return jax.tree.unflatten(jax.tree.structure(abstract), found.values())
+
+
+def _shown(value) -> str:
+    return value if isinstance(value, str) else str(tuple(value))

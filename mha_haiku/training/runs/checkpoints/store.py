@@ -1,0 +1,330 @@
+"""The checkpoints of a run: saved in the background, verified before restoring.
+
+Each has a folder, `<step>/`, which gets this name once all of it is on the disk; what a
+kill leaves half written has another. So a `<step>/` that does not match its manifest,
+or has none, was damaged later.
+"""
+
+import logging
+import math
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs.checkpoints import arrays, manifest
+
+_logger = logging.getLogger("mha_haiku")
+
+_ARRAYS = "arrays.safetensors"
+_PARTIAL = ".partial-"  # being written
+_REMOVED = ".removed-"  # being deleted
+_STEP = re.compile("0|[1-9][0-9]{0,17}")
+
+
+class SaveError(RuntimeError):
+    """The newest checkpoint could not be written; the others are unchanged."""
+
+
+class Checkpoints:
+    """The checkpoints in one folder: the newest two and the best.
+
+    Saving runs in the background; `close` (or leaving the `with`) waits for it, and so
+    does the end of the process. A checkpoint that cannot be written causes a warning
+    and leaves the others unchanged. Trees are host arrays.
+    """
+
+    def __init__(self, folder: str | Path, *, read_only: bool = False):
+        """Opens the folder, which the first save creates.
+
+        Args:
+          folder: The folder of the steps, one sub-folder each.
+          read_only: Whether only to restore; then the folder must exist. Otherwise no
+            other process may write to it; the lock of the run's folder sees to that.
+
+        Raises:
+          ConfigError: If there is no such folder to read.
+        """
+        self._root = Path(folder).absolute()
+        self._damage: dict[int, str | None] = {}  # of the steps that were checked
+        self._read_only = read_only
+        self._thread: threading.Thread | None = None
+        self._failure: SaveError | None = None
+        self._reported: set[int] = set()  # damaged steps
+        if not read_only:
+            for path in self._root.glob(".*-*"):
+                if path.name.startswith((_PARTIAL, _REMOVED)):  # left by a kill
+                    _remove(path)
+        elif not self._root.is_dir():
+            raise ConfigError(f"There are no checkpoints in {folder}.")
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._join()
+
+    def steps(self) -> list[int]:
+        """Returns the steps that exist, good or not, ascending.
+
+        Anything with the name of a step counts: a link, for instance, is a damaged one.
+        """
+        self._join()
+        return self._steps()
+
+    def latest(self) -> int | None:
+        """Returns the newest good step, or None where nothing has been saved.
+
+        It logs a warning about each damaged step after it, once, and renames that to
+        `<step>.damaged` unless this is read-only.
+
+        Raises:
+          ConfigError: If there are checkpoints, and none of them is good.
+        """
+        damaged = {}
+        for step in reversed(self.steps()):
+            damage = self._damage_of(step)
+            if damage is None:
+                self._leave_out(damaged, f"the newest good one is of step {step}")
+                return step
+            damaged[step] = damage
+        if damaged:
+            reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+            raise ConfigError(
+                f"No checkpoint in {self._root} is good: {reasons}.\n"
+                "Put back a copy of one, take another workdir, or remove this one to "
+                "start from the beginning."
+            )
+        return None
+
+    def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
+        """Starts to save a tree of host arrays; waits for the save before it.
+
+        Args:
+          step: Its step; a good checkpoint of this step is kept as it is.
+          tree: Arrays, which must not be changed afterwards.
+          held_out_loss: The smallest marks the best step; None is never the best.
+
+        Raises:
+          ValueError: If `held_out_loss` is not finite.
+        """
+        if held_out_loss is not None and not math.isfinite(held_out_loss):
+            raise ValueError(f"held_out_loss must be finite, got {held_out_loss}.")
+        if step in self.steps():
+            damage = self._damage_of(step)
+            if damage is None:
+                return
+            self._leave_out({step: damage}, "it is saved again")
+        # Not a daemon: Python waits for it when the process ends, however that ends.
+        self._thread = threading.Thread(
+            target=self._write, args=(step, tree, held_out_loss), name="checkpoint"
+        )
+        self._thread.start()
+
+    def fields(self, step: int | None = None) -> set[str]:
+        """Returns the fields of what was saved, {".step", ".params"}; see `restore`."""
+        saved = manifest.read(self._path(self._existing(step))).arrays
+        return arrays.fields(saved)
+
+    def restore(
+        self, abstract: Any, step: int | None = None, *, partly: bool = False
+    ) -> Any:
+        """Returns the tree saved at a step, as host arrays.
+
+        Args:
+          abstract: A tree with the structure, shapes and dtypes of what was saved, as
+            from `jax.eval_shape`.
+          step: Which step; None means the newest good one.
+          partly: Whether the checkpoint may have more fields at the top of the tree,
+            which are not read.
+
+        Raises:
+          ConfigError: If there is no such step, it is damaged, or it holds a tree of
+            other names, shapes or dtypes.
+        """
+        step = self._existing(step)
+        where = f"The checkpoint of step {step} in {self._root}"
+        saved = manifest.read(self._path(step)).arrays
+        wanted, names = arrays.describe(abstract), list(saved)
+        if partly:
+            saved = arrays.of_fields(saved, arrays.fields(wanted))
+        arrays.compare(saved, wanted, where)
+        try:
+            return arrays.read(self._path(step) / _ARRAYS, abstract, names)
+        except Exception as error:  # the file contradicts its manifest
+            raise ConfigError(f"{where} is damaged: {error}") from error
+
+    def close(self) -> None:
+        """Waits until everything is on disk.
+
+        Raises:
+          SaveError: If the newest checkpoint could not be written.
+        """
+        self._join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _join(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _existing(self, step) -> int:
+        steps, root = self.steps(), self._root
+        listed = ", ".join(map(str, steps))
+        if step is None:
+            step = self.latest()
+        if step is None:
+            raise ConfigError(f"There are no checkpoints in {root}.")
+        if step not in steps:
+            raise ConfigError(
+                f"There is no checkpoint of step {step} in {root}; there are: {listed}."
+            )
+        damage = self._damage_of(step)
+        if damage is not None:
+            raise ConfigError(
+                f"The checkpoint of step {step} in {root} is damaged: {damage}.\n"
+                f"There are: {listed}."
+            )
+        return step
+
+    def _leave_out(self, damaged, instead) -> None:
+        """Warns about damaged steps once, and renames them unless this is read-only."""
+        for step, damage in damaged.items():
+            if step in self._reported:
+                continue
+            kept = ""
+            if self._read_only:
+                self._reported.add(step)
+            else:
+                aside = self._root / f"{step}.damaged"
+                _remove(aside)
+                os.rename(self._path(step), aside)
+                del self._damage[step]
+                kept = f"; it is kept as {aside.name}"
+            _logger.warning(
+                f"The checkpoint of step {step} in {self._root} is damaged: "
+                f"{damage}{kept}; {instead}."
+            )
+
+    def _path(self, step) -> Path:
+        return self._root / str(step)
+
+    def _steps(self) -> list[int]:
+        names = os.listdir(self._root) if self._root.is_dir() else []
+        return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+    def _damage_of(self, step) -> str | None:
+        """Returns what is wrong with a step, None if nothing; reads it only once."""
+        if step not in self._damage:
+            self._damage[step] = None
+            try:
+                manifest.check(self._path(step))
+            except manifest.DamageError as error:
+                self._damage[step] = str(error)
+        return self._damage[step]
+
+    def _write(self, step, tree, held_out_loss) -> None:
+        """Writes one checkpoint; runs in its own thread."""
+        self._failure = None
+        try:
+            self._write_folder(step, tree, held_out_loss)
+        except Exception as error:
+            good = [step for step, damage in self._damage.items() if damage is None]
+            kept = "there is no good one before it"
+            if good:
+                kept = f"the newest good one is of step {max(good)}"
+            self._failure = SaveError(
+                f"The checkpoint of step {step} could not be written in "
+                f"{self._root} ({_reason(error)}); {kept}"
+            )
+            _logger.warning(f"{self._failure}. The next save tries again.")
+            return
+        try:
+            self._prune()
+        except OSError as error:
+            _logger.warning(f"Old checkpoints could not be removed: {error}.")
+
+    def _write_folder(self, step, tree, held_out_loss) -> None:
+        """Writes a step that is not there; where that fails, nothing is left."""
+        partial = self._root / f"{_PARTIAL}{step}"
+        try:
+            partial.mkdir(parents=True)
+            arrays.write(partial / _ARRAYS, tree)
+            manifest.write(
+                partial,
+                step=step,
+                held_out_loss=held_out_loss,
+                arrays=arrays.describe(tree),
+            )
+            os.rename(partial, self._path(step))
+        except BaseException:
+            _remove(partial)
+            raise
+        self._damage[step] = None
+
+    def _prune(self) -> None:
+        """Removes all but the newest two and the one with the least held-out loss."""
+        steps, losses = self._steps(), {}
+        for step in steps:
+            try:
+                losses[step] = manifest.read(self._path(step)).held_out_loss
+            except manifest.DamageError:
+                losses[step] = None
+        known = [(loss, step) for step, loss in losses.items() if loss is not None]
+        _, best = min(known, default=(None, None))
+        for step in steps[:-2]:
+            if step != best:
+                removed = self._root / f"{_REMOVED}{step}"
+                os.rename(self._path(step), removed)
+                _remove(removed)
+                self._damage.pop(step, None)
+
+
+class Elsewhere:
+    """The null object of `Checkpoints`, on processes that do not write them."""
+
+    def __init__(self, latest: int | None):
+        """Takes the newest good step."""
+        self._latest = latest
+
+    def __enter__(self) -> "Elsewhere":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def latest(self) -> int | None:
+        """Returns the newest step, as far as this process knows."""
+        return self._latest
+
+    def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
+        """Remembers the step."""
+        del tree, held_out_loss
+        self._latest = step
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _remove(path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _reason(error) -> str:
+    """Returns the message of safetensors or of the system, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    full = "No space left on device"
+    return full if full in text else f"{type(error).__name__}: {text[:200]}"

@@ -1,0 +1,384 @@
+"""The config of a run: its fields, their checks, and the difference of two configs.
+
+Every mistake found here is a `ConfigError` that names the field by its whole path,
+before anything compiles.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import ml_collections
+
+from mha_haiku.core import checks, fields, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.fields import Field, OneOf
+from mha_haiku.core.models import architecture
+from mha_haiku.training import optimizers, tasks
+from mha_haiku.training.runs import sharing
+
+_STEPS = fields.integer(1, 2**31 - 1)
+_COUNT = fields.integer(1, 2**24)
+
+_TRAINING = {
+    "steps": Field(400, "training steps of the whole run", _STEPS),
+    "seeds": Field(
+        1,
+        "models that train together, each in a folder of its own: with config.seed, "
+        "config.seed + 1, ...",
+        fields.integer(1, 2**10),
+    ),
+    "batch_size": Field(128, "examples of a step, over all devices", _COUNT),
+    "steps_per_dispatch": Field(
+        50, "most steps in one call of the compiled program", _COUNT
+    ),
+    "report_every": Field(50, "steps between reports", _STEPS),
+    "evaluate_every": Field(200, "steps between evaluations", _STEPS),
+    "evaluation_examples": Field(
+        1024, "held-out examples that each evaluation takes", _COUNT
+    ),
+    "checkpoint_every": Field(200, "steps between checkpoints", _STEPS),
+    "timeline_every": Field(
+        0,
+        "steps between measurements of heads for heads/timeline.png; 0: none",
+        fields.integer(0, 2**31 - 1),
+    ),
+    "samples": Field(
+        1,
+        "texts that a causal model of a text, or an encoder-decoder, writes at each "
+        "evaluation; 0: none",
+        fields.integer(0, 2**10),
+    ),
+    "non_finite": Field(
+        "abort",
+        "what to do at a step whose loss or gradient is not finite",
+        OneOf(("abort", "skip")),
+    ),
+    "max_skips": Field(
+        10, "with skip: most steps skipped in a row; one more ends the run", _STEPS
+    ),
+    "tensorboard": Field(
+        False, "whether TensorBoard files are written too", fields.boolean
+    ),
+}
+
+# The attention maps that are saved; see `studies.attention_dump`.
+_ATTENTION = {
+    "examples": Field(8, "held-out examples whose maps are saved", _COUNT),
+    "dtype": Field(
+        "float16", "number format of saved maps", OneOf(("float16", "float32"))
+    ),
+    "full_length": Field(
+        256, "longest input whose maps are saved whole; longer ones are pooled", _COUNT
+    ),
+    "pooled_size": Field(
+        128, "rows and columns of a pooled map", fields.integer(1, 2**14)
+    ),
+    "snapshots": Field(
+        0,
+        "reports of a training at which maps of the same examples are saved; 0: none",
+        fields.integer(0, 2**10),
+    ),
+}
+
+
+_SECTIONS = {
+    "model": architecture.FIELDS,
+    "optimizer": optimizers.FIELDS,
+    "training": _TRAINING,
+    "attention": _ATTENTION,
+    "devices": sharing.FIELDS,
+}
+
+
+def declared(task_name: str) -> fields.Section:
+    """Returns all fields of the config of a run.
+
+    Raises:
+      ConfigError: If there is no such task.
+    """
+    options = tasks.options(task_name)
+    name = Field(task_name, "task to learn", lambda path, value: tasks.options(value))
+    return {
+        "seed": Field(
+            0,
+            "seed of all random numbers of the run",
+            fields.integer(0, 2**32 - 1),
+        ),
+        "init_from": Field(
+            "",
+            "folder of a run whose parameters this one starts from; empty: random ones",
+            fields.text,
+        ),
+        "task": {"name": name, **options["task"]},
+        **({"data": options["data"]} if options["data"] else {}),
+        **_SECTIONS,
+        "model": _with_defaults(_SECTIONS["model"], tasks.model_defaults(task_name)),
+    }
+
+
+def _with_defaults(section, values) -> fields.Section:
+    """Returns a section with other defaults, by the dotted names of fields."""
+    section = dict(section)
+    for name, value in values.items():
+        first, _, rest = name.partition(".")
+        own = section[first]
+        section[first] = (
+            _with_defaults(own, {rest: value})
+            if rest
+            else dataclasses.replace(own, default=value)
+        )
+    return section
+
+
+def default_config(task: str | tasks.Task = "reverse") -> ml_collections.ConfigDict:
+    """Returns the config of a run with the default of every field.
+
+    Args:
+      task: One of `tasks.names()`, or the file and class of your own, as
+        "mine.py:MyTask"; or a task, for which the model gets enough positions.
+    """
+    if isinstance(task, str):
+        return fields.defaults(declared(task))
+    config = with_task(fields.defaults(declared(_registered(task))), task)
+    config.model.embedding.max_length = max(
+        config.model.embedding.max_length, task.sequence_length, task.target_length or 0
+    )
+    return config
+
+
+def with_task(
+    config: ml_collections.ConfigDict, task: tasks.Task
+) -> ml_collections.ConfigDict:
+    """Returns a copy of a config that describes the given task.
+
+    The task's class is registered in this process; see `tasks.register`.
+    """
+    name = _registered(task)
+    config = ml_collections.ConfigDict(config.to_dict())
+    values = tasks.values(task)
+    config.task = {"name": name, **values["task"]}
+    if "data" in config:
+        del config["data"]
+    if values["data"]:
+        config.data = values["data"]
+    return config
+
+
+def _registered(task) -> str:
+    """Returns the name of a task's class, which is registered in this process."""
+    if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
+        what = f"the class {task.__name__}" if isinstance(task, type) else type(task)
+        raise TypeError(
+            f"task must be a mha_haiku.tasks.Task and a dataclass, got {what}."
+        )
+    return tasks.register(type(task))
+
+
+def set_task(config: ml_collections.ConfigDict, name: str) -> None:
+    """Gives a config another task, in place.
+
+    Options that both tasks have keep their values; the others get their defaults.
+
+    Raises:
+      ConfigError: If there is no such task.
+    """
+    default = default_config(name)
+    for section in ("task", "data"):
+        given = config.get(section, {})
+        if section in config:
+            del config[section]
+        if section in default:
+            config[section] = default[section]
+            for option in set(given) & set(default[section]) - {"name"}:
+                with config.ignore_type():  # `validate` checks it
+                    config[section][option] = given[option]
+
+
+@checks.user_mistakes()
+def validate(
+    config: ml_collections.ConfigDict, *, num_devices: int | None = None
+) -> None:
+    """Checks every field of a config, alone and against the others.
+
+    Args:
+      config: A whole config.
+      num_devices: How many devices share a batch; None means this process's.
+
+    Raises:
+      ConfigError: At the first field that is missing, unknown or out of its range.
+    """
+    check_fields(config)
+    sharing.shape(config, num_devices or jax.local_device_count())
+
+
+@checks.user_mistakes()
+def check_fields(config: ml_collections.ConfigDict) -> None:
+    """Checks every field of a config except against the devices; see `validate`."""
+    values = config.to_dict()
+    fields.check("config", values, declared(task_name(values)))
+    models.check(config.model)
+    if config.seed + config.training.seeds > 2**32:
+        raise ConfigError(
+            f"config.seed must be at most 2**32 - config.training.seeds, got "
+            f"{config.seed} with {config.training.seeds} seeds."
+        )
+
+
+def of_seeds(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+    """Returns the config of each run that a config describes, one per seed."""
+    runs = []
+    for i in range(config.training.seeds):
+        own = config.copy_and_resolve_references()
+        own.seed += i
+        own.training.seeds = 1
+        runs.append(own)
+    return runs
+
+
+def task_name(values: Any) -> str:
+    """Returns `config.task.name` of a config's values.
+
+    Raises:
+      ConfigError: If there is none, or no such task.
+    """
+    section = values.get("task", {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"config.task must be a section of fields, got {section!r}.")
+    if "name" not in section:
+        raise ConfigError("config.task.name is missing.")
+    tasks.options(section["name"])
+    return section["name"]
+
+
+def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
+    """Checks that the model of a valid config suits the task.
+
+    Raises:
+      ConfigError: If the model has too few positions, the devices cannot divide them,
+        or the model has another kind of output.
+    """
+    sharing.check_sequence(config, task.sequence_length)
+    model, embedding = config.model, config.model.embedding
+    length = max(task.sequence_length, task.target_length or 0)
+    if embedding.positions == "learned" and embedding.max_length < length:
+        raise ConfigError(
+            "config.model.embedding.max_length must be at least the task's sequence "
+            f"length {length} with learned positions, got {embedding.max_length}."
+        )
+    if "loss" not in task.metrics:
+        raise ConfigError(
+            f"config.task.name must be of a task with targets to train, and "
+            f"{task.name!r} has none.\nIts runs serve the studies of heads."
+        )
+    if not model.output.logits:
+        raise ConfigError(
+            "config.model.output.logits must be True to train: the loss is of logits."
+        )
+    is_own = config.task.name not in tasks.names()
+    example = tasks.check(config.task.name, task, is_own=is_own)
+    _check_family(model, task, example)
+    _check_output(model, task, has_positions=example.targets.ndim > 0)
+
+
+def _check_family(model, task, example) -> None:
+    """Checks that the model reads what the task gives, and answers what it asks."""
+    wanted, why = ("encoder", "causal"), ""
+    if task.continues:
+        wanted = ("causal",)
+        why = "\nIts targets are the next inputs, which another family sees."
+    elif example.decoder_inputs is not None:
+        wanted = ("encoder_decoder",)
+    elif example.targets.ndim == 0 and not task.labels_whole:
+        wanted = ("set_classifier",)
+    if model.family not in wanted:
+        raise ConfigError(
+            f"config.model.family must be {' or '.join(map(repr, wanted))} for the "
+            f"task {task.name!r}, got {model.family!r}.{why}"
+        )
+
+
+def _check_output(model, task, *, has_positions) -> None:
+    """Checks that the logits are those of a position, an element or a whole example."""
+    is_set = not has_positions and not task.labels_whole
+    pool, wants_pool = model.output.pool, not has_positions and not is_set
+    if (pool is not None) != wants_pool:
+        wanted = "'first' or 'mean'" if wants_pool else "None"
+        has = "one target for all positions"
+        if not wants_pool:
+            has = (
+                "a target for each position" if has_positions else "a set as its input"
+            )
+        raise ConfigError(
+            f"config.model.output.pool must be {wanted} to train: the task "
+            f"{task.name!r} has {has}, got {pool!r}."
+        )
+    if pool == "first" and model.family == "causal":
+        raise ConfigError(
+            "config.model.output.pool must be 'mean' with family = 'causal', whose "
+            "first position sees nothing but itself, got 'first'."
+        )
+
+
+def make_task(
+    config: ml_collections.ConfigDict, kept: tasks.Kept | None = None
+) -> tasks.Task:
+    """Returns the task that `config.task` and `config.data` describe.
+
+    Raises:
+      ConfigError: If there is no such task, or it does not take these options.
+    """
+    options = config.task.to_dict()
+    data = config.data.to_dict() if "data" in config else {}
+    try:
+        return tasks.make(**options, **data, kept=kept)
+    except ConfigError as error:
+        field = str(error).partition(" ")[0]
+        sections = {"config.task": options, "config.data": data}
+        paths = [path for path, fields in sections.items() if field in fields]
+        raise ConfigError("".join(f"{path}." for path in paths) + str(error)) from None
+
+
+def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:
+    """Returns the config of values of `to_json`; fields that they lack have defaults.
+
+    A new field's default means what was done before there was a choice.
+
+    Raises:
+      ConfigError: If they name no task.
+    """
+    config = default_config(task_name(values))
+
+    def fill(section, own):
+        for name, value in own.items():
+            if isinstance(value, dict) and name in section:
+                fill(section[name], value)
+            else:
+                with section.ignore_type():
+                    section[name] = value
+
+    fill(config, values)
+    return config
+
+
+def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns the resolved values of a config as plain JSON values."""
+    return json.loads(config.to_json_best_effort())
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Returns what changed between two configs (of `to_json`), a line per field.
+
+    Lines read `config.training.steps: 100 -> 200`; a field that is only on one side
+    reads `absent` on the other.
+    """
+    old, new = (fields.flattened(values, "config.") for values in (old, new))
+    absent = object()
+    lines = []
+    for name in [*old, *(name for name in new if name not in old)]:
+        before, after = old.get(name, absent), new.get(name, absent)
+        if before != after:
+            shown = ["absent" if x is absent else repr(x) for x in (before, after)]
+            lines.append(f"{name}: {shown[0]} -> {shown[1]}")
+    return lines

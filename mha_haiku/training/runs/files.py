@@ -1,0 +1,186 @@
+"""Files that are written whole or not at all, and logs with a checksum in each line.
+
+A line of a log is a JSON object whose last field is the CRC-32 of the text before it:
+
+    {"step": 100, "loss": 0.25, "crc32": "8d1c9f6e"}
+
+so that a line that was changed on the disk is noticed, and left out with a warning.
+Logs are only appended to and truncated, never rewritten, so that a kill loses no line.
+"""
+
+import io
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.core.checks import ConfigError
+
+_logger = logging.getLogger("mha_haiku")
+_LINE = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
+
+write = checks.write_file
+
+
+def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
+    """Writes a JSON object; see `write`."""
+    return write(path, json.dumps(contents, indent=2) + "\n")
+
+
+def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Writes arrays by their names as NumPy's `.npz`; see `write`."""
+    return write(path, lambda file: np.savez(file, **arrays))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a JSON file, or None where there is no file.
+
+    Raises:
+      ConfigError: If the file is not readable JSON.
+    """
+    try:
+        contents = json.loads(checks.regular_file(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent} must be a folder.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(contents, dict):
+        raise ConfigError(f"{path} must hold a JSON object.")
+    return contents
+
+
+class _Line(NamedTuple):
+    start: int  # offset of its first byte
+    end: int  # offset after its last
+    record: dict[str, Any] | None  # None: damaged
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a log, in order; none where there is no file.
+
+    A last line that a kill cut off is left out. So is a line that was changed after it
+    was written, with a warning.
+
+    Raises:
+      ConfigError: If the file cannot be read.
+    """
+    lines = _parse(_read_bytes(path))
+    damaged = [str(i) for i, line in enumerate(lines, start=1) if line.record is None]
+    if damaged:
+        listed = ", ".join(damaged[:4]) + ", ..." * (len(damaged) > 4)
+        _logger.warning(
+            f"{path} is damaged at line{'s' * (len(damaged) > 1)} {listed}: left out."
+        )
+    return [line.record for line in lines if line.record is not None]
+
+
+class LineWriter:
+    """Appends records to a log, each at once.
+
+    Records that a full disk refuses are kept, and written once there is room again.
+    """
+
+    def __init__(self, path: Path, *, last_step: int | None = None):
+        """Opens the log; creates it and its folder if they are missing.
+
+        Args:
+          path: The log.
+          last_step: Records of a larger "step" are cut off; None: all stay.
+
+        Raises:
+          ConfigError: If it cannot be opened.
+        """
+        self._pending = b""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = checks.regular_file(path).open("ab", buffering=0)
+            content = _read_bytes(path)
+            end = _end_of_kept(content, last_step)
+            if end < len(content):
+                self._file.truncate(end)
+            if end and content[end - 1 : end] != b"\n":
+                self._pending = b"\n"  # a kill left the last line without it
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+
+    def __enter__(self) -> "LineWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Writes one record of JSON values."""
+        text = json.dumps(record).encode()
+        end = b', "crc32": "%08x"}\n' % zlib.crc32(text)
+        self._pending += text[:-1] + end
+        self._write_pending()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._write_pending()
+        self._file.close()
+
+    def _write_pending(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError as error:
+            _logger.warning(
+                f"{self._file.name} cannot be written ({error.strerror}); "
+                f"{len(self._pending)} bytes wait."
+            )
+
+
+def _read_bytes(path) -> bytes:
+    try:
+        return checks.regular_file(path).read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _parse(content: bytes) -> list[_Line]:
+    """Returns the lines of a log, except a last one that was cut off."""
+    lines, start = [], 0
+    for text in io.BytesIO(content):
+        end = start + len(text)
+        line = _Line(start, end, _record(text.removesuffix(b"\n")))
+        # A kill leaves the beginning of a line. If the text without its last byte is a
+        # whole record, it was not cut off: its newline was damaged.
+        was_cut = line.record is None and not text.endswith(b"\n")
+        if not was_cut or _record(text[:-1]) is not None:
+            lines.append(line)
+        start = end
+    return lines
+
+
+def _record(text: bytes) -> dict[str, Any] | None:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return None
+    body = match[1] + b"}"
+    if zlib.crc32(body) != int(match[2], 16):
+        return None
+    return json.loads(body)
+
+
+def _end_of_kept(content: bytes, last_step: int | None) -> int:
+    """Returns how many bytes stay: those before the first record after `last_step`."""
+    end = 0
+    for line in _parse(content):
+        step = -1 if line.record is None else line.record.get("step", -1)
+        if last_step is not None and step > last_step:
+            break
+        end = line.end
+    return end

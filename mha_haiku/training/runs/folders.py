@@ -1,0 +1,428 @@
+"""The folder of a run: the paths of its files, config.json, and loading the run."""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from mha_haiku.core import checks, display, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import checkpoints, configuration, files, lock
+
+_FORM = 2  # version of the folder's format
+
+
+def _path(name: str) -> property:
+    return property(lambda self: self.root / name)
+
+
+class Folder(NamedTuple):
+    """The paths of a run's folder."""
+
+    root: Path
+
+    config = _path("config.json")
+    tokenizer = _path("tokenizer.json")
+    data = _path("data.npz")
+    metrics = _path("metrics.jsonl")
+    checkpoints = _path("checkpoints")
+    attention = _path("attention")
+    snapshots = _path("attention/snapshots")
+    heads = _path("heads")
+    timeline = _path("heads/timeline.jsonl")
+    samples = _path("samples.jsonl")
+    generated = _path("generated.jsonl")
+    summary = _path("summary.json")
+    lock = _path("lock.json")
+
+    def of_seed(self, seed: int) -> "Folder":
+        """The folder of one run of several that trained together, from its seed."""
+        return Folder(self.root / f"seed_{seed}")
+
+
+class Run(NamedTuple):
+    """A run, loaded from its folder."""
+
+    config: ml_collections.ConfigDict
+    task: tasks.Task
+    model: models.Model
+    params: Any
+    step: int
+    placement: devices.Sharded | None = (
+        None  # of model and parameters; None: one device
+    )
+
+    def __repr__(self) -> str:
+        count = sum(x.size for x in jax.tree.leaves(self.params))
+        task = self.config.task.name
+        return f"Run({task}, step {self.step:,}, {self.model}, {count:,} parameters)"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+    def examples(self, count: int) -> tasks.Example:
+        """Returns the first held-out examples, a batch of B = `count`."""
+        indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
+        return evaluation.held_out_batch(
+            self.task, self.config.seed, self.task.held_out_data, indices
+        )
+
+    def looped(self) -> "Run":
+        """Returns the run with unstacked layers, so that each can be reached."""
+        if not self.config.model.scan_layers:
+            return self
+        return self._with_layers(False, models.unstacked(self.params))
+
+    def compact(self) -> "Run":
+        """Returns the run with layers scanned, where they are alike."""
+        if self.model.scanned is None:
+            return self
+        return self._with_layers(True, models.stacked(self.params))
+
+    def _with_layers(self, are_scanned: bool, params: Any) -> "Run":
+        config = self.config.copy_and_resolve_references()
+        config.model.scan_layers = are_scanned
+        model = make_model(config, self.task)
+        return self._replace(config=config, model=model, params=params)
+
+
+def of_runs(
+    folder: Folder, config: ml_collections.ConfigDict
+) -> list[tuple[ml_collections.ConfigDict, Folder]]:
+    """Returns config and folder of each run that a config describes.
+
+    `folder` is that of the run, or holds a folder for each of several seeds.
+    """
+    if config.training.seeds == 1:
+        return [(config, folder)]
+    return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
+
+
+def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
+    """Returns the folder to train in; creates it if it is missing.
+
+    Where a new run is to begin at step 0, a checkpoint of that step without a
+    config.json, as a kill leaves it, may be there.
+
+    Raises:
+      ConfigError: If it is a file, or cannot be written to.
+    """
+    root = checks.as_path(workdir)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"workdir must be a folder, but {root} is a file.") from None
+    except OSError as error:
+        raise ConfigError(f"workdir {root} cannot be made: {error.strerror}.") from None
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise ConfigError(f"workdir {root} must be writable.")
+    folder = Folder(root)
+    if folder.checkpoints.exists() and not folder.config.exists():
+        with checkpoints.Checkpoints(folder.checkpoints) as stored:
+            if is_new and set(stored.steps()) <= {0}:
+                return folder
+        raise ConfigError(
+            f"workdir {root} has checkpoints but no config.json to resume from."
+        )
+    return folder
+
+
+def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
+    """Returns config, task, model and parameters of a run.
+
+    Args:
+      workdir: The run's folder.
+      step: Which checkpoint; None means the newest.
+
+    Raises:
+      ConfigError: If there is no run, or no checkpoint of that step, or there are runs
+        of several seeds, each in a folder of its own.
+    """
+    folder = Folder(checks.as_path(workdir))
+    saved = cluster.first_does(lambda: read_config(folder))
+    if saved is None:
+        raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
+    config = ml_collections.ConfigDict(saved)
+    if config.training.seeds > 1:
+        own = [each.root for _, each in of_runs(folder, config)]
+        raise ConfigError(
+            f"{folder.root} holds a run for each of several seeds: "
+            f"{', '.join(root.name for root in own)}.\nName one of them, as {own[0]}."
+        )
+    if changed := changed_task(folder):
+        raise ConfigError(
+            f"{changed}, and the run in {folder.root} was of the old one.\n"
+            "Give that back, or train on with --override_config."
+        )
+    task = configuration.make_task(config, shared_kept(folder))
+    model = make_model(config, task)
+    abstract = abstract_state(config, task, model)
+    abstract = stepping.Parameters(abstract.step, abstract.params)
+
+    def restore():
+        with checkpoints.Checkpoints(folder.checkpoints, read_only=True) as stored:
+            return stored.restore(abstract, step, partly=True)
+
+    state = cluster.first_reads(restore, abstract)
+    return Run(config, task, model, state.params, int(state.step))
+
+
+def shared_kept(folder: Folder) -> tasks.Kept | None:
+    """Returns on all processes what `read_kept` returns on the first."""
+    read = functools.cache(lambda: read_kept(folder))
+
+    def described():
+        kept = read()
+        if kept is None or kept.arrays is None:
+            return kept
+        shapes = {name: (x.shape, str(x.dtype)) for name, x in kept.arrays.items()}
+        return kept._replace(arrays=shapes)
+
+    kept = cluster.first_does(described)
+    if kept is None:
+        return None
+    kept = tasks.Kept(*kept)
+    if kept.arrays is None:
+        return kept
+    abstract = {
+        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
+        for name, (shape, dtype) in kept.arrays.items()
+    }
+    arrays = cluster.first_reads(lambda: read().arrays, abstract)
+    return kept._replace(arrays=arrays)
+
+
+def make_model(
+    config: ml_collections.ConfigDict,
+    task: tasks.Task,
+    placement: devices.Placement | None = None,
+) -> models.Model:
+    """Returns the model that `config.model` describes, for the task."""
+    implementation = config.model.attention.implementation
+    if placement is not None:
+        implementation = placement.implementation(implementation)
+    return models.build(
+        config.model,
+        num_tokens=task.num_tokens,
+        feature_size=task.feature_size,
+        num_classes=task.num_classes,
+        implementation=implementation,
+    )
+
+
+def abstract_state(
+    config: ml_collections.ConfigDict, task: tasks.Task, model: models.Model
+) -> stepping.TrainState:
+    """Returns the shapes and dtypes of the run's state, without computing it."""
+    transformation = optimizers.make(config.optimizer, steps=config.training.steps)
+    return jax.eval_shape(
+        lambda: stepping.initial_state(model, transformation, task, config.seed)
+    )
+
+
+def read_config(folder: Folder) -> dict[str, Any] | None:
+    """Returns the resolved config of the run in the folder, or None for a new run.
+
+    Fields that the package got after the run have their defaults.
+
+    Raises:
+      ConfigError: If config.json was changed, is of another version, or has a config
+        that is not valid.
+    """
+    saved = _read_whole(folder)
+    if saved is None:
+        return None
+    try:
+        config = configuration.of_json(saved["config"])
+        configuration.check_fields(config)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.config} cannot be used: {error}") from error
+    return configuration.to_json(config)
+
+
+def read_kept(folder: Folder) -> tasks.Kept | None:
+    """Returns what the run in the folder stored of its task; None: nothing.
+
+    Raises:
+      ConfigError: If the tokenizer or the data is missing or was changed.
+    """
+    saved = _read_whole(folder) or {}
+    tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
+    data = _verified(folder.data, saved.get("data_sha256"))
+    if tokenizer is None and data is None:
+        return None
+    arrays = None
+    if data is not None:
+        with np.load(io.BytesIO(data)) as stored:
+            arrays = dict(stored)
+    return tasks.Kept((tokenizer or b"").decode(), saved["text"], arrays)
+
+
+def _verified(path, sha256) -> bytes | None:
+    """Returns the content of a file, checked by its sha256; None: it has none."""
+    if sha256 is None:
+        return None
+    try:
+        content = checks.regular_file(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ConfigError(f"{path} is not as it was written.")
+    return content
+
+
+def changed_task(folder: Folder) -> str | None:
+    """Returns a message if the file of the run's task has changed, else None.
+
+    Raises:
+      ConfigError: If the file is missing.
+    """
+    saved = _read_whole(folder) or {}
+    before = saved.get("task_sha256")
+    if before is None:
+        return None
+    name = saved["config"]["task"]["name"]
+    is_same = tasks.digest(name) == before
+    return None if is_same else f"The file of config.task.name {name!r} has changed"
+
+
+def write_config(
+    folder: Folder,
+    config: ml_collections.ConfigDict,
+    used: Sequence[jax.Device],
+    task: tasks.Task | None = None,
+) -> None:
+    """Writes config.json: the resolved config, versions and devices.
+
+    What the task keeps is written to tokenizer.json and data.npz.
+    """
+    import haiku
+    import jaxlib
+
+    kept = (None if task is None else task.keep()) or tasks.Kept()
+    digest = data_digest = None
+    if kept.tokenizer:
+        files.write(folder.tokenizer, kept.tokenizer)
+        digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
+    if kept.arrays is not None:
+        files.write_arrays(folder.data, kept.arrays)
+        data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
+    contents = {
+        "form": _FORM,
+        "config": configuration.to_json(config),
+        "seed": config.seed,
+        "text": kept.text,
+        "tokenizer_sha256": digest,
+        "data_sha256": data_digest,
+        "task_sha256": tasks.digest(config.task.name),
+        "versions": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "haiku": haiku.__version__,
+        },
+        "git_commit": _git_commit(),
+        "devices": [f"{device.device_kind} {device.id}" for device in used],
+    }
+    files.write_json(folder.config, contents | {"sha256": _digest(contents)})
+
+
+def check_free(workdir: str | os.PathLike) -> None:
+    """Raises ConfigError if a folder, which may be missing, holds a run."""
+    folder = Folder(checks.as_path(workdir))
+    if read_config(folder) is not None:
+        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
+
+
+def write_run(
+    workdir: str | os.PathLike,
+    config: ml_collections.ConfigDict,
+    params: Any,
+    task: tasks.Task,
+) -> Path:
+    """Writes parameters as a new run at step 0, ready for training; returns its folder.
+
+    Where that fails or is interrupted, nothing of it is left. What a killed process
+    has left is replaced: config.json is written last.
+
+    No state of an optimizer is stored; the task's tokenizer is kept.
+
+    Raises:
+      ConfigError: If there is a run in the folder, or it cannot be written to.
+      SaveError: If the parameters cannot be written.
+    """
+    check_free(workdir)
+    folder = open_folder(workdir, is_new=True)
+    state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
+    own = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
+    with lock.Lock(folder.lock):
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        try:
+            with checkpoints.Checkpoints(folder.checkpoints) as stored:
+                stored.save(0, state)
+            write_config(folder, config, jax.local_devices(), task)
+        except BaseException:  # Ctrl-C too
+            shutil.rmtree(folder.checkpoints, ignore_errors=True)
+            for path in own:
+                path.unlink(missing_ok=True)
+            folder.lock.unlink()
+            with contextlib.suppress(OSError):  # where it holds something else
+                folder.root.rmdir()
+            raise
+    return folder.root
+
+
+def _read_whole(folder) -> dict[str, Any] | None:
+    """Returns all that `write_config` wrote, verified; None if there is no file."""
+    saved = files.read_json(folder.config)
+    if saved is None:
+        return None
+    digest = saved.pop("sha256", None)
+    if digest != _digest(saved):
+        raise ConfigError(
+            f"{folder.config} is not as it was written: its sha256 is another.\n"
+            "Put back a copy of it, or take another workdir."
+        )
+    if saved.get("form") != _FORM:
+        raise ConfigError(
+            f"The run in {folder.root} has the form {saved.get('form')!r} of a newer "
+            f"mha_haiku; this one reads {_FORM}."
+        )
+    return saved
+
+
+def _digest(contents) -> str:
+    text = json.dumps(contents, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _git_commit() -> str | None:
+    repository = Path(__file__).parents[3]
+    if not (repository / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

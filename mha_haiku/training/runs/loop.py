@@ -1,0 +1,403 @@
+"""The training loop: when to take steps, report, evaluate, save and observe.
+
+Between reports the host only starts dispatches of many steps; see `training.stepping`.
+An `Observer` is called with the parameters.
+"""
+
+import contextlib
+import copy
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+
+from mha_haiku.core import checks
+from mha_haiku.training import health, tasks
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import (
+    configuration,
+    files,
+    folders,
+    metrics_log,
+    opening,
+    progress,
+    sharing,
+    trainers,
+    warm_start,
+)
+
+_logger = logging.getLogger("mha_haiku")
+
+
+class Observer:
+    """Is called with the parameters of a run while it trains; meant for subclasses too.
+
+    Of runs that train together each has a copy of its own, made before `begin`.
+
+    Attributes:
+      every: Steps between two calls of `look`; 0: none. It is also called before the
+        first step and after the last, but at most once at each step.
+    """
+
+    def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
+        """Takes the steps between calls, and a function of step and parameters."""
+        self.every = checks.non_negative_integer("every", every)
+        self._look = look
+
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: ml_collections.ConfigDict,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
+        """Is called before the first `look`, with the step at which the run starts."""
+
+    def wants(self, step: int) -> bool:
+        """Returns whether `look` is called at a step at which it could be.
+
+        It must be the same in all processes.
+        """
+        del step
+        return True
+
+    def look(self, step: int, params: Any) -> None:
+        """Is called on the first process, with host arrays."""
+        if self._look is not None:
+            self._look(step, params)
+
+    def end(self) -> None:
+        """Is called when the run ends, however it ends."""
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    task: tasks.Task | None = None,
+    override_config: bool = False,
+    observers: Sequence[Observer] = (),
+    devices: Sequence[jax.Device] | None = None,
+) -> opening.Summary | opening.SeedsSummary:
+    """Trains a model, or resumes the run in `workdir`.
+
+    With several `config.training.seeds` it trains as many, in one program and each in
+    a folder of its own, `seed_0` and so on. One that fails does not stop the others.
+
+    A run that is killed and started again ends with the same parameters, bit for bit,
+    as one that was not. A run that has ended stays as it is. The first SIGINT or
+    SIGTERM saves a checkpoint and returns; the second raises KeyboardInterrupt.
+
+    Args:
+      config: A whole config.
+      workdir: The run's folder.
+      task: The task, in place of the one that `config.task` and `config.data` describe.
+      override_config: Whether to resume even if the config, or the text that it names,
+        differs from the run's.
+      observers: Called with the parameters; with several processes the same on all.
+      devices: The devices that divide the work; None: all devices of all processes.
+
+    Returns:
+      The summary, which is also in summary.json; of several runs, one of all.
+
+    Raises:
+      ConfigError: If the config, the folder or both together are not usable.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows,
+        in all runs.
+      SaveError: If the last checkpoint cannot be written.
+    """
+    started = time.perf_counter()
+    devices = list(devices or jax.devices())
+    if task is not None:
+        config = configuration.with_task(config, task)
+    opening.check_same(config)
+    configuration.validate(config, num_devices=len(devices))
+    placement = sharing.make(config, devices)
+    if config.training.tensorboard:
+        metrics_log.check_tensorboard()
+    with contextlib.ExitStack() as stack:
+        opened = opening.open_runs(
+            stack, config, workdir, override_config=override_config
+        )
+        root = folders.Folder(checks.as_path(workdir))
+        if all(each.finished for each in opened):
+            summary = opening.whole({x.config.seed: x.finished for x in opened}, {})
+            if cluster.is_first():
+                print(f"The run in {root.root} has ended at step {summary.steps}.")
+            return summary
+        with contextlib.ExitStack() as entered:
+            for each in opened:
+                entered.enter_context(each.stored)
+            given = None if task is None else task.keep()
+            summaries, failed = _run(
+                config, root, opened, placement, observers, override_config, given
+            )
+        seconds = time.perf_counter() - started
+        for each in opened:
+            own = summaries.get(each.config.seed)
+            if each.finished is not None:
+                summaries[each.config.seed] = each.finished
+            elif own is not None:
+                own = summaries[each.config.seed] = own._replace(wall_seconds=seconds)
+                if cluster.is_first():
+                    files.write_json(each.folder.summary, own._asdict())
+        summary = opening.whole(summaries, failed)
+        if cluster.is_first() and len(opened) > 1:
+            files.write_json(root.summary, summary._asdict())
+    return summary
+
+
+def _run(
+    config, root, opened, placement, observers, override_config, given
+) -> tuple[dict[int, opening.Summary], dict[int, str]]:
+    """Takes the remaining steps; returns by seed the summaries, or why a run failed."""
+    training = config.training
+    stored = [each.stored for each in opened]
+    begun = [each for each in opened if each.stored.latest() is not None]
+    kept, source = None, None
+    if config.init_from and len(begun) < len(opened):
+        source = warm_start.load(config)
+        kept = source.kept
+    if begun:
+        kept = folders.shared_kept(begun[0].folder)
+        if kept is not None and (override_config or begun[0].stored.latest() == 0):
+            kept = kept._replace(text=None)  # another text, in the same tokens
+    if given is not None and given.arrays is not None:
+        if kept is not None and kept.tokenizer != given.tokenizer:
+            raise checks.ConfigError(
+                "The examples and the run that they would train have different tokens "
+                "or labels; give examples with the same ones, or another workdir."
+            )
+        kept = given
+    task = configuration.make_task(config, kept)
+    _ = task.train_data  # read now, so that errors in a text show before it compiles
+    configuration.validate_for_task(config, task)
+    is_first = cluster.is_first()
+    reports = [_reports(each) if is_first else [] for each in opened]
+    before = time.perf_counter()
+    compiling = f"{task.name}: compiling"
+    with progress.during(compiling) if is_first else contextlib.nullcontext():
+        model = folders.make_model(config, task, placement)
+        state, programs = trainers.prepare(
+            config, task, model, stored, placement, source
+        )
+    compile_seconds = time.perf_counter() - before
+    with (
+        contextlib.ExitStack() as stack,
+        _Interruption() as interruption,
+        contextlib.ExitStack() as watching,
+    ):
+        logs, console = [metrics_log.Silent()] * len(opened), metrics_log.Silent()
+        if is_first:
+            if len(opened) > 1:
+                folders.write_config(root, config, placement.devices, task)
+            logs = [
+                stack.enter_context(_open_log(each, its, task, placement))
+                for each, its in zip(opened, reports, strict=True)
+            ]
+            console = stack.enter_context(
+                metrics_log.Console(
+                    start=min(each.latest() or 0 for each in stored),
+                    steps=training.steps,
+                    baseline=task.baseline,
+                    baseline_name=task.baseline_name,
+                )
+            )
+        trainer = trainers.Trainer(
+            state,
+            programs,
+            config=config,
+            stored=stored,
+            logs=logs,
+            console=console,
+            least_rise=health.LEAST_RISE * task.baseline.get("loss", 0.0),
+        )
+        console.say(_opening_line(config, trainer, placement, compile_seconds))
+        warmup_steps = config.optimizer.warmup_steps
+        if warmup_steps > training.steps:
+            console.say(
+                f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
+                f"rises in all of the {training.steps} steps."
+            )
+        if source is not None:
+            console.say(str(source))
+        observers = [observer for observer in observers if observer.every]
+        watched = {}
+        for i, (each, own) in enumerate(zip(opened, trainer.models, strict=True)):
+            its = [copy.copy(observer) if i else observer for observer in observers]
+            watched[own.seed] = its
+            for observer in its if is_first else ():
+                observer.begin(each.folder, each.config, task, own.start)
+                watching.callback(observer.end)
+        _look(trainer, watched)  # observers compile here
+        console.start_clock()
+        _take_steps(trainer, training, interruption, watched)
+        for each in stored:
+            each.close()  # signals are still deferred here, so that saving completes
+        if trainer.step < training.steps:
+            kept = "is saved" if trainer.step else "begins again"
+            console.say(f"Interrupted at step {trainer.step}, which {kept}.")
+    summaries = {
+        own.seed: _summary(own, trainer, training, task, compile_seconds)
+        for own in trainer.models
+        if not own.failure
+    }
+    return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
+
+
+def _reports(opened) -> list[dict[str, Any]]:
+    """Returns the reports of a run so far; warns where it has no checkpoint of them."""
+    reports = metrics_log.read(opened.folder.metrics)
+    if reports and opened.stored.latest() is None:
+        _logger.warning(
+            f"{opened.folder.root} has reports up to step {reports[-1]['step']} and no "
+            f"checkpoint: the run starts from the beginning."
+        )
+    return reports
+
+
+def _open_log(opened, reports, task, placement) -> metrics_log.MetricsLog:
+    """Writes the config of a run, unless it has ended, and returns its open log."""
+    if opened.finished is None:
+        folders.write_config(opened.folder, opened.config, placement.devices, task)
+    start = opened.stored.latest() or 0
+    kept = [report for report in reports if report["step"] <= start]
+    return metrics_log.MetricsLog(
+        opened.folder.metrics,
+        start=start,
+        seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
+        tensorboard=opened.config.training.tensorboard,
+        name=opened.name,
+    )
+
+
+def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary:
+    taken = model.step - model.start
+    rate = taken / trainer.seconds if trainer.seconds else 0.0
+    return opening.Summary(
+        steps=model.step,
+        metrics=model.metrics,
+        baseline=dict(task.baseline),
+        baseline_name=task.baseline_name,
+        interrupted=model.step < training.steps,
+        resumed_from=model.start,
+        skipped_steps=model.skipped,
+        wall_seconds=0.0,
+        compile_seconds=compile_seconds,
+        steps_per_second=rate,
+        examples_per_second=rate * training.batch_size,
+    )
+
+
+def _take_steps(trainer, training, interruption, watched) -> None:
+    """Trains to the end or to an interruption; in both cases the last step is saved.
+
+    What is due depends only on the step, so that a resumed run reports, evaluates and
+    saves at the same steps as an uninterrupted one. Every due checkpoint is evaluated.
+    """
+    saved = reported = trainer.step
+
+    def is_due(every):
+        return trainer.step % every == 0 or trainer.step == training.steps
+
+    while trainer.step < training.steps:
+        stops, steps = cluster.agree(
+            interruption.is_requested, trainer.affordable_steps
+        )
+        if stops:
+            break
+        trainer.take_steps(_next_stop(trainer.step, steps, training, watched))
+        is_saved = is_due(training.checkpoint_every)
+        is_evaluated = is_saved or is_due(training.evaluate_every)
+        if is_evaluated or is_due(training.report_every):
+            trainer.report(is_evaluated=is_evaluated)
+            reported = trainer.step
+        _look(trainer, watched, is_due)
+        if is_saved:
+            trainer.save()
+            saved = trainer.step
+    if trainer.step != reported:
+        trainer.report(is_evaluated=False)
+    if trainer.step != saved:
+        trainer.save()
+    if trainer.step == training.steps:
+        trainer.complete()  # killed after its last report and before its summary
+
+
+def _look(trainer, watched, is_due: Callable[[int], bool] = bool) -> None:
+    """Calls the observers of the models that moved, on the first process."""
+    looks = {
+        model.seed: [
+            each
+            for each in watched[model.seed]
+            if is_due(each.every) and each.wants(model.step)
+        ]
+        for model in trainer.moved
+    }
+    if any(looks.values()):
+        # A collective: all processes must take part.
+        for model, params in trainer.params():
+            for observer in looks[model.seed] if cluster.is_first() else ():
+                observer.look(model.step, params)
+
+
+def _next_stop(step, most, training, watched) -> int:
+    """Returns where the next dispatch ends: at most at the next report of any kind."""
+    marks = (
+        training.report_every,
+        training.evaluate_every,
+        training.checkpoint_every,
+        *(observer.every for observers in watched.values() for observer in observers),
+    )
+    due = min((step // every + 1) * every for every in marks)
+    most = min(training.steps_per_dispatch, most)
+    return min(due, step + most, training.steps)
+
+
+def _opening_line(config, trainer, placement, compile_seconds) -> str:
+    (_, params), *others = trainer.params()
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
+    count = len(placement.devices)
+    models = f"{len(others) + 1} models of " if others else ""
+    return (
+        f"{config.task.name} {verb}: {models}{num_params:,} parameters, {count} "
+        f"{placement.devices[0].platform} device{'s' * (count > 1)}, "
+        f"compiled in {compile_seconds:.1f} s"
+    )
+
+
+class _Interruption:
+    """While entered, notes the first SIGINT or SIGTERM in `is_requested`.
+
+    The second raises KeyboardInterrupt. The former handlers are restored on
+    leaving. Outside the main thread, where Python allows no handlers, nothing changes.
+    """
+
+    def __init__(self):
+        self.is_requested = False
+        self._before = {}
+
+    def __enter__(self) -> "_Interruption":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            # None: the handler was not installed from Python and cannot be put back.
+            if handler is not None:
+                signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number, frame) -> None:
+        if self.is_requested:
+            raise KeyboardInterrupt
+        self.is_requested = True

@@ -1,0 +1,264 @@
+"""The output of a run: metrics.jsonl and TensorBoard, and a progress bar or lines."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training import health, stepping
+from mha_haiku.training.runs import files, progress
+
+_logger = logging.getLogger("mha_haiku")
+
+
+class MetricsLog:
+    """Writes the metrics of a run as they arrive.
+
+    A line of metrics.jsonl is one report, its step and its metrics by name, or one
+    event, which is a warning too; see `events_of_steps`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        start: int,
+        tensorboard: bool,
+        seconds: float = 0.0,
+        name: str = "",
+    ):
+        """Opens the log; call it when compilation is over, as its clock starts.
+
+        Args:
+          path: metrics.jsonl. Lines of steps after `start` are dropped from it.
+          start: The step from which the run starts or resumes.
+          tensorboard: Whether to write TensorBoard's files beside metrics.jsonl.
+          seconds: The seconds that the run has trained up to `start`.
+          name: What its warnings begin with, where several runs train: "seed 3".
+
+        Raises:
+          ConfigError: If TensorBoard is asked for and tensorboardX is not installed.
+        """
+        self._lines = files.LineWriter(path, last_step=start)
+        self._opened = time.perf_counter() - seconds
+        self._tensorboard = None
+        if tensorboard:
+            self._tensorboard = check_tensorboard().SummaryWriter(str(path.parent))
+        self._before = f"{name}: " if name else ""
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def report(
+        self, step: int, metrics: dict[str, Any], *, learning_rate: float
+    ) -> None:
+        """Writes one report, at once, with the seconds that the run has trained.
+
+        With an evaluation the metrics have `held_out_loss` and `held_out_accuracy` too.
+        The learning rate is that of the last step.
+        """
+        seconds = round(time.perf_counter() - self._opened, 3)
+        more = {"learning_rate": learning_rate, "seconds": seconds}
+        self._lines.append({"step": step, **metrics, **more})
+        if self._tensorboard is not None:
+            for name, value in metrics.items():
+                self._tensorboard.add_scalar(name, value, step)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Writes one event, at once, and logs a warning."""
+        self._lines.append(event)
+        _logger.warning(self._before + _sentence(event))
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._lines.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+
+class Console:
+    """Shows the metrics of a run, or of several that train together, as they arrive.
+
+    On a terminal a bar on stderr shows the progress, elsewhere each report prints a
+    line on stdout with the time left; everywhere each evaluation prints a line on
+    stdout. Of several runs it shows the mean, and the range in brackets.
+    """
+
+    def __init__(
+        self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
+    ):
+        """Opens the bar; call it when compilation is over, as its clock starts.
+
+        Args:
+          start: The step from which the run starts or resumes.
+          steps: The step it ends at.
+          baseline: "accuracy" and "loss" of the best answer without the input.
+          baseline_name: The name of that answer, "chance" or "unigram".
+        """
+        self._steps = steps
+        self._baseline = baseline
+        self._baseline_name = baseline_name
+        self._bar = progress.Bar(
+            steps, unit="step", start=start, leave=True, prints=False
+        )
+
+    def __enter__(self) -> "Console":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+    def start_clock(self) -> None:
+        """Makes the time left count from here, where the first steps are compiled."""
+        self._bar.start_clock()
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to a step."""
+        self._bar.advance(step - self._bar.place)
+
+    def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
+        """Shows one report, of each run; see `MetricsLog.report`."""
+        self.advance(step)
+        metrics = {
+            name: [each[name] for each in metrics if name in each]
+            for name in dict.fromkeys(name for each in metrics for name in each)
+        }
+        if "loss" in metrics:
+            shown = (
+                f"loss {_shown(metrics['loss'], 4)}, "
+                f"accuracy {_shown(metrics['accuracy'], 3)}, {_rate(metrics)}"
+            )
+            self._bar.note(shown)
+            if not self._bar.is_drawn:
+                self.say(f"{self._place(step)}  {shown}, {self._bar.times()}")
+        if "held_out_loss" in metrics:
+            self.say(self._evaluation_line(step, metrics))
+
+    def say(self, line: str) -> None:
+        """Prints a line on stdout, above the bar where there is one."""
+        self._bar.print(line)
+
+    def _evaluation_line(self, step, metrics) -> str:
+        shown = [
+            f"{name.replace('_', ' ')} {_shown(metrics[f'held_out_{name}'], 4)}"
+            f"{self._beside(name)}"
+            for name in ("exact_match", "accuracy", "loss")
+            if f"held_out_{name}" in metrics
+        ]
+        line = f"{self._place(step)}  held-out {', '.join(shown)}"
+        if "examples_per_second" in metrics:
+            line += f", {_rate(metrics)}"
+        return line
+
+    def _place(self, step) -> str:
+        return f"step {step:>{len(str(self._steps))}}/{self._steps}"
+
+    def _beside(self, name) -> str:
+        if name not in self._baseline:
+            return ""
+        return f" ({self._baseline_name} {self._baseline[name]:.4f})"
+
+
+class Silent:
+    """The null object of `MetricsLog` and `Console`, where another process has them."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def report(self, *arguments: Any, **options: Any) -> None:
+        """Does nothing."""
+
+    advance = event = say = start_clock = report
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the reports in metrics.jsonl, by step; see `files.read_lines`."""
+    return [line for line in files.read_lines(path) if "event" not in line]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events in metrics.jsonl; see `events_of_steps`."""
+    return [line for line in files.read_lines(path) if "event" in line]
+
+
+def events_of_steps(
+    first: int, report: stepping.Report, skipped: int, *, least_rise: float
+) -> list[dict[str, Any]]:
+    """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
+
+    Each has "step" and "event". Event "not_finite" has "what" ("loss" or "gradient")
+    and "skipped", the number of steps skipped so far. Event "loss_spike" has the "loss"
+    and "deviations", by how many standard deviations it is above the mean of the
+    window; see `training.health`.
+
+    Args:
+      first: The steps taken before the dispatch.
+      report: The report of its steps, as host arrays.
+      skipped: The number of steps skipped before it.
+      least_rise: How far in nats a loss must be above the mean of the window.
+    """
+    events = []
+    jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)
+    for i in np.flatnonzero(~report.finite | jumped):
+        event: dict[str, Any] = {"step": first + int(i) + 1}
+        loss = float(report.sums.loss[i])
+        if report.finite[i]:
+            weight = float(report.sums.weight[i])
+            event |= {"event": "loss_spike", "loss": loss / weight}
+            event |= {"deviations": float(report.deviations[i])}
+        else:
+            skipped += 1
+            what = "gradient" if math.isfinite(loss) else "loss"
+            event |= {"event": "not_finite", "what": what, "skipped": skipped}
+        events.append(event)
+    return events
+
+
+def check_tensorboard() -> Any:
+    """Returns the package tensorboardX; raises ConfigError if it is not installed."""
+    try:
+        import tensorboardX
+    except ImportError:
+        raise ConfigError(
+            "config.training.tensorboard needs the package tensorboardX: "
+            "pip install tensorboardX installs it."
+        ) from None
+    return tensorboardX
+
+
+def _shown(values: Sequence[float], digits: int) -> str:
+    """Returns the mean of numbers, and if they are several their range in brackets."""
+    text = f"{sum(values) / len(values):.{digits}f}"
+    if len(values) == 1:
+        return text
+    return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def _rate(metrics: dict[str, list[float]]) -> str:
+    """Returns the examples that all runs together take in a second."""
+    return f"{sum(metrics['examples_per_second']):,.0f} examples/s"
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    """Returns the text of the warning for an event."""
+    if event["event"] == "not_finite":
+        return (
+            f"The {event['what']} is not finite at step {event['step']}: it is not "
+            f"applied ({event['skipped']} such so far)."
+        )
+    return (
+        f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
+        f"{event['deviations']:.1f} standard deviations above the mean of the "
+        f"{health.WINDOW} steps before."
+    )

@@ -1,0 +1,253 @@
+"""How a run starts: one process opens its folder, and all resume where it stopped."""
+
+import contextlib
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import ml_collections
+
+from mha_haiku.core import checks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import checkpoints, configuration, files, folders, lock
+
+
+class Summary(NamedTuple):
+    """How a run ended; the content of summary.json."""
+
+    steps: int  # taken in all
+    metrics: dict[str, float]  # of the last report
+    baseline: dict[str, float]  # of the best answer without the input
+    baseline_name: str
+    interrupted: bool  # by SIGINT or SIGTERM, before the last step
+    resumed_from: int  # the step this process started at
+    skipped_steps: int  # of the whole run, those with a nonfinite loss or gradient
+    wall_seconds: float  # of this process, inside `train`
+    compile_seconds: float
+    steps_per_second: float  # of training only: no compilation, evaluation or saving
+    examples_per_second: float
+
+
+class SeedsSummary(NamedTuple):
+    """How runs of several seeds ended that trained together; their summary.json.
+
+    Each has a `Summary` in its own folder; the fields of that name are of all of them.
+    """
+
+    seeds: list[int]
+    failed: dict[str, str]  # by seed: why it has not come to the end
+    steps: int  # the fewest, of those that did not fail
+    metrics: dict[str, float]  # means over the seeds that did not fail
+    spread: dict[str, float]  # standard deviations, of two seeds at least
+    each: dict[str, dict[str, float]]  # the metrics by seed
+    baseline: dict[str, float]
+    baseline_name: str
+    interrupted: bool
+    resumed_from: int  # the fewest
+    skipped_steps: int  # of all
+    wall_seconds: float
+    compile_seconds: float
+    steps_per_second: float  # of each
+    examples_per_second: float  # of all
+
+
+class Opened(NamedTuple):
+    """A run's folder, open for training."""
+
+    config: ml_collections.ConfigDict  # the run's config
+    folder: folders.Folder  # the folder
+    # Its checkpoints, to be entered; the null object `Elsewhere` on other processes
+    # than the first.
+    stored: checkpoints.Checkpoints | checkpoints.Elsewhere
+    finished: Summary | None  # the summary if the run has ended already, else None
+    # What it is called among several that train together: "seed 3"; or "".
+    name: str = ""
+
+
+def check_same(config: ml_collections.ConfigDict) -> None:
+    """Raises ConfigError, on all processes, where they have different configs."""
+    own = configuration.to_json(config)
+    texts = cluster.exchange(json.dumps(own))
+    for i, text in enumerate(texts):
+        lines = configuration.difference(json.loads(texts[0]), json.loads(text))
+        if lines:
+            raise ConfigError(
+                f"All processes must have the same config; from process 0 to {i}: "
+                f"{'; '.join(lines[:4])}."
+            )
+
+
+def open_runs(
+    stack: contextlib.ExitStack,
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    override_config: bool,
+) -> list[Opened]:
+    """Opens the folder of each run that a config describes; see `open_run`.
+
+    Of one seed it is `workdir`, of several one for each in `workdir`.
+    """
+    if config.training.seeds == 1:
+        return [open_run(stack, config, workdir, override_config=override_config)]
+
+    def open_here():
+        folder = folders.open_folder(workdir)
+        stack.enter_context(lock.Lock(folder.lock))
+        _check_seeds(folder, config)
+
+    cluster.first_does(open_here)
+    root = folders.Folder(checks.as_path(workdir))
+    opened = []
+    for own, folder in folders.of_runs(root, config):
+        run = open_run(stack, own, folder.root, override_config=override_config)
+        opened.append(run._replace(name=f"seed {own.seed}"))
+    return opened
+
+
+def open_run(
+    stack: contextlib.ExitStack,
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    override_config: bool,
+) -> Opened:
+    """Opens a run's folder on the first process, which holds its lock.
+
+    The stack releases the lock when it is closed; `override_config` resumes even if the
+    config differs from the run's.
+
+    Raises:
+      ConfigError: On all processes, if the config and the folder do not fit.
+    """
+    opened = []
+
+    def open_here():
+        folder = folders.open_folder(workdir)
+        stack.enter_context(lock.Lock(folder.lock))
+        _check_seeds(folder, config)
+        stored = checkpoints.Checkpoints(folder.checkpoints)
+        _check_start(folder, config, stored)
+        is_changed = _check_unchanged(
+            folder, config, override_config, has_begun=stored.latest() != 0
+        )
+        opened.append(stored)
+        finished = None if is_changed else _finished(folder, config, stored)
+        if finished is not None:
+            return {"finished": finished._asdict(), "latest": finished.steps}
+        _check_steps(config, stored)
+        return {"finished": None, "latest": stored.latest()}
+
+    shared = cluster.first_does(open_here)
+    stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
+    finished = shared["finished"] and Summary(**shared["finished"])
+    folder = folders.Folder(checks.as_path(workdir))
+    return Opened(config, folder, stored, finished)
+
+
+def whole(
+    summaries: Mapping[int, Summary], failed: Mapping[int, str]
+) -> Summary | SeedsSummary:
+    """Returns the summary of a run, or of all that trained together."""
+    if len(summaries) == 1 and not failed:
+        return next(iter(summaries.values()))
+    summaries = dict(sorted(summaries.items()))
+    ended = list(summaries.values())
+    names = [name for name in ended[0].metrics if all(name in x.metrics for x in ended)]
+    values = {name: [each.metrics[name] for each in ended] for name in names}
+    return SeedsSummary(
+        seeds=sorted([*summaries, *failed]),
+        failed={str(seed): why for seed, why in failed.items()},
+        steps=min(each.steps for each in ended),
+        metrics={name: statistics.fmean(x) for name, x in values.items()},
+        spread={name: statistics.stdev(x) for name, x in values.items() if len(x) > 1},
+        each={str(seed): x.metrics for seed, x in summaries.items()},
+        baseline=ended[0].baseline,
+        baseline_name=ended[0].baseline_name,
+        interrupted=any(each.interrupted for each in ended),
+        resumed_from=min(each.resumed_from for each in ended),
+        skipped_steps=sum(each.skipped_steps for each in ended),
+        wall_seconds=max(each.wall_seconds for each in ended),
+        compile_seconds=max(each.compile_seconds for each in ended),
+        steps_per_second=statistics.fmean(each.steps_per_second for each in ended),
+        examples_per_second=sum(each.examples_per_second for each in ended),
+    )
+
+
+def _check_seeds(folder, config) -> None:
+    """Refuses a folder that holds a run of one seed for several, or other ones."""
+    saved = folders.read_config(folder)
+    if saved is None:
+        return
+    has, wants = (
+        (values["training"]["seeds"], values["seed"])
+        for values in (saved, configuration.to_json(config))
+    )
+    if has[0] != wants[0] or (has[0] > 1 and has != wants):
+        raise ConfigError(
+            f"config.training.seeds must be {has[0]} and config.seed {has[1]}, as of "
+            f"the run in {folder.root}, got {wants[0]} and {wants[1]}.\n"
+            "Take another workdir for other seeds."
+        )
+
+
+def _check_start(folder, config, stored) -> None:
+    """Refuses to start from another run where there are parameters already."""
+    saved = folders.read_config(folder)
+    if saved is None or stored.latest() is None:
+        return
+    if saved["init_from"] != config.init_from:
+        raise ConfigError(
+            f"config.init_from must be {saved['init_from']!r}, from which the run in "
+            f"{folder.root} has started, got {config.init_from!r}.\n"
+            "It has parameters; take another workdir to start from others."
+        )
+
+
+def _check_unchanged(folder, config, override, *, has_begun) -> bool:
+    """Returns whether the run's config differs; refuses that without `override`.
+
+    Where parameters are all that there is, how they are trained is still open.
+    """
+    saved = folders.read_config(folder)
+    if saved is None:
+        return False
+    lines = configuration.difference(saved, configuration.to_json(config))
+    # How devices divide the work does not change its results.
+    lines = [line for line in lines if not line.startswith("config.devices")]
+    if not has_begun:
+        fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
+        override = override or not any(line.startswith(fixed) for line in lines)
+    if config.task.name == saved["task"]["name"]:
+        lines += filter(None, [folders.changed_task(folder)])
+    if lines and not override:
+        more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
+        raise ConfigError(
+            f"The run in {folder.root} has another config: "
+            f"{'; '.join(lines[:4] + more)}."
+            "\nTake another workdir, or pass override_config to go on with this one."
+        )
+    return bool(lines)
+
+
+def _finished(folder, config, stored) -> Summary | None:
+    """Returns the summary of a run that has taken all its steps, else None."""
+    contents = files.read_json(folder.summary)
+    if contents is None or set(contents) != set(Summary._fields):
+        return None
+    summary = Summary(**contents)
+    steps = config.training.steps
+    is_whole = summary.steps == stored.latest() == steps and not summary.interrupted
+    return summary if is_whole else None
+
+
+def _check_steps(config, stored) -> None:
+    taken = stored.latest() or 0
+    if taken > config.training.steps:
+        raise ConfigError(
+            f"config.training.steps must be at least the {taken} steps that the run "
+            f"has taken, got {config.training.steps}."
+        )

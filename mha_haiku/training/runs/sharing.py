@@ -1,0 +1,143 @@
+"""How devices divide the work of a run: `config.devices`.
+
+T positions, H heads, G key/value heads, F hidden units.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import ml_collections
+
+from mha_haiku.core import attention, checks, fields, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.fields import Field
+from mha_haiku.training import devices
+
+_PARTS = fields.integer(1, 2**20)
+
+FIELDS = {
+    "data": Field(
+        None,
+        "parts that each batch is divided into; None: devices / (heads * sequence)",
+        fields.optional(_PARTS),
+        int,
+    ),
+    "heads": Field(1, "parts that heads and hidden units are divided into", _PARTS),
+    "sequence": Field(1, "parts that positions are divided into", _PARTS),
+    "shard_parameters": Field(
+        False,
+        "whether parameters and optimizer state are divided over data as well",
+        fields.boolean,
+    ),
+}
+
+
+class Shape(NamedTuple):
+    """Sizes of the axes of a mesh."""
+
+    data: int
+    heads: int
+    sequence: int
+
+
+def make(
+    config: ml_collections.ConfigDict, available: Sequence[jax.Device]
+) -> devices.Placement:
+    """Returns the placement of a run on some devices, from its valid config.
+
+    Raises:
+      ConfigError: If the devices cannot share it so; see `shape`.
+    """
+    sizes = shape(config, len(available))
+    if _is_replicated(config, sizes):
+        return devices.Replicas(available)
+    mesh = devices.make_mesh(available, **sizes._asdict())
+    shards = config.devices.shard_parameters
+    return devices.Sharded(mesh, shard_parameters=shards)
+
+
+def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
+    """Returns the sizes of the mesh that a config describes, for so many devices.
+
+    Raises:
+      ConfigError: If its axes do not multiply to the devices, or do not divide the
+        heads, the hidden units or the batch.
+    """
+    heads, sequence = config.devices.heads, config.devices.sequence
+    data, rest = config.devices.data, 0
+    if data is None:
+        data, rest = divmod(num_devices, heads * sequence)
+    sizes = Shape(data, heads, sequence)
+    if rest or math.prod(sizes) != num_devices:
+        given = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
+        raise ConfigError(
+            f"config.devices must multiply to the {num_devices} "
+            f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
+        )
+    if sequence > 1 and config.model.family == "encoder_decoder":
+        raise ConfigError(
+            "config.devices.sequence must be 1 for an encoder_decoder, whose queries "
+            "and keys stand in sequences of two lengths."
+        )
+    if sequence > 1:
+        with checks.user_mistakes():
+            checks.choice(
+                "config.model.attention.implementation with config.devices.sequence",
+                config.model.attention.implementation,
+                attention.IN_A_RING,
+            )
+    if config.training.seeds > 1 and not _is_replicated(config, sizes):
+        raise ConfigError(
+            f"config.training.seeds must be 1 where devices divide heads, positions or "
+            f"parameters, got {config.training.seeds}.\n"
+            "Several seeds share the devices by their batches: config.devices.data."
+        )
+    _check_heads(config.model, heads)
+    _check_batch(config.training.batch_size, data)
+    return sizes
+
+
+def check_sequence(config: ml_collections.ConfigDict, length: int) -> None:
+    """Raises ConfigError where the devices cannot share T = `length` positions."""
+    parts = config.devices.sequence
+    if length % parts:
+        why = "be at most" if length < parts else "divide"
+        raise ConfigError(
+            f"config.devices.sequence must {why} the {length} positions of an example, "
+            f"got {parts}."
+        )
+
+
+def _is_replicated(config, sizes) -> bool:
+    """Returns whether each device has the whole model."""
+    return sizes.heads == sizes.sequence == 1 and not config.devices.shard_parameters
+
+
+def _check_heads(model, parts) -> None:
+    counts = []
+    for layer in models.heads_of_layers(model):
+        counts.append((len(layer.names), "heads", layer.label))
+        if layer.names and layer.groups is None:
+            own = layer.num_key_value_heads, "key/value heads", layer.label
+            counts.append(own)
+    for i, size in enumerate(models.hidden_sizes(model)):
+        counts.append((size, "hidden units", f"layer {i}"))
+    for count, what, layer in counts:
+        if count % parts:
+            raise ConfigError(
+                f"config.devices.heads must divide the {count} {what} of {layer}, got "
+                f"{parts}."
+            )
+
+
+def _check_batch(size, parts) -> None:
+    rest = size % parts
+    if rest:
+        below, above = size - rest, size - rest + parts
+        nearest = f"{below} and {above}" if below else f"{above}"
+        raise ConfigError(
+            f"config.training.batch_size must be a multiple of the {parts} devices "
+            f"that share it, got {size}; the nearest: {nearest}."
+        )

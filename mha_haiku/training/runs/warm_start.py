@@ -1,0 +1,156 @@
+"""A run that starts from the parameters of another: `config.init_from`.
+
+Embeddings and layers are taken; what predicts is taken where it has the same classes,
+and is new elsewhere. The other run is read once, before the first step.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.models import ends
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import configuration, folders
+
+Params = Mapping[str, Mapping[str, Any]]
+
+# Fields of config.model in which the two may differ: the parameters mean the same.
+_FREE = tuple(
+    f"config.model.{field}"
+    for field in (
+        "family",
+        "dropout_rate",
+        "precision",
+        "rematerialize",
+        "scan_layers",
+        "embedding.max_length",
+        "embedding.rotary_period",
+        "embedding.frequencies",
+        "attention.window",
+        "attention.temperature",
+        "attention.implementation",
+        "output.",
+    )
+)
+_MOST_SHOWN = 3
+
+
+class Source(NamedTuple):
+    """The run to start from."""
+
+    path: str  # `config.init_from`
+    run: folders.Run  # the run, with looped layers
+    kept: tasks.Kept | None  # its tokenizer, for any text; None: it has none
+
+    def __str__(self) -> str:
+        return f"Embeddings and layers are those of {self.path}, step {self.run.step}."
+
+
+def load(config: ml_collections.ConfigDict) -> Source:
+    """Returns the run that `config.init_from` names; with several processes, on all.
+
+    Raises:
+      ConfigError: If there is none, or it reads something else than this one.
+    """
+    path = config.init_from
+    run = folders.load_run(path).looped()
+    kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
+    own, its = (
+        each.data.get("tokenizer") if "data" in each else None
+        for each in (config, run.config)
+    )
+    if kept is not None and its is None and config.task.name != run.config.task.name:
+        raise ConfigError(
+            f"config.init_from must be a run with the same kind of tokens; {path} has "
+            f"those of the task {run.config.task.name!r} alone."
+        )
+    if own != its:
+        shown = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
+        wanted = f"has {own!r}" if own else "has none"
+        raise ConfigError(
+            f"config.init_from must be a run with the same kind of tokens; {path} has "
+            f"{shown}, and this run {wanted}."
+        )
+    return Source(path, run, kept and kept._replace(text=None))
+
+
+def params(
+    source: Source, config: ml_collections.ConfigDict, task: tasks.Task, new: Params
+) -> Params:
+    """Returns the parameters to start with.
+
+    A table of tokens may have more or fewer rows than that of the other run, as for
+    [MASK] or [CLS]: with the same tokenizer, the rows of its tokens come first.
+
+    Raises:
+      ConfigError: If the two models differ in anything but what predicts; it names the
+        parameters and the fields.
+    """
+    is_scanned = config.model.scan_layers
+    own = dict(models.unstacked(new) if is_scanned else new)
+    its = dict(source.run.params)
+    same_classes = _classes(task) == _classes(source.run.task)
+    for module in ends.OUTPUT_MODULES:
+        if not same_classes or _shapes(own, module) != _shapes(its, module):
+            its.pop(module, None)
+    fresh = [name for name in ends.OUTPUT_MODULES if name in own and name not in its]
+    if source.kept is not None and {"embedding"} <= set(own) & set(its):
+        its["embedding"] = _with_rows_of(its["embedding"], own["embedding"])
+    _check_alike(source, config, own, its, fresh)
+    taken = {name: own[name] if name in fresh else its[name] for name in own}
+    return models.stacked(taken) if is_scanned else taken
+
+
+def _classes(task) -> list[str]:
+    return [task.class_label(c) for c in range(task.num_classes)]
+
+
+def _shapes(params, module) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(x) for name, x in params.get(module, {}).items()}
+
+
+def _with_rows_of(its, own) -> dict[str, np.ndarray]:
+    """Returns tables with as many rows as `own`: first those of `its`, then its own."""
+    if set(own) != set(its) or any(
+        np.shape(own[name])[1:] != np.shape(its[name])[1:] for name in own
+    ):
+        return its
+    return {
+        name: np.concatenate([its[name][: len(x)], x[len(its[name]) :]])
+        for name, x in own.items()
+    }
+
+
+def _check_alike(source, config, own, its, fresh) -> None:
+    differ = []
+    for module in [*own, *(name for name in its if name not in own)]:
+        here, there = _shapes(own, module), _shapes(its, module)
+        if module not in fresh and here != there:
+            name = next(n for n in {**here, **there} if here.get(n) != there.get(n))
+            sizes = (_size(there.get(name)), _size(here.get(name)))
+            differ.append(f"{module} {name} ({sizes[0]} there, {sizes[1]} here)")
+    there, here = (
+        {"model": configuration.to_json(x.model)} for x in (source.run.config, config)
+    )
+    fields = configuration.difference(there, here)
+    fields = [field for field in fields if not field.startswith(_FREE)]
+    if not differ and not fields:
+        return
+    what = (
+        f"in {checks.listed(differ, _MOST_SHOWN)}"
+        if differ
+        else "in what its parameters mean"
+    )
+    raise ConfigError(
+        f"config.init_from must be a run of the same model; {source.path} differs "
+        f"{what}.\nFields there and here: "
+        f"{checks.listed(fields, _MOST_SHOWN) or 'the same'}."
+    )
+
+
+def _size(shape) -> str:
+    return "none" if shape is None else " x ".join(map(str, shape)) or "a number"

@@ -1,0 +1,215 @@
+"""Tasks: one per file, made by name; or of the user's own data."""
+
+import dataclasses
+import os
+from typing import Any
+
+from mha_haiku.core import checks, fields
+from mha_haiku.training.tasks import (
+    associative_recall,
+    bigram_backcopy,
+    checking,
+    classify,
+    digits_anomaly,
+    histogram,
+    induction,
+    language_model,
+    markov_chains,
+    masked_language_model,
+    max_retrieval,
+    modular_addition,
+    number_words,
+    own_data,
+    parity,
+    pronounce,
+    sentences,
+    sort,
+    task_files,
+    uniform_sequences,
+    uniform_tokens,
+)
+from mha_haiku.training.tasks.base import Example, Kept, Task, batch
+from mha_haiku.training.tasks.checking import check
+from mha_haiku.training.tasks.own_data import from_arrays, from_examples
+from mha_haiku.training.tasks.task_files import digest
+
+__all__ = [
+    "Example",
+    "Kept",
+    "Task",
+    "batch",
+    "check",
+    "continues",
+    "digest",
+    "from_arrays",
+    "from_examples",
+    "from_text",
+    "make",
+    "metrics",
+    "model_defaults",
+    "names",
+    "options",
+    "register",
+    "values",
+]
+
+_TASKS = {
+    task.name: task
+    for task in (
+        uniform_tokens.Reverse,
+        uniform_tokens.Copy,
+        sort.Sort,
+        histogram.Histogram,
+        associative_recall.AssociativeRecall,
+        bigram_backcopy.BigramBackcopy,
+        induction.Induction,
+        modular_addition.ModularAddition,
+        parity.Parity,
+        digits_anomaly.DigitsAnomaly,
+        masked_language_model.MaskedLanguageModel,
+        language_model.LanguageModel,
+        sentences.Sentences,
+        uniform_sequences.ReverseSeq2Seq,
+        uniform_sequences.CopySeq2Seq,
+        number_words.NumberWords,
+        pronounce.Pronounce,
+        classify.Classify,
+        max_retrieval.MaxRetrieval,
+        markov_chains.MarkovChains,
+    )
+}
+
+
+# In configs by their names, too, but made by `from_arrays` and `from_examples` alone.
+_OF_OWN_DATA = own_data.TASKS
+
+
+def names() -> tuple[str, ...]:
+    """Returns the names of all tasks."""
+    return tuple(_TASKS)
+
+
+def options(name: str) -> dict[str, dict[str, fields.Field]]:
+    """Returns the fields that a task has in `config.task` and in `config.data`.
+
+    Args:
+      name: One of `names()`, or the file and class of a task of your own,
+        "mine.py:MyTask".
+
+    Raises:
+      ConfigError: If there is no such task.
+    """
+    return _declared(_task(name))
+
+
+def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
+    declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
+    for field in dataclasses.fields(task):
+        if field.init:
+            section = field.metadata.get("section", "task")
+            declared[section][field.name] = field.metadata.get(
+                "declared"
+            ) or fields.from_dataclass(field)
+    return declared
+
+
+def metrics(name: str) -> tuple[str, ...]:
+    """Returns what a task is measured by, its own metric first; see `options`."""
+    return _task(name).metrics
+
+
+def continues(name: str) -> bool:
+    """Returns whether a task's targets are its next inputs; see `options`."""
+    return _task(name).continues
+
+
+def model_defaults(name: str) -> dict[str, Any]:
+    """Returns what suits a task of `config.model`, by dotted names; see `options`."""
+    task = _task(name)
+    implied = {"family": "causal"} if task.continues else {}
+    implied |= {"output.pool": "mean"} if task.labels_whole else {}
+    return implied | task.model_defaults
+
+
+def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
+    """Returns the task of that name.
+
+    Args:
+      name: See `options`.
+      kept: What `Task.keep` returned when a run with this task began.
+      **given: Options of the task that differ from their defaults: the fields of
+        `config.task` except the name, and those of `config.data`.
+
+    Raises:
+      ConfigError: If there is no such task, an option is unknown, or has a value that
+        the task refuses.
+    """
+    task = _task(name)
+    known = [field.name for field in dataclasses.fields(task) if field.init]
+    for option in given:
+        if option not in known:
+            raise checks.ConfigError(
+                f"{name} has no option {option!r}; it has {', '.join(known)}."
+                f"{checks.nearest(option, known)}"
+            )
+    if kept is not None:
+        given["kept"] = kept
+    if not task_files.is_name(name):
+        with checks.user_mistakes():
+            return task(**given)
+    try:
+        return task(**given)
+    except checks.ConfigError:
+        raise
+    except Exception as error:
+        raise checks.ConfigError(task_files.raised(name, error)) from error
+
+
+def from_text(path: str | os.PathLike, **options: Any) -> Task:
+    """Returns the task to predict the next token of a text, for `mha_haiku.train`.
+
+    Args:
+      path: A UTF-8 file or a folder of them.
+      **options: Those of the task "language_model", such as `sequence_length`,
+        `tokenizer` and `vocabulary_size`; see `options`.
+
+    Raises:
+      ConfigError: If it cannot be read or is too short, or there is no such option.
+    """
+    return make("language_model", path=os.fspath(path), **options)
+
+
+def register(task: type[Task]) -> str:
+    """Registers a task class in this process and returns its name.
+
+    The name serves as `config.task.name`. A class in a file is named "mine.py:MyTask"
+    and needs no registration.
+
+    Raises:
+      ConfigError: If it is not a frozen dataclass with all that a task needs.
+    """
+    if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
+        return task.name
+    checking.check_class(getattr(task, "__qualname__", repr(task)), task)
+    return task_files.register(task)
+
+
+def values(task: Task) -> dict[str, dict[str, Any]]:
+    """Returns the values of a task's options; see `options`."""
+    return {
+        section: {name: getattr(task, name) for name in named}
+        for section, named in _declared(type(task)).items()
+    }
+
+
+def _task(name: str) -> type[Task]:
+    if task_files.is_name(name):
+        return task_files.load(name)
+    if name in _OF_OWN_DATA:
+        return _OF_OWN_DATA[name]
+    try:
+        return _TASKS[checks.choice("config.task.name", name, _TASKS)]
+    except ValueError as error:
+        raise checks.ConfigError(
+            f"{error}\nOne of your own is named by its file and class, mine.py:MyTask."
+        ) from error

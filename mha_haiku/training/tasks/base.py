@@ -1,0 +1,401 @@
+"""What a task is: examples from PRNG keys, a metric, its chance level, and labels.
+
+Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes. Where a
+sequence is turned into another one, the source has `S` positions and the target `T`.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.training.tasks import edit_distance
+
+
+class Example(NamedTuple):
+    """One example of a task; a batch of them has leading axes on every array."""
+
+    inputs: jax.Array
+    """`[T]` int32 tokens, or `[T, D]` float32 features; those of a source `[S]`."""
+    targets: jax.Array
+    """`[T]` int32 class of each position; `[]` int32 where there is one: the class of
+    the whole example, of a set task the index in the set."""
+    weights: jax.Array
+    """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
+    lengths: jax.Array | None = None
+    """`[]` int32 number of valid inputs; None: all are valid in every example."""
+    decoder_inputs: jax.Array | None = None
+    """`[T]` int32 tokens that a decoder reads: the start token, then the target's but
+    its last one; None: the model has no decoder."""
+    decoder_lengths: jax.Array | None = None
+    """`[]` int32 number of valid positions of these; None: all are valid."""
+
+    def model_inputs(self) -> dict[str, jax.Array | None]:
+        """Returns what a model reads of it, as keyword arguments of `Model.apply`."""
+        given = {"inputs": self.inputs, "lengths": self.lengths}
+        if self.decoder_inputs is not None:
+            given["decoder_inputs"] = self.decoder_inputs
+            given["decoder_lengths"] = self.decoder_lengths
+        return given
+
+    def axes(self) -> "Example":
+        """Returns, in place of each array of a batch, the letters of its axes.
+
+        Axes "B" (batch) and "T" (positions) may be split over devices.
+        """
+        letters = ("BTD", "BT", "BT", "B", "BT", "B")
+        return Example(
+            *(
+                None if x is None else axes[: jnp.ndim(x)]
+                for axes, x in zip(letters, self, strict=True)
+            )
+        )
+
+
+class Kept(NamedTuple):
+    """What a run stores of a task that learns from the user's data."""
+
+    tokenizer: str = ""
+    """The tokenizer, as JSON; empty: there is none."""
+    text: dict[str, Any] | None = None
+    """"name" and "sha256" of the text, and its "labels" where it has some; None lets
+    any text be read."""
+    arrays: Mapping[str, np.ndarray] | None = None
+    """The data itself by names, where it was given in Python; None: it is read from
+    where the config says."""
+
+
+class Task(abc.ABC):
+    """Something to learn. A subclass is a frozen dataclass: a task is a static value.
+
+    Its fields are those of `config.task` beside the name, and of `config.data`; each is
+    declared by `fields.option` with its default, its meaning and its check; of one of
+    your own a plain default will do. The metric of every task is its accuracy: the mean
+    of `correct` over the positions that count. A whole one, to say which of two tokens
+    is larger, for `mha_haiku.train(Larger(), "runs/larger")`:
+
+        from mha_haiku.training.tasks import Example, Task
+
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Larger(Task):
+            sequence_length: int = 2
+            num_tokens: int = 10
+            num_classes: int = 10
+
+            @property
+            def baseline(self):
+                return {"accuracy": 0.19, "loss": 2.11}  # of always saying 9
+
+            def example(self, key, data):
+                inputs = jax.random.randint(key, (2,), 0, self.num_tokens)
+                targets = jnp.full(2, inputs.max())  # at both positions
+                return Example(inputs, targets, jnp.ones(2))
+
+    What must be there: the three numbers, `baseline` and `example`. Where data of your
+    own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
+    """
+
+    name: ClassVar[str]
+    """The task's name in configs and titles; that of the class if left out."""
+    sequence_length: int
+    """T, positions of an example's inputs; of a source S."""
+    target_length: int | None = None
+    """T, positions of the decoder; None: there is none, targets are like inputs."""
+    start_token: int | None = None
+    """What a decoder reads first, one of the classes; None: there is no decoder."""
+    end_token: int | None = None
+    """The class that ends an answer; None: an answer has no end."""
+    num_tokens: int | None
+    """Number of different input tokens; None where inputs are features."""
+    feature_size: int | None = None
+    """D, width of the input features; None where inputs are tokens."""
+    num_classes: int
+    """C, classes of the logits of a position or of the whole example; 1 for a set task,
+    which has a logit per element."""
+    baseline: dict[str, float]
+    """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
+    sees the position but no input, so that its answer is the same for every example; or
+    those of the simple predictor that `baseline_name` names."""
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
+    """What studies can measure a model by, its own metric first; without targets there
+    are no loss and no accuracy, and nothing to train on."""
+    labels_whole: ClassVar[bool] = False
+    """Whether a target of shape `[]` is the class of the whole example, which the model
+    reads from one position or their mean, and not an index in a set."""
+    counts_exact: ClassVar[bool] = False
+    """Whether evaluations also tell `exact_match`, the share of examples of which every
+    target that counts is predicted."""
+    baseline_name: str = "chance"
+    """What `baseline` is the level of: "chance", "unigram" or "bag of words"."""
+    continues: ClassVar[bool] = False
+    """Whether a target is the next input: only a causal model does not see it, and can
+    continue a prompt."""
+    model_defaults: ClassVar[Mapping[str, Any]] = {}
+    """What suits this task of `config.model`, where its own defaults do not: values by
+    dotted names."""
+
+    def __init_subclass__(cls, **options: Any):
+        """Gives a class without a name its own."""
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
+
+    def __post_init__(self):
+        """Checks each field that was declared."""
+        for field in dataclasses.fields(self):
+            if declared := field.metadata.get("declared"):
+                declared.check(field.name, getattr(self, field.name))
+
+    @abc.abstractmethod
+    def example(self, key: jax.Array, data: Any) -> Example:
+        """Returns one example, a pure function of its arguments, under jit and vmap.
+
+        Args:
+          key: The PRNG key that decides the example.
+          data: `train_data` or `held_out_data`, on the device or not.
+        """
+
+    # To train on, and to evaluate on.
+    _split: tuple[Any, Any] = ((), ())
+
+    @property
+    def train_data(self) -> Any:
+        """Host arrays from which training examples are drawn; () if it needs none."""
+        return self._split[0]
+
+    @property
+    def held_out_data(self) -> Any:
+        """The same for evaluation: has nothing in common with `train_data`."""
+        return self._split[1]
+
+    @property
+    def data_shapes(self) -> Any:
+        """`train_data` or its shapes, for tracing; axes may be shorter."""
+        return self.train_data
+
+    def keep(self) -> Kept | None:
+        """Returns what a run stores to make the same task again; None: nothing."""
+        return None
+
+    def correct(self, logits: jax.Array, example: Example) -> jax.Array:
+        """Returns where the likeliest class is the target, at any weight.
+
+        Args:
+          logits: `[..., T, C]`; a set task: `[..., T]`.
+          example: One example or a batch, with the leading axes of `logits`.
+
+        Returns:
+          Boolean, shaped like `example.targets`.
+        """
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
+
+    def token_label(self, token: int) -> str:
+        """Returns the text of an input token."""
+        return str(token)
+
+    def class_label(self, c: int) -> str:
+        """Returns the text of class `c`."""
+        return str(c)
+
+    def piece(self, token: int) -> bytes:
+        """Returns what class `token` adds to a written text, as UTF-8."""
+        return f" {self.class_label(token)}".encode()
+
+    def labels(self, example: Example) -> list[str]:
+        """Returns the text of each position of one example's inputs."""
+        return [
+            self.token_label(token) for token in np.asarray(example.inputs).tolist()
+        ]
+
+    def decoder_labels(self, example: Example) -> list[str]:
+        """Returns the text of each position of one example's decoder inputs.
+
+        Position t reads target t - 1, the first one the start token, and predicts
+        target t.
+        """
+        tokens = np.asarray(example.decoder_inputs).tolist()
+        return [self.class_label(token) for token in tokens]
+
+    def question(self, example: Example) -> str:
+        """Returns the readable text of one example's valid inputs."""
+        return " ".join(self.labels(example)[: example.lengths])
+
+    def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Returns the readable text of a model's answer.
+
+        Args:
+          tokens: Classes; those from the end token on are left out.
+        """
+        pieces = b"".join(map(self.piece, self.until_end(tokens)))
+        return pieces.decode("utf-8", errors="replace").removeprefix(" ")
+
+    def until_end(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
+        """Returns an answer's tokens before its end token; all where there is none."""
+        tokens = np.asarray(tokens).tolist()
+        if self.end_token in tokens:
+            return tokens[: tokens.index(self.end_token)]
+        return tokens
+
+    def alignment(self, example: Example) -> np.ndarray | None:
+        """Returns which source positions a decoder should look at, where it is known.
+
+        Returns:
+          `[T, S]` booleans on the host: in row t, which predicts target t, the source
+          positions that decide it; a row of which nothing is known has none. None:
+          nothing is known of any.
+        """
+        del example
+        return None
+
+    def alignments(self, example: Example) -> dict[str, np.ndarray]:
+        """Returns what cross-attention is measured against, by names; {}: nothing.
+
+        Returns:
+          "aligned", which is `alignment`, and parts of it that are of interest; the
+          names are those of all examples of the task.
+        """
+        aligned = self.alignment(example)
+        return {} if aligned is None else {"aligned": aligned}
+
+    def right_answers(self, example: Example) -> list[list[int]]:
+        """Returns all right answers to one example, without end tokens."""
+        counts = np.asarray(example.weights) > 0
+        return [self.until_end(np.asarray(example.targets)[counts])]
+
+    def score(
+        self, answers: Sequence[Sequence[int] | np.ndarray], examples: Example
+    ) -> dict[str, float]:
+        """Returns how good the answers are that a model has decoded.
+
+        Args:
+          answers: Classes, for each example; see `answer`.
+          examples: A batch, on the host.
+
+        Returns:
+          "exact_match", the share of answers that are right as a whole, in [0, 1], and
+          "token_error_rate", in which an answer counts by the right one nearest to it;
+          see `edit_distance.error_rate`.
+
+        Raises:
+          ValueError: If there is not one answer for each example.
+        """
+        edits, lengths = self._edits(answers, examples)
+        return {
+            "exact_match": float(np.mean(edits == 0)),
+            "token_error_rate": edit_distance.error_rate(edits, lengths),
+        }
+
+    def images(self, example: Example) -> np.ndarray | None:
+        """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None."""
+        del example
+        return None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's text.
+
+        Args:
+          text: Token ids or token labels, separated by spaces: "3 1 4"; any
+            number of them, not T only.
+
+        Returns:
+          `[t]` int32, t being the number of tokens of the text.
+
+        Raises:
+          ConfigError: If there are none, or one is not a token.
+        """
+        words = text.split()
+        if not words:
+            raise checks.ConfigError(
+                f"text must be tokens separated by spaces for {self.name}, got "
+                f"{text!r}."
+            )
+        tokens = {str(token): token for token in range(self.num_tokens)}
+        tokens |= {self.token_label(token): token for token in range(self.num_tokens)}
+        for word in words:
+            if word not in tokens:
+                raise checks.ConfigError(
+                    f"text must be token ids from 0 to {self.num_tokens - 1} or labels "
+                    f"of {self.name}, got {word!r}.{checks.nearest(word, tokens)}"
+                )
+        return np.array([tokens[word] for word in words], np.int32)
+
+    def prompt(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text for a causal model to go on with."""
+        return self.encode(text)
+
+    def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each answer's distance to the nearest right one, and its length."""
+        if len(answers) != len(examples.targets):
+            raise ValueError(
+                f"answers must be as many as examples, {len(examples.targets)}, got "
+                f"{len(answers)}."
+            )
+        nearest = [
+            edit_distance.nearest(
+                self.until_end(answer),
+                self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples)),
+            )
+            for i, answer in enumerate(answers)
+        ]
+        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
+        return edits, lengths
+
+
+class UniformTask(Task):
+    """A task whose targets are uniform over the classes, whatever their position.
+
+    Unless a subclass says otherwise, the classes are the tokens.
+    """
+
+    @property
+    def num_classes(self) -> int:
+        return self.num_tokens
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: a guess among the classes."""
+        return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
+
+
+def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
+    """Returns the chance level of always giving the frequencies of training targets.
+
+    Args:
+      learnt: `[C]`, how often each class is a target of the training part.
+      met: `[C]`, the same of the held-out part, on which it is measured.
+
+    Returns:
+      "accuracy" of always giving the commonest, and "loss" of the frequencies, with one
+      added to every count so that none is zero.
+    """
+    log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
+    return {
+        "accuracy": float(met[learnt.argmax()] / met.sum()),
+        "loss": float(-np.sum(met * log_probabilities) / met.sum()),
+    }
+
+
+def all_count(targets: jax.Array) -> jax.Array:
+    """Returns weights of 1 for every one of `targets`."""
+    return jnp.ones(targets.shape, jnp.float32)
+
+
+def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
+    """Returns the examples of a batch that have the given indices.
+
+    An example depends on `key`, that of the whole batch, and its own index `[B]` alone,
+    so that a batch is the same however its indices are spread over devices. `data` is
+    `task.train_data` or `task.held_out_data`.
+    """
+
+    def one(index):
+        return task.example(jax.random.fold_in(key, index), data)
+
+    return jax.vmap(one)(indices)

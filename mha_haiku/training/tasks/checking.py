@@ -1,0 +1,179 @@
+"""Whether a class is a task, and whether the examples of a task fit what it says."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.training.tasks.base import Example, Task
+
+_NEEDED = ("sequence_length", "num_tokens", "num_classes", "baseline")
+_LONGEST = 300  # characters of an error of the user's code
+
+
+def check_class(name: str, task: Any) -> None:
+    """Raises ConfigError unless a class is a frozen dataclass with what a task needs.
+
+    Args:
+      name: What the message calls it.
+      task: The class.
+    """
+    if not isinstance(task, type) or not issubclass(task, Task):
+        raise checks.ConfigError(f"{name} must be a subclass of mha_haiku.tasks.Task.")
+    if "__dataclass_fields__" not in vars(task) or not task.__dataclass_params__.frozen:
+        raise checks.ConfigError(
+            f"{name} must be a frozen dataclass, that is "
+            "@dataclasses.dataclass(frozen=True, kw_only=True)."
+        )
+    names = {field.name for field in dataclasses.fields(task)}
+    missing = sorted(task.__abstractmethods__)
+    missing += [x for x in _NEEDED if x not in names and not hasattr(task, x)]
+    if missing:
+        raise checks.ConfigError(
+            f"{name} must have {', '.join(missing)}; help(mha_haiku.tasks.Task) says "
+            "what they are."
+        )
+
+
+def check(name: str, task: Task, *, is_own: bool = True) -> Example:
+    """Checks a task's attributes and one example against each other.
+
+    Args:
+      name: What the message calls the task.
+      task: The task.
+      is_own: Whether the user wrote the task: then its errors are told as the user's,
+        and some examples are made to look at their integers, too.
+
+    Returns:
+      The shapes and dtypes of the example.
+
+    Raises:
+      ConfigError: With all that does not fit, in one message.
+    """
+    faults = _faults_of_attributes(task)
+    example = None
+    if not faults:
+        example = _traced(name, task, is_own)
+        faults = _faults_of_shapes(task, example)
+    if is_own and not faults:
+        faults = _faults_of_values(task)
+    if faults:
+        raise checks.ConfigError(
+            f"{name} does not fit together: {'; '.join(faults)}.\n"
+            "help(mha_haiku.tasks.Task) says what each of them is."
+        )
+    return example
+
+
+def _faults_of_attributes(task) -> list[str]:
+    faults = []
+    for attribute in ("sequence_length", "num_classes"):
+        value = getattr(task, attribute)
+        if not _is_count(value):
+            faults.append(
+                f"{attribute} must be an integer above 0, not {_short(value)}"
+            )
+    sizes = {x: getattr(task, x) for x in ("num_tokens", "feature_size")}
+    given = [x for x, value in sizes.items() if value is not None]
+    if len(given) != 1 or not _is_count(sizes[given[0]]):
+        faults.append(
+            "either num_tokens or feature_size must be an integer above 0 and the "
+            f"other None, not {_short(sizes['num_tokens'])} and "
+            f"{_short(sizes['feature_size'])}"
+        )
+    levels = task.baseline
+    wanted = [x for x in ("accuracy", "loss") if x in task.metrics]
+    if not isinstance(levels, dict) or not all(
+        isinstance(levels.get(x), (int, float)) for x in wanted
+    ):
+        faults.append(
+            f"baseline must have numbers for {' and '.join(wanted)}, not "
+            f"{_short(levels)}"
+        )
+    return faults
+
+
+def _traced(name, task, is_own) -> Example:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        example = jax.eval_shape(task.example, key, task.data_shapes)
+    except Exception as error:
+        if not is_own:
+            raise
+        said = " ".join(str(error).split())[:_LONGEST]
+        raise checks.ConfigError(
+            f"example() of {name} raised {type(error).__name__}: {said}"
+        ) from error
+    if not isinstance(example, Example):
+        raise checks.ConfigError(
+            f"example() of {name} must return a tasks.Example, got {type(example)!r}."
+        )
+    return example
+
+
+def _faults_of_shapes(task, example) -> list[str]:
+    """Returns which arrays of an example have another shape or kind than the task's."""
+    has_decoder = example.decoder_inputs is not None
+    length = task.target_length if has_decoder else task.sequence_length
+    shape = () if example.targets.ndim == 0 else (length,)
+    features = () if task.num_tokens is not None else (task.feature_size,)
+    parts = {
+        "inputs": ((task.sequence_length, *features), not features),
+        "targets": (shape, True),
+        "weights": (shape, False),
+        "lengths": ((), True),
+        "decoder_inputs": (shape, True),
+        "decoder_lengths": ((), True),
+    }
+    faults = []
+    for part, (wanted, is_integer) in parts.items():
+        x = getattr(example, part)
+        if x is None and part not in ("inputs", "targets", "weights"):
+            continue
+        kind = np.integer if is_integer else np.floating
+        if x is None or x.shape != wanted or not np.issubdtype(x.dtype, kind):
+            called = "integers" if is_integer else "floats"
+            got = "None" if x is None else f"{x.dtype} of shape {x.shape}"
+            faults.append(f"{part} must be {called} of shape {wanted}, got {got}")
+    return faults
+
+
+def _faults_of_values(task) -> list[str]:
+    """Returns which integers of the first examples are outside of their range."""
+    keys = jax.random.split(jax.random.key(0), 8)
+    examples = jax.vmap(lambda key: task.example(key, task.train_data))(keys)
+    limits = {
+        "inputs": ("num_tokens", task.num_tokens),
+        "targets": ("num_classes", _num_targets(task, examples)),
+        "decoder_inputs": ("num_classes", task.num_classes),
+    }
+    faults = []
+    for part, (name, limit) in limits.items():
+        x = getattr(examples, part)
+        if x is None or limit is None:
+            continue
+        low, high = int(np.min(x)), int(np.max(x))
+        if low < 0 or high >= limit:
+            faults.append(
+                f"{part} must be at least 0 and below {name}, {limit}, got {low} to "
+                f"{high}"
+            )
+    return faults
+
+
+def _num_targets(task, examples) -> int:
+    """Returns the number of what targets count: of a set task its elements."""
+    is_set = examples.targets.ndim == 1 and not task.labels_whole
+    return task.sequence_length if is_set else task.num_classes
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, (int, np.integer)) and value >= 1 and value is not True
+
+
+def _short(value) -> str:
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return f"{value.dtype} of shape {value.shape}"
+    return checks.shown(value)

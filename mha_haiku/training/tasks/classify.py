@@ -1,0 +1,204 @@
+"""Give a whole text its label."""
+
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import platform
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks, fields
+from mha_haiku.training.tasks import (
+    bag_of_words,
+    base,
+    python_expressions,
+    sampling,
+    text,
+)
+
+_COLUMNS = ("text", "label")
+_CLS = "[CLS]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classify(text.TextTask):
+    """The target is the label of the text; there is one for the whole of it.
+
+    Inputs are [CLS] and the tokens of a text, cut or padded to T. Example, T = 8, with
+    the labels "call" and "arithmetic" and a token for each character:
+
+        inputs   [CLS] f ( a ) + b 0
+        target   arithmetic
+        lengths  7
+
+    The model's logits are of the first position or of the mean of all
+    (`config.model.output.pool` = "first" or "mean"). Where the tokenizer has special
+    tokens of its own, these stand around the text; else [CLS] is the token after the
+    tokenizer's, where `masked_language_model` has its mask: a model that starts from
+    such a run reads the label where it used to fill in a blank.
+
+    A text is held out by its sha256: texts that are equal are in the same part.
+
+    Metric: accuracy, the share of texts with the right label. It is compared with a bag
+    of words, see `bag_of_words.score`. Without a file the texts are expressions of
+    Python's own library, by their outermost operation: `f(a + b)` is a call, `f(a) + b`
+    is arithmetic. Their words say little of it, their brackets much.
+    """
+
+    name: ClassVar[str] = "classify"
+    labels_whole: ClassVar[bool] = True
+    model_defaults = {"embedding.max_length": 64}
+    baseline_name = "bag of words"
+    path: str = fields.option(
+        "",
+        "a CSV or TSV file with the columns text and label; empty: expressions of "
+        "Python's library, by their outermost operation",
+        fields.text,
+        section="data",
+    )
+    held_out_fraction: float = fields.option(
+        0.1, "share of the texts to evaluate on", checks.fraction, section="data"
+    )
+
+    @functools.cached_property
+    def corpus(self) -> text.Corpus:
+        """The texts of both parts, each with the number of its label.
+
+        Raises:
+          ConfigError: If they cannot be read, or are not those of the run.
+        """
+        rows = read_table(self.path) if self.path else list(python_expressions.load())
+        sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        name = self.path or f"library of Python {platform.python_version()}"
+        labels = sorted({label for _, label in rows})
+        if len(labels) < 2:
+            raise checks.ConfigError(
+                f"path must have texts of at least 2 labels, got {self.path!r}, where "
+                f"all have the label {labels[0]!r}."
+            )
+        numbered = [(each, labels.index(label)) for each, label in rows]
+        parts: tuple[list, list] = [], []
+        for pair in numbered:
+            parts[sampling.is_held_out(pair[0], self.held_out_fraction)].append(pair)
+        if not all(parts):
+            raise checks.ConfigError(
+                "held_out_fraction must leave texts to both parts, got "
+                f"{self.held_out_fraction!r}, which leaves {len(parts[0])} to train on "
+                f"and {len(parts[1])} held out."
+            )
+        described = {"name": name, "sha256": sha256, "labels": labels}
+        whole = "\n".join(each for each, _ in parts[0])
+        return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
+
+    @property
+    def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shapes = ((1, self.sequence_length), (1,), (1,))
+        return tuple(jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes)
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """What stands before a text: the tokenizer's special tokens, or [CLS]."""
+        return self.encoder.before or (self.encoder.num_tokens,)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the tokenizer's tokens, plus one for [CLS] if it has none."""
+        return max(self.encoder.num_tokens, 1 + max(self.before))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self._labels)
+
+    @functools.cached_property
+    def train_data(self) -> tuple[np.ndarray, ...]:
+        """Texts `[N, T]` to train on, lengths `[N]` and labels `[N]`, all int32."""
+        return self._encoded(self.corpus.train)
+
+    @functools.cached_property
+    def held_out_data(self) -> tuple[np.ndarray, ...]:
+        return self._encoded(self.corpus.held_out)
+
+    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+        rows = self.padded([each for each, _ in pairs])
+        return *rows, np.array([label for _, label in pairs], np.int32)
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """A bag of words of the training part, measured on the held-out."""
+        corpus = self.corpus
+        return bag_of_words.score(corpus.train, corpus.held_out, self.num_classes)
+
+    def token_label(self, token: int) -> str:
+        is_own = token == self.encoder.num_tokens and not self.encoder.before
+        return _CLS if is_own else self.encoder.label(token)
+
+    def class_label(self, c: int) -> str:
+        return self._labels[c]
+
+    def example(self, key: jax.Array, data: tuple[np.ndarray, ...]) -> base.Example:
+        tokens, lengths, labels = map(jnp.asarray, data)
+        place = sampling.integers(sampling.words(key), len(tokens))
+        label = labels[place]
+        return base.Example(tokens[place], label, base.all_count(label), lengths[place])
+
+    @property
+    def _labels(self) -> list[str]:
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept.text["labels"]
+        return self.corpus.text["labels"]
+
+
+def read_table(path: str) -> list[tuple[str, str]]:
+    """Returns the texts and labels of a file, without spaces around them.
+
+    Args:
+      path: A UTF-8 file whose first line names its columns, `text` and `label` among
+        them: with tabs between the columns if that line has a tab (then quotes are
+        characters like all others), else with commas.
+
+    Raises:
+      ConfigError: If it cannot be read, lacks a column, or has an empty line.
+    """
+    content = text.read_file(path)
+    header = content.partition("\n")[0]
+    has_tabs = "\t" in header
+    reader = csv.reader(
+        io.StringIO(content, newline=""),
+        delimiter="\t" if has_tabs else ",",
+        quoting=csv.QUOTE_NONE if has_tabs else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    pairs = []
+    try:
+        columns = [name.strip().lower() for name in next(reader)]
+        missing = [name for name in _COLUMNS if name not in columns]
+        if missing:
+            raise checks.ConfigError(
+                f"path must have a column {missing[0]!r}, got {path!r}, whose first "
+                f"line is {header.strip()[:60]!r}.\nThe first line of such a file is "
+                "text,label, or the two with a tab between them."
+            )
+        places = [columns.index(name) for name in _COLUMNS]
+        for row in reader:
+            if len(row) != len(columns) or not all(row[i].strip() for i in places):
+                what = f"{len(row)} columns" if row else "nothing"
+                if len(row) == len(columns):
+                    what = "an empty text or label"
+                raise checks.ConfigError(
+                    f"path must have a text and a label in each line, got {path!r} "
+                    f"with {what} in line {reader.line_num}, of {len(columns)} columns."
+                )
+            pairs.append(tuple(row[i].strip() for i in places))
+    except csv.Error as error:
+        raise checks.ConfigError(
+            f"path must be CSV or TSV, got {path!r}: {error} in line {reader.line_num}."
+        ) from error
+    if not pairs:
+        raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
+    return pairs

@@ -1,0 +1,269 @@
+"""Translate numbers in words: from English to German, or between other languages."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import random
+from typing import ClassVar
+
+import numpy as np
+
+from mha_haiku.core import checks, fields
+from mha_haiku.training.tasks import (
+    base,
+    sampling,
+    sequence_to_sequence,
+    spelling,
+    tokenization,
+)
+
+_TOKENIZERS = ("characters", "bpe")
+_LEARNT_FROM = 10_000  # numbers, by byte pairs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NumberWords(sequence_to_sequence.TextPairsTask):
+    """The source is a number in words, the target the same one in another language.
+
+    Words are those of the package `num2words`. German says units before tens, so the
+    source words that a target's letters come from are known, and not in order; see
+    `alignment`. Example, 34 from English to German, S = 11, T = 15:
+
+        inputs   t h i r t y - f o u r
+        targets  v i e r u n d d r e i ß i g <end>
+        weights  1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
+
+    The hash of a number says whether it is held out: no number is in both parts. S and
+    T are those of the longest words. Tokenizers are trained on all numbers.
+
+    Metric: accuracy and exact match; of answers that a model has decoded see `score`.
+    Baseline: see `sequence_to_sequence.unigram_baseline`.
+    """
+
+    name: ClassVar[str] = "number_words"
+    source_language: str = fields.option(
+        "en", "language of the source, as num2words names it", fields.text
+    )
+    target_language: str = fields.option(
+        "de", "language of the target, as num2words names it", fields.text
+    )
+    largest: int = fields.option(
+        9_999, "numbers are 0 to largest", fields.integer(1, spelling.LARGEST)
+    )
+    tokenizer: str = fields.option(
+        "characters",
+        "what a token is (bpe: byte-pair encoding)",
+        fields.OneOf(_TOKENIZERS),
+    )
+    vocabulary_size: int = fields.option(
+        320,
+        "largest number of tokens of either language",
+        fields.integer(2, sequence_to_sequence.LARGEST_VOCABULARY),
+    )
+    held_out_fraction: float = fields.option(
+        0.1, "share of the numbers to evaluate on", checks.fraction
+    )
+
+    kept: dataclasses.InitVar[base.Kept | None] = None
+
+    def __post_init__(self, kept: base.Kept | None):
+        super().__post_init__()
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:  # opening a run needs no num2words
+            known = spelling.languages()
+            checks.choice("source_language", self.source_language, known)
+            checks.choice("target_language", self.target_language, known)
+            _ = self._split  # spells all numbers, so that errors show now
+
+    @property
+    def sequence_length(self) -> int:
+        """S, tokens of the longest source."""
+        return self._lengths[0]
+
+    @property
+    def target_length(self) -> int:
+        """T, tokens of the longest target and the end token."""
+        return self._lengths[1]
+
+    def keep(self) -> base.Kept:
+        """Returns both tokenizers and lengths, and the words' name and sha256."""
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept
+        stored = {
+            "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
+            "lengths": self._lengths,
+        }
+        name = (
+            f"num2words {spelling.version()}, {self.source_language} to "
+            f"{self.target_language}"
+        )
+        text = {"name": name, "sha256": _sha256(self._words)}
+        return base.Kept(json.dumps(stored) + "\n", text)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's number, in words of the source or in digits.
+
+        Raises:
+          ConfigError: If it is empty, has characters that no number's words have, or
+            is longer than the words of all numbers up to `largest`.
+        """
+        words = text.strip()
+        if words.isdecimal():
+            with checks.user_mistakes():
+                number = checks.integer_in("text", int(words), 0, spelling.LARGEST)
+            words = spelling.word(self.source_language, number)
+        if not words:
+            raise checks.ConfigError(
+                f"text must be a number in words for {self.name}, got {text!r}."
+            )
+        self._tokenizers[0].check_known(words)
+        return self.fitting(self._tokenizers[0].encode(words))
+
+    def alignment(self, example: base.Example) -> np.ndarray | None:
+        """Returns which letters of the source say what a target's letters say.
+
+        Letters of units, tens, hundreds and thousands, and of the words "hundred" and
+        "thousand" belong together in both languages; "and" and the end token belong to
+        none. See `spelling.parts`.
+
+        Returns:
+          `[T, S]` booleans; None: the source is not a number of this task, or the
+          target is not its word.
+        """
+        return self._aligned(example, lambda meaning: True)
+
+    def inverted_alignment(self, example: base.Example) -> np.ndarray | None:
+        """Returns `alignment` of units and tens alone, where they change their order.
+
+        As in twenty-one, "einundzwanzig"; those of the thousands count, too. The matrix
+        is empty where there are none, as in twenty and in thirteen.
+        """
+        number = self._number(example)
+        if number is None:
+            return None
+        wanted = set()
+        for of in ("", " of thousands"):
+            pair = (f"units{of}", f"tens{of}")
+            distances = [_distance(each, number, *pair) for each in self._languages]
+            if np.prod(distances) < 0:
+                wanted.update(pair)
+        return self._aligned(example, wanted.__contains__)
+
+    def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
+        """Returns `alignment` as "aligned", `inverted_alignment` as "inverted"."""
+        found = super().alignments(example)
+        return found and found | {"inverted": self.inverted_alignment(example)}
+
+    def _aligned(self, example, is_wanted) -> np.ndarray | None:
+        number = self._number(example)
+        if number is None or self.answer(example.targets) != self._words[1][number]:
+            return None
+        aligned = np.zeros((self.target_length, self.sequence_length), bool)
+        source, target = (
+            _tokens_of_parts(tokenizer, language, number)
+            for tokenizer, language in zip(
+                self._tokenizers, self._languages, strict=True
+            )
+        )
+        for meaning, rows in target:
+            for other, columns in source:
+                if meaning == other and is_wanted(meaning):
+                    aligned[np.ix_(rows, columns)] = True
+        return aligned
+
+    def _number(self, example) -> int | None:
+        """Returns the number that an example's source says; None: it says none."""
+        return self._numbers.get(self.question(example))
+
+    @property
+    def _languages(self) -> tuple[str, str]:
+        return self.source_language, self.target_language
+
+    @functools.cached_property
+    def _words(self) -> tuple[list[str], list[str]]:
+        """The words of all numbers in both languages."""
+        words = tuple(spelling.words(each, self.largest) for each in self._languages)
+        known = None if self._kept is None else self._kept.text
+        if known is not None and known["sha256"] != _sha256(words):
+            raise checks.ConfigError(
+                "The words of num2words are not those that the run has learnt from, "
+                f"{known['name']}.\nInstall that version; words of your own "
+                "do not need it."
+            )
+        return words
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self._words[0])}
+
+    @functools.cached_property
+    def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
+        if self._kept is not None:
+            stored = json.loads(self._kept.tokenizer)["tokenizers"]
+            return tuple(tokenization.from_json(json.dumps(each)) for each in stored)
+        if self.tokenizer == "characters":
+            train, texts = tokenization.Characters.train, map("".join, self._words)
+        else:  # byte pairs are as common in fewer words, which take less time
+            train, some = tokenization.BytePairs.train, _some(self.largest)
+            texts = ("\n".join(words[n] for n in some) for words in self._words)
+        return tuple(train(text, self.vocabulary_size) for text in texts)
+
+    @functools.cached_property
+    def _lengths(self) -> tuple[int, int]:
+        """S and T."""
+        if self._kept is not None:
+            return tuple(json.loads(self._kept.tokenizer)["lengths"])
+        return self._pairs.sources.shape[1], self._pairs.targets.shape[1]
+
+    @functools.cached_property
+    def _pairs(self) -> sequence_to_sequence.Pairs:
+        """The words of all numbers as tokens."""
+        arrays = []
+        both = zip(self._tokenizers, self._words, strict=True)
+        for room_for_end, (tokenizer, words) in enumerate(both):
+            tokens, lengths = tokenizer.encode_each(words)
+            longest = int(lengths.max()) + room_for_end
+            arrays += [sequence_to_sequence.padded(tokens, lengths, longest), lengths]
+        return sequence_to_sequence.Pairs(*arrays)
+
+    @functools.cached_property
+    def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
+        numbers = range(self.largest + 1)
+        fraction = self.held_out_fraction
+        held_out = np.array([sampling.is_held_out(str(n), fraction) for n in numbers])
+        for part, chosen in (("training", ~held_out), ("held-out", held_out)):
+            if not chosen.any():
+                raise checks.ConfigError(
+                    f"held_out_fraction must leave a number to the {part} part, got "
+                    f"{fraction!r} with largest {self.largest}."
+                )
+        return self._pairs.at(~held_out), self._pairs.at(held_out)
+
+
+def _some(largest: int) -> list[int]:
+    """Returns numbers from 0 to `largest`, the same ones each time."""
+    if largest < _LEARNT_FROM:
+        return list(range(largest + 1))
+    return random.Random(0).sample(range(largest + 1), _LEARNT_FROM)
+
+
+def _sha256(words) -> str:
+    return hashlib.sha256("\n".join(itertools.chain(*words)).encode()).hexdigest()
+
+
+def _distance(language: str, number: int, one: str, other: str) -> int:
+    """Returns how far one part begins behind the other; 0 unless both are there."""
+    start = {part.meaning: part.start for part in spelling.parts(language, number)}
+    return start[one] - start[other] if one in start and other in start else 0
+
+
+def _tokens_of_parts(tokenizer, language, number) -> list[tuple[str, np.ndarray]]:
+    """Returns the meanings of a number's parts, each with the indices of its tokens."""
+    spans = np.array(tokenizer.spans(spelling.word(language, number)))
+    start, stop = spans.T
+    return [
+        (part.meaning, np.flatnonzero((start < part.stop) & (part.start < stop)))
+        for part in spelling.parts(language, number)
+    ]

@@ -1,0 +1,469 @@
+"""Tasks of the user's own data, given in Python: arrays, and pairs of texts.
+
+`N` examples, `T` positions, `D` width of the features, `S` positions of a source. A run
+keeps the data in its folder, so that it is read and resumed like any other.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks, fields
+from mha_haiku.training.tasks import base, sampling, sequence_to_sequence, tokenization
+
+_TRAINERS = {
+    "characters": tokenization.Characters.train,
+    "bpe": tokenization.BytePairs.train,
+}
+
+
+_PLACES = "places"
+
+
+class Rows(NamedTuple):
+    """Examples on the host, the first axis being theirs."""
+
+    inputs: np.ndarray  # [N, T] int32 tokens, or [N, T, D] float32
+    targets: np.ndarray  # [N, T] or [N] int32
+    weights: np.ndarray  # shaped like the targets, float32
+    lengths: np.ndarray | None  # [N] int32; None: all of the inputs are valid
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Held(base.Task):
+    """A task whose data is in `Kept.arrays`; its sha256 stands in the config.
+
+    One of the arrays, `_PLACES`, decides what is held out: `[N]` numbers in [0, 1) made
+    of the hash of each input, as it was given. So equal inputs are in the same part,
+    and more data leaves each example in its own.
+    """
+
+    held_out_fraction: float = fields.option(
+        0.1, "share of the examples to evaluate on", checks.fraction, section="data"
+    )
+    sha256: str = fields.option("", "of the data", fields.text, section="data")
+
+    kept: dataclasses.InitVar[base.Kept | None] = None
+
+    def __post_init__(self, kept: base.Kept | None):
+        super().__post_init__()
+        if kept is None or kept.arrays is None:
+            raise checks.ConfigError(
+                f"{self.name} needs data that is given in Python, by "
+                "tasks.from_arrays or tasks.from_examples; a config cannot hold it."
+            )
+        if _sha256(kept) != self.sha256:
+            raise checks.ConfigError(
+                f"sha256 must be that of the data of {self.name}: the data has changed."
+            )
+        object.__setattr__(self, "_kept", kept)
+        _ = self._split  # so that its errors show now
+
+    def keep(self) -> base.Kept:
+        return self._kept
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, Any]:
+        data, held_out = self._data, self._kept.arrays[_PLACES] < self.held_out_fraction
+        if held_out.all() or not held_out.any():
+            raise checks.ConfigError(
+                "held_out_fraction must leave examples to both parts, got "
+                f"{self.held_out_fraction!r}, which holds out {held_out.sum():,} of "
+                f"{len(held_out):,}."
+            )
+        return tuple(
+            type(data)(*(None if x is None else x[chosen] for x in data))
+            for chosen in (~held_out, held_out)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrays(_Held):
+    """The target is a class at each position of an array; see `from_arrays`.
+
+    Metric: accuracy over the positions that count. Baseline: the frequencies of the
+    classes, see `base.unigram`.
+    """
+
+    name: ClassVar[str] = "arrays"
+    baseline_name = "unigram"
+    sequence_length: int = fields.option(
+        1, "positions of an example", sampling.count(1)
+    )
+    num_tokens: int | None = fields.option(
+        None,
+        "number of different tokens; None: inputs are features",
+        fields.optional(sampling.count(1)),
+    )
+    num_classes: int = fields.option(1, "number of classes", sampling.count(1))
+
+    @property
+    def feature_size(self) -> int | None:
+        return None if self.num_tokens is not None else self._data.inputs.shape[-1]
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        def counts(rows):
+            classes, weights = rows.targets.ravel(), rows.weights.ravel()
+            return np.bincount(classes, weights, minlength=self.num_classes)
+
+        return base.unigram(*map(counts, self._split))
+
+    def example(self, key: jax.Array, data: Rows) -> base.Example:
+        index = sampling.integers(sampling.words(key), len(data.inputs))
+        return base.Example(*jax.tree.map(lambda x: jnp.asarray(x)[index], data))
+
+    @property
+    def _data(self) -> Rows:
+        return Rows(*(self._kept.arrays.get(name) for name in Rows._fields))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextTokens(Arrays):
+    """The target at position t is the token at position t + 1; see `from_arrays`."""
+
+    name: ClassVar[str] = "next_tokens"
+    continues: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labels(Arrays):
+    """The target is the label of a whole example; see `from_examples`.
+
+    Metric: accuracy, the share of examples with the right label. Baseline: the
+    frequencies of the labels.
+    """
+
+    name: ClassVar[str] = "labels"
+    labels_whole: ClassVar[bool] = True
+
+    def token_label(self, token: int) -> str:
+        known = self._tokenizer
+        return super().token_label(token) if known is None else known.label(token)
+
+    def class_label(self, c: int) -> str:
+        return str(self._stored["labels"][c]) if self._stored else str(c)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's text, of any length.
+
+        Raises:
+          ConfigError: If it has none, or one that the examples do not have.
+        """
+        if self._tokenizer is None:
+            return super().encode(text)
+        return _encoded(self._tokenizer, text)
+
+    @functools.cached_property
+    def _stored(self) -> dict[str, Any]:
+        return json.loads(self._kept.tokenizer) if self._kept.tokenizer else {}
+
+    @functools.cached_property
+    def _tokenizer(self) -> tokenization.Tokenizer | None:
+        return _tokenizers(self._stored)[0] if self._stored else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
+    """The source is a text, the target another one; see `from_examples`.
+
+    Metric: accuracy and exact match. Baseline: see
+    `sequence_to_sequence.unigram_baseline`.
+    """
+
+    name: ClassVar[str] = "text_pairs"
+
+    @property
+    def sequence_length(self) -> int:
+        """S, tokens of the longest source."""
+        return self._data.sources.shape[1]
+
+    @property
+    def target_length(self) -> int:
+        """T, tokens of the longest target and the end token."""
+        return self._data.targets.shape[1]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's source, at most as many as the longest has.
+
+        Raises:
+          ConfigError: If it has none or too many, or one that the sources do not have.
+        """
+        return self.fitting(_encoded(self._tokenizers[0], text))
+
+    @functools.cached_property
+    def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
+        return _tokenizers(json.loads(self._kept.tokenizer))
+
+    @property
+    def _data(self) -> sequence_to_sequence.Pairs:
+        arrays = self._kept.arrays
+        return sequence_to_sequence.Pairs(
+            *(arrays[name] for name in sequence_to_sequence.Pairs._fields)
+        )
+
+
+TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs)}
+
+
+def from_arrays(
+    inputs: Any,
+    targets: Any = None,
+    *,
+    weights: Any = None,
+    lengths: Any = None,
+    num_tokens: int | None = None,
+    num_classes: int | None = None,
+    held_out_fraction: float = 0.1,
+) -> Arrays:
+    """Returns the task to predict `targets` from `inputs`, for `mha_haiku.train`.
+
+    Args:
+      inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
+      targets: `[N, T]` integers, the class of each position; or `[N]`, the label of
+        each example; or None: the tokens are a text, and each is predicted from those
+        before it.
+      weights: Shaped like `targets`, how much each counts, 0 or more; None: all the
+        same. Targets behind the length of an example do not count.
+      lengths: `[N]` integers from 1 to T, valid positions of each; None: all are.
+      num_tokens: Number of different tokens; None: as many as the inputs have.
+      num_classes: Number of classes; None: as many as the targets have.
+      held_out_fraction: Share of the examples to evaluate on.
+
+    Raises:
+      ValueError: If one does not fit; it says the shape that was given.
+    """
+    inputs = _inputs(inputs)
+    count, length, *size = inputs.shape
+    places = _places(row.tobytes() for row in inputs)
+    if not size:
+        num_tokens = _counted("num_tokens", num_tokens, inputs.max())
+    elif num_tokens is not None:
+        raise ValueError("num_tokens must be None, as inputs are features.")
+    counted = None  # the number of targets that count
+    if lengths is not None:
+        counted = lengths = _integers("lengths", lengths, ["N"], (count,), 1, length)
+    if targets is None:
+        if size or length < 2 or weights is not None or num_classes is not None:
+            raise ValueError(
+                "without targets inputs must be [N, T] tokens with T of at least 2, "
+                f"and weights and num_classes None, got {_described(inputs)}."
+            )
+        kind, inputs, targets = NextTokens, inputs[:, :-1], inputs[:, 1:]
+        num_classes = num_tokens
+        if lengths is not None:
+            counted, lengths = lengths - 1, np.maximum(lengths - 1, 1)
+    else:
+        kind = Labels if np.ndim(targets) == 1 else Arrays
+        wanted = (count,) if kind is Labels else (count, length)
+        targets = _integers("targets", targets, ["N", "N, T"], wanted, 0)
+    rows = Rows(inputs, targets, _weights(weights, targets, counted), lengths)
+    return _task(
+        kind,
+        rows,
+        places,
+        sequence_length=inputs.shape[1],
+        num_tokens=num_tokens,
+        num_classes=_counted("num_classes", num_classes, targets.max()),
+        held_out_fraction=held_out_fraction,
+    )
+
+
+def from_examples(
+    examples: Iterable[tuple[str, str | int]],
+    *,
+    labels: bool | None = None,
+    tokenizer: str = "characters",
+    vocabulary_size: int = 256,
+    held_out_fraction: float = 0.1,
+) -> Labels | TextPairs:
+    """Returns the task to tell the second of each pair from the first, a text.
+
+    Args:
+      examples: Pairs of a text and its label, or of a text and the text to write.
+      labels: Whether the second is a label; None: it is where it is an integer, and
+        where there are at most half as many different ones as pairs.
+      tokenizer: What a token is: "characters" or "bpe" (byte-pair encoding).
+      vocabulary_size: Largest number of tokens.
+      held_out_fraction: Share of the pairs to evaluate on.
+
+    Raises:
+      ValueError: If they are not such pairs; it says which one.
+    """
+    pairs = _pairs(examples)
+    checks.choice("tokenizer", tokenizer, _TRAINERS)
+    largest = sequence_to_sequence.LARGEST_VOCABULARY
+    checks.integer_in("vocabulary_size", vocabulary_size, 2, largest)
+    texts, seconds = zip(*pairs, strict=True)
+    different = sorted(set(seconds), key=lambda x: (str(type(x)), x))
+    if labels is None:
+        is_short = 2 * len(different) <= len(pairs)
+        labels = is_short or not all(isinstance(x, str) for x in seconds)
+    if labels and len(different) < 2:
+        raise ValueError(
+            f"examples must have at least 2 labels, got {different[0]!r} alone."
+        )
+    if not labels and not all(isinstance(x, str) and x for x in seconds):
+        raise ValueError("labels must be True, as not all of the examples end in text.")
+    sides = [texts] if labels else [texts, seconds]
+    made = [_TRAINERS[tokenizer]("\n".join(side), vocabulary_size) for side in sides]
+    stored = {"tokenizers": [json.loads(each.to_json()) for each in made]}
+    padded = [
+        _padded(each, side, room_for_end=i)
+        for i, (each, side) in enumerate(zip(made, sides, strict=True))
+    ]
+    held = _places(text.encode(errors="surrogatepass") for text in texts)
+    if not labels:
+        both = sequence_to_sequence.Pairs(*padded[0], *padded[1])
+        return _task(TextPairs, both, held, stored, held_out_fraction=held_out_fraction)
+    stored["labels"] = different
+    (inputs, lengths) = padded[0]
+    classes = {label: c for c, label in enumerate(different)}
+    targets = np.array([classes[x] for x in seconds], np.int32)
+    rows = Rows(inputs.astype(np.int32), targets, np.ones(len(pairs), "f4"), lengths)
+    return _task(
+        Labels,
+        rows,
+        held,
+        stored,
+        sequence_length=inputs.shape[1],
+        num_tokens=made[0].num_tokens,
+        num_classes=len(different),
+        held_out_fraction=held_out_fraction,
+    )
+
+
+def _places(inputs) -> np.ndarray:
+    """Returns what decides which inputs are held out, `[N]`, from their bytes."""
+    return np.array([sampling.place(each) for each in inputs])
+
+
+def _task(kind, data, places, stored=None, **options) -> Any:
+    """Returns a task of a kind, with its data, a named tuple of arrays."""
+    arrays = {name: x for name, x in data._asdict().items() if x is not None}
+    arrays[_PLACES] = places
+    kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
+    return kind(sha256=_sha256(kept), kept=kept, **options)
+
+
+def _sha256(kept: base.Kept) -> str:
+    digest = hashlib.sha256(kept.tokenizer.encode())
+    for name, x in sorted(kept.arrays.items()):
+        digest.update(f"{name} {x.dtype} {x.shape}".encode())
+        digest.update(np.ascontiguousarray(x).data)
+    return digest.hexdigest()
+
+
+def _tokenizers(stored: Mapping[str, Any]) -> tuple[tokenization.Tokenizer, ...]:
+    return tuple(
+        tokenization.from_json(json.dumps(each)) for each in stored["tokenizers"]
+    )
+
+
+def _encoded(tokenizer, text) -> np.ndarray:
+    if not text:
+        raise checks.ConfigError("text must have at least 1 token, got none.")
+    tokenizer.check_known(text)
+    return tokenizer.encode(text)
+
+
+def _padded(tokenizer, texts, room_for_end) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens `[N, T]` of texts, and their lengths `[N]`."""
+    tokens, lengths = tokenizer.encode_each(texts)
+    longest = int(lengths.max()) + room_for_end
+    return sequence_to_sequence.padded(tokens, lengths, longest), lengths
+
+
+def _pairs(examples) -> list[tuple[str, str | int]]:
+    if isinstance(examples, (str, bytes, Mapping)):
+        raise ValueError(f"examples must be pairs, got {checks.shown(examples)}.")
+    pairs = list(examples)
+    if len(pairs) < 2:
+        raise ValueError(f"examples must be at least 2 pairs, got {len(pairs)}.")
+    for i, pair in enumerate(pairs):
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not (is_pair and isinstance(pair[0], str) and pair[0]):
+            raise ValueError(
+                "examples must be pairs of a text and a label or a text, got "
+                f"{checks.shown(pair)} as number {i}."
+            )
+        if isinstance(pair[1], bool) or not isinstance(pair[1], (str, int, np.integer)):
+            raise ValueError(
+                "examples must end in a text or an integer, got "
+                f"{checks.shown(pair[1])} in number {i}."
+            )
+    return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
+
+
+def _described(x: np.ndarray) -> str:
+    return f"{x.dtype} of shape {x.shape}"
+
+
+def _inputs(inputs) -> np.ndarray:
+    inputs = np.asarray(inputs)
+    is_tokens = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
+    is_features = inputs.ndim == 3 and np.issubdtype(inputs.dtype, np.floating)
+    if not (is_tokens or is_features) or 0 in inputs.shape or len(inputs) < 2:
+        raise ValueError(
+            "inputs must be [N, T] integer tokens or [N, T, D] float features, N of at "
+            f"least 2, got {_described(inputs)}."
+        )
+    if is_tokens:
+        return _integers("inputs", inputs, ["N, T"], inputs.shape, 0)
+    if not np.isfinite(inputs).all():
+        raise ValueError(
+            f"inputs must be finite, got {_described(inputs)} with "
+            f"{np.sum(~np.isfinite(inputs)):,} that are not."
+        )
+    return inputs.astype(np.float32)
+
+
+def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarray:
+    values = np.asarray(values)
+    if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
+        wanted = " or ".join(f"[{x}]" for x in axes)
+        raise ValueError(
+            f"{name} must be integers {wanted}, here {shape}, got {_described(values)}."
+        )
+    if values.min() < low or values.max() > high:
+        raise ValueError(
+            f"{name} must be from {low} to {high}, got {_described(values)} from "
+            f"{values.min()} to {values.max()}."
+        )
+    return values.astype(np.int32)
+
+
+def _weights(weights, targets, counted) -> np.ndarray:
+    if weights is None:
+        weights = np.ones(targets.shape, np.float32)
+    weights = np.asarray(weights)
+    if weights.shape != targets.shape:
+        raise ValueError(
+            f"weights must be shaped like targets, {targets.shape}, got "
+            f"{_described(weights)}."
+        )
+    if counted is not None and targets.ndim == 2:
+        weights = weights * (np.arange(targets.shape[1]) < counted[:, None])
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError(
+            "weights must be finite, 0 or more and not all 0 where targets count, got "
+            f"{_described(weights)}."
+        )
+    return weights.astype(np.float32)
+
+
+def _counted(name, given, largest) -> int:
+    if given is None:
+        return int(largest) + 1
+    if checks.positive_integer(name, given) <= largest:
+        raise ValueError(
+            f"{name} must be above {largest}, the largest that is there, got {given}."
+        )
+    return given

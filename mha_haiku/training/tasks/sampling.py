@@ -1,0 +1,82 @@
+"""Random integers from raw random words, at the cost of one draw per example.
+
+`jax.random.randint` splits its key and draws twice, and `jax.random.choice` without
+replacement sorts several times, which costs much in a training step of a few
+milliseconds. A task draws all the words it needs at once and passes them to these
+functions. Which examples are held out is decided here, too.
+"""
+
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import fields
+
+# Vocabularies, lengths and moduli stay below this, so that the remainder of a 32-bit
+# word is uniform to one part in 4,096.
+LARGEST = 2**20
+
+# Up to this many comparisons, ranks take less time than a sort on the CPU.
+_FEW_COMPARISONS = 2**12
+
+
+def count(fewest: int) -> fields.Check:
+    """Returns the check of a vocabulary, length or modulus, at least `fewest`."""
+    return fields.integer(fewest, LARGEST)
+
+
+def words(key: jax.Array, *shape: int) -> jax.Array:
+    """Returns uniform uint32 words of the given shape."""
+    return jax.random.bits(key, shape, jnp.uint32)
+
+
+def integers(random: jax.Array, count: int | jax.Array) -> jax.Array:
+    """Returns int32 integers, uniform in [0, count), shaped like the `random` words."""
+    return (random % jnp.asarray(count, jnp.uint32)).astype(jnp.int32)
+
+
+def distinct(
+    random: jax.Array, num_drawn: int, count: int | jax.Array | None = None
+) -> jax.Array:
+    """Returns integers drawn without replacement, in random order.
+
+    Args:
+      random: `[N]` uint32 words.
+      num_drawn: How many to draw, at most `count`.
+      count: The integers are from 0 to count - 1, at most N, which is the default.
+
+    Returns:
+      `[num_drawn]` int32, no two alike; every ordered choice is equally likely.
+    """
+    (size,) = random.shape
+    index_bits = np.uint32((size - 1).bit_length())
+    index = jnp.arange(size, dtype=jnp.uint32)
+    # The low bits of a word are replaced by its index, so that no two are equal; the
+    # order of the words is then a random permutation. A word outside of `count` sorts
+    # last. The integers drawn are the ranks of the first words, or the indices of the
+    # smallest.
+    tickets = (random >> index_bits << index_bits) | index
+    if count is not None:
+        is_drawn_from = index < jnp.asarray(count, jnp.uint32)
+        tickets = jnp.where(is_drawn_from, tickets, np.uint32(2**32 - 1))
+    if num_drawn * size <= _FEW_COMPARISONS:
+        lower = tickets[None, :] < tickets[:num_drawn, None]
+        return jnp.sum(lower, axis=-1, dtype=jnp.int32)
+    position = np.uint32((1 << int(index_bits)) - 1)
+    return (jnp.sort(tickets)[:num_drawn] & position).astype(jnp.int32)
+
+
+def is_held_out(what: str, fraction: float) -> bool:
+    """Returns whether a text is in a held-out part of this share, in [0, 1).
+
+    Its hash decides: what is added to the data leaves all the rest in its part.
+    """
+    return place(what.encode()) < fraction
+
+
+def place(what: bytes) -> float:
+    """Returns a number in [0, 1), made of a hash: uniform, the same for equal bytes."""
+    digest = hashlib.sha256(what).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # what a float can hold

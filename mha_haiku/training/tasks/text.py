@@ -1,0 +1,374 @@
+"""Text files as tokens, in a part to train on and a held-out part."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks, fields
+from mha_haiku.training.tasks import base, sampling, tokenization
+
+_TOKENIZERS = {
+    "characters": tokenization.Characters.train,
+    "bpe": tokenization.BytePairs.train,
+}
+
+
+def _tokenizer_name(name: str, value: Any) -> str:
+    """Checks that a value names a kind of tokenizer or a file."""
+    if isinstance(value, str) and value.endswith(".json"):
+        return value
+    return checks.choice(name, value, (*_TOKENIZERS, "tokenizer.json"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A text as tokens, or texts with labels; a part to train on and one held out."""
+
+    tokenizer: tokenization.Tokenizer  # trained on the first part, or of a file
+    text: dict[str, Any]  # the "name" and "sha256"; of texts with labels "labels" too
+    # Tokens `[N]` int32, or pairs of a text and the number of its label.
+    train: np.ndarray | list[tuple[str, int]]
+    held_out: np.ndarray | list[tuple[str, int]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(base.Task):
+    """What the tasks over text share: the corpus, its labels, the unigram baseline.
+
+    Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
+    tokenizer come first, 0 to num_classes - 1; they are the classes as well.
+
+    A tokenizer is trained on the training part alone; or it is of a file, whose special
+    tokens go around every window and are no targets. Models may have more classes than
+    a file names.
+
+    Attributes:
+      kept: What a run stored of this task. Its tokenizer is used, and the text is read
+        only once examples are needed; it must then be the text of the run.
+    """
+
+    baseline_name = "unigram"
+    model_defaults = {"embedding.max_length": 64}
+    sequence_length: int = fields.option(64, "tokens in an example", sampling.count(1))
+    path: str = fields.option(
+        "",
+        "a UTF-8 file or a folder of them; empty: Python's own documentation",
+        fields.text,
+        section="data",
+    )
+    tokenizer: str = fields.option(
+        "characters",
+        "what a token is: characters, bpe (byte-pair encoding), or as a file has it, "
+        "tokenizer.json",
+        _tokenizer_name,
+        section="data",
+    )
+    vocabulary_size: int = fields.option(
+        256,
+        "largest number of tokens that the tokenizer may have; of a file's the "
+        "smallest number of classes",
+        sampling.count(1),
+        section="data",
+    )
+    held_out_fraction: float = fields.option(
+        0.1,
+        "share of the text to evaluate on, from its end",
+        checks.fraction,
+        section="data",
+    )
+
+    kept: dataclasses.InitVar[base.Kept | None] = None
+
+    def __post_init__(self, kept: base.Kept | None):
+        super().__post_init__()
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:
+            _ = self.corpus  # reads the files, so that their errors show now
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """The text of both parts.
+
+        Raises:
+          ConfigError: If it cannot be read, or is not the text of the run.
+        """
+        if self.held_out_fraction == 0:
+            raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
+        text = read(self.path)
+        # At least one character to train the tokenizer on; short texts are refused.
+        cut = max(1, round(len(text) * (1 - self.held_out_fraction)))
+        parts = text[:cut], text[cut:]
+        sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        topics = f"pydoc_data.topics of Python {platform.python_version()}"
+        described = {"name": self.path or topics, "sha256": sha256}
+        tokenizer = self.made_tokenizer(parts[0], described)
+        corpus = Corpus(tokenizer, described, *map(tokenizer.encode, parts))
+        self._check_lengths(corpus)
+        return corpus
+
+    def made_tokenizer(
+        self, text: str, described: dict[str, Any]
+    ) -> tokenization.Tokenizer:
+        """Returns the tokenizer of the run, that of a file, or one trained on a text.
+
+        Args:
+          text: What a new one is trained on.
+          described: The "name" and "sha256" of all the text of the task.
+
+        Raises:
+          ConfigError: If the text is not that of the run.
+        """
+        kept = self._kept
+        if kept is None:
+            if self.tokenizer in _TOKENIZERS:
+                return _TOKENIZERS[self.tokenizer](text, self.vocabulary_size)
+            return tokenization.read_file(self.tokenizer, self.vocabulary_size)
+        if kept.text is not None and kept.text["sha256"] != described["sha256"]:
+            raise checks.ConfigError(
+                "The text is not the one that the run has learnt from: "
+                f"{described['name']} has the sha256 {described['sha256'][:12]}..., "
+                f"and {kept.text['name']} had {kept.text['sha256'][:12]}....\n"
+                "Training and held-out examples need that text; a text or tokens of "
+                "your own do not."
+            )
+        return self.encoder
+
+    @functools.cached_property
+    def encoder(self) -> tokenization.Tokenizer:
+        """The tokenizer: that of the run, or one trained on the text."""
+        if self._kept is None:
+            return self.corpus.tokenizer
+        return tokenization.from_json(self._kept.tokenizer)
+
+    @property
+    def data_shapes(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
+
+    def keep(self) -> base.Kept:
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept
+        return base.Kept(self.encoder.to_json(), self.corpus.text)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_classes
+
+    @property
+    def num_classes(self) -> int:
+        return self.encoder.num_tokens
+
+    @property
+    def _split(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of both parts, `[N]` and `[M]` int32."""
+        return self.corpus.train, self.corpus.held_out
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """The unigram predictor: counts of the training part, measured on the held-out.
+
+        Its accuracy is that of always saying the commonest token; its loss that of the
+        frequencies, with one added to every count so that none is zero.
+        """
+        parts = self.corpus.train, self.corpus.held_out
+        return base.unigram(
+            *(np.bincount(tokens, minlength=self.num_classes) for tokens in parts)
+        )
+
+    def token_label(self, token: int) -> str:
+        return self.class_label(token)
+
+    def class_label(self, c: int) -> str:
+        return self.encoder.label(c)
+
+    def piece(self, token: int) -> bytes:
+        return self.encoder.piece(token)
+
+    @property
+    def end_token(self) -> int | None:
+        """The token with which the tokenizer ends a text; None: it has none."""
+        return self.encoder.end
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a user's text, special ones around it included.
+
+        Raises:
+          ConfigError: If there are none, or the text is not Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise checks.ConfigError(
+                f"text must be Unicode, got {text[error.start]!r} at character "
+                f"{error.start}."
+            ) from error
+        tokens = self._tokens(text)
+        if not len(tokens):
+            raise checks.ConfigError("text must have at least 1 token, got none.")
+        if not self._num_special:
+            return tokens
+        return np.array([*self.before, *tokens, *self.after], np.int32)
+
+    def prompt(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text to go on with: no special ones behind it.
+
+        Raises:
+          ConfigError: If there are none, or the tokenizer lacks a part of the text.
+        """
+        tokens = self.encode(text)
+        self.encoder.check_known(text)
+        return tokens[: len(tokens) - len(self.after)]
+
+    def window(
+        self, word: jax.Array, data: np.ndarray, length: int
+    ) -> tuple[jax.Array, np.ndarray]:
+        """Returns tokens from a random position of `data`, special ones around them.
+
+        Returns:
+          Tokens `[T]`, T the length, and which are not special, `[T]` booleans.
+
+        Raises:
+          ConfigError: If the length leaves no room between special tokens.
+        """
+        before, after, room = self.before, self.after, self._room(length)
+        start = sampling.integers(word, len(data) - room + 1)
+        tokens = jax.lax.dynamic_slice_in_dim(jnp.asarray(data), start, room)
+        if self._num_special:
+            first, last = (np.array(each, np.int32) for each in (before, after))
+            tokens = jnp.concatenate([first, tokens, last])
+        is_text = np.arange(length)
+        is_text = (is_text >= len(before)) & (is_text < length - len(after))
+        return tokens, is_text
+
+    def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens `[N, T]` of texts, cut or padded, and their lengths `[N]`."""
+        room = self._room(self.sequence_length)
+        rows = np.zeros((len(texts), self.sequence_length), np.int32)
+        lengths = np.zeros(len(texts), np.int32)
+        for i, text in enumerate(texts):
+            tokens = [*self.before, *self.encoder.encode(text)[:room], *self.after]
+            rows[i, : len(tokens)], lengths[i] = tokens, len(tokens)
+        return rows, lengths
+
+    def _room(self, length: int) -> int:
+        """Returns how many tokens of a text have room between special ones."""
+        if length <= self._num_special:
+            raise checks.ConfigError(
+                f"config.task.sequence_length must be above {self._num_special}, the "
+                f"number of special tokens around a text, got {self.sequence_length}."
+            )
+        return length - self._num_special
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Special tokens that stand before a text."""
+        return self.encoder.before
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Those behind it."""
+        return self.encoder.after
+
+    @property
+    def _num_special(self) -> int:
+        return len(self.before) + len(self.after)
+
+    def _check_lengths(self, corpus) -> None:
+        needed = self.sequence_length + 1
+        parts = {"training": corpus.train, "held-out": corpus.held_out}
+        for part, tokens in parts.items():
+            if len(tokens) < needed:
+                raise checks.ConfigError(
+                    f"path must have at least {needed} tokens in its {part} part "
+                    f"(sequence_length + 1), got {len(tokens)} from {self.path!r} "
+                    f"with held_out_fraction {self.held_out_fraction!r}."
+                )
+
+    def _tokens(self, text: str) -> np.ndarray:
+        return self.encoder.encode(text)
+
+
+def read(path: str) -> str:
+    r"""Returns the text of a file, of all files of a folder, or of Python's topics.
+
+    Files of a folder and its folders are joined by an empty line, in the order of their
+    paths; hidden ones are left out. A byte order mark is dropped, and `\r\n` is `\n`.
+
+    Raises:
+      ConfigError: If there is no such file, or it is empty, binary, or not UTF-8.
+    """
+    if not isinstance(path, str):
+        raise checks.ConfigError(f"path must be a text, got {path!r}.")
+    if not path:
+        from pydoc_data import topics
+
+        return "\n\n".join(topics.topics.values())
+    try:
+        text = "\n\n".join(filter(None, map(_read_file, _files(path))))
+    except OSError as error:
+        raise checks.ConfigError(
+            f"path must be readable, got {error.filename or path!r}: {error.strerror}."
+        ) from error
+    if not text.strip():
+        raise checks.ConfigError(
+            f"path must have some text, got {path!r}: it is empty."
+        )
+    return text
+
+
+def read_file(path: str) -> str:
+    """Returns the text of a file; see `read`.
+
+    Raises:
+      ConfigError: If it is a folder, and as `read` does.
+    """
+    if os.path.isdir(os.path.expanduser(path)):
+        raise checks.ConfigError(
+            f"path must be a file, got {path!r}, which is a folder."
+        )
+    return read(path)
+
+
+def _files(path: str) -> list[pathlib.Path]:
+    root = pathlib.Path(os.path.expanduser(path))
+    if root.is_file():
+        return [root]
+    if root.is_dir():
+        files = (file for file in sorted(root.rglob("*")) if file.is_file())
+        return [
+            file
+            for file in files
+            if not any(name.startswith(".") for name in file.relative_to(root).parts)
+        ]
+    what = "is neither a file nor a folder" if root.exists() else "does not exist"
+    folder = root.parent
+    siblings = os.listdir(folder) if folder.is_dir() else []
+    raise checks.ConfigError(
+        f"path must be a text file or a folder of them, got {path!r}, which {what}."
+        f"{checks.nearest(root.name, siblings)}"
+    )
+
+
+def _read_file(file: pathlib.Path) -> str:
+    raw = file.read_bytes()
+    if (offset := raw.find(b"\0")) >= 0:
+        raise checks.ConfigError(
+            f"path must be UTF-8 text, got {str(file)!r}: it is binary, with a NUL at "
+            f"byte {offset}."
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise checks.ConfigError(
+            f"path must be UTF-8 text, got {str(file)!r}: byte {error.start} is "
+            f"0x{raw[error.start]:02x}."
+        ) from error
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")

@@ -1,0 +1,428 @@
+"""Text to integers and back: characters, byte pairs, or what a file describes."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mha_haiku.core import checks
+
+_NUM_BYTES = 256
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
+# What they call the token that ends a text, the commonest first.
+_ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
+_MOST_LISTED = 300  # characters
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
+
+
+class Tokenizer(Protocol):
+    """Encodes any text, and labels each of its tokens.
+
+    Attributes:
+      before: Special tokens that stand before every text.
+      after: Those behind it.
+      mask: The token that hides another, and its text; None: there is none.
+      end: The token that ends a text; None: there is none.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    mask: tuple[int, str] | None = None
+    end: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, 0 to num_tokens - 1."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of `text`, `[T]` int32."""
+
+    def check_known(self, text: str) -> None:
+        """Raises ConfigError where a part of a text has no token."""
+
+    def label(self, token: int) -> str:
+        """Returns the text of a token."""
+
+    def piece(self, token: int) -> bytes:
+        """Returns the UTF-8 bytes that a token adds to a text that goes on with it.
+
+        A token may be a part of a character: texts are joined from bytes.
+        """
+
+    def to_json(self) -> str:
+        """Returns a text from which `from_json` makes the same tokenizer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters(Tokenizer):
+    """A token is a character; token 0 stands for all unknown characters.
+
+    Attributes:
+      alphabet: The known characters, in the order of their tokens 1, 2, ...
+    """
+
+    alphabet: str
+
+    @classmethod
+    def train(cls, text: str, vocabulary_size: int) -> "Characters":
+        """Returns the tokens of `text`'s characters, the commonest if there are more.
+
+        Args:
+          text: The text to train on.
+          vocabulary_size: Upper limit of `num_tokens`, at least 2.
+        """
+        checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
+        counts = Counter(text)
+        commonest = sorted(counts, key=lambda c: (-counts[c], c))
+        return cls("".join(sorted(commonest[: vocabulary_size - 1])))
+
+    def to_json(self) -> str:
+        return json.dumps({"characters": self.alphabet}) + "\n"
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of known characters, and one for the unknown."""
+        return len(self.alphabet) + 1
+
+    def encode(self, text: str) -> np.ndarray:
+        code_points = _code_points(text)
+        place = np.searchsorted(self._alphabet_code_points, code_points)
+        place = np.minimum(place, len(self.alphabet) - 1)
+        known = self._alphabet_code_points[place] == code_points
+        return np.where(known, place + 1, 0).astype(np.int32)
+
+    def check_known(self, text: str) -> None:
+        unknown = np.flatnonzero(self.encode(text) == 0)
+        if len(unknown):
+            known = repr(self.alphabet)
+            if len(known) > _MOST_LISTED:
+                known = f"{known[:_MOST_LISTED]}..."
+            raise checks.ConfigError(
+                f"text must have characters that the tokenizer knows, got "
+                f"{text[unknown[0]]!r} at character {unknown[0]}.\nIt knows {known}."
+            )
+
+    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens of all texts on end, and how many each has, int32."""
+        return self.encode("".join(texts)), np.array(list(map(len, texts)), np.int32)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns where in a text each of its tokens begins and ends."""
+        return [(place, place + 1) for place in range(len(text))]
+
+    def label(self, token: int) -> str:
+        """Returns the character, or the replacement character for the unknown ones."""
+        return (_UNKNOWN + self.alphabet)[token]
+
+    def piece(self, token: int) -> bytes:
+        return self.label(token).encode("utf-8", errors="surrogatepass")
+
+    @functools.cached_property
+    def _alphabet_code_points(self) -> np.ndarray:
+        return _code_points(self.alphabet)
+
+
+@dataclasses.dataclass(frozen=True)
+class BytePairs(Tokenizer):
+    """A token is a run of bytes: a single byte, or a run merged from shorter ones.
+
+    As every byte is a token, no text is unknown.
+
+    Attributes:
+      tokenizer: A `tokenizers.Tokenizer` of byte-level BPE.
+    """
+
+    tokenizer: Any
+
+    @classmethod
+    def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
+        """Returns the tokenizer that merges byte pairs, the commonest in `text` first.
+
+        Args:
+          text: The text to train on.
+          vocabulary_size: Number of tokens, at least 256; fewer if `text` has no more
+            pairs to merge.
+        """
+        checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
+        tokenizers = library()
+        byte_level = tokenizers.pre_tokenizers.ByteLevel
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocabulary_size,
+            initial_alphabet=byte_level.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_lines(text), trainer)
+        return cls(tokenizer)
+
+    def to_json(self) -> str:
+        return self.tokenizer.to_str(pretty=True) + "\n"
+
+    @functools.cached_property
+    def num_tokens(self) -> int:
+        """Number of bytes and of merges."""
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> np.ndarray:
+        encodings = self.tokenizer.encode_batch(_lines(text))
+        return np.concatenate([np.zeros(0), *(e.ids for e in encodings)]).astype(
+            np.int32
+        )
+
+    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
+        tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
+        return tokens, np.array(list(map(len, ids)), np.int32)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns where in a text of one line each of its tokens begins and ends.
+
+        Tokens that are parts of one character all have its place.
+        """
+        return list(self.tokenizer.encode(text).offsets)
+
+    def label(self, token: int) -> str:
+        r"""Returns the token's text; bytes that are not a whole character as `\xe2`."""
+        return self.piece(token).decode("utf-8", errors="backslashreplace")
+
+    def piece(self, token: int) -> bytes:
+        return _bytes_of_letters(self.tokenizer.id_to_token(token))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A tokenizer that others have trained, as a file of `tokenizers` describes it.
+
+    Its special tokens go around a whole text: `encode` gives the text's own tokens,
+    `before` and `after` those around.
+
+    Attributes:
+      content: The contents of a tokenizer.json.
+      least_tokens: The vocabulary of the model that it belongs to, which may be larger
+        than its own.
+
+    Raises:
+      ConfigError: If the contents are not those of a tokenizer.
+    """
+
+    content: str
+    least_tokens: int = 0
+
+    def __post_init__(self):
+        """Reads the contents and tries them, so that errors show now."""
+        with errors_named("tokenizer.json"):
+            _ = self._tokenizer, self._ids, self._around
+
+    def to_json(self) -> str:
+        content = json.loads(self.content)
+        return json.dumps({"pretrained": content, "least_tokens": self.least_tokens})
+
+    @functools.cached_property
+    def num_tokens(self) -> int:
+        return max(self.least_tokens, 1 + max(self._ids.values()))
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        return self._around[0]
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return self._around[1]
+
+    @functools.cached_property
+    def mask(self) -> tuple[int, str] | None:
+        known = ((self._ids[text], text) for text in _MASKS if text in self._ids)
+        return next(known, None)
+
+    @functools.cached_property
+    def end(self) -> int | None:
+        return next((self._ids[x] for x in _ENDS if x in self._ids), None)
+
+    def check_known(self, text: str) -> None:
+        """Raises ConfigError at the first part of a text that is the unknown token."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._unknown in encoding.ids:
+            start, stop = encoding.offsets[encoding.ids.index(self._unknown)]
+            raise checks.ConfigError(
+                "text must be of parts that the tokenizer knows, got "
+                f"{text[start:stop]!r} at character {start}."
+            )
+
+    def encode(self, text: str) -> np.ndarray:
+        # As one piece: a tokenizer may mark beginnings, and merge over ends of lines.
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32)
+
+    def label(self, token: int) -> str:
+        r"""Returns what a token adds to a text that goes on with it, by its decoder.
+
+        Parts of a character are `\xe2`, special tokens are their names, and tokens that
+        only the model knows are `<49153>`.
+        """
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return f"<{token}>"
+        if token in self._special:
+            return piece
+        if self._is_byte_level:
+            return _bytes_of_letters(piece).decode("utf-8", errors="backslashreplace")
+        if byte := _BYTE.fullmatch(piece):
+            return rf"\x{byte[1].lower()}"
+        if self._tokenizer.decoder is None:
+            return piece
+        # A decoder drops or adds spaces at the beginning: it is asked behind another.
+        start = self._decode([self._anchor])
+        whole = self._decode([self._anchor, token])
+        return whole.removeprefix(start) if whole.startswith(start) else piece
+
+    def piece(self, token: int) -> bytes:
+        letters = self._tokenizer.id_to_token(token)
+        if letters is not None and token not in self._special:
+            if self._is_byte_level:
+                return _bytes_of_letters(letters)
+            if byte := _BYTE.fullmatch(letters):
+                return bytes.fromhex(byte[1])
+        return self.label(token).encode()
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = library().Tokenizer.from_str(self.content)
+        tokenizer.no_truncation()  # windows are cut here, not there
+        tokenizer.no_padding()
+        return tokenizer
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    @functools.cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, each in added.items() if each.special)
+
+    @functools.cached_property
+    def _unknown(self) -> int | None:
+        """The token of what no other stands for."""
+        model = json.loads(self.content)["model"]
+        return self._ids.get(model.get("unk_token"), model.get("unk_id"))
+
+    @functools.cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        encoding = self._tokenizer.encode("a")
+        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        first, last = (own[0], own[-1] + 1) if len(own) else (0, 0)
+        return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
+
+    @functools.cached_property
+    def _anchor(self) -> int:
+        """A token that others can follow."""
+        return int(self.encode("a")[-1])
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.content).get("decoder"))
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
+    """Returns the tokenizer in a tokenizer.json.
+
+    Raises:
+      ConfigError: If it cannot be read, or describes no tokenizer.
+    """
+    return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
+
+
+def from_json(text: str) -> Tokenizer:
+    """Returns the tokenizer that `to_json` described.
+
+    Raises:
+      ValueError: If it describes none.
+    """
+    contents = json.loads(text)
+    if "characters" in contents:
+        return Characters(contents["characters"])
+    if "pretrained" in contents:
+        return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
+    return BytePairs(library().Tokenizer.from_str(text))
+
+
+@contextlib.contextmanager
+def errors_named(file: str) -> Iterator[None]:
+    """Raises whatever goes wrong in `tokenizers` inside as ConfigError.
+
+    Keeps the traces off stderr that Rust writes when it panics.
+    """
+    with open(os.devnull, "wb") as nowhere:
+        stderr = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+            raise
+        # A bare Exception of tokenizers, or a panic of Rust, which is none.
+        except BaseException as error:
+            raise checks.ConfigError(
+                f"{file} is damaged, or not that of a tokenizer: {error}."
+            ) from None
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def library() -> Any:
+    """Returns the package `tokenizers`.
+
+    Raises:
+      ConfigError: If it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise checks.ConfigError(
+            "This tokenizer needs tokenizers: pip install 'mha_haiku[data]'."
+        ) from error
+    return tokenizers
+
+
+def _bytes_of_letters(letters: str) -> bytes:
+    """Returns the bytes that letters of byte-level BPE stand for."""
+    byte_of = _byte_of_letter()
+    if not all(letter in byte_of for letter in letters):  # added as it is
+        return letters.encode()
+    return bytes(byte_of[letter] for letter in letters)
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+@functools.cache
+def _byte_of_letter() -> dict[str, int]:
+    """Returns the byte that each letter of byte-level BPE stands for.
+
+    Printable bytes stand for themselves, the others are moved to U+0100 and after.
+
+    Source: Radford et al. 2019, https://github.com/openai/gpt-2 (bytes_to_unicode).
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(_NUM_BYTES) if byte not in printable]
+    moved = {chr(_NUM_BYTES + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | moved

@@ -1,0 +1,120 @@
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from mha_haiku.showing import dossier, map_set
+from tests.showing.conftest import make_maps_of_kinds
+
+
+def _changed(whole, **changes):
+    """Returns the dossier with another first example."""
+    first, second = whole.sets
+    example = first.examples[0]._replace(**changes)
+    first = dataclasses.replace(first, examples=(example,))
+    return whole._replace(sets=(first, second))
+
+
+def test_a_whole_dossier_fits(whole):
+    assert dossier.check(whole) is whole
+
+
+def test_maps_without_heads_or_queries_fit():
+    axis = map_set.Axis.whole(())
+    example = map_set.Example("", axis, axis, (np.zeros((2, 0, 0)),))
+    layer = map_set.Layer("", ("0", "1"))
+    dossier.check(dossier.Dossier("", (map_set.MapSet("", (layer,), (example,)),)))
+    axis = map_set.Axis.whole("ab")
+    example = map_set.Example("", axis, axis, (np.zeros((0, 2, 2)),))
+    layer = map_set.Layer("", ())
+    dossier.check(dossier.Dossier("", (map_set.MapSet("", (layer,), (example,)),)))
+
+
+_AXIS = map_set.Axis.whole("abcdef")
+_PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
+_GRID = map_set.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"queries": _AXIS}, "shape (2, 6, 5), got (2, 3, 5)"),
+        ({"queries": map_set.Axis(("a",) * 3, np.array([0, 2]))}, "rise from 0 to 3"),
+        ({"weights": (np.zeros((2, 3, 5)),)}, "one for each of 2 layers, got 1"),
+        (
+            {"weights": (-np.ones((2, 3, 5)), np.zeros((1, 3, 5)))},
+            "weights of layer 0 of 'held-out example 3' must be finite and at least 0",
+        ),
+        ({"weights": (np.zeros((2, 3, 5), int),) * 2}, "floating-point, got int64"),
+        ({"masked": np.zeros((5, 3), bool)}, "shape (3, 5) or (2, 3, 5), got (5, 3)"),
+        ({"masked": (None,)}, "one for each of 2 layers, got 1"),
+        ({"channels": ()}, "one for each of 2 layers, got 0"),
+        (
+            {"answers": map_set.Answers(("a",), ((),) * 3)},
+            "targets of 'held-out example 3' must be one for each of 3 positions, got",
+        ),
+        (
+            {"answers": map_set.Answers(("a",), ((("a", 1.0),) * 4,), True)},
+            "at most 3 answers for each position, got 4",
+        ),
+        (
+            {"images": map_set.Images(np.zeros((6, 2, 3), np.uint8))},
+            "one for each of 5 positions, got 6",
+        ),
+        ({"images": map_set.Images(np.zeros((5, 2, 3)))}, "uint8, got float64"),
+        ({"images": _GRID._replace(pixels=np.zeros(3, np.uint8))}, "[h, w, 3], got"),
+        ({"images": _GRID._replace(kind="rows")}, "'positions' or 'grid', got 'rows'"),
+        ({"images": _GRID._replace(columns=3)}, "at most 4 patches from position 1"),
+        ({"images": _GRID._replace(rows=0)}, "rows and columns, got 0 x 2"),
+        ({"patches": (_PATCH._replace(layer=2),)}, "of its layers, got 2"),
+        ({"patches": (_PATCH._replace(head=2),)}, "of its heads, got 2"),
+        ({"patches": (_PATCH._replace(key_edges=np.array([1, 0])),)}, "that rise"),
+        (
+            {"patches": (_PATCH._replace(query_edges=np.array([2, 3, 4])),)},
+            "in its 3 positions, got 2 to 4",
+        ),
+        ({"patches": (_PATCH._replace(weights=np.ones((3, 2))),)}, "shape (2, 3), got"),
+    ],
+)
+def test_parts_of_an_example_that_do_not_fit_are_refused(whole, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dossier.check(_changed(whole, **changes))
+
+
+def test_numbers_and_matches_that_do_not_fit_are_refused(whole):
+    first, second = whole.sets
+    mean = np.zeros((1, 2))
+    number = first.numbers["ablation"]
+    for wrong, message in (
+        (number._replace(mean=mean), "ablation of 'one' must have shape (2, 2), got"),
+        (number._replace(ranks=mean), "ranks of ablation of 'one' must have shape"),
+    ):
+        shown = dataclasses.replace(first, numbers={"ablation": wrong})
+        with pytest.raises(ValueError, match=re.escape(message)):
+            dossier.check(whole._replace(sets=(shown, second)))
+    with pytest.raises(ValueError, match="scores of roles of 'one' must have shape"):
+        roles = first.roles._replace(scores=mean)
+        shown = dataclasses.replace(first, roles=roles)
+        dossier.check(whole._replace(sets=(shown, second)))
+    with pytest.raises(
+        ValueError, match=re.escape("matches must have shape (2, 2, 2)")
+    ):
+        dossier.check(whole._replace(matches=mean.astype(int)))
+    with pytest.raises(ValueError, match="matches must be None"):
+        dossier.check(whole._replace(sets=(first,)))
+    with pytest.raises(ValueError, match="sets must not be empty"):
+        dossier.check(whole._replace(sets=()))
+    with pytest.raises(ValueError, match="examples of 'one' must not be empty"):
+        shown = dataclasses.replace(first, examples=())
+        dossier.check(whole._replace(sets=(shown, second)))
+
+
+def test_an_alignment_has_the_sizes_of_its_axes():
+    maps = make_maps_of_kinds()
+    example = maps.examples[0]
+    cross = example.axes(maps.layers[2])
+    wrong = cross._replace(alignment=np.ones((5, 4), bool))
+    example = example._replace(kinds={**example.kinds, "cross": wrong})
+    with pytest.raises(ValueError, match="alignment of 'example 1' must have shape"):
+        dataclasses.replace(maps, examples=(example,)).check()

@@ -1,0 +1,158 @@
+import io
+
+import numpy as np
+import pytest
+
+from mha_haiku.showing import figures
+from tests.showing.conftest import make_maps, make_maps_of_kinds
+
+image = pytest.importorskip("PIL.Image")
+pytest.importorskip("matplotlib")
+
+
+def _figure(saved, layer):
+    return figures.layer_figure(saved, layer, figures._shared_scale(saved))
+
+
+def _panels(sheet):
+    return [axes for axes in sheet.axes if axes.get_images()]
+
+
+def _sizes(saved):
+    return [image.open(io.BytesIO(p)).size for _, p in figures.pictures(saved)]
+
+
+def test_a_picture_per_layer_wider_with_more_heads(load):
+    (narrow, low), (wide, high) = _sizes(load(heads=(1, 3)))
+    assert wide > narrow > 200
+    assert low == high > 200
+
+
+@pytest.mark.slow
+def test_the_same_maps_give_the_same_bytes(load):
+    saved = load()
+    assert list(figures.pictures(saved)) == list(figures.pictures(saved))
+
+
+def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load):
+    first, second = make_maps().layers
+    layers = first, second._replace(name="layer 7", index=7, number=7)
+    saved = load(layers=layers, example={"name": "held-out example 3"})
+    assert [name for name, _ in figures.pictures(saved)] == [
+        "layer_00.png",
+        "layer_07.png",
+    ]
+    heading = _figure(saved, 1).texts[0].get_text()
+    assert "layer 7, held-out example 3 (the first of 2 in index.html)" in heading
+
+
+def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile):
+    ((_, picture),) = figures.pictures(hostile)
+    assert image.open(io.BytesIO(picture)).size[0] > 1000
+    (panel, *_) = _panels(_figure(hostile, 0))
+    shown = [label.get_text() for label in panel.get_xticklabels()]
+    assert shown[2:5] == ["$x^2$", r"$\frac{", "a_b↵"]
+    assert all(shown)
+    sheet = _figure(hostile, 0)
+    titles = [axes.title for axes in _panels(sheet)]
+    for text in [*panel.get_xticklabels(), *titles, *sheet.texts]:
+        assert not text.get_parse_math()
+
+
+def test_tokens_stand_on_both_axes(load):
+    (panel, *_) = _panels(_figure(load(), 0))
+    for labels in (panel.get_xticklabels(), panel.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["t0", "t1", "t2", "t3", "t4"]
+    assert (panel.get_xlabel(), panel.get_ylabel()) == (
+        "key (attended to)",
+        "query (attends)",
+    )
+
+
+def test_rows_are_queries_and_columns_are_keys(load):
+    saved = load()
+    sheet = _figure(saved, 1)
+    shown = [axes.get_images()[0].get_array() for axes in _panels(sheet)]
+    assert len(shown) == 2 * 3  # an example and the mean of each head
+    first = saved.examples[0].weights[1][1]
+    np.testing.assert_array_equal(shown[2], first.astype("f4"))
+    np.testing.assert_array_equal(shown[3], saved.mean.weights[1][1])
+
+
+def test_padding_is_not_shown(load):
+    (panel, *_) = _panels(_figure(load(lengths=[3, 5]), 0))
+    assert panel.get_images()[0].get_array().shape == (3, 3)
+
+
+def test_positions_take_the_place_of_many_tokens(load):
+    (panel, *_) = _panels(_figure(load(heads=(1,), length=70), 0))
+    ticks = [label.get_text() for label in panel.get_xticklabels()]
+    assert ticks == ["0", "10", "20", "30", "40", "50", "60"]
+
+
+def test_pooled_cells_are_marked_with_their_first_position(load):
+    sheet = _figure(load(heads=(1,), length=100, bins=10), 0)
+    ticks = [label.get_text() for label in _panels(sheet)[0].get_yticklabels()]
+    assert ticks == ["0", "20", "40", "60", "80"]
+    assert "10 queries" in sheet.texts[0].get_text()
+
+
+def test_all_layers_share_a_scale_with_a_bar(load):
+    saved = load()
+    scales = set()
+    for layer in range(len(saved.layers)):
+        sheet = figures.layer_figure(saved, layer, figures._shared_scale(saved))
+        scales |= {axes.get_images()[0].get_clim() for axes in _panels(sheet)}
+        assert [a.get_ylabel() for a in sheet.axes][-1].startswith("attention weight")
+    ((low, high),) = scales
+    largest = max(float(x.max()) for x in saved.examples[0].weights)
+    assert low == 0
+    assert largest <= high < 1.1 * largest
+
+
+def test_maps_of_nothing_but_zeros_can_be_drawn(load):
+    weights = (np.zeros((1, 5, 5), "f2"),)
+    saved = load(heads=(1,), example={"weights": weights}, has_mean=False)
+    assert len(_sizes(saved)) == 1
+
+
+def test_a_layer_without_heads_says_so(load):
+    sheet = _figure(load(heads=(0, 1)), 0)
+    assert not _panels(sheet)
+    assert any("no heads left" in axes.get_title() for axes in sheet.axes)
+
+
+@pytest.mark.parametrize("num_heads", range(1, 65))
+def test_the_grid_holds_every_head(num_heads):
+    rows, columns = figures._grid(num_heads)
+    assert rows * columns >= num_heads > (rows - 1) * columns
+
+
+def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(load):
+    saved = load(make_maps_of_kinds())
+    names = [name for name, _ in figures.pictures(saved)]
+    assert names == ["encoder_00.png", "decoder_00.png", "cross_00.png"]
+    assert not any(axes.collections for axes in _panels(_figure(saved, 1)))
+    example, mean, *_ = _panels(_figure(saved, 2))
+    assert not mean.collections
+    labels = [
+        [x.get_text() for x in axis.get_ticklabels()]
+        for axis in example._axis_map.values()
+    ]
+    assert labels == [["t0", "t1", "t2", "t3", "t4"], ["a", "b", "c", "<e>"]]
+    assert example.get_ylabel() == "query: token predicted"
+    rim, _ = example.collections
+    ends = {tuple(map(tuple, each.tolist())) for each in rim.get_segments()}
+    # The cells (2, 0) and (2, 1) touch: no line between them.
+    assert ((-0.5, 1.5), (-0.5, 2.5)) in ends and ((1.5, 1.5), (1.5, 2.5)) in ends
+    assert ((0.5, 1.5), (0.5, 2.5)) not in ends
+    assert len(ends) == 4 + 4 + 6
+
+
+def test_frames_of_pooled_maps_are_those_of_their_bins(load):
+    saved = load(make_maps_of_kinds(bins=2))
+    (panel, *_) = _panels(_figure(saved, 2))
+    rim, _ = panel.collections
+    middles = {tuple(each.mean(0).tolist()) for each in rim.get_segments()}
+    above, below = {(0.5, 0), (1.5, 0), (1, -0.5), (1, 0.5)}, {(-0.5, 1), (0.5, 1)}
+    assert middles == above | below | {(0, 0.5), (0, 1.5)}  # of cells (0, 1), (1, 0)

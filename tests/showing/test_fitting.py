@@ -1,0 +1,77 @@
+"""What is left of a dossier in little room: rounded, fewer, coarser, and said so."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mha_haiku.showing import dossier, fitting, map_set, page
+from tests.showing.conftest import make_maps_of_kinds
+
+L, H, T, N = 2, 3, 48, 4
+
+
+def _render(shown):
+    return page.to_json(page.contents(shown))
+
+
+@pytest.fixture
+def large(rng):
+    """A dossier of random maps with a mean and patches of rising mass."""
+    axis = map_set.Axis(("ab",) * T * 2, 2 * np.arange(T + 1))
+
+    def maps():
+        scores = np.exp(3 * rng.normal(size=(H, T, T)))
+        return scores / scores.sum(-1, keepdims=True)
+
+    def patch(i):
+        edges = np.arange(17)
+        return map_set.Patch(0, i % H, edges, edges, np.full((16, 16), (i + 1) / 1e3))
+
+    parts = tuple(map(patch, range(100)))
+    examples = [
+        map_set.Example(str(n), axis, axis, (maps(),) * L, patches=parts if n else ())
+        for n in range(N)
+    ]
+    examples.append(map_set.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
+    layers = tuple(map_set.Layer(str(i), tuple("012")) for i in range(L))
+    return dossier.Dossier("", (map_set.MapSet("", layers, tuple(examples)),))
+
+
+def test_what_fits_is_left_as_it_is(large):
+    shown, given = fitting.fitted(large, 10**7, _render)
+    assert given == _render(shown)
+    assert len(shown.sets[0].examples) == N + 1 and not shown.rounding
+    assert shown.notes[0].startswith("Pooled")
+
+
+@pytest.mark.parametrize("share", [0.6, 0.3, 0.1, 0.03])
+def test_what_does_not_fit_is_made_to(large, share):
+    budget = int(share * len(_render(large)))
+    shown, given = fitting.fitted(large, budget, _render)
+    assert len(given) <= budget
+    (maps,) = shown.sets
+    assert maps.examples[-1].is_mean
+    assert shown.rounding
+    for example in maps.examples:
+        for weights in example.weights:
+            np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_patches_with_the_most_mass_stay(large):
+    budget = int(0.3 * len(_render(large)))
+    shown, _ = fitting.fitted(large, budget, _render)
+    kept = [x.patches for x in shown.sets[0].examples]
+    masses = sorted(float(p.weights[0, 0]) for parts in kept for p in parts)
+    assert masses and min(masses) > 0.03 and max(masses) == 0.1
+
+
+def test_kinds_are_joined_along_their_own_axes(load):
+    maps = load(make_maps_of_kinds())
+    whole = dossier.Dossier("", (maps,))
+    cut = fitting.Cut(examples=1, heads=9, join=2)
+    one = fitting._with(whole, cut, 10**6).sets[0].examples[0]
+    assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
+    dossier.check(dossier.Dossier("", (dataclasses.replace(maps, examples=(one,)),)))
+    for weights in one.weights:
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-2)

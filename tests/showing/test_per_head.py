@@ -1,0 +1,134 @@
+"""Numbers per head: whatever is handed in is shown, with its unit and what it is."""
+
+import io
+
+import numpy as np
+import pytest
+
+from mha_haiku.showing import per_head
+from mha_haiku.showing.per_head import PerHead
+
+NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
+NAMES += ("largest_at_next",)
+L, H = 2, 3
+
+
+def _numbers(layers=L, num_heads=H, names=NAMES):
+    """A different number below 0.9 in every place."""
+    values = np.random.default_rng(0).permutation(len(names) * layers * num_heads)
+    values = 0.9 * values.reshape(len(names), layers, num_heads) / values.size
+    return {
+        name: PerHead(mean, f"unit {i}", f"what {name} is", mean / 10)
+        for i, (name, mean) in enumerate(zip(names, values, strict=True))
+    }
+
+
+def _table(numbers, layers=(0, 4), **options):
+    names = [range(H)] * L
+    return per_head.table(numbers, layers=layers, heads=names, **options)
+
+
+def test_a_row_per_head_has_every_number_with_its_unit():
+    numbers = _numbers()
+    table = _table(numbers)
+    rows = [(row["layer"], row["head"]) for row in table.rows]
+    assert rows == [(i, h) for i in (0, 4) for h in range(H)]
+    for name, each in numbers.items():
+        assert table.rows[5][name] == (each.mean[1, 2], each.standard_error[1, 2])
+    units = {column.name: column.unit for column in table.columns}
+    assert units["a_new_one"] == "unit 1"
+    header = table.csv().splitlines()[0].split(",")
+    assert header[:4] == ["layer", "head", "entropy", "entropy_standard_error"]
+    assert "what a_new_one is, unit 1" in per_head.legend(numbers)
+
+
+def test_ranks_are_shown_where_they_are_known():
+    ranks = np.arange(L * H * 2).reshape(L, H, 2)
+    numbers = {"ablation": _numbers()["entropy"]._replace(ranks=ranks)}
+    table = _table(numbers)
+    assert table.rows[4]["ablation rank"] == (8.0, 9.0)
+    assert table.csv().splitlines()[0].endswith("ablation_rank_low,ablation_rank_high")
+
+
+def test_roles_stand_behind_the_head():
+    roles = np.full((L, H), "induction", object)
+    roles[1, 0] = "anti_diagonal"
+    table = _table(_numbers(), roles=roles)
+    assert [x.name for x in table.columns[:3]] == ["layer", "head", "role"]
+    assert table.num_keys == 3
+    assert [row["role"] for row in table.rows] == roles.ravel().tolist()
+    assert "anti_diagonal" in table.csv()
+
+
+def test_heads_that_a_layer_lacks_have_no_row():
+    numbers = _numbers()
+    for each in numbers.values():
+        each.mean[0, 1:] = np.nan
+    assert len(_table(numbers).rows) == 1 + H
+
+
+def _sheet(numbers, **options):
+    return per_head.statistics_picture.__wrapped__(numbers, **options)
+
+
+def test_each_number_has_a_panel_with_its_title_and_unit():
+    numbers = _numbers()
+    sheet = _sheet(numbers, title="$title_", layers=(0, 4))
+    panels = [axes for axes in sheet.axes if axes.get_images()]
+    assert len(panels) == len(numbers)
+    for axes, each in zip(panels, numbers.values(), strict=True):
+        assert np.array_equal(axes.get_images()[0].get_array(), each.mean)
+        assert axes.get_title("left") == each.label
+        assert [x.get_text() for x in axes.get_yticklabels()] == ["0", "4"]
+        written = [float(text.get_text()) for text in axes.texts]
+        np.testing.assert_allclose(written, each.mean.ravel(), atol=0.0051)
+    bars = {axes.get_ylabel() for axes in sheet.axes}
+    assert {each.unit for each in numbers.values()} <= bars
+    assert sheet.get_suptitle().startswith("$title_\n")
+    assert "Grey" not in sheet.get_suptitle()
+    numbers["entropy"].mean[0, 0] = np.nan
+    assert "Grey" in _sheet(numbers, title="", layers=(0, 4)).get_suptitle()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (12, 12), (40, 2), (2, 40)])
+def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
+    sheet = _sheet(_numbers(*shape), title="title", layers=range(shape[0]))
+    width, height = sheet.get_size_inches() * sheet.dpi
+    assert max(width, height) < 6000
+    sheet.canvas.draw()
+    panels = [axes for axes in sheet.axes if axes.get_images()]
+    bodies = [axes.get_window_extent() for axes in panels]
+    for axes in panels:
+        box = axes.get_tightbbox()
+        assert box.x0 >= 0 and box.y0 >= 0
+        assert box.x1 <= width and box.y1 <= height
+        assert sum(box.overlaps(body) for body in bodies) <= 1
+        across = axes.get_window_extent().width / shape[1]
+        assert all(text.get_window_extent().width < across for text in axes.texts)
+
+
+def test_importance_has_heads_by_layer_and_in_order():
+    numbers = {"ablation": _numbers()["entropy"]}
+    names = [[0, 1, 5], [2, 3, 4]]
+    sheet = per_head.importance_picture.__wrapped__(numbers, title="t", heads=names)
+    cells, bars = sheet.axes[:2]
+    assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
+    order = [text.get_text() for text in bars.get_xticklabels()]
+    mean = numbers["ablation"].mean
+    places = sorted(np.ndindex(mean.shape), key=lambda place: -mean[place])
+    assert order == [f"{i}.{names[i][h]}" for i, h in places]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_numbers_that_are_all_alike_can_be_drawn(value):
+    numbers = {"x": PerHead(np.full((1, 2), value), "nats", "what x is")}
+    assert per_head.statistics_picture(numbers, title="title", layers=(0,))
+    assert per_head.importance_picture(numbers, title="title", heads=[[0, 1]])
+
+
+def test_the_same_numbers_give_the_same_file():
+    image = pytest.importorskip("PIL.Image")
+    options = {"title": "title", "layers": (0, 1)}
+    picture = per_head.statistics_picture(_numbers(), **options)
+    assert picture == per_head.statistics_picture(_numbers(), **options)
+    assert min(image.open(io.BytesIO(picture)).size) > 400

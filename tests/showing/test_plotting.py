@@ -1,0 +1,191 @@
+"""`plot`: figures, by what they hold, and the files that they become."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku.showing import curves, drawing
+
+from .small_maps import H, S, T, make_map
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+def panels_of(figure):
+    """Returns the axes that show maps."""
+    return [axes for axes in figure.axes if axes.images and axes.get_title()]
+
+
+def labels_of(axes, which):
+    ticks = axes.get_xticklabels() if which == "x" else axes.get_yticklabels()
+    return [tick.get_text() for tick in ticks]
+
+
+def test_a_grid_has_a_panel_for_each_head(attention_map):
+    figure = mh.plot(attention_map, tokens="wxyz", key_tokens=list("abcde") + ["$f$"])
+    panels = panels_of(figure)
+    assert [axes.get_title() for axes in panels] == [f"head {i}" for i in range(H)]
+    for i, axes in enumerate(panels):
+        weights = np.asarray(attention_map.weights())[0, i]
+        np.testing.assert_allclose(axes.images[0].get_array(), weights, atol=1e-6)
+    assert labels_of(panels[0], "y") == list("wxyz")
+    assert labels_of(panels[-1], "x") == [*"abcde", "$f$"]
+
+
+def test_one_head_of_one_example_with_masked_cells(attention_map):
+    figure = mh.plot(attention_map, head=3, example=1, colours="magma", size=(4, 3))
+    (axes,) = panels_of(figure)
+    drawn = axes.images[0].get_array()
+    assert drawn.mask[:, 3:].all() and not drawn.mask[:, :3].any()
+    weights = np.asarray(attention_map.weights())[1, 3, :, :3]
+    np.testing.assert_allclose(drawn[:, :3], weights, atol=1e-6)
+    assert axes.images[0].get_cmap().name == "magma"
+    assert tuple(figure.get_size_inches()) == (4, 3)
+
+
+def test_layers_are_rows(attention_map):
+    other = make_map(4)
+    figure = mh.plot([attention_map, other], head=[2, 0], title="$two$ layers")
+    titles = [axes.get_title() for axes in panels_of(figure)]
+    assert titles[2:] == ["layer 1, head 2", "layer 1, head 0"]
+    grid = panels_of(figure)[0].get_gridspec()
+    assert (grid.nrows, grid.ncols) == (2, 2)
+    assert figure.get_suptitle() == "$two$ layers"
+    drawn = panels_of(figure)[2].images[0].get_array()
+    np.testing.assert_allclose(drawn, np.asarray(other.weights())[0, 2], atol=1e-6)
+    (one,) = panels_of(mh.plot([attention_map, other], layer=1, head=2))
+    np.testing.assert_allclose(one.images[0].get_array(), drawn, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf"])
+def test_text_stays_text_in_vector_files(attention_map, kind):
+    figure = mh.plot(attention_map, head=0, tokens=["Wort", "b", "c", "d"])
+    content = io.BytesIO()
+    figure.savefig(content, format=kind)
+    if kind == "svg":
+        text = content.getvalue().decode()
+        assert re.search(r"<text[^>]*>Wort</text>", text)
+        assert "<script" not in text
+    else:
+        assert b"/Type3" not in content.getvalue()
+        assert b"/FontFile2" in content.getvalue()
+
+
+def test_a_figure_shows_itself(attention_map):
+    assert mh.plot(attention_map, head=0)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_scales_are_of_all_maps(attention_map):
+    linear, root, log = (
+        mh.plot(attention_map, scale=scale) for scale in ("linear", "root", "log")
+    )
+    largest = float(attention_map.weights()[0].max())
+    for figure in (linear, root, log):
+        assert panels_of(figure)[0].images[0].norm.vmax >= largest
+        assert len({axes.images[0].norm.vmax for axes in panels_of(figure)}) == 1
+    assert panels_of(root)[0].images[0].norm.gamma == 0.5
+
+
+@pytest.mark.slow
+def test_statistics_have_a_panel_each(attention_map):
+    statistics = attention_map.statistics()
+    figure = mh.plot(statistics)
+    shown = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.images}
+    label = mh.attention.STATISTICS["entropy"].label
+    drawn = shown[label].images[0].get_array()
+    np.testing.assert_allclose(drawn, statistics.entropy.mean(0)[None], atol=1e-6)
+
+
+def test_importance_has_intervals():
+    rng = np.random.default_rng(0)
+    per_example = rng.normal(size=(9, 2, 3)) + np.arange(6).reshape(2, 3)
+    per_example[:, 0, 2] = np.nan
+    importance = mh.heads.Importance(per_example)
+    bars = mh.plot(importance).axes[1]
+    heights = [bar.get_height() for bar in bars.patches]
+    means = np.sort(importance.mean[~np.isnan(importance.mean)])[::-1]
+    np.testing.assert_allclose(heights, means)
+    assert labels_of(bars, "x")[0] == "1.2"
+    (spread,) = [x for x in bars.collections if x.get_segments()]
+    low, high = spread.get_segments()[0][:, 1]
+    np.testing.assert_allclose(high - low, 2 * importance.standard_error[1, 2])
+
+
+def test_roles_are_named_in_their_cells():
+    names = np.array([["induction", "mixed"]], object)
+    scores = {"induction_of_repeated": np.array([[0.8, 0.1]])}
+    roles = mh.heads.Roles(names, scores, np.zeros((1, 2), int))
+    axes = mh.plot(roles).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["induction", "mixed"]
+    np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0]])
+
+
+def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
+    path = tmp_path / "pruning.csv"
+    path.write_text(
+        "kept,units,accuracy,loss,random,parameters,examples_per_second,faster,ideal,"
+        "keep\n4,8,0.9,0.1,0.9,100,10,1,1,0 1;0 1\n1,8,0.5,0.7,0.3,60,20,2,2.5,0;\n"
+    )
+    left, right = mh.plot(path).axes
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [[4, 0.9], [1, 0.5]])
+    np.testing.assert_allclose(left.lines[1].get_ydata(), [0.9, 0.3])
+    np.testing.assert_allclose(right.lines[1].get_ydata(), [1, 2.5])
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="is no curve of pruning"):
+        mh.plot(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": 5}, "heads of attention must be an integer from 0 to 4, got 5"),
+        ({"head": []}, "heads must be a list of heads"),
+        ({"layer": 1}, "layer must be an integer from 0 to 0, got 1"),
+        ({"example": 2}, "example must be an integer from 0 to 1, got 2"),
+        ({"tokens": "abc"}, "tokens must be 4"),
+        ({"colours": "viridsi"}, "colours must be one of .*Did you mean 'viridis'"),
+        ({"scale": "cubic"}, "scale must be one of linear, root, log; got 'cubic'"),
+        ({"size": (1,)}, "size must be"),
+        ({"size": (1, -1)}, "size must be a finite number above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(attention_map, options, message):
+    with pytest.raises(ValueError, match=message):
+        mh.plot(attention_map, **options)
+
+
+def test_what_has_no_figure_is_refused(attention_map, tmp_path):
+    with pytest.raises(TypeError, match="what must be attention maps"):
+        mh.plot(3)
+    with pytest.raises(ValueError, match="head is for attention maps"):
+        mh.plot(attention_map.statistics(), head=1)
+    with pytest.raises(ValueError, match="what must be one of metrics.jsonl"):
+        mh.plot(tmp_path / "loss.txt")
+
+
+def test_formats_that_matplotlib_lacks_are_refused_with_the_list():
+    assert drawing.check_formats(["png", "svg"]) == ("png", "svg")
+    with pytest.raises(ValueError, match=r"format must be one of .*png.*svg.*'bmp'"):
+        drawing.check_formats(["png", "bmp"])
+    with pytest.raises(ValueError, match="at least"):
+        drawing.check_formats([])
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_the_same_numbers_give_the_same_file(kind):
+    curve = curves.Pruning([2, 1], [0.9, 0.5], "accuracy", [1, 2], [1, 2])
+    first, second = (curves.pruning(curve, title="t", format=kind) for _ in range(2))
+    assert first == second
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
+    assert first.startswith(start)
+
+
+def test_a_long_map_has_numbered_bins():
+    attention_map = make_map(batch=(), queries=T, keys=600, heads=1)
+    (axes,) = panels_of(mh.plot(attention_map))
+    assert axes.images[0].get_array().shape == (T, 120)
+    assert labels_of(axes, "x")[1] == "100"
+    assert S < 600

@@ -1,0 +1,302 @@
+"""`show`: maps as a page that fits, and the refusals of what does not fit together."""
+
+import base64
+import html.parser
+import json
+import re
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku.showing import dossier, fitting, given_maps, map_set
+
+from .small_maps import B, H, S, T, make_empty, make_map
+
+HOSTILE = ["</script><script>alert(1)", "' onload='alert(2)", '"&', "‮\ud800\u2028"]
+
+
+def page_of(view):
+    """Returns what a view's page has as its data."""
+    text = re.search(
+        r'<script[^>]*id="data"[^>]*>(.*?)</script>', view.html, re.DOTALL
+    )[1]
+    return json.loads(text)
+
+
+def weights_of(page, layer=0, example=0, of=0):
+    """Returns the weights in a page, `[H, P, Q]`, NaN where masked."""
+    shown = page["sets"][of]["examples"][example]
+    codes = shown["layers"][layer]["codes"]
+    dtype = "u1" if page["bytes_per_cell"] == 1 else "<u2"
+    codes = np.frombuffer(zlib.decompress(base64.b64decode(codes)), dtype)
+    largest = np.array(shown["layers"][layer]["largest"])[:, None]
+    codes = codes.reshape(len(largest), -1).astype(float)
+    weights = largest * (codes / page["levels"]) ** 2
+    return np.where(codes > page["levels"], np.nan, weights)
+
+
+class Frames(html.parser.HTMLParser):
+    """Collects the frames, scripts and pictures of what a notebook shows."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def view(attention_map):
+    return mh.show(attention_map)
+
+
+def test_a_page_has_the_weights_of_the_map(attention_map, view):
+    page = page_of(view)
+    for example in range(B):
+        weights = np.asarray(attention_map.weights())[example].reshape(H, -1)
+        shown = weights_of(page, example=example)
+        np.testing.assert_allclose(np.nan_to_num(shown), weights, atol=1e-4)
+        masked = np.zeros((T, S), bool)
+        masked[:, [6, 3][example] :] = True
+        np.testing.assert_array_equal(
+            np.isnan(shown), np.broadcast_to(masked.ravel(), shown.shape)
+        )
+
+
+def test_a_page_has_the_statistics_of_the_heads():
+    attention_map = make_map(1, mask=mh.masks.causal(), first_query=1)
+    statistics = attention_map.statistics()
+    for number in page_of(mh.show(attention_map))["sets"][0]["numbers"]:
+        wanted = np.mean(getattr(statistics, number["name"]), 0)
+        np.testing.assert_allclose(number["values"], [wanted], atol=1e-5)
+        assert number["label"] == mh.attention.STATISTICS[number["name"]].label
+
+
+def test_queries_and_keys_of_a_page_give_its_scores(attention_map):
+    maps = given_maps.map_set({"one": attention_map})
+    channels = maps.examples[0].channels[0]
+    scores = np.einsum("htk,hsk->hts", channels.query, channels.key)
+    own = np.asarray(attention_map.logsumexp)[0]
+    weights = np.exp(scores - own[..., None])
+    np.testing.assert_allclose(weights, maps.examples[0].weights[0], atol=1e-5)
+    assert channels.exact
+    capped = make_map(score=mh.attention.dot_product(soft_cap=2.0))
+    assert not given_maps.map_set({"one": capped}).examples[0].channels[0].exact
+
+
+def test_a_notebook_gets_one_closed_frame_above_a_picture(view):
+    frames = Frames(view._repr_html_())
+    (frame,) = frames.of("iframe")
+    assert frame["sandbox"] == "allow-scripts allow-downloads"
+    assert frame["srcdoc"] == view.html
+    (picture,) = frames.of("img")
+    assert picture["src"].startswith("data:image/png;base64,")
+    assert not frames.of("script")  # all of them are inside of the frame
+    assert "src=" not in re.sub(r"srcdoc='[^']*'|src=\"data:", "", view.inline)
+
+
+def test_a_map_shows_itself_as_its_view(attention_map, view):
+    assert attention_map._repr_html_() == view.inline
+    assert repr(view).startswith("View('Attention, 5 x 4 x 6, mask padding([6, 3])',")
+
+
+def test_a_view_is_saved_whole(view, tmp_path):
+    path = view.save(tmp_path / "new" / "map.html")
+    assert path.read_text(encoding="utf-8") == view.html
+    with pytest.raises(mh.runs.files.ConfigError, match="cannot be written"):
+        view.save(path / "below_a_file.html")
+
+
+def test_hostile_tokens_stay_text(attention_map):
+    view = mh.show(attention_map, tokens=HOSTILE, key_tokens=list("abcdef"))
+    assert "alert(1)" not in re.sub(r'id="data">.*?</script>', "", view.html)
+    (frame,) = Frames(view.inline).of("iframe")
+    assert set(frame) == {"title", "sandbox", "style", "srcdoc"}
+    axes = page_of(view)["sets"][0]["examples"][0]
+    assert axes["queries"]["tokens"][0] == "</script><script>alert(1)".replace(" ", "␣")
+    assert axes["keys"]["tokens"] == list("abcdef")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    ["wxyz", ("w", "x", "y", "z"), [["w", "x", "y", "z"], list("WXYZ")]],
+)
+def test_tokens_are_for_all_examples_or_for_each(attention_map, tokens):
+    page = page_of(mh.show(attention_map, tokens=tokens))
+    rows = [
+        "".join(example["queries"]["tokens"]) for example in page["sets"][0]["examples"]
+    ]
+    assert rows == ["wxyz", "WXYZ" if isinstance(tokens[0], list) else "wxyz"]
+
+
+def test_numbers_as_tokens_are_their_digits(attention_map):
+    page = page_of(mh.show(attention_map, tokens=jnp.arange(10, 14)))
+    first = page["sets"][0]["examples"][0]
+    assert first["queries"]["tokens"] == ["10", "11", "12", "13"]
+
+
+def test_layers_are_a_list_or_named_by_a_dict(attention_map):
+    maps = {"a/b": attention_map, "c": make_map(2)}
+    for value, names in (
+        (list(maps.values()), ["layer 0", "layer 1"]),
+        (maps, list(maps)),
+    ):
+        page = page_of(mh.show(value))
+        assert [layer["name"] for layer in page["sets"][0]["layers"]] == names
+    output = mh.models.Output(None, tuple(maps.values()))
+    assert (
+        page_of(mh.show(output))["sets"]
+        == page_of(mh.show(list(maps.values())))["sets"]
+    )
+    page = page_of(mh.show(attention_map, names="mine", heads=[3, 1]))
+    assert page["sets"][0]["layers"] == [{"name": "mine", "heads": ["3", "1"]}]
+    chosen = np.asarray(attention_map.weights())[0, [3, 1]].reshape(2, -1)
+    np.testing.assert_allclose(np.nan_to_num(weights_of(page)), chosen, atol=1e-4)
+
+
+def test_two_maps_are_compared(attention_map):
+    page = page_of(mh.show(attention_map, compare={"after": make_map(3)}))
+    assert [each["name"] for each in page["sets"]] == ["first", "after"]
+    after = np.asarray(make_map(3).weights())[1].reshape(H, -1)
+    np.testing.assert_allclose(weights_of(page, example=1, of=1), after, atol=1e-4)
+
+
+def test_images_are_of_each_position(attention_map):
+    pictures = np.random.default_rng(0).random((S, 2, 3))
+    images = page_of(mh.show(attention_map, images=pictures))["sets"][0]["examples"][1]
+    assert (images["images"]["height"], images["images"]["width"]) == (2, 3)
+    grid = map_set.Images(np.zeros((4, 6, 3), np.uint8), "grid", 2, 3)
+    shown = page_of(mh.show(attention_map, images=grid))
+    assert shown["sets"][0]["examples"][0]["images"]["rows"] == 2
+
+
+@pytest.mark.parametrize("budget", [230_000, 260_000])
+def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
+    attention_map = make_map(batch=(3,), queries=90, keys=110, heads=12)
+    view = mh.show(attention_map, budget=budget)
+    assert len(view._repr_html_().encode()) <= budget
+    page = page_of(view)
+    assert any("examples the first" in note for note in page["notes"])
+    kept = page["sets"][0]["examples"]
+    assert len(kept) < 3
+
+
+@pytest.mark.slow
+def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
+    queries, keys = 39, 45
+    attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
+    whole = dossier.Dossier("one", (given_maps.map_set({"one": attention_map}),))
+
+    def render(shown):  # as if a page fitted with half of the bins
+        return " " * shown.sets[0].examples[0].queries.bins
+
+    (pooled,) = fitting.fitted(whole, 20, render)[0].sets[0].examples
+    weights = np.asarray(attention_map.weights(), np.float64)[0]
+    for i in range(20):
+        for j in range(23):
+            rows, columns = slice(2 * i, 2 * i + 2), slice(2 * j, 2 * j + 2)
+            cell = weights[:, rows, columns].sum(-1).mean(-1)
+            np.testing.assert_allclose(pooled.weights[0][:, i, j], cell, atol=1e-6)
+    masked = np.arange(0, keys, 2)[None, :] > np.minimum(
+        np.arange(0, queries, 2)[:, None] + 1, queries - 1
+    )
+    np.testing.assert_array_equal(pooled.masked_cells(0), masked)
+    assert pooled.queries.edges.tolist() == [*range(0, queries, 2), queries]
+
+
+@pytest.mark.slow
+def test_long_maps_are_pooled_in_their_pass():
+    size = given_maps.WHOLE + 10
+    attention_map = make_map(
+        batch=(), queries=size, keys=size, heads=2, mask=mh.masks.causal()
+    )
+    page = page_of(mh.show(attention_map))
+    pooled = np.asarray(attention_map.pooled(128, 128)).reshape(2, -1)
+    shown = weights_of(page)
+    np.testing.assert_allclose(np.nan_to_num(shown), pooled, atol=1e-4)
+    edges = page["sets"][0]["examples"][0]["queries"]["edges"]
+    beyond = np.array(edges[:-1])[None, :] >= np.array(edges[1:])[:, None]
+    np.testing.assert_array_equal(np.isnan(shown[0]), beyond.ravel())
+    assert any("Pooled" in note for note in page["notes"])
+
+
+@pytest.mark.slow
+def test_a_map_without_batch_axes_and_one_with_two():
+    assert len(page_of(mh.show(make_map(batch=())))["sets"][0]["examples"]) == 1
+    page = page_of(mh.show(make_map(batch=(2, 3))))
+    names = [example["name"] for example in page["sets"][0]["examples"]]
+    assert names[3] == "example 1, 0"
+    assert len(names) == 6
+
+
+def test_nan_is_said_and_shown():
+    attention_map = make_map()
+    query = attention_map.query.at[0, 1, 2].set(jnp.nan)
+    broken = mh.attend(query, attention_map.key, attention_map.value)[1]
+    page = page_of(mh.show(broken))
+    assert any("NaN" in note for note in page["notes"])
+    assert np.isnan(weights_of(page)[2].reshape(T, S)[1]).all()
+    assert "iframe" in broken._repr_html_()
+
+
+def test_what_is_traced_shows_its_short_repr_and_no_page(attention_map):
+    shown = []
+    jax.jit(lambda maps: shown.append(maps._repr_html_()) or maps.logsumexp)(
+        attention_map
+    )
+    assert shown[0].startswith("<pre") and "float32[2,5,4,6]" in shown[0]
+    with pytest.raises(ValueError, match="got one that is traced: AttentionMap"):
+        jax.jit(lambda maps: mh.show(maps))(attention_map)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": "abc"}, "tokens must be 4, one for each position .* got 3"),
+        ({"key_tokens": "abc"}, "key_tokens must be 6, .* got 3"),
+        ({"tokens": [list("abcd")]}, "tokens must be those of 2 examples, .* got 1"),
+        ({"tokens": [list("abcd"), list("abc")]}, "got 3 for example 1"),
+        ({"images": np.zeros((7, 2, 2))}, r"S = 6 positions, got shape \(7, 2, 2\)"),
+        ({"images": [np.zeros((6, 2, 2))] * 3}, "images must be those of 2 examples"),
+        ({"images": np.full((6, 2, 2), 2.0)}, "images of floats must be from 0 to 1"),
+        ({"images": np.full((6, 2, 2), 256)}, "integers from 0 to 255"),
+        ({"names": ["a", "b"]}, "names must be 1 different ones"),
+        ({"heads": []}, "heads must be a list of heads"),
+        ({"heads": 2}, "heads must be a list of heads"),
+        ({"heads": [5]}, "heads of attention must be an integer from 0 to 4, got 5"),
+        ({"compare": make_map(keys=5)}, "compare must have the batch axes, T and S"),
+        ({"budget": 100}, "budget must be at least [0-9,]+ bytes here, got 100"),
+        ({"budget": 0}, "budget must be an integer of at least 1"),
+    ],
+)
+def test_what_does_not_fit_the_map_is_refused(attention_map, options, message):
+    with pytest.raises(ValueError, match=message):
+        mh.show(attention_map, **options)
+
+
+def test_maps_that_cannot_be_in_one_view_are_refused(attention_map):
+    with pytest.raises(ValueError, match=r"\(2, 5, 4, 6\) for 'layer 0' and .*4, 5\)"):
+        mh.show([attention_map, make_map(keys=5)])
+    with pytest.raises(ValueError, match="maps must have heads, got none"):
+        mh.show(make_empty())
+    with pytest.raises(ValueError, match="must have examples, queries and keys"):
+        mh.show(make_map(queries=0))
+    with pytest.raises(TypeError, match="got int for 'layer 1'"):
+        mh.show([attention_map, 3])
+    with pytest.raises(TypeError, match="what is shown must be attention maps"):
+        mh.show(3.5)
+    assert "Not shown" in make_map(queries=0)._repr_html_()
+
+
+def test_a_layer_without_heads_is_beside_others(attention_map):
+    page = page_of(mh.show([attention_map, make_empty()]))
+    assert [len(layer["heads"]) for layer in page["sets"][0]["layers"]] == [5, 0]

@@ -1,0 +1,144 @@
+"""What notebooks show of objects that are no maps: tables, escaped, and small."""
+
+import html.parser
+import io
+
+import jax
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku.showing import markup, shown
+
+from .small_maps import H
+
+
+class Cells(html.parser.HTMLParser):
+    """Reads the tables: the text and the attributes of each cell."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cells, self.tags, self.inside = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append([tag, dict(attributes), ""])
+
+        self.inside = tag in ("td", "th")
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.cells[-1][2] += data
+
+    def texts(self, tag):
+        return [text for kind, _, text in self.cells if kind == tag]
+
+
+def test_statistics_are_a_row_each(attention_map):
+    statistics = attention_map.statistics()
+    cells = Cells(statistics._repr_html_())
+    names = [name for name, each in statistics._asdict().items() if each is not None]
+    rows = cells.texts("th")[1 + H :]
+    assert [row.split(",")[0] for row in rows] == names[:-1]  # but for `received`
+    entropy = np.asarray(statistics.entropy).mean(0)
+    assert cells.texts("td")[:H] == [f"{x:.2f}" for x in entropy]
+    assert "nats" in rows[0]
+    assert not {"script", "style", "iframe"} & set(cells.tags)
+
+
+def test_importance_has_its_errors_and_no_cell_where_there_is_no_head():
+    per_example = np.stack([np.arange(6.0).reshape(2, 3)] * 4)
+    per_example[0] += 1
+    per_example[:, 1, 2] = np.nan
+    cells = Cells(mh.heads.Importance(per_example)._repr_html_())
+    assert cells.texts("td") == [f"{x + 0.25:.2f} ± 0.25" for x in range(5)] + [""]
+    many = mh.heads.Importance(np.zeros((2, 32, 32)))
+    assert len(many._repr_html_()) < 200_000
+
+
+def test_roles_have_the_score_that_decides():
+    names = np.array([["induction", "mixed", ""]], object)
+    scores = {"induction_of_repeated": np.array([[0.812, 0.1, np.nan]])}
+    roles = mh.heads.Roles(names, scores, np.zeros((1, 3), int))
+    assert Cells(roles._repr_html_()).texts("td") == ["induction 0.81", "mixed", ""]
+
+
+def test_a_mask_is_drawn_with_its_expression():
+    mask = mh.masks.causal() & mh.masks.padding([3, 7])
+    text = mask._repr_html_()
+    assert "causal() &amp; padding([3, 7])" in text
+    assert "data:image/png;base64," in text
+    assert len(text) < 5_000
+    shown = []
+    jax.jit(lambda x: shown.append((mask & x)._repr_html_()))(mh.masks.padding([1, 2]))
+    assert "padding(int32[2])" in shown[0] or "padding(int64[2])" in shown[0]
+    assert "<img" not in shown[0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = mh.models.default_config()
+    config.num_layers, config.attention.num_heads, config.scan_layers = 2, 4, False
+    built = mh.models.build(config, num_tokens=5, feature_size=None, num_classes=3)
+    return built, built.init(jax.random.key(0), np.zeros((1, 3), int))
+
+
+@pytest.mark.slow
+def test_parameters_are_by_layer_and_head(model):
+    _, params = model
+    norms = shown.head_norms(params, [range(4)] * 2)
+    scope = "encoder/layer_1/attention"
+    size = 8
+    for h in range(4):
+        own = slice(h * size, (h + 1) * size)
+        parts = [
+            params[f"{scope}/query"]["w"][:, own],
+            params[f"{scope}/query"]["b"][own],
+            params[f"{scope}/linear"]["w"][own],
+        ]
+        total = np.sqrt(sum((np.asarray(x, float) ** 2).sum() for x in parts))
+        np.testing.assert_allclose(norms[1, h], total)
+    stacked = shown.head_norms(mh.models.stacked(params), [range(4)] * 2)
+    np.testing.assert_allclose(stacked, norms)
+    view = mh.show(params, heads=range(4))
+    count = sum(x.size for x in jax.tree.leaves(params))
+    assert f"{count:,} parameters" in view.html
+    assert f"{norms[1, 3]:.2f}" in Cells(view.inline).texts("td")
+
+
+def test_parameters_of_other_heads_are_refused(model):
+    _, params = model
+    with pytest.raises(ValueError, match="heads must divide the axis of 32"):
+        mh.show(params, heads=range(5))
+    with pytest.raises(ValueError, match="got 1 lists and a layer 1"):
+        mh.show(params, heads=[range(4)])
+    with pytest.raises(ValueError, match="tokens must be None for dict"):
+        mh.show(params, tokens="abc")
+
+
+def test_text_cannot_leave_its_element():
+    text = "<img src=x onerror=alert(1)>'\"&‮"
+    made = markup.tag("div", text, title=text)
+    assert made.count("<") == 2
+    assert "‮" not in made[made.index(">") :]
+    assert markup.tag("b", markup.tag("i", "x")) == "<b><i>x</i></b>"
+
+
+def test_a_png_file_is_read_by_others():
+    reading = pytest.importorskip("matplotlib.image")
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
+    read = reading.imread(io.BytesIO(markup.png(image)))
+    np.testing.assert_array_equal(np.round(255 * read[..., :3]), image)
+
+
+def test_masked_cells_are_grey_and_the_largest_weight_is_yellow():
+    maps = np.array([[[0.0, 1.0], [np.nan, 0.25]]])
+    image = markup.thumbnails(maps, columns=1, side=2)
+    assert image[0, 1].tolist() == [253, 231, 37]
+    assert image[1, 0].tolist() == markup.MASKED.tolist()
+    assert image[0, 0].tolist() == [68, 1, 84]
