@@ -27,7 +27,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mha_haiku.core import attention, masks, models, modules, positions
+from mha_haiku.core import attention, fields, masks, models, modules, positions
 from mha_haiku.core import display as _display
 from mha_haiku.core.attention import (
     AttentionMap,
@@ -69,6 +69,7 @@ __all__ = [
     "attention",
     "devices",
     "edit",
+    "fields",
     "heads",
     "interop",
     "load",
