@@ -47,18 +47,23 @@ def map_of_weights(
       gates: See `attend`.
       are_shares: Whether a row sums to 1, or to 0 where every key is masked.
     """
-    weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    is_some = weights > 0
-    logs = jnp.where(is_some, jnp.log(jnp.where(is_some, weights, 1)), -jnp.inf)
     return _map_of_scores(
-        logs,
-        jnp.where(is_some.any(-1), 0, -jnp.inf).astype(logs.dtype),
+        *_logarithms(weights),
         query=query,
         key=key,
         value=value,
         normalizer=None if are_shares else normalizers.unnormalized(),
         gates=gates,
     )
+
+
+@functools.partial(jax.jit, inline=True)  # traced once for all layers of a shape
+def _logarithms(weights) -> tuple[Array, Array]:
+    """Returns the logarithms of weights `[..., S]`, and those of their rows' sums."""
+    weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
+    is_some = weights > 0
+    logs = jnp.where(is_some, jnp.log(jnp.where(is_some, weights, 1)), -jnp.inf)
+    return logs, jnp.where(is_some.any(-1), 0, -jnp.inf).astype(logs.dtype)
 
 
 def _map_of_scores(

@@ -69,13 +69,23 @@ class Layout:
 
     def shown(self, value: Array) -> Array:
         """Returns what is shown of a value."""
-        return value.reshape(self.factors).transpose(self.order).reshape(self.canonical)
+        return _reordered(value, self.factors, self.order, self.canonical)
 
     def hidden(self, value: Array, changed: Array) -> Array:
         """Returns the value that is shown like this, changed."""
         del value
-        ordered = changed.reshape([self.factors[i] for i in self.order])
-        return ordered.transpose(np.argsort(self.order)).reshape(self.shape)
+        factors = tuple(self.factors[i] for i in self.order)
+        back = tuple(np.argsort(self.order).tolist())
+        return _reordered(changed, factors, back, self.shape)
+
+
+def _reordered(value, factors, order, shape) -> Array:
+    """Returns a value with other axes; no step is traced that changes nothing."""
+    if value.shape != factors:
+        value = jax.lax.reshape(value, factors)
+    if order != tuple(range(len(order))):
+        value = jax.lax.transpose(value, order)
+    return value if value.shape == shape else jax.lax.reshape(value, shape)
 
 
 def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
@@ -115,5 +125,6 @@ class MapOf:
         for name, x in shown.items():
             length, own_heads, size = x.shape[-3:]
             own_heads = num_heads if name == "query" else own_heads
-            shown[name] = jnp.broadcast_to(x, (*batch, length, own_heads, size))
+            whole = (*batch, length, own_heads, size)
+            shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
         return self.make_map(weights, are_shares=self.are_shares, **shown)
