@@ -364,8 +364,14 @@ def transformer(
             heads(kind, y) for kind, y in (("query", x), ("key", keys), ("value", keys))
         )
         if own.qk_norm:
-            query = rms_norm(query, maps["query_norm"], config.norm.epsilon)
-            key = rms_norm(key, maps["key_norm"], config.norm.epsilon)
+            query, key = (
+                rms_norm(
+                    y.reshape(*y.shape[:2], -1) if own.qk_norm_over == "layer" else y,
+                    maps[f"{kind}_norm"],
+                    config.norm.epsilon,
+                ).reshape(y.shape)
+                for kind, y in (("query", query), ("key", key))
+            )
         if own.smear_keys and not is_cross:
             share = 1 / (1 + np.exp(-maps["smear"]))[:, None]
             before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
@@ -386,6 +392,9 @@ def transformer(
                 return maps["score"][head] @ np.tanh(query + key) / own.temperature
             if own.score == "linear":
                 return log_linear(query, key, head)
+            if own.score == "cosine":
+                cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
+                return maps["cosine_scale"][head] * cosine / own.temperature
             if own.score == "sigmoid":
                 query = query / own.temperature
                 return log_sigmoid(query, key, head, scale=scale, offset=own.offset)
@@ -431,8 +440,9 @@ def transformer(
 
     def added(x, part, name, has_residual):
         is_post = config.norm.position == "post"
-        output = part(x if is_post else normed(name, x))
-        if config.norm.position == "both":
+        is_before = config.norm.position in ("pre", "both")
+        output = part(normed(name, x) if is_before else x)
+        if config.norm.position in ("both", "reordered"):
             output = normed(f"{name}_after", output)
         output = x + output if has_residual else output
         return normed(name, output) if is_post else output

@@ -326,7 +326,7 @@ def test_the_lens_reads_each_layer_as_if_it_were_the_last():
 def test_sums_that_are_none_are_refused():
     of = config(norm__position="post")
     model, params = build(of), random_params(of)
-    with pytest.raises(ValueError, match="norms before its parts.*got 'post'"):
+    with pytest.raises(ValueError, match="no norms of the sum .*got 'post'"):
         heads.logit_attribution(model, params, example())
     with pytest.raises(ValueError, match="folded must be False"):
         heads.weights(model, params, 0, 0, folded=True)

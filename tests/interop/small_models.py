@@ -58,6 +58,7 @@ _LLAMA = {
 }
 _QWEN2 = dict(_LLAMA)
 del _QWEN2["head_dim"]
+_OLMO2 = {**_QWEN2, "pad_token_id": None}
 _NEOX = {
     "vocab_size": 31,
     "hidden_size": 32,
@@ -160,6 +161,7 @@ CASES = {
         },
     ),
     "qwen3": Case("Qwen3Config", "Qwen3ForCausalLM", _LLAMA),
+    "olmo2": Case("Olmo2Config", "Olmo2ForCausalLM", _OLMO2),
     "gemma": Case("GemmaConfig", "GemmaForCausalLM", _LLAMA),
     "gemma2": Case(
         "Gemma2Config",

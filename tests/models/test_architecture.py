@@ -17,7 +17,10 @@ _REFUSALS = [
         "feed_forward.activation .* got 'gleu'. Did you mean 'gelu'?",
     ),
     ({"norm__kind": "batch"}, "norm.kind must be one of layer_norm, rms_norm, none"),
-    ({"norm__position": "middle"}, "norm.position must be one of pre, post, both; got"),
+    (
+        {"norm__position": "middle"},
+        "norm.position must be one of pre, post, both, reor",
+    ),
     ({"norm__epsilon": 0.0}, "norm.epsilon must be a finite number above 0, got 0.0"),
     ({"norm__epsilon": math.nan}, "norm.epsilon must be a finite number above 0"),
     ({"embedding__positions": "rotory"}, "embedding.positions .* mean 'rotary'?"),
@@ -154,7 +157,7 @@ _REFUSALS = [
     ),
     (
         {"feed_forward__parallel": True, "norm__position": "post"},
-        "feed_forward.parallel needs norm.position = pre or both, got 'post'",
+        "feed_forward.parallel needs norm.position to be one of pre, both, reordered",
     ),
     ({"output__pool": "last"}, "output.pool must be one of first, mean; got 'last'"),
     ({"output__hidden": "gleu"}, "output.hidden must be .* Did you mean 'gelu'?"),
@@ -177,7 +180,7 @@ _REFUSALS = [
     ),
     (
         {"attention__score": "linear", "attention__temperature": 2.0},
-        "attention.temperature is only for score = dot_product or additive or sigmoid,",
+        "attention.temperature is only for score = dot_product or additive or cosine",
     ),
     ({"attention__offset": -1.0}, "attention.offset is only for score = sigmoid, and"),
     ({"attention__sinks": "learnt"}, "attention.sinks must be None, 'learned' or a nu"),

@@ -48,6 +48,21 @@ OPTIONS = {
         "attention__temperature": 1.4,
         "attention__gate": "head",
     },
+    "cosine, tempered": {
+        "attention__score": "cosine",
+        "attention__temperature": 0.7,
+        "num_key_value_heads": 1,
+    },
+    "like OLMo 2": {
+        "family": "causal",
+        "embedding__positions": "rotary",
+        "attention__qk_norm": True,
+        "attention__qk_norm_over": "layer",
+        "attention__num_key_value_heads": 1,
+        "feed_forward__activation": "swiglu",
+        "norm__kind": "rms_norm",
+        "norm__position": "reordered",
+    },
     "linear attention": {"attention__score": "linear", "attention__normalizer": "none"},
     "additive, tempered, one sink": {
         "attention__score": "additive",

@@ -175,7 +175,7 @@ def test_is_training_has_no_default(module, inputs):
     [
         (
             lambda: _layer(0, norm_position="mid"),
-            "norm_position .* pre, post, both; got 'mid'",
+            "norm_position .* pre, post, both, reordered; got 'mid'",
         ),
         (
             lambda: _layer(0, dropout_rate=-0.1),

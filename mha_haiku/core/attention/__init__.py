@@ -12,6 +12,7 @@ from mha_haiku.core.attention.observations import bin_edges
 from mha_haiku.core.attention.scores import (
     Score,
     additive,
+    cosine,
     dot_product,
     linear,
     sigmoid,
@@ -34,6 +35,7 @@ __all__ = [
     "additive",
     "attend",
     "bin_edges",
+    "cosine",
     "dot_product",
     "linear",
     "sigmoid",

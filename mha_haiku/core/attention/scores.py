@@ -94,7 +94,7 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     Raises:
       TypeError: If it is none of them, or a class of the user is no pytree.
     """
-    makers = dot_product, additive, sigmoid, linear
+    makers = dot_product, additive, cosine, sigmoid, linear
     if value is None:
         return dot_product()
     if any(value is maker for maker in makers):
@@ -134,6 +134,21 @@ def additive(weight: Array) -> Score:
     if jnp.ndim(weight) != 2:
         raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
     return Additive(weight)
+
+
+def cosine(scale: Array | float = 10.0) -> Score:
+    """Returns the score `scale * cos(query, key)`, which no length of a vector changes.
+
+    Args:
+      scale: `[H]`, or one number for all heads.
+
+    Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
+    head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
+    """
+    scale = jnp.asarray(scale, float)
+    if scale.ndim > 1:
+        raise ValueError(f"scale must be [H] or a number, got shape {scale.shape}.")
+    return Cosine(jnp.atleast_1d(scale))
 
 
 def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
@@ -227,6 +242,39 @@ class Additive(Score):
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
+
+
+@tiles.pytree(data=("scale",))
+class Cosine(Score):
+    """`scale * cos(query, key)`; the scale is `[H]` or `[B..., H]`, H may be 1."""
+
+    scale: Array
+
+    def __call__(self, query, key):
+        scale = self.aligned(query.ndim - 3).scale[..., None, None]
+        products_ = products.pair(_directions(query), _directions(key))
+        return products_ * scale.astype(products_.dtype)
+
+    def aligned(self, batch_ndim):
+        if jnp.ndim(self.scale) == batch_ndim + 1:
+            return self
+        return Cosine(self.scale.reshape((1,) * batch_ndim + self.scale.shape))
+
+    def axes(self, batch_ndim):
+        letters = tiles.batch_axes(batch_ndim) + "H"
+        return Cosine(letters[len(letters) - jnp.ndim(self.scale) :])
+
+    def check(self, num_heads, key_size):
+        if self.scale.shape[-1] not in (1, num_heads):
+            wanted = (*self.scale.shape[:-1], num_heads)
+            tiles.check_axes("scale", self.scale, wanted, "[H]")
+
+
+def _directions(x: Array) -> Array:
+    """Returns vectors of length 1 in the dtype of scores; 0 stays 0."""
+    x = x.astype(products.accumulation_dtype(x.dtype))
+    size = jnp.square(x).sum(-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.where(size == 0, 1, size))
 
 
 @tiles.pytree(meta=("function",))

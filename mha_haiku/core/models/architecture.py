@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import attention, checks, fields, modules
 from mha_haiku.core.fields import Field, OneOf
+from mha_haiku.core.modules import norms
 
 if TYPE_CHECKING:
     import ml_collections
@@ -51,14 +52,15 @@ PRECISIONS = {
 }
 FAMILIES = ("encoder", "causal", "set_classifier", "encoder_decoder")
 KINDS = ("encoder", "decoder", "cross")  # of attention, in an encoder-decoder
-SCORES = ("dot_product", "additive", "sigmoid", "linear")
 NORMALIZERS = ("softmax", "none")
 GATES = {
     "none": None,
     "head": modules.head_gates,
     "channel": modules.channel_gates,
 }
-NORM_POSITIONS = ("pre", "post", "both")
+NORM_PLACES = norms.PLACES
+# What queries and keys are normalized over: what makes their norms of any norm.
+QK_NORMS = {"head": lambda make_norm: make_norm, "layer": modules.over_all_heads}
 POOLS = ("first", "mean")
 
 
@@ -202,7 +204,7 @@ FIELDS = {
             int,
         ),
         "score": Field(
-            "dot_product", "how a query and a key give a score", OneOf(SCORES)
+            "dot_product", "how a query and a key give a score", OneOf(modules.SCORES)
         ),
         "scale": Field(
             None,
@@ -260,7 +262,12 @@ FIELDS = {
             True, "whether the output projection has a bias", fields.boolean
         ),
         "qk_norm": Field(
-            False, "whether queries and keys are normalized, per head", fields.boolean
+            False, "whether queries and keys are normalized", fields.boolean
+        ),
+        "qk_norm_over": Field(
+            "head",
+            "what qk_norm takes the mean square over: each head, or all of the layer",
+            OneOf(QK_NORMS),
         ),
         "smear_keys": Field(
             False,
@@ -319,8 +326,9 @@ FIELDS = {
         ),
         "position": Field(
             "pre",
-            "whether norms come before or after the parts of a layer",
-            OneOf(NORM_POSITIONS),
+            "where norms stand: before the parts of a layer (pre), after the sum "
+            "(post), before and after a part (both), after a part (reordered)",
+            OneOf(NORM_PLACES),
         ),
     },
     "output": {

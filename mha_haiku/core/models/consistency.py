@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mha_haiku.core import checks, fields
+from mha_haiku.core import checks, fields, modules
 from mha_haiku.core.models import architecture, parts
 
 if TYPE_CHECKING:
@@ -57,21 +57,20 @@ def check(config: "ml_collections.ConfigDict") -> None:
 def _check_score(section) -> None:
     """Checks what goes with the score, of `config.model.attention`."""
     score, name = section.score, "config.model.attention"
-    for field, default, known_by in (
-        ("scale", None, ("dot_product", "sigmoid")),
-        ("soft_cap", None, ("dot_product",)),
-        ("offset", 0, ("sigmoid",)),
-        ("temperature", 1, ("dot_product", "additive", "sigmoid")),
-    ):
+    read = dict.fromkeys(x for kind in modules.SCORES.values() for x in kind.fields)
+    for field in read:
+        known_by = [x for x, kind in modules.SCORES.items() if field in kind.fields]
+        default = architecture.FIELDS["attention"][field].default
         if score not in known_by and section[field] != default:
             raise checks.ConfigError(
                 f"{name}.{field} is only for score = {' or '.join(known_by)}, and must "
                 f"be {default} with score = {score!r}, got {section[field]}."
             )
     if section.normalizer == "none":
-        if score not in ("sigmoid", "linear"):
+        if not modules.SCORES[score].stays_small:
+            small = [x for x, kind in modules.SCORES.items() if kind.stays_small]
             raise checks.ConfigError(
-                f"{name}.normalizer = 'none' needs score = sigmoid or linear, whose "
+                f"{name}.normalizer = 'none' needs score = {' or '.join(small)}, whose "
                 f"exponentials stay small, got {score!r}."
             )
         if section.sinks is not None:
@@ -147,10 +146,18 @@ def _check_parts(config) -> None:
             "config.model.feed_forward.parallel needs attention.residual = True and "
             "feed_forward.residual = True: both parts are added to what they read."
         )
-    if config.feed_forward.parallel and config.norm.position == "post":
+    places = architecture.NORM_PLACES
+    if config.feed_forward.parallel and places[config.norm.position].end:
+        known = ", ".join(x for x, place in places.items() if not place.end)
         raise checks.ConfigError(
-            "config.model.feed_forward.parallel needs norm.position = pre or both, "
-            "got 'post'."
+            "config.model.feed_forward.parallel needs norm.position to be one of "
+            f"{known}, got {config.norm.position!r}."
+        )
+    own = config.attention
+    if own.kept_heads is not None and own.qk_norm and own.qk_norm_over != "head":
+        raise checks.ConfigError(
+            "config.model.attention.kept_heads must be None with qk_norm_over = "
+            f"{own.qk_norm_over!r}: a norm over all heads changes when one is removed."
         )
     for section in ("embedding", "output"):
         if config[section].norm and config.norm.kind == "none":

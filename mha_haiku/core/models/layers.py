@@ -115,8 +115,9 @@ def _mask(window, lengths, is_causal) -> Mask:
 
 
 def _last_norm(config):
-    post = config.norm.position == "post"  # the last layer ends in one
-    return None if post else architecture.make_norm(config)
+    if architecture.NORM_PLACES[config.norm.position].end:
+        return None  # the last layer ends in one
+    return architecture.make_norm(config)
 
 
 def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:
@@ -177,9 +178,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             make_normalizer=_make_normalizer(own),
             make_gates=architecture.GATES[own.gate],
             rotary=rotary,
-            # The root mean square, whatever the norms of the residual stream are.
-            qk_norm=own.qk_norm
-            and functools.partial(modules.RMSNorm, config.norm.epsilon),
+            qk_norm=own.qk_norm and _qk_norm(config),
             smear=modules.smeared_keys if smears else None,
             implementation=implementation,
             name=name,
@@ -222,29 +221,20 @@ def _rotary(config, i):
     )
 
 
+def _qk_norm(config):
+    """Returns what makes the norms of queries and keys.
+
+    They take the root mean square, whatever the norms of the residual stream are.
+    """
+    norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
+    return architecture.QK_NORMS[config.attention.qk_norm_over](norm)
+
+
 def _make_score(config):
-    """Returns a function of (num_heads, key_size) to the score, or None for default."""
-    temperature = config.temperature
-    if config.score == "additive":
-        return functools.partial(modules.additive_score, temperature=temperature)
-    if config.score == "linear":
-        return lambda num_heads, key_size: attention.linear()
-    is_plain = config.scale is None and config.soft_cap is None and temperature == 1
-    if config.score == "dot_product" and is_plain:
-        return None  # the default: dot products over sqrt(key_size)
-
-    def make(num_heads, key_size):
-        scale = config.scale
-        if temperature != 1:
-            scale = (key_size**-0.5 if scale is None else scale) / temperature
-        if config.score == "sigmoid":
-            return attention.sigmoid(scale, config.offset)
-        soft_cap = config.soft_cap
-        if soft_cap is not None:
-            soft_cap /= temperature  # of the scores, which are divided too
-        return attention.dot_product(scale, soft_cap)
-
-    return make
+    """Returns a function of (num_heads, key_size) to the score."""
+    kind = modules.SCORES[config.score]
+    given = {field: config[field] for field in kind.fields}
+    return functools.partial(kind.make, **given)
 
 
 def _make_normalizer(config):

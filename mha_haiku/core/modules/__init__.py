@@ -20,13 +20,13 @@ from mha_haiku.core.modules.multi_head_attention import (
     Bias,
     MultiHeadAttention,
     NoAttention,
-    additive_score,
     channel_gates,
     head_gates,
     learned_sinks,
     smeared_keys,
 )
-from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm
+from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm, over_all_heads
+from mha_haiku.core.modules.score_kinds import SCORES, additive_score, cosine_score
 
 __all__ = [
     "Bias",
@@ -39,17 +39,20 @@ __all__ = [
     "LearnedPositions",
     "MultiHeadAttention",
     "NoAttention",
+    "SCORES",
     "RMSNorm",
     "RelativePositions",
     "TokenEmbedding",
     "additive_score",
     "channel_gates",
+    "cosine_score",
     "gelu",
     "head_gates",
     "is_stacked",
     "learned_sinks",
     "looped",
     "no_norm",
+    "over_all_heads",
     "rematerialized",
     "scanned",
     "smeared_keys",

@@ -6,7 +6,7 @@ a module and of its parameter, and know no names themselves.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,6 @@ _AXES = {
     "query_norm/offset": Axis(HEAD_FEATURES, -1),
     "key_norm/scale": Axis(HEAD_FEATURES, -1),
     "key_norm/offset": Axis(HEAD_FEATURES, -1),
-    "score": Axis(HEADS, -2),  # [H, K]
     "sinks": Axis(HEADS, -1),  # [H]
     "head_gate/w": Axis(HEADS, -1),  # [D, H] or [D, H V]
     "smear": Axis(KEY_VALUE_HEADS, -1),  # [G]
@@ -100,6 +99,11 @@ def is_stacked(module: str) -> bool:
     """Returns whether the arrays of a module, by its name, have a leading axis L."""
     layer = layer_of(module)
     return layer is not None and layer.index is None
+
+
+def register(axes: Mapping[str, Axis]) -> None:
+    """Makes parameters of attention known by their names, such as those of a score."""
+    _AXES.update(axes)
 
 
 def axis_of(module: str, name: str) -> Axis | None:

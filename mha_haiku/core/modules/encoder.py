@@ -27,9 +27,6 @@ MakeNorm = Callable[..., Callable[[Array], Array]]
 LayerCache = attention.Prompt | attention.Cache
 
 
-_NORM_POSITIONS = ("pre", "post", "both")
-
-
 class Layer(hk.Module):
     """What encoder and decoder layers share: their parts, residuals, norms, dropout.
 
@@ -65,11 +62,9 @@ class Layer(hk.Module):
           make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
             `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
             none.
-          norm_position: "pre": `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
-            https://arxiv.org/abs/2002.04745); "post": `norm(x + part(x))` (Vaswani et
-            al. 2017, section 5.4, https://arxiv.org/abs/1706.03762); "both":
-            `x + norm_after(part(norm(x)))` (Gemma Team 2024, section 2,
-            https://arxiv.org/abs/2408.00118).
+          norm_position: "pre": `x + part(norm(x))`; "post": `norm(x + part(x))`;
+            "both": `x + norm_after(part(norm(x)))`; "reordered":
+            `x + norm_after(part(x))`. Sources: see `norms.PLACES`.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
           dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
@@ -79,7 +74,7 @@ class Layer(hk.Module):
           ValueError: If a part is given twice or not at all, or a size is out of range.
         """
         super().__init__(name=name)
-        checks.choice("norm_position", norm_position, _NORM_POSITIONS)
+        checks.choice("norm_position", norm_position, norms.PLACES)
         _check_given_once("make_attention", make_attention, "num_heads", num_heads)
         _check_given_once(
             "make_feed_forward", make_feed_forward, "hidden_size", hidden_size
@@ -91,7 +86,7 @@ class Layer(hk.Module):
         self.hidden_size = hidden_size
         self.make_norm = make_norm
         self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
-        self._norm_position = norm_position
+        self._norms = norms.PLACES[norm_position]
         self._attention_residual = attention_residual
         self._feed_forward_residual = feed_forward_residual
 
@@ -160,12 +155,12 @@ class Layer(hk.Module):
 
         The norm has the given name; `residual` says whether x is added.
         """
-        norm, is_post = self.make_norm(name=name), self._norm_position == "post"
-        output, *rest = part(x if is_post else norm(x))
-        if self._norm_position == "both":
+        before, after, end = self._norms
+        output, *rest = part(self.make_norm(name=name)(x) if before else x)
+        if after:
             output = self.make_norm(name=f"{name}_after")(output)
         output = x + output if residual else output
-        return norm(output) if is_post else output, *rest
+        return self.make_norm(name=name)(output) if end else output, *rest
 
     @hk.transparent
     def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
@@ -212,7 +207,7 @@ class EncoderLayer(Layer):
         """
         super().__init__(make_attention, make_feed_forward, **options)
         has_residual = self._attention_residual and self._feed_forward_residual
-        if parallel and (not has_residual or self._norm_position == "post"):
+        if parallel and (not has_residual or self._norms.end):
             raise ValueError(
                 "parallel parts must both have a residual and a norm_position of pre "
                 "or both."
@@ -308,7 +303,7 @@ class Stack(hk.Module):
             make_norm = make_norm or norms.LayerNorm
             layer["make_norm"] = make_norm
             make_layer = functools.partial(self._make_layer, layer)
-            if layer.get("norm_position", "pre") == "post":
+            if norms.PLACES[layer.get("norm_position", "pre")].end:
                 make_norm = None  # the last layer ends in one
         elif layer:
             raise ValueError(

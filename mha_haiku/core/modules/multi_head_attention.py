@@ -1,8 +1,8 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
-Beside it stand what it may learn of its scores (`additive_score`, `smeared_keys`,
-`learned_sinks`) and of its outputs (`head_gates`, `channel_gates`), and what is left of
-it when all heads are pruned (`NoAttention`).
+Beside it stand what it may learn of its weights (`smeared_keys`, `learned_sinks`; its
+scores are in `score_kinds.py`) and of its outputs (`head_gates`, `channel_gates`), and
+what is left of it when all heads are pruned (`NoAttention`).
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
 K query/key size and V value size per head, D model width.
@@ -19,7 +19,7 @@ import numpy as np
 
 from mha_haiku.core import attention, checks, masks, positions, sites
 from mha_haiku.core.attention import implementations, sited
-from mha_haiku.core.modules import norms
+from mha_haiku.core.modules import norms, score_kinds
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
@@ -116,7 +116,9 @@ class MultiHeadAttention(hk.Module):
         self.with_bias = with_bias
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
-        self.make_score = checks.maker("make_score", make_score, additive_score)
+        self.make_score = checks.maker(
+            "make_score", make_score, score_kinds.additive_score
+        )
         self.make_normalizer = checks.maker(
             "make_normalizer", make_normalizer, learned_sinks
         )
@@ -345,15 +347,6 @@ def map_of_no_heads(
         value=keys,
     )
     return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
-
-
-def additive_score(
-    num_heads: int, key_size: int, *, temperature: float = 1.0
-) -> attention.Score:
-    """Returns an additive score over a temperature, with a learned "score" `[H, K]`."""
-    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
-    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
-    return attention.additive(weight if temperature == 1 else weight / temperature)
 
 
 def learned_sinks(num_heads: int) -> attention.Normalizer:

@@ -6,12 +6,40 @@ the input. Parameters are named as in Haiku.
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+
+
+class Places(NamedTuple):
+    """Where norms stand around a part of a layer.
+
+    Attributes:
+      before: On what the part reads.
+      after: On what it returns, before that is added to the stream.
+      end: On the stream, once it was added.
+    """
+
+    before: bool = False
+    after: bool = False
+    end: bool = False
+
+
+# By name: `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
+# https://arxiv.org/abs/2002.04745); `norm(x + part(x))` (Vaswani et al. 2017, section
+# 5.4, https://arxiv.org/abs/1706.03762); `x + norm(part(norm(x)))` (Gemma Team 2024,
+# section 2, https://arxiv.org/abs/2408.00118); `x + norm(part(x))` (OLMo Team 2025,
+# section 3.1, https://arxiv.org/abs/2501.00656).
+PLACES = {
+    "pre": Places(before=True),
+    "post": Places(end=True),
+    "both": Places(before=True, after=True),
+    "reordered": Places(after=True),
+}
 
 
 class LayerNorm(hk.Module):
@@ -54,6 +82,21 @@ def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
     """Returns what leaves features as they are, from the arguments of a norm."""
     del epsilon, name
     return lambda x: x
+
+
+def over_all_heads(
+    make_norm: Callable[..., Callable[[Array], Array]],
+) -> Callable[..., Callable[[Array], Array]]:
+    """Returns what makes norms over all heads of `[..., H, K]`, with H K scales.
+
+    Source: OLMo Team 2025, section 3.1, https://arxiv.org/abs/2501.00656.
+    """
+
+    def make(name: str) -> Callable[[Array], Array]:
+        norm = make_norm(name=name)
+        return lambda x: norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+
+    return make
 
 
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:

@@ -1,7 +1,7 @@
 """Llama and its likes: causal, rotary positions, gated feed-forward parts.
 
-Llama (SmolLM2 is one), Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Gemma 3 differ in a
-few fields each; they share one table of names.
+Llama (SmolLM2 is one), Mistral, Qwen2, Qwen3, OLMo 2, Gemma, Gemma 2 and Gemma 3 differ
+in a few fields each; they share one table of names.
 """
 
 import math
@@ -162,6 +162,22 @@ QWEN3 = _family(
     kv_heads=32,
     head_size=128,
 )
+OLMO2 = _family(
+    "olmo2",
+    "Olmo2",
+    rules.rotary(),
+    rules.biases(False),
+    _GATE,
+    fields={
+        "norm.position": "reordered",
+        "attention.qk_norm": True,
+        "attention.qk_norm_over": "layer",
+    },
+    norm_2=(
+        *tables.norm("norm_1_after", "post_attention_layernorm"),
+        *tables.norm("norm_2_after", "post_feedforward_layernorm"),
+    ),
+)
 GEMMA = _family(
     "gemma",
     "Gemma",
@@ -216,4 +232,4 @@ GEMMA3 = _later_gemma(
     fields={"norm.position": "both", "attention.qk_norm": True},
     head_settings=(tables.Setting("output.soft_cap", "final_logit_softcapping", None),),
 )
-ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)
+ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA, GEMMA2, GEMMA3)

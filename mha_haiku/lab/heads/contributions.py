@@ -64,10 +64,11 @@ def logit_attribution(
     https://transformer-circuits.pub/2021/framework/index.html.
     """
     config = head_weights.config_of(model)
-    if config.norm.position == "post":
+    if models.NORM_PLACES[config.norm.position].end:
         raise ValueError(
-            "model must have norms before its parts (norm.position pre or both): with "
-            "norms behind them the logits are no sum over heads, got 'post'."
+            "model must have no norms of the sum (norm.position pre, both or "
+            "reordered): with them the logits are no sum over heads, got "
+            f"{config.norm.position!r}."
         )
     if not (config.attention.residual and config.feed_forward.residual):
         raise ValueError(
@@ -183,7 +184,7 @@ def _contributions(model, params, example, weights, classes):
             z = jnp.einsum("bthv,hvd->bthd", values, weights.outputs[part])
             written = found[f"{place.path}/output"].astype(jnp.float32)
             after = functools.partial(_normed, config, norm=weights.after[part])
-            if config.norm.position == "both":
+            if models.NORM_PLACES[config.norm.position].after:
                 z = jax.vmap(jax.linearize(after, written)[1], -2, -2)(z)
         heads.append(jax.vmap(read, -2, heads_axis)(z))
     rest = logits - sum(each.sum(heads_axis) for each in heads)

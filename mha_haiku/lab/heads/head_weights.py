@@ -179,7 +179,8 @@ def norm_of(config: Any, params: Any, module: str) -> Norm:
 def end_norms(config: Any, params: Any) -> list[Norm]:
     """Returns the norms between the last layer and the logits, in their order."""
     stack = "decoder" if config.family == "encoder_decoder" else "encoder"
-    names = [f"{stack}/norm"] if config.norm.position != "post" else []
+    places = models.NORM_PLACES[config.norm.position]
+    names = [] if places.end else [f"{stack}/norm"]
     names += ["output_norm"] if config.output.norm else []
     return [norm_of(config, params, name) for name in names]
 
@@ -219,7 +220,7 @@ def config_of(model: models.Model) -> Any:
 
 def _norm_in_front(config, params, place, name) -> Norm:
     """Returns the norm that queries, keys or values of a part are read through."""
-    if config.norm.position == "post":
+    if not models.NORM_PLACES[config.norm.position].before:
         raise ValueError(
             "folded must be False for a model whose norms come after the parts: there "
             "is none in front to fold."

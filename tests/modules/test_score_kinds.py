@@ -1,0 +1,142 @@
+"""Scores that a config can name, and that one more costs a class and a call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention, heads, models, modules
+from mha_haiku.core import checks, tiles
+from mha_haiku.core.modules import anatomy, score_kinds
+
+D, H, K, V = 12, 4, 3, 5
+
+
+def _config(**attention_fields):
+    config = models.default_config()
+    config.model_size, config.attention.num_heads = D, H
+    config.attention.key_size = K
+    config.attention.update(attention_fields)
+    return config
+
+
+def _output(config, params=None):
+    model = models.build(config, num_tokens=V, num_classes=V, feature_size=None)
+    tokens = jnp.array([[1, 2, 3, 4, 0, 2], [4, 4, 1, 0, 2, 3]])
+    params = params or model.init(jax.random.key(0), tokens)
+    return model.apply(params, None, tokens, is_training=False), params
+
+
+def test_cosines_do_not_depend_on_the_length_of_vectors(rng_arrays):
+    query, key, value = rng_arrays
+    score = attention.cosine(jnp.array([2.0, 3.0]))
+    found = attention.attend(query, key, value, score=score)[1].scores()
+    for factor in (0.5, 7.0):
+        again = attention.attend(factor * query, key, value, score=score)[1].scores()
+        np.testing.assert_allclose(again, found, rtol=1e-5, atol=1e-6)
+    assert (np.abs(found) <= np.array([2, 3])[:, None, None] + 1e-5).all()
+
+
+def test_a_query_of_zeros_attends_to_all_alike_with_finite_gradients(rng_arrays):
+    query, key, value = rng_arrays
+    query = query.at[0, 1].set(0)
+
+    def total(query):
+        values, _ = attention.attend(query, key, value, score=attention.cosine())
+        return (values**2).sum()
+
+    _, own = attention.attend(query, key, value, score=attention.cosine())
+    np.testing.assert_allclose(own.weights()[0, :, 1], 1 / key.shape[1], rtol=1e-6)
+    assert np.isfinite(jax.grad(total)(query)).all()
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])
+def test_cosines_with_gradients_of_the_scale(rng_arrays, implementation):
+    query, key, value = rng_arrays
+
+    def total(scale, implementation):
+        values, _ = attention.attend(
+            *(query, key, value),
+            score=attention.cosine(scale),
+            implementation=implementation,
+        )
+        return (values**2).sum()
+
+    scale = jnp.array([2.0, 3.0])
+    wanted = jax.grad(total)(scale, "formula")
+    found = jax.grad(total)(scale, implementation)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    step = jnp.array([1e-2, 0])
+    slope = total(scale + step, implementation) - total(scale - step, implementation)
+    np.testing.assert_allclose(found[0], slope / 2e-2, rtol=2e-2)
+
+
+@pytest.fixture
+def rng_arrays():
+    rng = np.random.default_rng(0)
+    sizes = (2, 6, 2, K), (2, 7, 2, K), (2, 7, 2, V)
+    return [jnp.asarray(rng.normal(size=size), jnp.float32) for size in sizes]
+
+
+def test_a_pruned_head_takes_its_learned_scale_with_it():
+    config = _config(score="cosine")
+    _, params = _output(config)
+    scale = jnp.arange(1.0, H + 1)
+    params["encoder/layer_0/attention"]["cosine_scale"] = scale
+    pruned, smaller = heads.prune(params, config, [[0, 2]])
+    kept = pruned["encoder/layer_0/attention"]["cosine_scale"]
+    np.testing.assert_array_equal(kept, [1, 3])
+    assert _output(smaller, pruned)[0].logits.shape == (2, 6, V)
+
+
+def test_norms_over_all_heads_cannot_lose_a_head():
+    config = _config(qk_norm=True, qk_norm_over="layer")
+    _, params = _output(config)
+    scale = params["encoder/layer_0/attention/query_norm"]["scale"]
+    assert scale.shape == (H * K,)
+    with pytest.raises(ValueError, match="qk_norm_over = 'layer'"):
+        heads.prune(params, config, [[0, 2]])
+    config.attention.kept_heads = [[0, 2]]
+    with pytest.raises(checks.ConfigError, match="kept_heads must be None"):
+        models.check(config)
+
+
+@tiles.pytree(data=("bonus",))
+class Favourite(attention.Score):
+    """Dot products, and a learned bonus for keys whose first channel is positive."""
+
+    bonus: jax.Array  # [H]
+
+    def __call__(self, query, key):
+        likes = jnp.moveaxis(key[..., :1] > 0, -3, -1)
+        bonus = self.bonus.reshape(*(1,) * (query.ndim - 3), -1, 1, 1)
+        return attention.dot_product()(query, key) + bonus * likes
+
+
+def test_a_score_with_a_parameter_is_a_class_and_a_call(monkeypatch):
+    monkeypatch.setattr(anatomy, "_AXES", dict(anatomy._AXES))
+    monkeypatch.setitem(modules.SCORES, "favourite", None)  # taken away afterwards
+
+    def make(num_heads, key_size, *, temperature):
+        import haiku as hk
+
+        assert (num_heads, key_size, temperature) == (H, K, 1)
+        return Favourite(hk.get_parameter("bonus", (num_heads,), init=jnp.ones))
+
+    score_kinds.register(
+        "favourite",
+        make,
+        fields=("temperature",),
+        axes={"bonus": anatomy.Axis(anatomy.HEADS, -1)},
+    )
+    config = _config()
+    config.attention.score = "favourite"
+    output, params = _output(config)
+    changed = {**params}
+    changed["encoder/layer_0/attention"] = {"bonus": jnp.full(H, 5.0)}
+    assert not np.allclose(_output(config, changed)[0].logits, output.logits)
+    kept, _ = heads.prune(changed, config, [[1]])
+    assert kept["encoder/layer_0/attention"]["bonus"].shape == (1,)
+    config.attention.soft_cap = 2.0
+    with pytest.raises(checks.ConfigError, match="only for score = dot_product"):
+        models.check(config)
