@@ -1,0 +1,95 @@
+"""Every implementation gives what the reference gives; it gives what NumPy does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention, masks
+from mha_haiku.core.attention import reference
+from tests import oracles
+
+B, T, S, H, G, K, V = 2, 5, 7, 6, 3, 4, 3
+
+MASKS = {
+    "none": None,
+    "causal": masks.causal(),
+    "padding": masks.padding(np.array([S, 4])),
+    "a query that sees nothing": masks.padding(np.array([S, 0])) & masks.window(1, 2),
+    "of heads": np.random.default_rng(3).random((B, H, T, S)) < 0.4,
+}
+
+
+@pytest.fixture
+def given():
+    rng = np.random.default_rng(0)
+    sizes = (B, T, H, K), (B, S, G, K), (B, S, G, V)
+    return [jnp.asarray(rng.normal(size=size), jnp.float32) for size in sizes]
+
+
+def _allowed(mask):
+    """Returns `[B, H, T, S]` booleans."""
+    if mask is None:
+        return None
+    if isinstance(mask, np.ndarray):
+        return mask
+    tile = mask.aligned_tile(np.arange(T), np.arange(S), 1)
+    return np.broadcast_to(tile, (B, H, T, S))
+
+
+def _bias():
+    return np.random.default_rng(1).normal(size=(B, H, T, S)).astype(np.float32)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_it_is_attention_query_by_query_in_float64(given, mask):
+    allowed, bias = _allowed(MASKS[mask]), _bias()
+    found = reference.attention(*given, allowed, bias)
+    wanted = oracles.attention(*given, allowed=allowed, bias=bias)
+    values, weights, logsumexp = found
+    np.testing.assert_allclose(values, wanted.values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, wanted.weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logsumexp, wanted.logsumexp, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    "implementation", ["auto", "dense", "blockwise", "formula", "small tiles"]
+)
+def test_every_implementation_gives_its_numbers_and_gradients(
+    given, mask, implementation
+):
+    allowed, bias = _allowed(MASKS[mask]), _bias()
+    if implementation == "small tiles":
+        implementation = attention.Blockwise(rows=2, columns=3, heads=1)
+
+    def total(function):
+        def run(query, key, value, bias):
+            values, logsumexp = function(query, key, value, bias)
+            seen = jnp.where(jnp.isfinite(logsumexp), logsumexp, 0)
+            return jnp.sin(values).sum() + jnp.cos(seen).sum(), (values, logsumexp)
+
+        return jax.value_and_grad(run, (0, 1, 2, 3), has_aux=True)
+
+    def ours(query, key, value, bias):
+        values, own = attention.attend(
+            *(query, key, value),
+            mask=MASKS[mask],
+            bias=bias,
+            implementation=implementation,
+        )
+        return values, own.logsumexp
+
+    def its(query, key, value, bias):
+        values, _, logsumexp = reference.attention(query, key, value, allowed, bias)
+        return values, logsumexp
+
+    (_, found), gradients = total(ours)(*given, bias)
+    (_, wanted), its_gradients = total(its)(*given, bias)
+    for each, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-5, atol=2e-6)
+    for each, other in zip(gradients, its_gradients, strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-4, atol=1e-5)
+    weights = attention.attend(*given, mask=MASKS[mask], bias=bias)[1].weights()
+    its_weights = reference.attention(*given, allowed, bias)[1]
+    np.testing.assert_allclose(weights, its_weights, rtol=1e-5, atol=1e-6)
