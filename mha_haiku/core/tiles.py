@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mha_haiku.core import display
+from mha_haiku.core import checks, display
 
 Array = jax.Array
 Index = slice | range | np.ndarray | Array
@@ -296,3 +296,20 @@ def check_matrix(
     heads = (num_heads,) if jnp.ndim(array) == len(batch_shape) + 3 else ()
     wanted = (*batch_shape, *heads, num_queries, num_keys)
     check_axes(name, array, wanted, "[B..., T, S] or [B..., H, T, S]")
+
+
+def checked_first(first_query: Any) -> int | Array:
+    """Returns the position of the first query as an integer, or a traced scalar array.
+
+    Raises:
+      ValueError: If it is not one integer, or below 0 where it is known.
+    """
+    known_ = known(first_query)
+    if known_ is not None:
+        return checks.non_negative_integer("first_query", known_.tolist())
+    if first_query.ndim or not jnp.issubdtype(first_query.dtype, jnp.integer):
+        raise ValueError(
+            f"first_query must be one integer, got {first_query.dtype} of shape "
+            f"{first_query.shape}."
+        )
+    return first_query

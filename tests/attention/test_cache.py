@@ -34,7 +34,8 @@ def _prompt(*arrays):
 def _prefilled(mask, window=None, keep_queries=False, gates=None, **options):
     prompt = attention.Prompt(LENGTHS, S, window, keep_queries)
     gates = None if gates is None else gates[:, :P]
-    return prompt.attend(*_prompt(QUERY, KEY, VALUE), mask, gates=gates, **options)
+    weighting = attention.Weighting(mask, gates=gates, **options)
+    return prompt.attend(*_prompt(QUERY, KEY, VALUE), weighting)
 
 
 @functools.partial(jax.jit, static_argnames="mask")
@@ -46,10 +47,7 @@ def _step(cache, query, key, value, position, mask, options, gates):
         at(query),
         at(key),
         at(value),
-        mask,
-        first_query=position,
-        gates=gates,
-        **options,
+        attention.Weighting(mask, gates=gates, first_query=position, **options),
     )
     return values, row.weights(), row.origin.key, cache
 
@@ -145,7 +143,9 @@ def test_mixed_keys_are_those_of_the_whole_text():
     prompt = attention.Prompt(LENGTHS, S)
     mixed, prompt = prompt.mixed(KEY[:, :P], mix)
     np.testing.assert_array_equal(mixed, wanted[:, :P])
-    *_, cache = prompt.attend(QUERY[:, :P], mixed, VALUE[:, :P], masks.causal())
+    *_, cache = prompt.attend(
+        QUERY[:, :P], mixed, VALUE[:, :P], attention.Weighting(masks.causal())
+    )
     for i in range(3):
         at = (LENGTHS + i)[:, None, None, None]
         mixed, cache = cache.mixed(np.take_along_axis(KEY, at, 1), mix)
@@ -164,7 +164,9 @@ def test_what_a_cache_does_not_take_is_refused(count, given, message):
     *_, cache = _prefilled(masks.causal())
     parts = (x[:, :count] for x in (QUERY, KEY, VALUE))
     with pytest.raises((TypeError, ValueError), match=message):
-        cache.attend(*parts, masks.causal(), first_query=5, **given)
+        cache.attend(
+            *parts, attention.Weighting(masks.causal(), first_query=5, **given)
+        )
 
 
 def test_what_stands_in_unwritten_slots_changes_no_bit():

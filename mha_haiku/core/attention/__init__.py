@@ -18,6 +18,7 @@ from mha_haiku.core.attention.scores import (
     sigmoid,
 )
 from mha_haiku.core.attention.statistics import STATISTICS, Statistic, Statistics
+from mha_haiku.core.attention.weighting import Weighting
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -32,6 +33,7 @@ __all__ = [
     "Sharded",
     "Statistic",
     "Statistics",
+    "Weighting",
     "additive",
     "attend",
     "bin_edges",

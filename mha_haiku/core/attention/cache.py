@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import masks, positions, tiles
+from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import (
     attention_map,
     implementations,
-    normalizers,
     products,
-    scores,
     sited,
     views,
 )
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
@@ -78,13 +77,8 @@ class Cache:
         query: Array,
         key: Array | None,
         value: Array | None,
-        mask: masks.Mask,
+        weighting: Weighting,
         *,
-        bias: positions.ScoreBias | Array | None = None,
-        score: scores.Score | None = None,
-        normalizer: normalizers.Normalizer | None = None,
-        gates: Array | None = None,
-        first_query: int | Array,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, "Cache"]:
         """Returns attention of one new query to all keys so far and its own.
@@ -93,15 +87,10 @@ class Cache:
           query: `[B..., 1, H, K]`.
           key: `[B..., 1, G, K]`, which is added to the cache first; None with a source.
           value: `[B..., 1, G, V]`, likewise.
-          mask: Which query may attend to which key. Without a source it must hide later
-            positions than the query's, as causal masks do: their slots may hold
-            anything finite.
-          bias: What is added to the scores.
-          score: Scaled dot product when None.
-          normalizer: Softmax when None.
-          gates: See `attention.attend`.
-          first_query: The position of the query, at most one after the last that was
-            written. Examples whose positions differ are for `jax.vmap`.
+          weighting: Mask, score and what else goes with them. Without a source the mask
+            must hide later positions than the query's, as causal masks do: their slots
+            may hold anything finite. `first_query` is at most one after the last that
+            was written; examples whose positions differ are for `jax.vmap`.
           implementation: Not asked: one row of scores is always held whole.
 
         Returns:
@@ -114,13 +103,10 @@ class Cache:
             raise ValueError(
                 f"a cache takes one query at a time, got {query.shape[-3]} of them."
             )
-        batch_ndim, position = query.ndim - 3, first_query
-        bias = positions.as_bias(bias)
-        bias = None if bias is None else bias.aligned(batch_ndim)
-        score = scores.as_score(score).aligned(batch_ndim)
-        normalizer = normalizers.as_normalizer(normalizer)
-        columns = self._columns(position)
         keys, values = self._positions_first()
+        weighting = weighting.aligned(query, keys.shape[-3], values.shape[-1])
+        mask, bias, score, normalizer, gates, position = weighting
+        columns = self._columns(position)
         rows = tiles.Span(position, 1)
         tile = views.masked_scores(query, keys, mask, bias, score, rows, columns)
         if self.query is not None and not self.is_source:
@@ -143,11 +129,7 @@ class Cache:
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = self._with(key, value, slot)
-        if normalizer is not None:
-            normalizer = normalizer.aligned(batch_ndim, query.shape[-2])
-            attended, logsumexp = normalizer(attended, logsumexp)
-        if gates is not None:
-            attended = attended * gates
+        attended, logsumexp = weighting.finished(attended, logsumexp)
         cache = cache._with_query(query, logsumexp, gates, position)
         first = self._first(position)
         keys, values = cache._positions_first()
@@ -283,13 +265,8 @@ class Prompt:
         query: Array,
         key: Array,
         value: Array,
-        mask: masks.Mask,
+        weighting: Weighting,
         *,
-        bias: positions.ScoreBias | Array | None = None,
-        score: scores.Score | None = None,
-        normalizer: normalizers.Normalizer | None = None,
-        gates: Array | None = None,
-        first_query: int | Array = 0,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
         """Returns what `attention.attend` does, and the cache; see there.
@@ -298,26 +275,13 @@ class Prompt:
           query: `[B..., P, H, K]`.
           key: `[B..., P, G, K]`; of a source `[B..., S, G, K]`.
           value: `[B..., P, G, V]`, likewise.
-          mask: As in `Cache.attend`; so it hides padding, which comes last.
-          bias: What is added to the scores.
-          score: Scaled dot product when None.
-          normalizer: Softmax when None.
-          gates: See `attention.attend`.
-          first_query: 0.
+          weighting: As in `Cache.attend`; so the mask hides padding, which comes last.
           implementation: See `attention.attend`.
         """
         values, whole = implementations.attend_within(
-            query,
-            key,
-            value,
-            mask,
-            bias=bias,
-            score=score,
-            normalizer=normalizer,
-            gates=gates,
-            first_query=first_query,
-            implementation=implementation,
+            query, key, value, weighting, implementation=implementation
         )
+        gates = weighting.gates
         slots = self.size
         if self.window is not None and not self.keep_queries:
             slots = min(self.window + 1, self.size)

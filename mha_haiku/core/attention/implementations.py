@@ -24,6 +24,7 @@ from mha_haiku.core.attention import (
     sited,
 )
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
@@ -123,21 +124,14 @@ def attend(
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
     """
     query, key, value = _arrays(query, key, value)
-    mask, first_query = masks.as_mask(mask), checked_position(first_query)
+    mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
     stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
     return attend_within(
-        query,
-        key,
-        value,
-        mask,
-        bias=bias,
-        score=score,
-        normalizer=normalizer,
-        gates=gates,
+        *(query, key, value),
+        Weighting(mask, bias, score, normalizer, gates, first_query),
         dropout_rate=dropout_rate,
         rng=rng,
-        first_query=first_query,
         implementation=implementation,
     )
 
@@ -146,39 +140,16 @@ def attend_within(
     query: Array,
     key: Array,
     value: Array,
-    mask: masks.Mask,
+    weighting: Weighting,
     *,
-    bias: positions.ScoreBias | Array | None = None,
-    score: scores.Score | scores.ScoreFunction | None = None,
-    normalizer: normalizers.Normalizer | None = None,
-    gates: Array | None = None,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
-    first_query: int | Array = 0,
     implementation: str | Implementation = "auto",
 ) -> tuple[Array, attention_map.AttentionMap]:
     """Returns what `attend` does, for a mask that was checked already."""
     query, key, value = _arrays(query, key, value)
-    batch_shape, (num_queries, num_heads, key_size) = query.shape[:-3], query.shape[-3:]
-    first_query = checked_position(first_query)
-    stop = first_query + num_queries if isinstance(first_query, int) else None
-    score, normalizer = scores.as_score(score), normalizers.as_normalizer(normalizer)
-    score.check(num_heads, key_size)
-    score = score.aligned(len(batch_shape))
-    if normalizer is not None:
-        normalizer.check(num_heads)
-        normalizer = normalizer.aligned(len(batch_shape), num_heads)
-    if gates is not None:
-        outputs = (*query.shape[:-1], value.shape[-1])
-        if gates.shape not in (outputs, (*outputs[:-1], 1)):
-            raise ValueError(
-                "gates must be [B..., T, H, 1] or [B..., T, H, V], of shape "
-                f"{(*outputs[:-1], 1)} or {outputs}, got {gates.shape}."
-            )
-    bias = positions.as_bias(bias)
-    if bias is not None:
-        bias.check(batch_shape, num_heads, stop, key.shape[-3])
-        bias = bias.aligned(len(batch_shape))
+    weighting = weighting.aligned(query, key.shape[-3], value.shape[-1])
+    mask, bias, score, normalizer, gates, first_query = weighting
     implementation = named(implementation)
     checks.fraction("dropout_rate", dropout_rate)
     if dropout_rate and rng is None:
@@ -192,10 +163,7 @@ def attend_within(
     inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
     with jax.named_scope(sites.SEEN):
         values, logsumexp = implementation(inputs, dropout_rate)
-    if normalizer is not None:
-        values, logsumexp = normalizer(values, logsumexp)
-    if gates is not None:
-        values = values * gates
+    values, logsumexp = weighting.finished(values, logsumexp)
     query, key, value, *_ = inputs.zeroed()
     mesh = getattr(implementation, "mesh", None)  # the devices that share the map
     whole = attention_map.AttentionMap(
@@ -286,20 +254,3 @@ def _arrays(query, key, value) -> tuple[Array, Array, Array]:
     if not num_key_heads or num_heads % num_key_heads:
         raise ValueError(f"the key heads G must divide the query heads H: {shapes}.")
     return query, key, value
-
-
-def checked_position(first_query) -> int | Array:
-    """Returns the position of the first query as an integer, or a traced scalar array.
-
-    Raises:
-      ValueError: If it is not one integer, or below 0 where it is known.
-    """
-    known = tiles.known(first_query)
-    if known is not None:
-        return checks.non_negative_integer("first_query", known.tolist())
-    if first_query.ndim or not jnp.issubdtype(first_query.dtype, jnp.integer):
-        raise ValueError(
-            f"first_query must be one integer, got {first_query.dtype} of shape "
-            f"{first_query.shape}."
-        )
-    return first_query

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, checks, masks, positions, sites
+from mha_haiku.core import attention, checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import implementations, sited
+from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.modules import norms, score_kinds
 
 Array = jax.Array
@@ -172,7 +173,7 @@ class MultiHeadAttention(hk.Module):
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
         mask = masks.as_mask(mask)
-        first_query = implementations.checked_position(first_query)
+        first_query = tiles.checked_first(first_query)
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
         if cache is None or (has_keys and cache.is_source):
             query, key, value = self._with_unseen_blanked(
@@ -196,13 +197,15 @@ class MultiHeadAttention(hk.Module):
             key, value, cache = self._keys_and_values(key, value, first_query, cache)
         else:
             key = value = None
-        score = None
-        if self.make_score is not None:
-            score = self.make_score(self.num_heads, self.key_size)
-        normalizer = None
-        if self.make_normalizer is not None:
-            normalizer = self.make_normalizer(self.num_heads)
-
+        make_score, make_normalizer = self.make_score, self.make_normalizer
+        weighting = Weighting(
+            mask,
+            bias,
+            make_score and make_score(self.num_heads, self.key_size),
+            make_normalizer and make_normalizer(self.num_heads),
+            gates,
+            first_query,
+        )
         # Within the mask, which was checked before it blanked anything.
         attend = functools.partial(
             implementations.attend_within,
@@ -210,16 +213,7 @@ class MultiHeadAttention(hk.Module):
             rng=hk.next_rng_key() if dropout_rate else None,
         )
         values, attention_map, *rest = (attend if cache is None else cache.attend)(
-            query,
-            key,
-            value,
-            mask,
-            bias=bias,
-            score=score,
-            normalizer=normalizer,
-            gates=gates,
-            first_query=first_query,
-            implementation=self.implementation,
+            query, key, value, weighting, implementation=self.implementation
         )
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
