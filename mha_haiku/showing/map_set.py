@@ -268,7 +268,7 @@ class MapSet:
             raise checks.ConfigError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the set, whole or not at all, as `report.archive` says.
+        """Writes the set, whole or not at all, as `showing.archive` says.
 
         Raises:
           ConfigError: If the file cannot be written.

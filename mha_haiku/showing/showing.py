@@ -37,7 +37,7 @@ def show(
     Args:
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
         (as of `look`), or a model's output with its maps; a subject or an answer of
-        one; a `report.map_set.MapSet`; a run, or the path of its folder; statistics,
+        one; a `MapSet`; a run, or the path of its folder; statistics,
         importance, roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. Of an
@@ -45,7 +45,7 @@ def show(
       key_tokens: Those of the keys; None: as the queries, where T is S. Of an
         encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
-        or `[S, h, w, 3]`, or a list of N of these; or `report.map_set.Images`, whose
+        or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
         positions may be the patches of one picture.
       names: The names of the maps.
       heads: Which heads of each layer; None: all. Of parameters the names of all.
