@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, display
 from mha_haiku.showing import archive
 from mha_haiku.showing.per_head import PerHead
 
@@ -221,7 +221,7 @@ class Roles(NamedTuple):
     scores: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MapSet:
     """The maps of one model on some examples.
 
@@ -243,6 +243,14 @@ class MapSet:
     numbers: Mapping[str, PerHead] = dataclasses.field(default_factory=dict)
     roles: Roles | None = None
     missing: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        num_layers, num_heads = self.shape
+        parts = f"{num_layers} layers of up to {num_heads} heads"
+        parts += f", {len(self.examples)} examples"
+        return f"MapSet({self.name!r}: {parts}, {len(self.numbers)} statistics)"
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @classmethod
     def load(

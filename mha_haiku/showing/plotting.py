@@ -42,7 +42,8 @@ def plot(
     has them; a notebook shows it by itself.
 
     Args:
-      what: Attention maps or a `MapSet`, as of `show`; statistics, importance or roles;
+      what: Attention maps, a `MapSet`, a subject, or a run or its folder, of which
+        these are on held-out examples, as of `show`; statistics, importance or roles;
         the result of a study (`studies.head_importance.measure`, ...); or the path of
         what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
         `maps.npz`.
@@ -81,7 +82,7 @@ def plot(
     with drawing.style():
         if given_maps.is_maps(what):
             figure = _maps(what, example=example, size=size, title=title, **of_maps)
-        elif isinstance(what, MapSet) or _is_saved(what):
+        elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
             figure = _of_set(what, example=example, size=size, title=title, **of_maps)
         else:
             given = [name for name, value in of_maps.items() if value is not None]
@@ -126,14 +127,18 @@ def _chosen_layers(names, kinds, layer) -> list[int]:
     return [addresses.index(layer)]
 
 
+def _is_file(what: Any) -> bool:
+    return isinstance(what, str | os.PathLike) and not Path(what).is_dir()
+
+
 def _is_saved(what: Any) -> bool:
-    return isinstance(what, str | os.PathLike) and Path(what).name == "maps.npz"
+    return _is_file(what) and Path(what).name == "maps.npz"
 
 
 def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
     if tokens is not None or key_tokens is not None:
         raise ValueError("tokens must be None for saved maps, which have their own.")
-    whole = what if isinstance(what, MapSet) else MapSet.load(what)
+    whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
     chosen = _chosen_layers(names, kinds, layer)

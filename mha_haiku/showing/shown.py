@@ -16,6 +16,7 @@ from mha_haiku.core import attention, display, masks
 from mha_haiku.core.modules import anatomy
 from mha_haiku.lab import heads
 from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
+from mha_haiku.showing.map_set import MapSet
 from mha_haiku.showing.per_head import PerHead
 from mha_haiku.showing.view import View, document
 
@@ -32,7 +33,7 @@ def html(value: Any) -> str:
     if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if given_maps.is_maps(sets.maps_of(value).maps):
+        if isinstance(value, MapSet) or given_maps.is_maps(sets.maps_of(value).maps):
             return display.show(value).inline
         return fragment(value)
     except ValueError as error:
