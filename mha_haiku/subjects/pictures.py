@@ -3,7 +3,6 @@
 L layers, H heads of a layer, T positions.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +45,25 @@ def _(answer: TextMaps) -> sets.Given:
 
 @sets.map_set_of.register
 def _(run: folders.Run) -> MapSet:
-    """Measures the maps of held-out examples."""
+    return _measured(run, run.task.name)
+
+
+@sets.map_set_of.register
+def _(subject: Subject) -> MapSet:
+    if subject.run is None:
+        raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
+    return _measured(subject.run._replace(params=subject.params), subject.name)
+
+
+def _measured(run, name) -> MapSet:
+    """Returns the maps of held-out examples, and numbers of heads over these."""
     config = run.config.copy_and_resolve_references()
     config.attention.dtype = "float32"
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         _PROGRAMS.clear()
     bench = Bench(
         run._replace(config=config),
-        folders.Folder(Path(run.task.name)),
+        folders.Folder(Path(name)),
         lambda iterable, **_: iterable,
         _PROGRAMS,
     )
@@ -64,14 +74,6 @@ def _(run: folders.Run) -> MapSet:
         channels=True,
         devices=jax.local_devices()[:1],
     )
-
-
-@sets.map_set_of.register
-def _(subject: Subject) -> MapSet:
-    if subject.run is None:
-        raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
-    found = sets.map_set_of(subject.run._replace(params=subject.params))
-    return dataclasses.replace(found, name=subject.name)
 
 
 @sets.map_set_of.register(str)

@@ -91,7 +91,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
     for name in ("layers", "examples", "numbers", "roles", "step"):
         assert own[name] == whole[name]
     assert mh.plot(maps, layer=1, head=1).axes[0].get_title() == "head 1"
-    assert repr(maps).startswith("MapSet('reverse, step 0': 2 layers of up to ")
+    assert repr(maps).startswith("MapSet('small (reverse), step 0': 2 layers of")
     assert page_of(maps.show())["sets"] == page_of(mh.show(maps))["sets"]
     assert "<iframe" in maps._repr_html_()
     panels = mh.plot(path, layer=1).axes
@@ -103,7 +103,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
 def test_maps_of_a_subject_and_of_a_folder_are_drawn(folder):
     subject = mh.load(folder)
     assert page_of(mh.show(subject))["sets"][0]["name"] == ""
-    assert mh.show(subject).title == folder.name
+    assert mh.show(subject).title == "small (reverse), step 0"
     titles = [
         mh.plot(each, layer=1, head=1).axes[0].get_title()
         for each in (subject, subject.run, folder)
