@@ -24,7 +24,7 @@ _registered: dict[str, Callable] = {}
 
 
 def register(**functions: Callable) -> None:
-    """Sets what `html`, `show` and `plot` call; `viewing`, which imports this, does."""
+    """Sets what `html`, `show` and `plot` call; the package's face does."""
     _registered.update(functions)
 
 

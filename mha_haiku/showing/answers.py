@@ -22,8 +22,8 @@ class Grid(NamedTuple):
 
     Attributes:
       values: The numbers.
-      rows: The names of rows.
-      columns: Those of columns.
+      rows: The name of each row.
+      columns: The name of each column.
       unit: Of the numbers.
       texts: What stands in the cells, of the shape of the numbers; None: the numbers.
     """

@@ -235,7 +235,7 @@ def _of_import(rounds) -> tuple:
         seconds = time.perf_counter() - start
         result.samples.append(duel.Sample(seconds, foreign))
         own = re.findall(
-            r"(\d+) \|\s+\d+ \|\s+mha_haiku\.(?:display|viewing|report)\b", lines
+            r"(\d+) \|\s+\d+ \|\s+mha_haiku\.(?:core\.display|showing)\b", lines
         )
         shown.append(sum(map(int, own)) / 1e3)
     del result.samples[0], shown[0]  # files were read from the disk

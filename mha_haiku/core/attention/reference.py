@@ -25,7 +25,7 @@ def attention(
       key: `[B..., S, G, K]`; each head of G serves H / G query heads that follow.
       value: `[B..., S, G, V]`.
       allowed: Booleans that broadcast to `[B..., H, T, S]`: True means "may attend".
-      bias: Floats that broadcast likewise.
+      bias: Floats that broadcast to the same shape.
 
     Returns:
       Values `[B..., T, H, V]`, weights `[B..., H, T, S]`, and the logsumexp of scores

@@ -252,8 +252,8 @@ class Cosine(Score):
 
     def __call__(self, query, key):
         scale = self.aligned(query.ndim - 3).scale[..., None, None]
-        products_ = products.pair(_directions(query), _directions(key))
-        return products_ * scale.astype(products_.dtype)
+        cosines = products.pair(_directions(query), _directions(key))
+        return cosines * scale.astype(cosines.dtype)
 
     def aligned(self, batch_ndim):
         if jnp.ndim(self.scale) == batch_ndim + 1:

@@ -59,7 +59,7 @@ def map_of_weights(
 
 @functools.partial(jax.jit, inline=True)  # traced once for all layers of a shape
 def _logarithms(weights) -> tuple[Array, Array]:
-    """Returns the logarithms of weights `[..., S]`, and those of their rows' sums."""
+    """Returns log weights `[..., S]`, and for each row 0, or -inf if it has none."""
     weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
     is_some = weights > 0
     logs = jnp.where(is_some, jnp.log(jnp.where(is_some, weights, 1)), -jnp.inf)

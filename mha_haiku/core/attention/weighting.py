@@ -80,11 +80,14 @@ class Weighting(NamedTuple):
         )
 
     def finished(self, values: Array, logsumexp: Array) -> tuple[Array, Array]:
-        """Returns values and log denominators of those of softmax, behind any way.
+        """Applies the normalizer and the gates to the results of softmax attention.
 
         Args:
-          values: `[B..., T, H, V]`.
-          logsumexp: `[B..., H, T]`.
+          values: `[B..., T, H, V]`, weighted by softmax.
+          logsumexp: `[B..., H, T]`, of the scores.
+
+        Returns:
+          The values, and the log of what their weights are divided by.
         """
         if self.normalizer is not None:
             values, logsumexp = self.normalizer(values, logsumexp)

@@ -102,7 +102,7 @@ def is_stacked(module: str) -> bool:
 
 
 def register(axes: Mapping[str, Axis]) -> None:
-    """Makes parameters of attention known by their names, such as those of a score."""
+    """Adds parameters of attention, by name: for example, the weight of a score."""
     _AXES.update(axes)
 
 

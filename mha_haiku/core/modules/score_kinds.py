@@ -20,7 +20,7 @@ class ScoreKind(NamedTuple):
 
     Attributes:
       make: From H and K, and by keyword the fields, to the score; makes its parameters.
-      fields: Those of `config.model.attention` that it reads.
+      fields: The fields of `config.model.attention` that it reads.
       stays_small: Whether exponentials of its scores stay small, so that weights need
         not be divided by their sum.
     """
@@ -44,9 +44,9 @@ def register(
     """Makes a score known to configs, and its parameters to all that asks for heads.
 
     Args:
-      name: Its name.
+      name: What a config calls it.
       make: See `ScoreKind`.
-      fields: Likewise.
+      fields: See `ScoreKind`.
       axes: Which axis of which of its parameters belongs to heads.
       stays_small: See `ScoreKind`.
     """
