@@ -26,6 +26,25 @@ class Reference(NamedTuple):
     weights: np.ndarray  # [B..., H, T, S]
 
 
+def unseen_and_masked(mask, num_queries, num_keys):
+    """Returns what a mask says of itself: keys unseen `[B..., (H,) S]`, queries masked.
+
+    No oracle, but what tests compare with one, in the shape of `mask.array`.
+    """
+    array, aligned = mask.array(num_queries, num_keys), mask.aligned(mask.batch_ndim())
+
+    def flags(found, wanted, size):
+        found = np.full(1, not size) if found is None else np.asarray(found)
+        if not aligned.has_heads() and found.ndim > 1:
+            found = found.squeeze(-2)
+        return np.broadcast_to(found, wanted.shape)
+
+    return (
+        flags(aligned.unseen_keys(num_queries, num_keys), array.any(-2), num_queries),
+        flags(aligned.fully_masked(num_queries, num_keys), array.any(-1), num_keys),
+    )
+
+
 def dot_product(query, key, head, *, scale=None, soft_cap=None):
     """Returns the scaled dot product of two vectors `[K]`, smoothly capped."""
     del head

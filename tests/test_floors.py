@@ -37,7 +37,10 @@ _STRAYS = {
     "Only experiments and configs import the package's own face": {
         "mha_haiku/core/modules/stray.py": "import mha_haiku as mh",
     },
-    "The core imports no wing": {
+    "Attention does not import its tile engine, which registers": {
+        "mha_haiku/core/attention/products.py": "import mha_haiku.core.attention.tiled",
+    },
+    "The core imports no optional backend of attention": {
         "mha_haiku/core/modules/kernels.py": "import mha_haiku.core.attention.fused",
         "mha_haiku/core/positions/ring.py": "import mha_haiku.core.attention.sharded",
     },

@@ -90,7 +90,8 @@ def _program(run):
     @jax.jit
     def loss(params, example, seen):
         def within(inputs, dropout_rate):
-            inputs = inputs._replace(mask=inputs.mask & masks.dense(seen[None, None]))
+            mask = inputs.weighting.mask & masks.dense(seen[None, None])
+            inputs = inputs._replace(weighting=inputs.weighting._replace(mask=mask))
             return attention.IMPLEMENTATIONS["auto"](inputs, dropout_rate)
 
         model = models.build(run.config.model, **sizes._asdict(), implementation=within)

@@ -93,6 +93,16 @@ class Origin:
         """Returns the absolute positions of keys."""
         return columns if _is_zero(self.key) else columns + self.key
 
+    def at(
+        self, rows: Index | Span, columns: Index | Span
+    ) -> tuple[Index | Span, Index | Span]:
+        """Returns the absolute positions of both."""
+        return self.rows(rows), self.columns(columns)
+
+    def moved(self, by: "Origin") -> "Origin":
+        """Returns where a part stands that begins at `by` of what stands here."""
+        return Origin(self.query + by.query, self.key + by.key)
+
 
 def _is_zero(position) -> bool:
     return isinstance(position, int) and position == 0
@@ -183,14 +193,20 @@ def as_array(index: Array | Span) -> Array:
     return index.array() if isinstance(index, Span) else jnp.asarray(index)
 
 
-def on_rows(rows: Array | Span, batch_ndim: int) -> Array:
-    """Returns positions `[R]` as `[1..., 1, R, 1]`, to meet `[B..., H, R, C]`."""
-    return as_array(rows).reshape((1,) * (batch_ndim + 1) + (-1, 1))
+def on_rows(rows: Array | Span) -> Array:
+    """Returns positions `[R]` as `[R, 1]`, to meet `[R, C]`."""
+    return as_array(rows)[:, None]
 
 
-def on_columns(columns: Array | Span, batch_ndim: int) -> Array:
-    """Returns positions `[C]` as `[1..., 1, 1, C]`, to meet `[B..., H, R, C]`."""
-    return as_array(columns).reshape((1,) * (batch_ndim + 2) + (-1,))
+def on_columns(columns: Array | Span) -> Array:
+    """Returns positions `[C]` as `[1, C]`, to meet `[R, C]`."""
+    return as_array(columns)[None]
+
+
+def lifted(array: Array, ndim: int) -> Array:
+    """Returns an array of at least `ndim` axes, new ones of size 1 in front."""
+    array = jnp.asarray(array)
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
 def take(array: Array, index: Array | Span, axis: int) -> Array:

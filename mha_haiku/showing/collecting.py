@@ -104,7 +104,7 @@ def see(
     if pooled is None and has_channels:
         query, key, exact = zoom.channels(attention_map)
         channels = query, key, jnp.full(query.shape[:-2], exact)
-    origin = attention_map.origin
+    origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
         masked = zoom.masked_cells(attention_map, *(pooled or ()))
     batch_shape = attention_map.shape[:-3]

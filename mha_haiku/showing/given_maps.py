@@ -211,7 +211,7 @@ def _has_channels(attention_map, count) -> bool:
     *_, num_heads, num_queries, num_keys = attention_map.shape
     size = attention_map.query.shape[-1]
     amount = count * num_heads * (num_queries + num_keys) * size
-    is_product = isinstance(attention_map.score, scores.DotProduct)
+    is_product = isinstance(attention_map.weighting.score, scores.DotProduct)
     return is_product and 0 < amount <= _MOST_CHANNEL_NUMBERS
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mha_haiku.core import attention
+from mha_haiku.core import attention, tiles
 from mha_haiku.core.attention import scores
 
 Array = jax.Array
@@ -51,16 +51,13 @@ def masked_cells(
       pooled map a cell counts as masked if it lies outside of the keys between the
       first and the last that a query of its bin may attend to.
     """
-    mask, origin = attention_map.mask, attention_map.origin
+    mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
     *batch, heads, num_queries, num_keys = attention_map.shape
-    if not mask.has_heads(len(batch)):
+    if not mask.has_heads():
         heads = 1
     if rows is None or columns is None:
-        masked = ~mask.aligned_tile(
-            origin.rows(np.arange(num_queries)),
-            origin.columns(np.arange(num_keys)),
-            len(batch),
-        )
+        at = origin.at(np.arange(num_queries), np.arange(num_keys))
+        masked = tiles.lifted(~mask.aligned_tile(*at), len(batch) + 3)
         return jnp.broadcast_to(masked, (*batch, heads, num_queries, num_keys))
     query_edges = attention.bin_edges(num_queries, rows)
     key_edges = jnp.asarray(attention.bin_edges(num_keys, columns))[None]
@@ -91,13 +88,14 @@ def channels(attention_map: attention.AttentionMap) -> tuple[Array, Array, bool]
       Scaled queries `[B..., H, T, K]`, keys `[B..., H, S, K]`, and whether the scores
       are these sums alone: a dot product without a bias or a soft cap.
     """
-    score, heads = attention_map.score, attention_map.shape[-3]
+    weighting, heads = attention_map.weighting, attention_map.shape[-3]
+    score = weighting.score
     is_product = isinstance(score, scores.DotProduct)
     query = attention_map.query
     if is_product:
         query = query * score.scale_of(query.shape[-1])
     key = scores.repeat_heads(attention_map.key, heads)
-    exact = is_product and score.soft_cap is None and attention_map.bias is None
+    exact = is_product and score.soft_cap is None and weighting.bias is None
     return jnp.swapaxes(query, -2, -3), jnp.swapaxes(key, -2, -3), exact
 
 

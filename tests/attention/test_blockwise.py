@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import Blockwise, additive, attend, dot_product, sweep
+from mha_haiku.core.attention import (
+    Blockwise,
+    Weighting,
+    additive,
+    attend,
+    dot_product,
+)
+from mha_haiku.core.attention.tiled import sweep
 from tests import everyday, jaxprs
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
@@ -157,7 +164,8 @@ def visited(mask, num_queries, num_keys, height, width):
             found.append((int(rows.start), int(columns.start), seen_from is not None))
             return carry
 
-        return sweep.over_keys(of_tile, carry, mask, rows, num_keys, width)
+        weighting = Weighting(mask)
+        return sweep.over_keys(of_tile, carry, weighting, rows, num_keys, width)
 
     with jax.disable_jit():
         sweep.over_rows(of_rows, 0, num_queries, height)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, positions
+from mha_haiku.core import tiles
 from tests import everyday, oracles
 
 # Prompts of up to P positions, texts of up to S.
@@ -47,9 +48,11 @@ def _step(cache, query, key, value, position, mask, options, gates):
         at(query),
         at(key),
         at(value),
-        attention.Weighting(mask, gates=gates, first_query=position, **options),
+        attention.Weighting(
+            mask, gates=gates, origin=tiles.Origin(position), **options
+        ),
     )
-    return values, row.weights(), row.origin.key, cache
+    return values, row.weights(), row.weighting.origin.key, cache
 
 
 DOT_PRODUCT = (
@@ -112,7 +115,7 @@ def test_each_new_query_attends_as_among_all(window, keep_queries):
     weights = whole.weights()
     for b, t in enumerate(at):
         if gates is not None:
-            np.testing.assert_array_equal(whole.gates[b, : t + 1], gates[b, : t + 1])
+            np.testing.assert_array_equal(whole.weighting.gates[b, : t + 1], gates[b, : t + 1])
         written = wanted.weights[b] * (np.arange(S) <= t)[:, None]
         np.testing.assert_allclose(weights[b], written, atol=1e-6)
 
@@ -165,7 +168,7 @@ def test_what_a_cache_does_not_take_is_refused(count, given, message):
     parts = (x[:, :count] for x in (QUERY, KEY, VALUE))
     with pytest.raises((TypeError, ValueError), match=message):
         cache.attend(
-            *parts, attention.Weighting(masks.causal(), first_query=5, **given)
+            *parts, attention.Weighting(masks.causal(), origin=tiles.Origin(5), **given)
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 from mha_haiku import masks
 from mha_haiku.core.attention import Blockwise, attend, dense, scores
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.weighting import Weighting
 
 B, T, H, K = 3, 64, 4, 8
 ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
@@ -37,9 +38,9 @@ def values_alone(mask):
         nonfinite = None
         if not isinstance(mask, masks.Full):
             nonfinite = Nonfinite.of(query, key, value)
-        score = scores.dot_product()
-        inputs = (query, key, value, None, score, mask, nonfinite, None)
-        return dense.attend(Inputs(*inputs), 0.0)[0]
+        weighting = Weighting(mask, score=scores.dot_product())
+        inputs = Inputs(query, key, value, weighting, nonfinite)
+        return dense.attend(inputs, 0.0)[0]
 
     return run
 

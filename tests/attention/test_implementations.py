@@ -7,6 +7,7 @@ import pytest
 from mha_haiku import masks
 from mha_haiku.core.attention import attend, dot_product, implementations
 from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.weighting import Weighting
 
 
 def inputs(batch, T, S, dtype=jnp.float32, mask=None, H=4, K=64):
@@ -14,7 +15,7 @@ def inputs(batch, T, S, dtype=jnp.float32, mask=None, H=4, K=64):
     query, key = (jax.ShapeDtypeStruct((batch, n, H, K), dtype) for n in (T, S))
     mask = masks.full() if mask is None else mask
     score = dot_product()
-    return Inputs(query, key, key, None, score, mask, None, None)
+    return Inputs(query, key, key, Weighting(mask, score=score))
 
 
 HALF = jnp.bfloat16

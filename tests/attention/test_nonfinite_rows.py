@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.core.attention import attend, attention_map, bin_edges, sweep
+from mha_haiku.core.attention import attend, bin_edges
+from mha_haiku.core.attention.tiled import engine, sweep
 from tests import oracles
 
 B, N, H, G, K = 2, 21, 4, 2, 3
@@ -22,9 +23,7 @@ ALL = np.ones([B, N], bool)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(
-        attention_map.AttentionMap, "_sizes", lambda self: sweep.Sizes(16, 16, 1)
-    )
+    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(16, 16, 1))
 
 
 @pytest.fixture

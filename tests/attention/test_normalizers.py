@@ -156,9 +156,9 @@ def test_what_a_map_keeps_gives_its_values_once_more():
             each.query,
             each.key,
             each.value,
-            mask=each.mask,
-            normalizer=each.normalizer,
-            gates=each.gates,
+            mask=each.weighting.mask,
+            normalizer=each.weighting.normalizer,
+            gates=each.weighting.gates,
         )
         np.testing.assert_allclose(again, wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match=r"gates must be \[B..., T, H, 1\] or"):

@@ -13,14 +13,13 @@ import pytest
 from mha_haiku import masks, positions
 from mha_haiku.core.attention import (
     STATISTICS,
-    AttentionMap,
     additive,
     attend,
     bin_edges,
     dot_product,
-    fold,
-    sweep,
+    observation,
 )
+from mha_haiku.core.attention.tiled import engine, sweep
 from tests import everyday
 
 B, T, S, H, G, K, V = 2, 13, 17, 4, 2, 3, 5
@@ -47,7 +46,7 @@ CASES = [
 def small_tiles(monkeypatch):
     """Makes tiles that do not divide the map."""
     monkeypatch.setattr(sweep, "_MULTIPLE", 4)
-    monkeypatch.setattr(AttentionMap, "_sizes", lambda self: sweep.Sizes(8, 8, 1))
+    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(8, 8, 1))
 
 
 def numbers(bias_kind, score_kind):
@@ -149,7 +148,7 @@ def stated(found, numbers):
     before = np.roll(KEY_TOKENS, 1, -1)[:, None, None]
     own = TOKENS[:, None, :, None]
     received = weights.sum(-2)
-    unseen = found.mask.aligned_unseen_keys(T, S, 1)
+    unseen = found.weighting.mask.unseen_keys(T, S)
     unseen = np.zeros((1, 1, S), bool) if unseen is None else unseen
     among = ~jnp.broadcast_to(unseen, received.shape)
     apart = jnp.abs(received[..., :, None] - received[..., None, :])
@@ -347,7 +346,7 @@ def test_gradients_of_long_maps_hold_no_matrix(observe):
 
 
 @dataclasses.dataclass(frozen=True)
-class SquaresOfLaterQueries(fold.Observation):
+class SquaresOfLaterQueries(observation.Observation):
     """The sum of squared weights of each query from `start` on."""
 
     start: int
@@ -356,7 +355,7 @@ class SquaresOfLaterQueries(fold.Observation):
         return range(self.start, num_queries), range(num_keys)
 
     def nothing(self, num_queries, num_keys, given, dtype):
-        return fold.Sums(jnp.zeros(num_queries, dtype))
+        return observation.Sums(jnp.zeros(num_queries, dtype))
 
     def add(self, tile, sums):
         return sums._replace(queries=sums.queries + (tile.weights**2).sum(-1))

@@ -107,7 +107,7 @@ class _NoPytree(attention.Score):
 
 
 class _NoMask(masks.Mask):
-    def aligned_tile(self, rows, columns, batch_ndim):
+    def aligned_tile(self, rows, columns):
         return jnp.ones((), bool)
 
 

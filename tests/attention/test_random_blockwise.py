@@ -19,11 +19,10 @@ from mha_haiku.core.attention import (
     Blockwise,
     additive,
     attend,
-    attention_map,
     bin_edges,
     dot_product,
-    sweep,
 )
+from mha_haiku.core.attention.tiled import engine, sweep
 from tests import oracles
 
 NUM_STRUCTURES = 12
@@ -157,10 +156,9 @@ def case_of(seed, number):
 
 def unseen_keys(mask, num_queries, num_keys, batch):
     """Returns which keys no query may see, booleans `[B..., H, S]` or of size 1."""
-    unseen = mask.aligned_unseen_keys(num_queries, num_keys, len(batch))
-    if unseen is None:
-        return np.zeros((1,) * len(batch) + (1, num_keys), bool)
-    return np.asarray(unseen)
+    unseen = mask.aligned(len(batch)).unseen_keys(num_queries, num_keys)
+    unseen = np.zeros(num_keys, bool) if unseen is None else np.asarray(unseen)
+    return unseen.reshape((1,) * (len(batch) + 2 - unseen.ndim) + unseen.shape)
 
 
 def poisoned(seed, case, rng):
@@ -227,10 +225,10 @@ def assert_close(found, expected):
 @pytest.fixture(autouse=True, scope="module")
 def small_tiles():
     """Makes observations use small tiles; undone at the end."""
-    sizes = attention_map.AttentionMap._sizes
-    attention_map.AttentionMap._sizes = lambda self: sweep.Sizes(4, 5, 3)
+    sizes = engine._sizes
+    engine._sizes = lambda asked: sweep.Sizes(4, 5, 3)
     yield
-    attention_map.AttentionMap._sizes = sizes
+    engine._sizes = sizes
 
 
 CASES = {

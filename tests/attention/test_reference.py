@@ -33,7 +33,7 @@ def _allowed(mask):
         return None
     if isinstance(mask, np.ndarray):
         return mask
-    tile = mask.aligned_tile(np.arange(T), np.arange(S), 1)
+    tile = mask.aligned(1).aligned_tile(np.arange(T), np.arange(S))
     return np.broadcast_to(tile, (B, H, T, S))
 
 

@@ -12,12 +12,11 @@ from mha_haiku import masks, positions
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import (
     attend,
-    attention_map,
     bin_edges,
     dot_product,
-    sweep,
 )
 from mha_haiku.core.attention.statistics import gini
+from mha_haiku.core.attention.tiled import engine, sweep
 from tests import jaxprs, oracles
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
@@ -74,9 +73,7 @@ def found(request, arrays, monkeypatch):
 
 def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
-    monkeypatch.setattr(
-        attention_map.AttentionMap, "_sizes", lambda self: sweep.Sizes(*sizes)
-    )
+    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
 
 
 def test_statistics_equal_those_of_the_whole_matrix(found, request):
@@ -94,8 +91,9 @@ def test_statistics_equal_those_of_the_whole_matrix(found, request):
     counted = np.where(COUNTED[:, None, :, None], weights, 0)
     expected = oracles.pooled_map(counted, bin_edges(T, 7), bin_edges(S, 9))
     np.testing.assert_allclose(statistics.pop("pooled"), expected, 1e-5, 1e-6)
-    unseen = np.asarray(found.mask.unseen_keys(T, S))
-    unseen = unseen if found.mask.has_heads(1) else unseen[..., None, :]
+    unseen = found.weighting.mask.unseen_keys(T, S)
+    unseen = np.zeros(S, bool) if unseen is None else np.asarray(unseen)
+    unseen = np.broadcast_to(unseen, (B, 1, S) if unseen.ndim < 3 else unseen.shape)
     expected = oracles.map_statistics(weights, **asked, unseen=unseen)
     assert set(statistics) == set(expected)
     for name, values in expected.items():
@@ -328,15 +326,14 @@ class HeadWindows(masks.Mask):
 
     widths: jax.Array
 
-    def has_heads(self, batch_ndim):
+    def has_heads(self):
         return True
 
     def at_head(self, example, head):
         return HeadWindows(self.widths[head][None])
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        columns = tiles.on_columns(columns, batch_ndim)
-        return columns < self.widths.reshape(*[1] * batch_ndim, -1, 1, 1)
+    def aligned_tile(self, rows, columns):
+        return tiles.on_columns(columns)[None] < self.widths[:, None, None]
 
     def key_range(self, rows, keys):
         most = self.widths.max()

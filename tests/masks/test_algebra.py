@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mha_haiku import masks
+from tests import oracles
 
 few = hypothesis.settings(max_examples=25)
 
@@ -15,8 +16,7 @@ few = hypothesis.settings(max_examples=25)
 def whole(described):
     """Returns the mask's `[B..., H, T, S]`, its axes of size 1 spread out."""
     rows, columns = np.arange(described.num_queries), np.arange(described.num_keys)
-    tile = described.mask.aligned_tile(rows, columns, described.batch_ndim)
-    assert tile.ndim == described.expected.ndim
+    tile = described.mask.aligned(described.batch_ndim).aligned_tile(rows, columns)
     return np.broadcast_to(tile, described.expected.shape)
 
 
@@ -38,7 +38,7 @@ def test_array_has_a_head_axis_just_where_heads_may_differ(random_masks, data):
     # A mask alone cannot tell some ranks apart; attention tells it its batch axes.
     hypothesis.assume(mask.batch_ranks() is None or batch_ndim == expected.ndim - 3)
     array = mask.array(*expected.shape[-2:])
-    if not mask.has_heads(batch_ndim):
+    if not mask.aligned(batch_ndim).has_heads():
         array = np.expand_dims(array, -3)
     assert array.ndim == batch_ndim + 3
     assert array.shape[-2:] == expected.shape[-2:]
@@ -87,10 +87,11 @@ def test_key_range_holds_every_key_that_is_seen(random_masks, data):
 def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
     described = data.draw(random_masks)
     mask, expected = described
-    sizes = (described.num_queries, described.num_keys, described.batch_ndim)
+    mask = mask.aligned(described.batch_ndim)
+    sizes = described.num_queries, described.num_keys
     for axis, flags in (
-        (-2, mask.aligned_unseen_keys(*sizes)),
-        (-1, mask.aligned_fully_masked(*sizes)),
+        (-2, mask.unseen_keys(*sizes)),
+        (-1, mask.fully_masked(*sizes)),
     ):
         flags = False if flags is None else flags
         wanted = ~expected.any(axis)
@@ -110,8 +111,7 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
 def test_sweeps_over_many_queries_leave_none_out(mask):
     num_queries, num_keys = 2500, 4  # two whole blocks of queries and a part of one
     array = np.asarray(mask.array(num_queries, num_keys))
-    unseen = mask.unseen_keys(num_queries, num_keys)
-    blind = mask.fully_masked_queries(num_queries, num_keys)
+    unseen, blind = oracles.unseen_and_masked(mask, num_queries, num_keys)
     np.testing.assert_array_equal(unseen, ~array.any(-2))
     np.testing.assert_array_equal(blind, ~array.any(-1))
 
@@ -120,10 +120,9 @@ def test_sweep_finds_the_one_query_of_the_last_block_that_sees():
     array = np.zeros([2500, 3], bool)
     array[2499, 1] = True
     mask = masks.dense(array)
-    np.testing.assert_array_equal(mask.unseen_keys(2500, 3), [True, False, True])
-    np.testing.assert_array_equal(
-        np.flatnonzero(~mask.fully_masked_queries(2500, 3)), [2499]
-    )
+    unseen, blind = oracles.unseen_and_masked(mask, 2500, 3)
+    np.testing.assert_array_equal(unseen, [True, False, True])
+    np.testing.assert_array_equal(np.flatnonzero(~blind), [2499])
 
 
 @pytest.mark.parametrize(
@@ -140,8 +139,9 @@ def test_sweep_finds_the_one_query_of_the_last_block_that_sees():
 def test_without_queries_no_key_is_seen_and_without_keys_no_query_sees(mask, sizes):
     array = mask.array(*sizes)
     assert array.shape[-2:] == sizes
-    np.testing.assert_array_equal(mask.unseen_keys(*sizes), ~array.any(-2))
-    np.testing.assert_array_equal(mask.fully_masked_queries(*sizes), ~array.any(-1))
+    unseen, blind = oracles.unseen_and_masked(mask, *sizes)
+    np.testing.assert_array_equal(unseen, ~array.any(-2))
+    np.testing.assert_array_equal(blind, ~array.any(-1))
 
 
 def test_heads_that_may_differ_keep_their_axis():
@@ -149,8 +149,9 @@ def test_heads_that_may_differ_keep_their_axis():
     both = masks.dense(array) & masks.padding(np.asarray([4, 2]))
     expected = array & (np.arange(5) < np.asarray([4, 2])[:, None])[:, None, None]
     np.testing.assert_array_equal(both.array(4, 5), expected)
-    np.testing.assert_array_equal(both.unseen_keys(4, 5), ~expected.any(-2))
-    np.testing.assert_array_equal(both.fully_masked_queries(4, 5), ~expected.any(-1))
+    unseen, blind = oracles.unseen_and_masked(both, 4, 5)
+    np.testing.assert_array_equal(unseen, ~expected.any(-2))
+    np.testing.assert_array_equal(blind, ~expected.any(-1))
 
 
 def test_range_of_known_keys_stays_known_where_rows_are_traced():
@@ -195,5 +196,5 @@ def test_full_mask_takes_nothing_from_what_is_known_of_another():
     causal = masks.causal()
     for mask in (causal & masks.full(), masks.full() & causal):
         # None: known without looking at the pairs.
-        assert mask.aligned_unseen_keys(5, 5, 1) is None
-        assert mask.aligned_fully_masked(5, 5, 1) is None
+        assert mask.unseen_keys(5, 5) is None
+        assert mask.fully_masked(5, 5) is None

@@ -39,8 +39,9 @@ def test_rank_and_not_size_decides_the_meaning_of_an_array():
     # B = H, so that sizes could not tell the two apart.
     batch, num_heads = 3, 3
     array = np.random.default_rng(0).random([batch, T, S]) < 0.5
-    per_example = masks.dense(array).aligned_tile(np.arange(T), np.arange(S), 1)
-    per_head = masks.dense(array).aligned_tile(np.arange(T), np.arange(S), 0)
+    mask, at = masks.dense(array), (np.arange(T), np.arange(S))
+    per_example = mask.aligned(1).aligned_tile(*at)
+    per_head = mask.aligned(0).aligned_tile(*at)
     np.testing.assert_array_equal(per_example, array[:, None])
     np.testing.assert_array_equal(per_head, array)
     masks.dense(array).check((batch,), num_heads, T, S)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
+from tests import oracles
 
 B, H, T, S = 2, 3, 4, 5
 LENGTHS = np.asarray([3, 0])
@@ -80,12 +81,9 @@ def test_key_range_ends_at_the_longest_example(make):
 
 def test_unseen_keys_and_fully_masked_queries_of_padding():
     mask = masks.padding(np.asarray([3, 0]), np.asarray([2, 4]))
-    np.testing.assert_array_equal(
-        mask.unseen_keys(T, S), [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
-    )
-    np.testing.assert_array_equal(
-        mask.fully_masked_queries(T, S), [[0, 0, 1, 1], [1, 1, 1, 1]]
-    )
+    unseen, blind = oracles.unseen_and_masked(mask, T, S)
+    np.testing.assert_array_equal(unseen, [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(blind, [[0, 0, 1, 1], [1, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("make", [masks.padding, masks.valid_lens, masks.prefix])

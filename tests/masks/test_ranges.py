@@ -45,14 +45,3 @@ def test_one_segment_of_all_keys_is_open_to_its_queries_alone(query_id, is_seen)
     mask = masks.segments(jnp.full(T, query_id), jnp.array([5]))
     start, stop = mask.open_range((2, 4), (3, 9))
     assert (int(start), int(stop)) == ((3, 9) if is_seen else (3, 3))
-
-
-def test_which_masks_show_more_to_some_queries():
-    assert masks.causal().is_lopsided()
-    assert (~masks.causal().shifted(3)).is_lopsided()
-    assert (masks.causal() & masks.padding(jnp.array([2]))).is_lopsided()
-    assert masks.prefix(jnp.array([2])).is_lopsided()
-    assert masks.window(None, 3).is_lopsided()
-    assert not masks.window(2, 3).is_lopsided()
-    assert not masks.padding(jnp.array([2])).is_lopsided()
-    assert not masks.full().is_lopsided()

@@ -107,7 +107,7 @@ def _whole(model, params, gates=None):
     apply = _gated(model.apply, gates)
     output = apply(params, None, TOKENS, is_training=False)
     weights = [each.weights() for each in output.maps]
-    return output.logits, weights, [each.gates for each in output.maps]
+    return output.logits, weights, [each.weighting.gates for each in output.maps]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "keep_queries"))
@@ -121,7 +121,7 @@ def _all_steps(model, params, gates=None, keep_queries=False):
     def step(cache, tokens):
         logits, maps, cache = _gated(model.decoding.step, gates)(params, tokens, cache)
         rows = [jax.vmap(lambda row: row.weights())(each) for each in maps]
-        return cache, (logits, rows, [each.origin.key for each in maps])
+        return cache, (logits, rows, [each.weighting.origin.key for each in maps])
 
     tokens = np.stack([TOKENS[np.arange(B), LENGTHS + i] for i in range(STEPS)])
     cache, steps = jax.lax.scan(step, cache, tokens)
@@ -164,7 +164,7 @@ def test_the_map_of_a_text_is_that_of_the_whole(name):
         assert found.shape == wanted.shape
         for b, n in enumerate(LENGTHS + STEPS):
             if gate is not None:
-                np.testing.assert_allclose(found.gates[b, :n], gate[b, :n], atol=1e-5)
+                np.testing.assert_allclose(found.weighting.gates[b, :n], gate[b, :n], atol=1e-5)
             is_row = (np.arange(S) < n)[:, None]
             own = found.weights()[b]
             np.testing.assert_allclose(own, np.asarray(wanted[b]) * is_row, atol=1e-5)

@@ -103,7 +103,7 @@ def test_relative_positions_are_the_relative_bias_of_their_table(random_paramete
         bias = modules.RelativePositions(
             H, bidirectional=True, num_buckets=8, max_distance=6, name="relative"
         )()
-        return bias.aligned_tile(jnp.arange(T), jnp.arange(12), 0)
+        return bias.aligned(0).aligned_tile(jnp.arange(T), jnp.arange(12))
 
     model = hk.transform(forward)
     params = random_parameters(model)
@@ -112,4 +112,4 @@ def test_relative_positions_are_the_relative_bias_of_their_table(random_paramete
     )
     found = model.apply(params, None)
     assert found.shape == (H, T, 12)
-    assert_equal(found, bias.aligned_tile(jnp.arange(T), jnp.arange(12), 0))
+    assert_equal(found, bias.aligned(0).aligned_tile(jnp.arange(T), jnp.arange(12)))

@@ -18,10 +18,10 @@ def test_dense_bias_is_the_array(shape):
     bias.check((B,), H, T, S)
     expected = array if len(shape) == 4 else array[:, None]
     found = np.broadcast_to(
-        bias.aligned_tile(np.arange(T), np.arange(S), 1), (B, H, T, S)
+        bias.aligned(1).aligned_tile(np.arange(T), np.arange(S)), (B, H, T, S)
     )
     np.testing.assert_array_equal(found, np.broadcast_to(expected, (B, H, T, S)))
-    tile = bias.aligned_tile(np.asarray([3, 1]), np.arange(2, 5), 1)
+    tile = bias.aligned(1).aligned_tile(np.asarray([3, 1]), np.arange(2, 5))
     np.testing.assert_array_equal(
         np.broadcast_to(tile, (B, H, 2, 3)), found[:, :, [3, 1], 2:5]
     )

@@ -16,7 +16,7 @@ T, S, H = 4, 7, 3
 def tile_of(bias, first_query=0, *, batch_ndim=0):
     """Returns a bias for T queries and S keys, `[B..., H, T, S]`."""
     rows = first_query + np.arange(T)
-    return bias.aligned_tile(rows, np.arange(S), batch_ndim)
+    return bias.aligned(batch_ndim).aligned_tile(rows, np.arange(S))
 
 
 def bucket_of(distance, num_buckets, bidirectional, max_distance):
@@ -162,7 +162,7 @@ def test_biases_of_other_heads_are_refused():
 )
 def test_bias_keeps_its_meaning_inside_a_stack(bias):
     stacked = jax.vmap(lambda _: bias.aligned(1))(np.arange(5))
-    found = stacked.aligned_tile(np.arange(T), np.arange(S), 2)
+    found = stacked.aligned_tile(np.arange(T), np.arange(S))
     assert found.shape == (5, 1, H, T, S)
     expected = np.broadcast_to(tile_of(bias, batch_ndim=2), found.shape)
     np.testing.assert_array_equal(found, expected)

@@ -4,11 +4,9 @@ import importlib
 from typing import Any
 
 from mha_haiku.core.attention.attention_map import AttentionMap
-from mha_haiku.core.attention.blockwise import Blockwise
 from mha_haiku.core.attention.cache import Cache, Prompt
 from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
-from mha_haiku.core.attention.observations import bin_edges
 from mha_haiku.core.attention.scores import (
     Score,
     additive,
@@ -18,6 +16,7 @@ from mha_haiku.core.attention.scores import (
     sigmoid,
 )
 from mha_haiku.core.attention.statistics import STATISTICS, Statistic, Statistics
+from mha_haiku.core.attention.tiled import Blockwise, bin_edges
 from mha_haiku.core.attention.weighting import Weighting
 
 __all__ = [

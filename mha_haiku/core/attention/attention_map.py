@@ -7,34 +7,30 @@ another normalizer than softmax was used, its log denominator stands in the plac
 logsumexp, and nothing else changes.
 """
 
-import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, display, masks, positions, tiles
-from mha_haiku.core.attention import (
-    fold,
-    fold_gradient,
-    normalizers,
-    observations,
-    scores,
-    statistics,
-    sweep,
-    views,
-)
+from mha_haiku.core import display, tiles
+from mha_haiku.core.attention import observation, scores, statistics
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
+# What walks over the tiles of a map, for all that is asked of a whole one: a module
+# with a function for each method below that says `_engine`. `attention.tiled` is it.
+_engine: Any = None
 
-@tiles.pytree(
-    data=(
-        *("query", "key", "logsumexp", "mask", "bias", "score", "value", "origin"),
-        *("normalizer", "gates"),
-    ),
-    meta=("mesh",),
-)
+
+def register(engine: Any) -> None:
+    """Makes known what walks over the tiles of maps; see `attention.tiled.engine`."""
+    global _engine
+    _engine = engine
+
+
+@tiles.pytree(data=("query", "key", "logsumexp", "weighting", "value"), meta=("mesh",))
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
@@ -48,48 +44,37 @@ class AttentionMap:
       key: `[B..., S, G, K]`.
       logsumexp: `[B..., H, T]` in nats, the log of what weights are over, -inf where
         every key is masked.
-      mask: Which query may attend to which key.
-      bias: What was added to the scores, or None.
-      score: The score, with its parameters.
+      weighting: Mask, bias, score, normalizer, gates and origin, aligned.
       value: `[B..., S, G, V]`, what the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
-      origin: Where the first query and the first key stand.
-      normalizer: Gives the denominator of the weights, its arrays `[B..., H]`; None:
-        softmax's sum.
-      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, what the averages of values were
-        multiplied by; None: by nothing.
     """
 
     query: Array
     key: Array
     logsumexp: Array
-    mask: masks.Mask
-    bias: positions.ScoreBias | None
-    score: scores.Score
+    weighting: Weighting
     value: Array | None = None
     mesh: jax.sharding.Mesh | None = None
-    origin: tiles.Origin = tiles.Origin()
-    normalizer: normalizers.Normalizer | None = None
-    gates: Array | None = None
 
     def __repr__(self) -> str:
         try:
             weights = f"{self.dtype}[{','.join(map(str, self.shape))}]"
         except (AttributeError, IndexError, TypeError):  # in_axes or specs, no arrays
             return display.record(self)
-        parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {self.mask}"]
+        mask, bias, score, *_, origin = self.weighting
+        parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {mask}"]
         if self.rows_sum_to != "1":
             parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
         parts += [
             f"query {display.array(self.query)}",
             f"key {display.array(self.key)}",
         ]
-        if self.bias is not None:
-            parts.append(f"bias {self.bias}")
-        if repr(self.score) != repr(scores.dot_product()):
-            parts.append(f"score {self.score}")
-        if not isinstance(self.origin.query, int) or self.origin.query:
-            parts.append(f"first_query {display.numbers(self.origin.query)}")
+        if bias is not None:
+            parts.append(f"bias {bias}")
+        if repr(score) != repr(scores.dot_product()):
+            parts.append(f"score {score}")
+        if not isinstance(origin.query, int) or origin.query:
+            parts.append(f"first_query {display.numbers(origin.query)}")
         if self.mesh is not None:
             parts.append(f"on {self.mesh.size} devices")
         return f"AttentionMap({', '.join(parts)})"
@@ -104,7 +89,8 @@ class AttentionMap:
     @property
     def rows_sum_to(self) -> str:
         """What the weights of a row sum to, in words."""
-        return "1" if self.normalizer is None else self.normalizer.rows_sum_to
+        normalizer = self.weighting.normalizer
+        return "1" if normalizer is None else normalizer.rows_sum_to
 
     @property
     def ndim(self) -> int:
@@ -127,8 +113,7 @@ class AttentionMap:
           `[B..., H, T, S]`, scaled, with the bias, -inf where a key is masked.
         """
         num_queries, num_keys = self.shape[-2:]
-        rows, columns = jnp.arange(num_queries), jnp.arange(num_keys)
-        return views.scores_of(self._factors(), rows, columns)
+        return self._scores(np.arange(num_queries), np.arange(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
         """Returns the weights of some queries on some keys.
@@ -147,7 +132,21 @@ class AttentionMap:
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
-        return views.weights_of(self._factors(), rows, columns)
+        tile = self._scores(rows, columns)
+        logsumexp = tiles.take(self.logsumexp, rows, axis=-1)[..., None]
+        # A row of NaN is like a fully masked one until the end; see `inputs`.
+        is_nan = jnp.isnan(logsumexp)
+        has_none = is_nan | (logsumexp == -jnp.inf)
+        tile = jnp.where(has_none, -jnp.inf, tile) - jnp.where(has_none, 0, logsumexp)
+        return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
+
+    def _scores(self, rows, columns) -> Array:
+        """Returns the scores of some queries for some keys, `[B..., H, R, C]`."""
+        return self.weighting.scores(
+            tiles.take(self.query, rows, axis=-3),
+            tiles.take(self.key, columns, axis=-3),
+            *self.checked_origin().at(rows, columns),
+        )
 
     def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
         """Returns the map of one head of one example, `[1, T, S]`.
@@ -161,26 +160,17 @@ class AttentionMap:
                 f"head() takes an index of a head and {self.ndim - 3} of batch axes "
                 f"for a map of shape {self.shape}, got {len(example)} of these."
             )
-        own = views.head_of(self._factors(), example, head)
-        value, num_heads = self.value, self.shape[-3]
-        if value is not None:
-            value = views.key_head(value, example, head, num_heads)[:, None]
-        gates = self.gates
-        if gates is not None:
-            gates = views.key_head(gates, example, head, num_heads)[:, None]
+        query, key, value = (
+            None if x is None else tiles.at_batch(x, example)
+            for x in (self.query, self.key, self.value)
+        )
+        group = head // (self.shape[-3] // self.key.shape[-2])
         return AttentionMap(
-            own.query[:, None],
-            own.key[:, None],
-            own.logsumexp[None],
-            own.mask,
-            own.bias,
-            own.score,
-            value,
-            origin=self.origin,
-            normalizer=jax.tree.map(
-                lambda x: tiles.at_batch(x, (*example, head))[None], self.normalizer
-            ),
-            gates=gates,
+            query[:, head][:, None],
+            key[:, group][:, None],
+            tiles.at_batch(self.logsumexp, (*example, head))[None],
+            self.weighting.at_head(example, head),
+            None if value is None else value[:, group][:, None],
         )
 
     def row_sums(self) -> Array:
@@ -227,23 +217,15 @@ class AttentionMap:
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        factors = self._factors()
-        given = statistics.given_of(
-            self.shape,
-            origin=self.origin if query_offset is None else tiles.Origin(query_offset),
+        return _engine.statistics(
+            self,
+            pooled=pooled,
+            query_offset=query_offset,
             counted=counted,
             positions=positions,
             tokens=tokens,
             key_tokens=key_tokens,
-        )
-        grid = None if pooled is None else observations.Grid.of(self.shape, *pooled)
-        return statistics.statistics(
-            factors,
-            given,
-            counted,
-            grid=grid,
             per_query=per_query,
-            **self._how(),
         )
 
     def pooled(
@@ -274,10 +256,9 @@ class AttentionMap:
         Raises:
           ValueError: If a part is empty or has steps, or a number of bins is below 1.
         """
-        grid = observations.Grid.of(self.shape, rows, columns, queries, keys)
-        return observations.pooled(self._factors(), grid=grid, **self._how())
+        return _engine.pooled(self, rows, columns, queries, keys)
 
-    def top(self, k: int) -> observations.Top:
+    def top(self, k: int) -> observation.Top:
         """Returns the k largest weights of each row, and where they are.
 
         Args:
@@ -290,8 +271,7 @@ class AttentionMap:
         Raises:
           ValueError: If k is outside of that.
         """
-        checks.integer_in("k", k, 1, self.shape[-1])
-        return observations.top(self._factors(), k=k, **self._how())
+        return _engine.top(self, k)
 
     def apply(self, x: Array) -> Array:
         """Returns the map times `x`: for each query the weighted sum over keys.
@@ -305,8 +285,7 @@ class AttentionMap:
         Raises:
           ValueError: If `x` does not fit the map.
         """
-        x = observations.factor(self.shape, x, axis=-1)
-        return observations.apply(self._factors(), x, **self._how())
+        return _engine.apply(self, x)
 
     def outputs(self) -> Array:
         """Returns what each head passes on: its weights times its values, gated.
@@ -326,7 +305,8 @@ class AttentionMap:
             return jnp.zeros((*batch, length, 0, value.shape[-1]), value.dtype)
         value = value.repeat(num_heads // value.shape[-2], axis=-2)
         outputs = self.apply(value).astype(value.dtype)
-        return outputs if self.gates is None else outputs * self.gates
+        gates = self.weighting.gates
+        return outputs if gates is None else outputs * gates
 
     def apply_transposed(self, y: Array) -> Array:
         """Returns the transposed map times `y`: for each key the sum over queries.
@@ -340,8 +320,7 @@ class AttentionMap:
         Raises:
           ValueError: If `y` does not fit the map.
         """
-        y = observations.factor(self.shape, y, axis=-2)
-        return observations.apply_transposed(self._factors(), y, **self._how())
+        return _engine.apply_transposed(self, y)
 
     def divergence(self, other: "AttentionMap | None" = None) -> Array:
         """Returns how differently heads attend: their Jensen-Shannon divergences.
@@ -358,51 +337,39 @@ class AttentionMap:
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
-        if other is not None:
-            observations.check_comparable(self.shape, other.shape)
-            other = other._factors()
-        return observations.divergence(self._factors(), other, **self._how())
+        return _engine.divergence(self, other)
 
     def observe(
-        self, observation: fold.Observation, given: fold.Given = fold.NOTHING_GIVEN
-    ) -> fold.Sums:
+        self,
+        observed: observation.Observation,
+        given: observation.Given = observation.NOTHING_GIVEN,
+    ) -> observation.Sums:
         """Returns what an observation carries after one pass over the tiles.
 
         Args:
-          observation: What is computed.
+          observed: What is computed.
           given: The arrays that it needs.
 
         Returns:
           Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
         """
-        return fold_gradient.fold(observation, (self._factors(),), given, **self._how())
+        return _engine.observe(self, observed, given)
 
-    def _factors(self) -> views.Factors:
-        if jnp.ndim(self.origin.query):
+    def checked_origin(self) -> tiles.Origin:
+        """Returns the origin.
+
+        Raises:
+          ValueError: If it is of stacked maps whose `first_query` was an array.
+        """
+        origin = self.weighting.origin
+        if jnp.ndim(origin.query):
             raise ValueError(
                 "an attention map has one first_query, got an array of shape "
-                f"{jnp.shape(self.origin.query)}: maps were stacked whose first_query "
+                f"{jnp.shape(origin.query)}: maps were stacked whose first_query "
                 "was an array. Ask each of them under jax.vmap, or stack maps whose "
                 "first_query is one integer."
             )
-        return views.Factors(
-            self.query,
-            self.key,
-            self.mask,
-            self.bias,
-            self.score,
-            self.logsumexp,
-            self.origin,
-        )
-
-    def _how(self):
-        return {"sizes": self._sizes(), "mesh": self.mesh}
-
-    def _sizes(self):
-        # Narrower than for attention itself, as fewer tiles lie on the diagonal then;
-        # but two such heads are taken together, or one would have too little work.
-        columns = 512 if math.prod(self.shape[:-2]) > 1 else 1024
-        return sweep.default_sizes(*self.shape[-2:], jax.default_backend(), columns)
+        return origin
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         """Returns the whole map as a NumPy array."""

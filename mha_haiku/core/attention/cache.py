@@ -23,7 +23,6 @@ from mha_haiku.core.attention import (
     implementations,
     products,
     sited,
-    views,
 )
 from mha_haiku.core.attention.weighting import Weighting
 
@@ -105,10 +104,10 @@ class Cache:
             )
         keys, values = self._positions_first()
         weighting = weighting.aligned(query, keys.shape[-3], values.shape[-1])
-        mask, bias, score, normalizer, gates, position = weighting
+        position = weighting.origin.query
         columns = self._columns(position)
         rows = tiles.Span(position, 1)
-        tile = views.masked_scores(query, keys, mask, bias, score, rows, columns)
+        tile = weighting.scores(query, keys, rows, columns)
         if self.query is not None and not self.is_source:
             # Without a ring a NaN that a window has left behind is still there.
             is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
@@ -119,7 +118,7 @@ class Cache:
         else:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
-            own = views.masked_scores(query, key, mask, bias, score, rows, rows)
+            own = weighting.scores(query, key, rows, rows)
             slot = self._slot(position)
             is_own = jnp.arange(self.key.shape[-1]) == slot
             tile = jnp.where(is_own, -jnp.inf, tile)
@@ -130,7 +129,7 @@ class Cache:
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = self._with(key, value, slot)
         attended, logsumexp = weighting.finished(attended, logsumexp)
-        cache = cache._with_query(query, logsumexp, gates, position)
+        cache = cache._with_query(query, logsumexp, weighting.gates, position)
         first = self._first(position)
         keys, values = cache._positions_first()
         if self.is_ring:
@@ -139,13 +138,8 @@ class Cache:
             query,
             keys,
             logsumexp,
-            mask,
-            bias,
-            score,
+            weighting._replace(origin=tiles.Origin(position, first)),
             values,
-            origin=tiles.Origin(position, first),
-            normalizer=normalizer,
-            gates=gates,
         )
         return *sited.sited(attended, row), cache
 
@@ -180,10 +174,12 @@ class Cache:
             query=jnp.moveaxis(self.query, -3, -2),
             key=key,
             logsumexp=jnp.where(is_row, self.logsumexp, -jnp.inf),
-            mask=row.mask & masks.padding(valid_keys, lengths),
+            weighting=row.weighting._replace(
+                mask=row.weighting.mask & masks.padding(valid_keys, lengths),
+                gates=None if self.gates is None else jnp.moveaxis(self.gates, -3, -2),
+                origin=tiles.Origin(),
+            ),
             value=value,
-            origin=tiles.Origin(),
-            gates=None if self.gates is None else jnp.moveaxis(self.gates, -3, -2),
         )
 
     def _first(self, position) -> int | Array:

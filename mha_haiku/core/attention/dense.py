@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import gradients, products, views
+from mha_haiku.core.attention import gradients, products
 from mha_haiku.core.attention.inputs import Inputs, dropout_factors
 
 Array = jax.Array
@@ -27,10 +27,9 @@ def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
       Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
       0 and -inf for a row whose keys are all masked, and what the gradient needs.
     """
-    query, key, value, bias, score, mask, nonfinite, _, origin = inputs.zeroed()
+    query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
-    at = origin.rows(rows), origin.columns(columns)
-    tile = views.masked_scores(query, key, mask, bias, score, *at)
+    tile = weighting.scores(query, key, *weighting.origin.at(rows, columns))
     if nonfinite is not None:
         is_nonfinite = nonfinite.pairs(rows, columns) & (tile > -jnp.inf)
         tile = jnp.where(is_nonfinite, jnp.nan, tile)
@@ -57,17 +56,17 @@ def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
 
 
 def _backward(inputs, saved, rows, wants_bias, dropout_rate):
-    query, key, value, bias, score, *_ = inputs.zeroed()
+    query, key, value, weighting, *_ = inputs.zeroed()
     (tile,) = saved
     tile = gradients.tile_gradients(
-        query, key, value, score, tile, _dropout(inputs, dropout_rate), rows
+        query, key, value, weighting.score, tile, _dropout(inputs, dropout_rate), rows
     )
+    bias = None
     if wants_bias:
-        zeros = jax.tree.map(jnp.zeros_like, bias)
-        rows, columns = _spans(inputs)
-        at = inputs.origin.rows(rows), inputs.origin.columns(columns)
-        bias = bias.add_gradient(zeros, tile.tile, *at)
-    return tile.query, tile.key, tile.value, bias if wants_bias else None, tile.score
+        zeros = jax.tree.map(jnp.zeros_like, weighting.bias)
+        at = weighting.origin.at(*_spans(inputs))
+        bias = weighting.bias.add_gradient(zeros, tile.tile, *at)
+    return tile.query, tile.key, tile.value, bias, tile.score
 
 
 attend = gradients.differentiable(formula, _backward)

@@ -19,6 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from mha_haiku.core.attention import products, reverse_only, scores
 from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 _FORWARD_MODE = (
@@ -117,7 +118,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 # bias is not, its gradient, which may be as large as the map, is never made.
 def _forward(forward, options, primals):
     inputs = jax.tree.map(lambda x: x.value, primals)
-    is_wanted = [x.perturbed for x in jax.tree.leaves(primals.bias)]
+    is_wanted = [x.perturbed for x in jax.tree.leaves(primals.weighting.bias)]
     values, logsumexp, saved = forward(inputs, options)
     # Residuals are a pytree, in which a bool would be traced. None is structure, and so
     # says "no" while the program is made.
@@ -153,5 +154,6 @@ def _backward(backward, options, residuals, cotangents):
     arrays = [
         gradient.astype(x.dtype) for gradient, x in zip(arrays, inputs[:3], strict=True)
     ]
-    # None: mask, nonfinite, rng and origin have no gradient.
-    return (Inputs(*arrays, bias, score, None, None, None, None),)
+    # None: all else has no gradient.
+    weighting = Weighting(None, bias, score, origin=None)
+    return (Inputs(*arrays, weighting),)

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from mha_haiku.core import checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import (
     attention_map,
-    blockwise,
     dense,
     normalizers,
     scores,
@@ -129,7 +128,7 @@ def attend(
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
     return attend_within(
         *(query, key, value),
-        Weighting(mask, bias, score, normalizer, gates, first_query),
+        Weighting(mask, bias, score, normalizer, gates, tiles.Origin(first_query)),
         dropout_rate=dropout_rate,
         rng=rng,
         implementation=implementation,
@@ -149,36 +148,22 @@ def attend_within(
     """Returns what `attend` does, for a mask that was checked already."""
     query, key, value = _arrays(query, key, value)
     weighting = weighting.aligned(query, key.shape[-3], value.shape[-1])
-    mask, bias, score, normalizer, gates, first_query = weighting
     implementation = named(implementation)
     checks.fraction("dropout_rate", dropout_rate)
     if dropout_rate and rng is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
 
     nonfinite = None
-    if not isinstance(mask, masks.Full):
+    if not isinstance(weighting.mask, masks.Full):
         nonfinite = Nonfinite.of(query, key, value)
     rng = rng if dropout_rate else None
-    origin = tiles.Origin(first_query)
-    inputs = Inputs(query, key, value, bias, score, mask, nonfinite, rng, origin)
+    inputs = Inputs(query, key, value, weighting.scoring(), nonfinite, rng)
     with jax.named_scope(sites.SEEN):
         values, logsumexp = implementation(inputs, dropout_rate)
     values, logsumexp = weighting.finished(values, logsumexp)
     query, key, value, *_ = inputs.zeroed()
     mesh = getattr(implementation, "mesh", None)  # the devices that share the map
-    whole = attention_map.AttentionMap(
-        query,
-        key,
-        logsumexp,
-        mask,
-        bias,
-        score,
-        value,
-        mesh,
-        origin,
-        normalizer=normalizer,
-        gates=gates,
-    )
+    whole = attention_map.AttentionMap(query, key, logsumexp, weighting, value, mesh)
     return sited.sited(values, whole)
 
 
@@ -225,7 +210,6 @@ def _formula(inputs, dropout_rate):
 
 register("auto", _automatic)
 register("dense", dense.attend)
-register("blockwise", blockwise.Blockwise())
 register("formula", _formula)
 
 

@@ -36,8 +36,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import masks, positions, tiles
-from mha_haiku.core.attention import scores
+from mha_haiku.core import tiles
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 HIDDEN = -1e30  # exp(HIDDEN - score) is 0, and HIDDEN - HIDDEN is 0 and not NaN
@@ -84,23 +84,17 @@ class Inputs(NamedTuple):
       query: `[B..., T, H, K]`.
       key: `[B..., S, G, K]`.
       value: `[B..., S, G, V]`.
-      bias: What is added to the scores, aligned, or None.
-      score: The score, aligned.
-      mask: Which query may attend to which key.
+      weighting: Mask, bias and score, aligned; implementations know softmax alone.
       nonfinite: Which of the vectors are not finite; None: not known, without a mask.
       rng: The key of the dropout; None: no dropout.
-      origin: Where the first query and the first key stand.
     """
 
     query: Array
     key: Array
     value: Array
-    bias: positions.ScoreBias | None
-    score: scores.Score
-    mask: masks.Mask
-    nonfinite: Nonfinite | None
-    rng: Array | None
-    origin: tiles.Origin = tiles.Origin()
+    weighting: Weighting
+    nonfinite: Nonfinite | None = None
+    rng: Array | None = None
 
     def zeroed(self) -> "Inputs":
         """Returns the inputs with zeros for nonfinite queries, keys and values."""

@@ -71,8 +71,8 @@ class Score(abc.ABC):
         del batch_ndim
         return self
 
-    def axes(self, batch_ndim: int) -> "Score":
-        """Returns the score with the letters of its arrays' axes; see `Mask.axes`."""
+    def axes(self) -> "Score":
+        """Returns an aligned score with letters for arrays; see `Mask.axes`."""
         if jax.tree.leaves(self):
             raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
         return self
@@ -235,9 +235,8 @@ class Additive(Score):
             return self
         return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
 
-    def axes(self, batch_ndim):
-        letters = tiles.batch_axes(batch_ndim) + "H."
-        return Additive(letters[len(letters) - jnp.ndim(self.weight) :])
+    def axes(self):
+        return Additive(tiles.batch_axes(jnp.ndim(self.weight) - 2) + "H.")
 
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
@@ -260,9 +259,8 @@ class Cosine(Score):
             return self
         return Cosine(self.scale.reshape((1,) * batch_ndim + self.scale.shape))
 
-    def axes(self, batch_ndim):
-        letters = tiles.batch_axes(batch_ndim) + "H"
-        return Cosine(letters[len(letters) - jnp.ndim(self.scale) :])
+    def axes(self):
+        return Cosine(tiles.batch_axes(jnp.ndim(self.scale) - 1) + "H")
 
     def check(self, num_heads, key_size):
         if self.scale.shape[-1] not in (1, num_heads):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import masks, positions, sites
 from mha_haiku.core.attention import attention_map, normalizers, scores
+from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.sites import recognition
 
 Array = jax.Array
@@ -77,12 +78,14 @@ def _map_of_scores(
         query if is_known else zeros((*batch, num_queries, num_heads, 1)),
         key if is_known else zeros((*batch, num_keys, 1, 1)),
         logsumexp,
-        masks.full(),
-        positions.as_bias(scores_).aligned(len(batch)),
-        scores.dot_product(0.0),
+        Weighting(
+            masks.full(),
+            positions.as_bias(scores_).aligned(len(batch)),
+            scores.dot_product(0.0),
+            normalizer,
+            gates,
+        ),
         value,
-        normalizer=normalizer,
-        gates=gates,
     )
 
 
@@ -102,17 +105,17 @@ def _with_scores(value, changed):
     is_row = (changed > -jnp.inf).any(-1)
     logsumexp = jax.nn.logsumexp(jnp.where(is_row[..., None], changed, 0), -1)
     logsumexp = jnp.where(is_row, logsumexp, -jnp.inf)
-    if own.normalizer is not None:
-        _, logsumexp = own.normalizer(values, logsumexp)
-    changed = _map_of_scores(
-        changed, logsumexp, **_known(own), normalizer=own.normalizer
-    )
+    normalizer = own.weighting.normalizer
+    if normalizer is not None:
+        _, logsumexp = normalizer(values, logsumexp)
+    changed = _map_of_scores(changed, logsumexp, **_known(own), normalizer=normalizer)
     return _with_map(value, changed)
 
 
 def _known(own: AttentionMap) -> dict:
     """Returns what an edited map keeps."""
-    return {name: getattr(own, name) for name in ("query", "key", "value", "gates")}
+    known = {name: getattr(own, name) for name in ("query", "key", "value")}
+    return known | {"gates": own.weighting.gates}
 
 
 def _without_weights(value, changed):

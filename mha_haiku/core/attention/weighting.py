@@ -1,11 +1,13 @@
 """How scores become weights: what attention is told beside queries, keys and values.
 
-`B...` batch axes, T query positions, S key positions, H query heads, V value size.
+`B...` batch axes, T query positions, R of them in a tile; S key positions, C of them in
+a tile; H query heads, G key heads, K query/key size and V value size per head.
 """
 
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from mha_haiku.core import masks, positions, tiles
 from mha_haiku.core.attention import normalizers, scores
@@ -22,7 +24,7 @@ class Weighting(NamedTuple):
       score: The score; None: scaled dot product.
       normalizer: What weights are over; None: softmax.
       gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, or None.
-      first_query: The position of the first query.
+      origin: The positions of the first query and the first key.
     """
 
     mask: masks.Mask = masks.full()
@@ -30,7 +32,7 @@ class Weighting(NamedTuple):
     score: scores.Score | scores.ScoreFunction | None = None
     normalizer: normalizers.Normalizer | None = None
     gates: Array | None = None
-    first_query: int | Array = 0
+    origin: tiles.Origin = tiles.Origin()
 
     def aligned(self, query: Array, num_keys: int, value_size: int) -> "Weighting":
         """Returns the same with its parts aligned with the batch axes, once for all.
@@ -45,10 +47,7 @@ class Weighting(NamedTuple):
           TypeError: If the score or the normalizer is none.
         """
         *batch_shape, num_queries, num_heads, key_size = query.shape
-        batch_ndim, first_query = (
-            len(batch_shape),
-            tiles.checked_first(self.first_query),
-        )
+        batch_ndim, first_query = len(batch_shape), self.origin.query
         score = scores.as_score(self.score)
         score.check(num_heads, key_size)
         normalizer = normalizers.as_normalizer(self.normalizer)
@@ -62,22 +61,75 @@ class Weighting(NamedTuple):
             bias.check(tuple(batch_shape), num_heads, stop, num_keys)
             bias = bias.aligned(batch_ndim)
         wanted = (*query.shape[:-1], value_size)
-        if self.gates is not None and self.gates.shape not in (
-            wanted,
-            (*wanted[:-1], 1),
-        ):
+        possible = (wanted, (*wanted[:-1], 1))
+        if self.gates is not None and self.gates.shape not in possible:
             raise ValueError(
                 "gates must be [B..., T, H, 1] or [B..., T, H, V], of shape "
-                f"{(*wanted[:-1], 1)} or {wanted}, got {self.gates.shape}."
+                f"{possible[1]} or {wanted}, got {self.gates.shape}."
             )
-        return Weighting(
-            self.mask,
-            bias,
-            score.aligned(batch_ndim),
-            normalizer,
-            self.gates,
-            first_query,
+        return self._replace(
+            mask=self.mask.aligned(batch_ndim),
+            bias=bias,
+            score=score.aligned(batch_ndim),
+            normalizer=normalizer,
         )
+
+    def scoring(self) -> "Weighting":
+        """Returns what scores depend on: without normalizer and gates."""
+        return self._replace(normalizer=None, gates=None)
+
+    def moved(self, by: tiles.Origin) -> "Weighting":
+        """Returns what holds for a part that begins at `by` of what this holds for."""
+        return self._replace(origin=self.origin.moved(by))
+
+    def at_head(self, example: tuple, head: int | Array) -> "Weighting":
+        """Returns what is left of it for one head of one example, H = 1 and no B....
+
+        Args:
+          example: An index per batch axis; may be traced.
+          head: The index of the head, likewise.
+        """
+        bias, score, normalizer = jax.tree.map(
+            lambda x: tiles.at_batch(x, (*example, head))[None],
+            (self.bias, self.score, self.normalizer),
+        )
+        gates = self.gates
+        if gates is not None:
+            gates = tiles.at_batch(gates, example)[:, head][:, None]
+        mask = self.mask.at_head(example, head)
+        return Weighting(mask, bias, score, normalizer, gates, self.origin)
+
+    def scores(
+        self,
+        query: Array,
+        key: Array,
+        rows: tiles.Index | tiles.Span,
+        columns: tiles.Index | tiles.Span,
+        *,
+        hidden: float = -jnp.inf,
+    ) -> Array:
+        """Returns the scores of R queries and C keys, `hidden` where the mask forbids.
+
+        Args:
+          query: `[B..., R, H, K]`.
+          key: `[B..., C, G, K]`.
+          rows: `[R]` absolute positions of the queries, for mask and bias.
+          columns: `[C]`, of the keys.
+          hidden: The score of what is masked.
+
+        Returns:
+          `[B..., H, R, C]`, float32 or float64.
+        """
+        tile = self.score(query, key)
+        if self.bias is not None:
+            bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
+            tile = tile + bias.astype(tile.dtype)
+            if hidden > -jnp.inf:
+                tile = jnp.maximum(tile, hidden)  # the bias may be minus infinity
+        if isinstance(self.mask, masks.Full):
+            return tile
+        allowed = self.mask.aligned_tile(rows, columns)
+        return jnp.where(tiles.lifted(allowed, tile.ndim), tile, hidden)
 
     def finished(self, values: Array, logsumexp: Array) -> tuple[Array, Array]:
         """Applies the normalizer and the gates to the results of softmax attention.

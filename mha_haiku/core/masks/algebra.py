@@ -43,7 +43,7 @@ class Mask(abc.ABC):
         class SameColor(Mask):
             colors: jax.Array  # [B..., S]
 
-            def aligned_tile(self, rows, columns, batch_ndim):
+            def aligned_tile(self, rows, columns):
                 of_queries = tiles.take(self.colors, rows, axis=-1)
                 of_keys = tiles.take(self.colors, columns, axis=-1)
                 return of_queries[..., None, :, None] == of_keys[..., None, None, :]
@@ -100,10 +100,11 @@ class Mask(abc.ABC):
         """
         rows, columns = tiles.positions(rows), tiles.positions(columns)
         batch_ndim = self.batch_ndim()
-        shape = (len(rows), len(columns))
-        return self._without_heads(
-            self.aligned_tile(rows, columns, batch_ndim), batch_ndim, shape
-        )
+        aligned = self.aligned(batch_ndim)
+        tile = tiles.lifted(aligned.aligned_tile(rows, columns), batch_ndim + 3)
+        shape = tile.shape[: batch_ndim + 1] + (len(rows), len(columns))
+        tile = jnp.broadcast_to(tile, shape)
+        return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
         """Returns which keys the queries `rows` can see at all.
@@ -129,16 +130,8 @@ class Mask(abc.ABC):
         del rows
         return keys[0], keys[0]
 
-    def is_lopsided(self) -> bool:
-        """Returns whether later queries see more keys, or fewer, than earlier ones.
-
-        Devices that share the queries then take an early and a late part each, so that
-        all have the same work.
-        """
-        return False
-
     def at_head(self, example: tuple, head: Array) -> Self:
-        """Returns the mask of one head of one example, without batch axes.
+        """Returns an aligned mask of one head of one example, without batch axes.
 
         Args:
           example: An index per batch axis; may be traced.
@@ -146,22 +139,6 @@ class Mask(abc.ABC):
         """
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
-
-    def unseen_keys(self, num_queries: int, num_keys: int) -> Array:
-        """Returns which of S keys none of T queries may see: `[B..., (H,) S]`."""
-        batch_ndim = self.batch_ndim()
-        unseen = self.aligned_unseen_keys(num_queries, num_keys, batch_ndim)
-        if unseen is None:
-            unseen = jnp.full((1,) * (batch_ndim + 1) + (num_keys,), not num_queries)
-        return self._without_heads(unseen, batch_ndim, (num_keys,))
-
-    def fully_masked_queries(self, num_queries: int, num_keys: int) -> Array:
-        """Returns which of T queries may see none of S keys: `[B..., (H,) T]`."""
-        batch_ndim = self.batch_ndim()
-        masked = self.aligned_fully_masked(num_queries, num_keys, batch_ndim)
-        if masked is None:
-            masked = jnp.full((1,) * (batch_ndim + 1) + (num_queries,), not num_keys)
-        return self._without_heads(masked, batch_ndim, (num_queries,))
 
     def check(
         self,
@@ -191,29 +168,39 @@ class Mask(abc.ABC):
             )
         return ranks[0]
 
-    # What a kind of mask has to say of itself. "aligned" arrays have the axes
-    # [B..., H, ...]; B... and H may have size 1, the positions (R, C, T, S) are full.
+    # What a kind of mask has to say of itself. Arrays of an aligned mask have all batch
+    # axes, and it gives arrays that broadcast to `[B..., H, ...]`: axes in front may be
+    # missing, and any axis may have size 1.
 
     @abc.abstractmethod
     def aligned_tile(
-        self, rows: Array | tiles.Span, columns: Array | tiles.Span, batch_ndim: int
+        self, rows: Array | tiles.Span, columns: Array | tiles.Span
     ) -> Array:
-        """Returns the mask at positions `rows` x `columns` as `[B..., H, R, C]`.
+        """Returns an aligned mask at positions `rows` x `columns`.
 
         Args:
           rows: R positions, an array or a `tiles.Span`: `tiles.on_rows`, `take` and
             `as_array` know both.
           columns: C positions, likewise.
-          batch_ndim: How many axes B... are.
+
+        Returns:
+          Booleans that broadcast to `[B..., H, R, C]`.
         """
+
+    def aligned(self, batch_ndim: int) -> Self:
+        """Returns the mask with `batch_ndim` batch axes, and of heads, in its arrays.
+
+        Only a mask that takes arrays of several ranks has something to do for it.
+        """
+        del batch_ndim
+        return self
 
     def batch_ranks(self) -> tuple[int, ...] | None:
         """Returns the possible numbers of batch axes, likeliest first; None: any."""
         return None
 
-    def has_heads(self, batch_ndim: int) -> bool:
-        """Returns whether the heads may differ."""
-        del batch_ndim
+    def has_heads(self) -> bool:
+        """Returns whether the heads of an aligned mask may differ."""
         return False
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
@@ -222,8 +209,8 @@ class Mask(abc.ABC):
     def check_lengths(self, num_keys: int):
         """Raises ValueError where a length, as far as known, exceeds `num_keys`."""
 
-    def axes(self, batch_ndim: int) -> Self:
-        """Returns the mask with the letters of its arrays' axes in their place.
+    def axes(self) -> Self:
+        """Returns an aligned mask with the letters of its arrays' axes in their place.
 
         A letter an axis: those of `tiles.batch_axes`, then "H" (heads), "T" (queries)
         and "S" (keys). What shares arrays among devices goes by it.
@@ -232,59 +219,39 @@ class Mask(abc.ABC):
             raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
         return self
 
-    def aligned_unseen_keys(
-        self,
-        num_queries: int,
-        num_keys: int,
-        batch_ndim: int,
-        first_query: int | Array = 0,
+    def unseen_keys(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns which keys no query sees, of queries from position `first_query` on.
+        """Returns which keys no query from position `first_query` on sees; of aligned.
 
         Returns:
-          `[B..., H, S]`, or None where each key is surely seen by at least one query.
+          Booleans that broadcast to `[B..., H, S]`, or None where each key is surely
+          seen by at least one query.
         """
-        sizes = num_queries, num_keys, batch_ndim, first_query
-        return ~self._any_in_blocks(-2, *sizes).any(0)
+        return ~self._any_in_blocks(-2, num_queries, num_keys, first_query).any(0)
 
-    def aligned_fully_masked(
-        self,
-        num_queries: int,
-        num_keys: int,
-        batch_ndim: int,
-        first_query: int | Array = 0,
+    def fully_masked(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns which queries see no key, `[B..., H, T]`, or None: surely none."""
-        sizes = num_queries, num_keys, batch_ndim, first_query
-        seeing = jnp.moveaxis(self._any_in_blocks(-1, *sizes), 0, -2)
-        return ~lax.collapse(seeing, seeing.ndim - 2)[..., :num_queries]
+        """Returns which queries see no key: as `[B..., H, T]`, or None: surely none."""
+        seeing = self._any_in_blocks(-1, num_queries, num_keys, first_query)
+        return ~_rows_of_blocks(seeing, num_queries)
 
-    def aligned_key_counts(
-        self,
-        num_queries: int,
-        num_keys: int,
-        batch_ndim: int,
-        origin: tiles.Origin,
+    def key_counts(
+        self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
-        """Returns how many keys each query sees, `[B..., H, T]`."""
+        """Returns how many keys each query sees, as `[B..., H, T]`; of aligned."""
         counts = self._in_blocks(
-            lambda tile: jnp.broadcast_to(tile, (*tile.shape[:-1], num_keys)).sum(-1),
-            num_queries,
-            num_keys,
-            batch_ndim,
-            origin.query,
-            origin.key,
+            lambda tile: tile.sum(-1),
+            *(num_queries, num_keys, origin.query, origin.key),
         )
-        counts = jnp.moveaxis(counts, 0, -2)
-        return lax.collapse(counts, counts.ndim - 2)[..., :num_queries]
+        return _rows_of_blocks(counts, num_queries)
 
     def _any_in_blocks(self, axis, *sizes):
         """Returns `[blocks, B..., H, ...]`: whether there is any pair along an axis."""
         return self._in_blocks(lambda tile: tile.any(axis), *sizes)
 
-    def _in_blocks(
-        self, function, num_queries, num_keys, batch_ndim, first_query, first_key=0
-    ):
+    def _in_blocks(self, function, num_queries, num_keys, first_query, first_key=0):
         """Returns a function of tiles `[B..., H, R, S]`, stacked along a first axis.
 
         The last block of queries repeats the last query.
@@ -292,7 +259,9 @@ class Mask(abc.ABC):
         columns = first_key + jnp.arange(num_keys)
 
         def of_block(rows):
-            return function(self.aligned_tile(rows, columns, batch_ndim))
+            tile = self.aligned_tile(rows, columns)
+            shape = (*tile.shape[:-2], len(rows), num_keys)
+            return function(jnp.broadcast_to(tile, shape))
 
         if num_queries <= _BLOCK:
             return of_block(first_query + jnp.arange(num_queries))[None]
@@ -300,10 +269,11 @@ class Mask(abc.ABC):
         rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
         return lax.map(of_block, (first_query + rows).reshape(blocks, _BLOCK))
 
-    def _without_heads(self, aligned: Array, batch_ndim: int, sizes: tuple) -> Array:
-        """Broadcasts the position axes; drops the head axis where heads are alike."""
-        aligned = jnp.broadcast_to(aligned, aligned.shape[: batch_ndim + 1] + sizes)
-        return aligned if self.has_heads(batch_ndim) else aligned.squeeze(batch_ndim)
+
+def _rows_of_blocks(stacked: Array, num_queries: int) -> Array:
+    """Returns `[..., T]` from `[blocks, ..., R]`."""
+    rows = jnp.moveaxis(stacked, 0, -2)
+    return lax.collapse(rows, rows.ndim - 2)[..., :num_queries]
 
 
 @tiles.pytree()
@@ -313,16 +283,16 @@ class Full(Mask):
     def __repr__(self):
         return "full()"
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
+    def aligned_tile(self, rows, columns):
+        return jnp.ones((len(rows), len(columns)), bool)
 
     def open_range(self, rows, keys):
         return keys
 
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+    def unseen_keys(self, num_queries, num_keys, first_query=0):
         return None
 
-    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+    def fully_masked(self, num_queries, num_keys, first_query=0):
         return None
 
 
@@ -338,18 +308,25 @@ class _Pair(Mask):
             return right if left is None else left
         return tuple(rank for rank in left if rank in right)
 
-    def has_heads(self, batch_ndim):
-        return self.left.has_heads(batch_ndim) or self.right.has_heads(batch_ndim)
+    def has_heads(self):
+        return self.left.has_heads() or self.right.has_heads()
 
-    def axes(self, batch_ndim):
-        return type(self)(*(x.axes(batch_ndim) for x in (self.left, self.right)))
+    def aligned(self, batch_ndim):
+        return self._of_both(lambda mask: mask.aligned(batch_ndim))
 
-    def is_lopsided(self):
-        return self.left.is_lopsided() or self.right.is_lopsided()
+    def axes(self):
+        return self._of_both(lambda mask: mask.axes())
 
     def at_head(self, example, head):
-        left, right = (x.at_head(example, head) for x in (self.left, self.right))
-        return type(self)(left, right)
+        return self._of_both(lambda mask: mask.at_head(example, head))
+
+    def _of_both(self, function):
+        return type(self)(function(self.left), function(self.right))
+
+    def _tiles(self, rows, columns) -> tuple[Array, Array]:
+        parts = [x.aligned_tile(rows, columns) for x in (self.left, self.right)]
+        ndim = max(part.ndim for part in parts)
+        return tuple(tiles.lifted(part, ndim) for part in parts)
 
     def check_shape(self, *sizes):
         self.left.check_shape(*sizes)
@@ -370,9 +347,9 @@ class Intersection(_Pair):
     def __repr__(self):
         return f"{_within(self.left, Union)} & {_within(self.right, Union)}"
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        left = self.left.aligned_tile(rows, columns, batch_ndim)
-        return left & self.right.aligned_tile(rows, columns, batch_ndim)
+    def aligned_tile(self, rows, columns):
+        left, right = self._tiles(rows, columns)
+        return left & right
 
     def key_range(self, rows, keys):
         return _overlap(*(x.key_range(rows, keys) for x in (self.left, self.right)))
@@ -391,9 +368,9 @@ class Union(_Pair):
     def __repr__(self):
         return f"{self.left!r} | {self.right!r}"
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        left = self.left.aligned_tile(rows, columns, batch_ndim)
-        return left | self.right.aligned_tile(rows, columns, batch_ndim)
+    def aligned_tile(self, rows, columns):
+        left, right = self._tiles(rows, columns)
+        return left | right
 
     def key_range(self, rows, keys):
         left_start, left_stop = self.left.key_range(rows, keys)
@@ -424,14 +401,14 @@ class _Wrapped(Mask):
     def at_head(self, example, head):
         return dataclasses.replace(self, mask=self.mask.at_head(example, head))
 
-    def has_heads(self, batch_ndim):
-        return self.mask.has_heads(batch_ndim)
+    def has_heads(self):
+        return self.mask.has_heads()
 
-    def axes(self, batch_ndim):
-        return dataclasses.replace(self, mask=self.mask.axes(batch_ndim))
+    def aligned(self, batch_ndim):
+        return dataclasses.replace(self, mask=self.mask.aligned(batch_ndim))
 
-    def is_lopsided(self):
-        return self.mask.is_lopsided()
+    def axes(self):
+        return dataclasses.replace(self, mask=self.mask.axes())
 
     def check_lengths(self, num_keys):
         self.mask.check_lengths(num_keys)
@@ -446,8 +423,8 @@ class Complement(_Wrapped):
     def __repr__(self):
         return f"~{_within(self.mask, _Pair)}"
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        return ~self.mask.aligned_tile(rows, columns, batch_ndim)
+    def aligned_tile(self, rows, columns):
+        return ~self.mask.aligned_tile(rows, columns)
 
     def check_shape(self, *sizes):
         self.mask.check_shape(*sizes)
@@ -466,8 +443,8 @@ class Shifted(_Wrapped):
     def shifted(self, offset):
         return self.mask.shifted(self.offset + offset)
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        return self.mask.aligned_tile(rows + self.offset, columns, batch_ndim)
+    def aligned_tile(self, rows, columns):
+        return self.mask.aligned_tile(rows + self.offset, columns)
 
     def key_range(self, rows, keys):
         return self.mask.key_range(self._moved(rows), keys)
@@ -475,13 +452,11 @@ class Shifted(_Wrapped):
     def open_range(self, rows, keys):
         return self.mask.open_range(self._moved(rows), keys)
 
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
-        at = first_query + self.offset
-        return self.mask.aligned_unseen_keys(num_queries, num_keys, batch_ndim, at)
+    def unseen_keys(self, num_queries, num_keys, first_query=0):
+        return self.mask.unseen_keys(num_queries, num_keys, first_query + self.offset)
 
-    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
-        at = first_query + self.offset
-        return self.mask.aligned_fully_masked(num_queries, num_keys, batch_ndim, at)
+    def fully_masked(self, num_queries, num_keys, first_query=0):
+        return self.mask.fully_masked(num_queries, num_keys, first_query + self.offset)
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
         stop = None if num_queries is None else num_queries + self.offset

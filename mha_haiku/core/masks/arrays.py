@@ -105,13 +105,13 @@ class Segments(Mask):
         tiles.check_axes("query_ids", self.query_ids, (*batch_shape, num_queries), axes)
         tiles.check_axes("key_ids", self.key_ids, (*batch_shape, num_keys), axes)
 
-    def aligned_tile(self, rows, columns, batch_ndim):
+    def aligned_tile(self, rows, columns):
         query_ids = tiles.take(self.query_ids, rows, axis=-1)
         key_ids = tiles.take(self.key_ids, columns, axis=-1)
         return query_ids[..., None, :, None] == key_ids[..., None, None, :]
 
-    def axes(self, batch_ndim):
-        batch = tiles.batch_axes(batch_ndim)
+    def axes(self):
+        batch = tiles.batch_axes(jnp.ndim(self.query_ids) - 1)
         return Segments(batch + "T", batch + "S")
 
     def key_range(self, rows, keys):
@@ -156,25 +156,23 @@ class Dense(Mask):
         rank = jnp.ndim(self.values)
         return (rank - 2, rank - 3) if rank > 2 else (0,)
 
-    def has_heads(self, batch_ndim):
-        return jnp.ndim(self.values) == batch_ndim + 3
+    def has_heads(self):
+        return self.values.shape[-3] > 1
 
     def check_shape(self, *sizes):
         tiles.check_matrix("mask", self.values, *sizes)
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        values = tiles.with_heads(self.values, batch_ndim)
-        return tiles.rectangle(values, rows, columns)
+    def aligned(self, batch_ndim):
+        return Dense(tiles.with_heads(self.values, batch_ndim))
 
-    def axes(self, batch_ndim):
-        heads = "H" * self.has_heads(batch_ndim)
-        return Dense(tiles.batch_axes(batch_ndim) + heads + "TS")
+    def aligned_tile(self, rows, columns):
+        return tiles.rectangle(self.values, rows, columns)
+
+    def axes(self):
+        return Dense(tiles.batch_axes(jnp.ndim(self.values) - 3) + "HTS")
 
     def at_head(self, example, head):
-        values = tiles.at_batch(self.values, example)
-        if self.has_heads(len(example)):
-            values = values if values.shape[0] == 1 else values[head][None]
-        return Dense(values)
+        return Dense(tiles.at_batch(self.values, (*example, head))[None])
 
 
 def _hull(seen: Array) -> tuple[Array, Array] | None:

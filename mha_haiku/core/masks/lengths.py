@@ -100,13 +100,13 @@ class Padding(_Lengths):
         if self.query_lengths is not None:
             tiles.check_axes("query_lengths", self.query_lengths, batch_shape, "[B...]")
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        columns = tiles.on_columns(columns, batch_ndim)
-        seen = columns < self.lengths[..., None, None, None]
+    def aligned_tile(self, rows, columns):
+        lengths = jnp.asarray(self.lengths)[..., None, None, None]
+        seen = tiles.lifted(tiles.on_columns(columns), lengths.ndim) < lengths
         if self.query_lengths is None:
-            return jnp.repeat(seen, len(rows), axis=-2)
-        rows = tiles.on_rows(rows, batch_ndim)
-        return seen & (rows < self.query_lengths[..., None, None, None])
+            return seen
+        lengths = jnp.asarray(self.query_lengths)[..., None, None, None]
+        return seen & (tiles.lifted(tiles.on_rows(rows), lengths.ndim) < lengths)
 
     def open_range(self, rows, keys):
         start, stop = super().open_range(rows, keys)
@@ -114,20 +114,20 @@ class Padding(_Lengths):
             return start, stop
         return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
 
-    def axes(self, batch_ndim):
-        letters = tiles.batch_axes(batch_ndim)
+    def axes(self):
+        letters = tiles.batch_axes(jnp.ndim(self.lengths))
         return Padding(letters, None if self.query_lengths is None else letters)
 
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
-        keys = tiles.on_columns(jnp.arange(num_keys), batch_ndim - 1)
+    def unseen_keys(self, num_queries, num_keys, first_query=0):
+        keys = tiles.lifted(jnp.arange(num_keys), jnp.ndim(self.lengths) + 2)
         unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
         if self.query_lengths is None:
             return unseen
         return unseen | (self.query_lengths <= first_query)[..., None, None]
 
-    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+    def fully_masked(self, num_queries, num_keys, first_query=0):
         queries = first_query + jnp.arange(num_queries)
-        queries = tiles.on_columns(queries, batch_ndim - 1)
+        queries = tiles.lifted(queries, jnp.ndim(self.lengths) + 2)
         # Always true, `queries >= first_query` gives the axis of queries its size.
         masked = (self.lengths <= 0)[..., None, None] & (queries >= first_query)
         if self.query_lengths is None:
@@ -154,17 +154,16 @@ class ValidLens(_Lengths):
             wanted = (*batch_shape, num_queries)
         tiles.check_axes("lengths", self.lengths, wanted, "[B...] or [B..., T]")
 
-    def axes(self, batch_ndim):
-        per_query = jnp.ndim(self.lengths) > batch_ndim
-        return ValidLens(tiles.batch_axes(batch_ndim) + "T" * per_query)
+    def aligned(self, batch_ndim):
+        is_aligned = jnp.ndim(self.lengths) > batch_ndim
+        return self if is_aligned else ValidLens(jnp.asarray(self.lengths)[..., None])
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        lengths = jnp.asarray(self.lengths)
-        if lengths.ndim == batch_ndim:
-            lengths = jnp.repeat(lengths[..., None], len(rows), axis=-1)
-        else:
-            lengths = tiles.take(lengths, rows, axis=-1)
-        return tiles.on_columns(columns, batch_ndim) < lengths[..., None, :, None]
+    def axes(self):
+        return ValidLens(tiles.batch_axes(jnp.ndim(self.lengths) - 1) + "T")
+
+    def aligned_tile(self, rows, columns):
+        lengths = tiles.take(self.lengths, rows, axis=-1)[..., None, :, None]
+        return tiles.lifted(tiles.on_columns(columns), lengths.ndim) < lengths
 
 
 def _first_of(keys: algebra.Range, length: int | Array) -> algebra.Range:

@@ -57,7 +57,7 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
     """Returns the mask of a function of positions: `where(lambda t, s: s % 4 <= t)`.
 
     Args:
-      function: Gets int32 positions of queries `[..., R, 1]` and of keys `[..., 1, C]`,
+      function: Gets int32 positions of queries `[R, 1]` and of keys `[1, C]`,
         and returns booleans of them together: whether the query may see the key. It is
         called for tiles anywhere, so it must be pure and accept any positions.
     """
@@ -71,9 +71,8 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
 class _Relative(Mask):
     """A mask that depends on positions alone."""
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        rows = tiles.on_rows(rows, batch_ndim)
-        return self.allows(rows, tiles.on_columns(columns, batch_ndim))
+    def aligned_tile(self, rows, columns):
+        return self.allows(tiles.on_rows(rows), tiles.on_columns(columns))
 
     @abc.abstractmethod
     def allows(self, rows: Array, columns: Array) -> Array:
@@ -90,9 +89,6 @@ class Band(_Relative):
     def __repr__(self):
         is_causal = self.left is None and self.right == 0
         return "causal()" if is_causal else f"window({self.left}, {self.right})"
-
-    def is_lopsided(self):
-        return (self.left is None) != (self.right is None)
 
     def allows(self, rows, columns):
         distance = columns - rows
@@ -118,22 +114,22 @@ class Band(_Relative):
         first = tiles.smallest(first, keys[1])
         return first, tiles.largest(last, first)
 
-    def aligned_unseen_keys(self, num_queries, num_keys, batch_ndim, first_query=0):
+    def unseen_keys(self, num_queries, num_keys, first_query=0):
         keys, unseen = np.arange(num_keys), np.full(num_keys, num_queries == 0)
         if self.right is not None:
             unseen = unseen | (keys - self.right > first_query + num_queries - 1)
         if self.left is not None:
             unseen = unseen | (keys + self.left < first_query)
-        return _aligned_or_none(unseen, batch_ndim)
+        return _or_none(unseen)
 
-    def aligned_fully_masked(self, num_queries, num_keys, batch_ndim, first_query=0):
+    def fully_masked(self, num_queries, num_keys, first_query=0):
         queries = first_query + np.arange(num_queries)
         masked = np.full(num_queries, num_keys == 0)
         if self.right is not None:
             masked = masked | (queries + self.right < 0)
         if self.left is not None:
             masked = masked | (queries - self.left > num_keys - 1)
-        return _aligned_or_none(masked, batch_ndim)
+        return _or_none(masked)
 
 
 @tiles.pytree(meta=("rate",))
@@ -192,8 +188,5 @@ class Where(_Relative):
         return jnp.broadcast_to(allowed, wanted)
 
 
-def _aligned_or_none(flags: Array | np.ndarray, batch_ndim: int) -> Array | None:
-    if isinstance(flags, np.ndarray) and not flags.any():
-        return None
-    # [1..., 1, S]: without the axis of queries, which counts as a batch axis less.
-    return tiles.on_columns(flags, batch_ndim - 1)
+def _or_none(flags: Array | np.ndarray) -> Array | None:
+    return None if isinstance(flags, np.ndarray) and not flags.any() else flags

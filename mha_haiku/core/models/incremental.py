@@ -272,12 +272,17 @@ def _whole_map(cache, layer, row):
     query = jnp.zeros((*cache.positions.shape, cache.size, 1))
     num_keys = row.shape[-1] if layer.is_source else cache.size
     key = jnp.zeros((*cache.positions.shape, num_keys, 1))
-    return multi_head_attention.map_of_no_heads(query, key, row.mask)
+    return multi_head_attention.map_of_no_heads(query, key, row.weighting.mask)
 
 
 def _without_arrays(attention_map):
     if not attention_map.shape[-3]:
         return attention_map
     return dataclasses.replace(
-        attention_map, query=None, key=None, value=None, logsumexp=None, gates=None
+        attention_map,
+        query=None,
+        key=None,
+        value=None,
+        logsumexp=None,
+        weighting=attention_map.weighting._replace(gates=None),
     )

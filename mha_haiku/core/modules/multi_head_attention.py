@@ -204,7 +204,7 @@ class MultiHeadAttention(hk.Module):
             make_score and make_score(self.num_heads, self.key_size),
             make_normalizer and make_normalizer(self.num_heads),
             gates,
-            first_query,
+            tiles.Origin(first_query),
         )
         # Within the mask, which was checked before it blanked anything.
         attend = functools.partial(
@@ -273,9 +273,12 @@ class MultiHeadAttention(hk.Module):
         )
         stop = first_query + num_queries if isinstance(first_query, int) else None
         mask.check(batch_shape, self.num_heads, stop, num_keys)
-        sizes = (num_queries, num_keys, len(batch_shape), first_query)
-        query = _blanked(query, mask.aligned_fully_masked(*sizes))
-        unseen = mask.aligned_unseen_keys(*sizes)
+        sizes, aligned = (
+            (num_queries, num_keys, first_query),
+            mask.aligned(len(batch_shape)),
+        )
+        query = _blanked(query, aligned.fully_masked(*sizes))
+        unseen = aligned.unseen_keys(*sizes)
         return query, _blanked(key, unseen), _blanked(value, unseen)
 
 
@@ -331,13 +334,12 @@ def map_of_no_heads(
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
+    mask = masks.as_mask(mask).aligned(query.ndim - 2)
     no_map = attention.AttentionMap(
         query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
         key=keys,
         logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
-        mask=masks.as_mask(mask),
-        bias=None,
-        score=attention.dot_product(),
+        weighting=Weighting(mask, score=attention.dot_product()),
         value=keys,
     )
     return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
@@ -409,5 +411,5 @@ def _blanked(x: Array, blank: Array | None) -> Array:
     """Returns `[B..., T, D]` with zeros where `[B..., H, T]` is true of all heads."""
     if blank is None:
         return x
-    blank = blank.all(-2)[..., None]
+    blank = tiles.lifted(blank, x.ndim).all(-2)[..., None]
     return jnp.where(blank, 0, x)

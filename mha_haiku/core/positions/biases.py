@@ -47,9 +47,9 @@ class ScoreBias(abc.ABC):
 
     @abc.abstractmethod
     def aligned_tile(
-        self, rows: Array | tiles.Span, columns: Array | tiles.Span, batch_ndim: int
+        self, rows: Array | tiles.Span, columns: Array | tiles.Span
     ) -> Array:
-        """Returns the bias at positions `rows` x `columns` as `[B..., H, R, C]`."""
+        """Returns an aligned bias at `rows` x `columns`, as `[B..., H, R, C]`."""
 
     @abc.abstractmethod
     def check(
@@ -70,8 +70,8 @@ class ScoreBias(abc.ABC):
         del batch_ndim
         return self
 
-    def axes(self, batch_ndim: int) -> "ScoreBias":
-        """Returns the bias with the letters of its arrays' axes; see `Mask.axes`."""
+    def axes(self) -> "ScoreBias":
+        """Returns an aligned bias with letters for arrays; see `Mask.axes`."""
         raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
 
     def add_gradient(
@@ -84,7 +84,7 @@ class ScoreBias(abc.ABC):
         """
 
         def tile(bias):
-            values = bias.aligned_tile(rows, columns, cotangent.ndim - 3)
+            values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)
             return jnp.broadcast_to(values.astype(cotangent.dtype), cotangent.shape)
 
         _, pullback = jax.vjp(tile, self)
@@ -103,12 +103,11 @@ class DenseBias(ScoreBias):
     def aligned(self, batch_ndim):
         return DenseBias(tiles.with_heads(self.values, batch_ndim))
 
-    def axes(self, batch_ndim):
-        heads = "H" * (jnp.ndim(self.values) == batch_ndim + 3)
-        return DenseBias(tiles.batch_axes(batch_ndim) + heads + "TS")
+    def axes(self):
+        return DenseBias(tiles.batch_axes(jnp.ndim(self.values) - 3) + "HTS")
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        return tiles.rectangle(self.aligned(batch_ndim).values, rows, columns)
+    def aligned_tile(self, rows, columns):
+        return tiles.rectangle(self.values, rows, columns)
 
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
@@ -208,17 +207,15 @@ class Alibi(_DistanceBias):
         return dataclasses.replace(self, slopes=slopes)
 
     def aligned(self, batch_ndim):
-        slopes = _beside(self.slopes, batch_ndim + 1)
-        return dataclasses.replace(self, slopes=slopes)
+        return Alibi(tiles.lifted(self.slopes, batch_ndim + 1))
 
-    def axes(self, batch_ndim):
-        return Alibi(_last(tiles.batch_axes(batch_ndim) + "H", self.slopes))
+    def axes(self):
+        return Alibi(tiles.batch_axes(jnp.ndim(self.slopes) - 1) + "H")
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        rows = tiles.on_rows(rows, batch_ndim)
-        distance = jnp.abs(rows - tiles.on_columns(columns, batch_ndim))
-        slopes = jnp.asarray(self.aligned(batch_ndim).slopes)[..., None, None]
-        return -slopes * distance.astype(slopes.dtype)
+    def aligned_tile(self, rows, columns):
+        distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))
+        slopes = jnp.asarray(self.slopes)[..., None, None]
+        return -slopes * tiles.lifted(distance.astype(slopes.dtype), slopes.ndim)
 
 
 @tiles.pytree(data=("table",), meta=("bidirectional", "max_distance"))
@@ -239,24 +236,23 @@ class RelativeBias(_DistanceBias):
         return dataclasses.replace(self, table=table)
 
     def aligned(self, batch_ndim):
-        table = _beside(self.table, batch_ndim + 2)
+        table = tiles.lifted(self.table, batch_ndim + 2)
         return dataclasses.replace(self, table=table)
 
-    def axes(self, batch_ndim):
-        letters = _last(tiles.batch_axes(batch_ndim) + "H.", self.table)
+    def axes(self):
+        letters = tiles.batch_axes(jnp.ndim(self.table) - 2) + "H."
         return dataclasses.replace(self, table=letters)
 
-    def aligned_tile(self, rows, columns, batch_ndim):
-        table = self.aligned(batch_ndim).table
+    def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
-            return self._contiguous_tile(table, rows, columns)
+            return self._contiguous_tile(rows, columns)
         rows, columns = tiles.as_array(rows), tiles.as_array(columns)
         distance = columns[None, :] - rows[:, None]
-        return jnp.take(table, self.buckets(distance), axis=-1)
+        return jnp.take(self.table, self.buckets(distance), axis=-1)
 
-    def _contiguous_tile(self, table, rows, columns):
+    def _contiguous_tile(self, rows, columns):
         """Returns a tile from one lookup per diagonal in place of one per pair."""
-        values = jnp.take(table, self._diagonal_buckets(rows, columns), axis=-1)
+        values = jnp.take(self.table, self._diagonal_buckets(rows, columns), axis=-1)
         diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
         return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
 
@@ -299,13 +295,3 @@ class RelativeBias(_DistanceBias):
         far = num_exact + (growth * (num_buckets - num_exact)).astype(distance.dtype)
         far = jnp.minimum(far, num_buckets - 1)
         return first + jnp.where(distance < num_exact, distance, far)
-
-
-def _beside(array: Array, ndim: int) -> Array:
-    """Returns `[H, ...]` as `[1..., H, ...]`; `[B..., H, ...]` as it is."""
-    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
-
-
-def _last(letters: str, array: Array) -> str:
-    """Returns as many of the letters, from the last, as the array has axes."""
-    return letters[len(letters) - jnp.ndim(array) :]

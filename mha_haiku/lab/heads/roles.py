@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, display, models
+from mha_haiku.core import attention, display, models, tiles
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.training import tasks
 
@@ -311,10 +311,9 @@ def _entropy_of_equal_weights(attention_map) -> Array:
     H is 1 where all heads have the same mask. Queries without a key do not count.
     """
     *batch_shape, _, num_queries, num_keys = attention_map.shape
-    found = attention_map.mask.aligned_key_counts(
-        num_queries, num_keys, len(batch_shape), attention_map.origin
-    )
-    found = jnp.broadcast_to(found, (*found.shape[:-1], num_queries))
+    weighting = attention_map.weighting
+    found = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
+    found = tiles.lifted(found, len(batch_shape) + 2)
     entropies = jnp.log(jnp.maximum(found, 1))
     return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
 

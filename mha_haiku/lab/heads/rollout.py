@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import attention, checks, models
-from mha_haiku.core.attention import fold
+from mha_haiku.core.attention import observation
 from mha_haiku.lab.heads import edits, layer_chain, running
 from mha_haiku.training import tasks
 
@@ -205,7 +205,7 @@ def _mixed(attention_map, sizes, residual, columns) -> Array:
 def _by_sizes(attention_map, weights, residual, columns) -> Array:
     """Returns what `_mixed` does, for the norms of what weights move."""
     values = layer_chain.values_of(attention_map)
-    upper, gates = _upper(weights, values), attention_map.gates
+    upper, gates = _upper(weights, values), attention_map.weighting.gates
     if gates is not None and gates.shape[-1] > 1:  # another norm for each query
         parts = jnp.einsum("...shv,huv->...shvu", values, upper)
     else:
@@ -217,7 +217,7 @@ def _by_sizes(attention_map, weights, residual, columns) -> Array:
 
     def observed(columns):
         queries = gates.astype(values.dtype), columns[..., None, :]
-        sums = attention_map.observe(_GatedSizes(), fold.Given(queries, parts))
+        sums = attention_map.observe(_GatedSizes(), observation.Given(queries, parts))
         return jax.tree.map(lambda x: x.sum(len(values.shape) - 3), sums)
 
     totals = observed(columns[..., :1]).queries
@@ -234,9 +234,9 @@ def _by_gradients(attention_map, gradient, columns) -> Array:
             f"{values.shape} here, got shape {jnp.shape(gradient)}."
         )
     gradient = jnp.asarray(gradient, attention_map.dtype)
-    if attention_map.gates is not None:
-        gradient = gradient * attention_map.gates.astype(gradient.dtype)
-    given = fold.Given((gradient, columns[..., None, :]), values)
+    if attention_map.weighting.gates is not None:
+        gradient = gradient * attention_map.weighting.gates.astype(gradient.dtype)
+    given = observation.Given((gradient, columns[..., None, :]), values)
     received = attention_map.observe(_GradientWeighted(), given).keys
     return columns + received.sum(-3) / attention_map.shape[-3]
 
@@ -260,7 +260,7 @@ def _upper(weights, values):
 
 
 @dataclasses.dataclass(frozen=True)
-class _GatedSizes(fold.Observation):
+class _GatedSizes(observation.Observation):
     """Weights times the norms of gated values: sums of rows, and transposed products.
 
     Queries bring their gates `[T, V]` and columns `[T, R]`. Keys bring `[S, V, U]`, the
@@ -270,7 +270,7 @@ class _GatedSizes(fold.Observation):
     def nothing(self, num_queries, num_keys, given, dtype):
         _, columns = given.queries
         keys = jnp.zeros((num_keys, columns.shape[-1]), dtype)
-        return fold.Sums(jnp.zeros(num_queries, dtype), keys)
+        return observation.Sums(jnp.zeros(num_queries, dtype), keys)
 
     def add(self, tile, sums):
         gates, columns = tile.given.queries
@@ -287,7 +287,7 @@ class _GatedSizes(fold.Observation):
 
 
 @dataclasses.dataclass(frozen=True)
-class _GradientWeighted(fold.Observation):
+class _GradientWeighted(observation.Observation):
     """The transposed map, with `max(a g, 0)` for the weight a, times columns `[T, R]`.
 
     Queries bring the gradients of the head's output `[T, V]` and the columns, keys the
@@ -296,7 +296,7 @@ class _GradientWeighted(fold.Observation):
 
     def nothing(self, num_queries, num_keys, given, dtype):
         _, columns = given.queries
-        return fold.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
+        return observation.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
 
     def add(self, tile, sums):
         output_gradients, columns = tile.given.queries

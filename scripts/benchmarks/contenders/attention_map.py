@@ -48,9 +48,7 @@ def _formula(query, key, value):
 
 def _mapless(query, key, value):
     score = mh.attention.dot_product().aligned(1)
-    inputs = Inputs(
-        query, key, value, None, score, mh.masks.full(), nonfinite=None, rng=None
-    )
+    inputs = Inputs(query, key, value, mh.attention.Weighting(score=score))
     return dense.attend(inputs, 0.0)[0]
 
 

@@ -13,6 +13,7 @@ from mha_haiku import masks, positions
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.fused import kernel_attention
 from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.weighting import Weighting
 
 LENGTHS = np.asarray([4, 0], np.int32)
 PADDING = masks.padding(LENGTHS)
@@ -29,9 +30,10 @@ def inputs_of(
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
     parts = {"bias": None, "score": scores.dot_product(), "mask": masks.causal()}
-    parts |= {"nonfinite": None, "rng": None} | changes
+    parts |= changes
+    parts["mask"] = parts["mask"].aligned(len(arrays[0].shape) - 3)
     shape_of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
-    return Inputs(*arrays, **jax.tree.map(shape_of, parts))
+    return Inputs(*arrays, Weighting(**jax.tree.map(shape_of, parts)))
 
 
 ON_BOTH = {

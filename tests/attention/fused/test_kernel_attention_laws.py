@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from mha_haiku import masks
 from mha_haiku.core.attention import attend
 from mha_haiku.core.attention.fused import kernel_attention, kernels
-from tests import everyday
+from tests import everyday, oracles
 
 B, T, S, H, G, K = 2, 5, 6, 4, 2, 8
 FUSED = functools.partial(kernel_attention.attend, kernel=kernels.CuDNN("xla"))
@@ -61,7 +61,7 @@ def test_query_that_sees_nothing_gets_zeros_and_has_no_gradient(name, arrays):
     mask = MASKS[name] & masks.padding(LENGTHS, np.asarray([2, T]))
     inputs = arrays((B,), T, S, H, G, K, K)
     (values, logsumexp), found = results(FUSED, inputs, mask)
-    blind = mask.fully_masked_queries(T, S)  # [B, T]
+    _, blind = oracles.unseen_and_masked(mask, T, S)  # [B, T]
     assert blind[1].all() and blind[0, 2:].all() and not blind[0, 0]
     assert not values[blind].any()
     assert (logsumexp.swapaxes(1, 2)[blind] == -np.inf).all()

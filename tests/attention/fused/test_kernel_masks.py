@@ -53,7 +53,7 @@ NOT_TRANSLATABLE = {
 @pytest.mark.parametrize("name", TRANSLATIONS)
 def test_translation(name):
     mask, (left, right, key_lengths, query_lengths) = TRANSLATIONS[name]
-    found = kernel_masks.translated(mask, batch_ndim=1)
+    found = kernel_masks.translated(mask.aligned(1))
     assert (found.left, found.right) == (left, right)
     for lengths, wanted in (
         (found.key_lengths, key_lengths),
@@ -61,25 +61,25 @@ def test_translation(name):
     ):
         assert len(lengths) == len(wanted)
         for array, numbers in zip(lengths, wanted, strict=True):
-            np.testing.assert_array_equal(array, numbers)
+            np.testing.assert_array_equal(np.ravel(array), numbers)
 
 
 @pytest.mark.parametrize("name", NOT_TRANSLATABLE)
 def test_what_kernels_do_not_know_is_not_translated(name):
-    assert kernel_masks.translated(NOT_TRANSLATABLE[name], batch_ndim=1) is None
+    assert kernel_masks.translated(NOT_TRANSLATABLE[name].aligned(1)) is None
 
 
 def test_lengths_are_told_from_lengths_per_query_by_the_batch_axes():
     mask = masks.valid_lens(LENGTHS)
-    assert kernel_masks.translated(mask, batch_ndim=0) is None
-    assert kernel_masks.translated(mask, batch_ndim=1) is not None
+    assert kernel_masks.translated(mask.aligned(0)) is None
+    assert kernel_masks.translated(mask.aligned(1)) is not None
 
 
 def test_translation_needs_shapes_alone():
     mask = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), masks.causal() & PADDING
     )
-    found = kernel_masks.translated(mask, batch_ndim=1)
+    found = kernel_masks.translated(mask.aligned(1))
     assert found.right == 0
     assert found.key_lengths[0].shape == (B,)
 
@@ -91,7 +91,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 
     @jax.jit
     def seen(mask):
-        found = kernel_masks.translated(mask, batch_ndim=1)
+        found = kernel_masks.translated(mask.aligned(1))
         found = found.collapsed((B,), num_queries, S)
         return found.seen_keys(num_queries, S)
 
@@ -107,7 +107,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 def test_lengths_collapse_to_one_number_per_example_within_the_map():
     lengths = np.asarray([[4], [2]]), np.asarray([[9, 3, 9]], np.int8)
     mask = masks.padding(lengths[0], lengths[1]) & masks.valid_lens(lengths[1])
-    found = kernel_masks.translated(mask, batch_ndim=2).collapsed((2, 3), T, S)
+    found = kernel_masks.translated(mask.aligned(2)).collapsed((2, 3), T, S)
     np.testing.assert_array_equal(found.key_lengths[0], [4, 3, 4, 2, 2, 2])
     np.testing.assert_array_equal(found.query_lengths[0], [3, 3, 3, 3, 3, 3])
     assert found.key_lengths[0].dtype == found.query_lengths[0].dtype == np.int32

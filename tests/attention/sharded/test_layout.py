@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import additive, dot_product
-from mha_haiku.core.attention.sharded import layout
+from mha_haiku.core.attention import Score, Weighting, additive, dot_product
+from mha_haiku.core.attention.sharded import layout, ring
 
 N = 4  # B, T, S, H, K and buckets alike
 ONE = np.ones([N], np.int32)
 TWO = np.ones([N, N], np.int32)
 SPECS = {
     "padding": (masks.padding(ONE, ONE), [("data",), ("data",)]),
-    "lengths": (masks.valid_lens(ONE), [("data",)]),
+    "lengths": (masks.valid_lens(ONE), [("data", None)]),
     "lengths per query": (masks.valid_lens(TWO), [("data", None)]),
     "segments": (masks.segments(TWO), [("data", None)] * 2),
     "one for all examples": (masks.segments(TWO[:1]), [(None, None)] * 2),
-    "array": (masks.dense(np.ones([N, N, N], bool)), [("data", None, None)]),
+    "array": (masks.dense(np.ones([N, N, N], bool)), [("data", None, None, None)]),
     "array of heads": (
         ~masks.dense(np.ones([N, N, N, N], bool)),
         [("data", "heads", None, None)],
@@ -31,14 +31,12 @@ SPECS = {
         masks.causal().shifted(1) & masks.padding(ONE) | masks.dilated(2),
         [("data",)],
     ),
-    "slopes": (positions.alibi(N), [("heads",)]),
-    "aligned slopes": (positions.alibi(N).aligned(1), [(None, "heads")]),
+    "slopes": (positions.alibi(N).aligned(1), [(None, "heads")]),
     "buckets": (
-        positions.relative_bias(TWO.astype(float), bidirectional=True),
-        [("heads", None)],
+        positions.relative_bias(TWO.astype(float), bidirectional=True).aligned(1),
+        [(None, "heads", None)],
     ),
-    "bias": (positions.as_bias(np.ones([N, N, N])), [("data", None, None)]),
-    "bias of heads": (
+    "bias": (
         positions.as_bias(np.ones([N, N, N])).aligned(1),
         [("data", None, None, None)],
     ),
@@ -47,29 +45,52 @@ SPECS = {
 }
 
 
+def _specs_of(part, batch_ndim, **options):
+    """Returns how the arrays of a mask, a bias or a score are shared."""
+    kinds = {"mask": masks.Mask, "bias": positions.ScoreBias, "score": Score}
+    (name,) = (name for name, kind in kinds.items() if isinstance(part, kind))
+    part = part.aligned(batch_ndim) if name == "mask" else part
+    weighting = Weighting(**{name: part})
+    return getattr(layout.weighting_specs(weighting, **options), name)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_arrays_are_shared_by_the_meaning_of_their_axes(name):
     part, expected = SPECS[name]
     found = jax.tree.leaves(
-        layout.part_specs(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
+        _specs_of(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
     )
     assert found == [layout.Spec(*axes) for axes in expected]
 
 
 def test_heads_side_by_side_are_not_shared():
-    spec = layout.part_specs(positions.alibi(N), 1, share_heads=False)
-    assert spec.slopes == layout.Spec(None)
+    spec = _specs_of(positions.alibi(N).aligned(1), 1, share_heads=False)
+    assert spec.slopes == layout.Spec(None, None)
 
 
 def test_without_batch_axes_nothing_is_shared_by_examples():
-    spec = layout.part_specs(masks.segments(ONE), 0)
+    spec = _specs_of(masks.segments(ONE), 0)
     assert (spec.query_ids, spec.key_ids) == (layout.Spec(None), layout.Spec(None))
 
 
 def test_a_mask_that_does_not_say_its_axes_is_refused():
     class Silent(masks.Mask):
-        def aligned_tile(self, rows, columns, batch_ndim):
-            return jnp.ones((1,) * (batch_ndim + 1) + (len(rows), len(columns)), bool)
+        def aligned_tile(self, rows, columns):
+            return jnp.ones((len(rows), len(columns)), bool)
 
     with pytest.raises(TypeError, match="Silent must say its axes"):
-        layout.part_specs(Silent(), 1)
+        _specs_of(Silent(), 1)
+
+
+def test_which_masks_show_more_to_some_queries():
+    lengths = np.array([2])
+    for mask in (
+        masks.causal(),
+        ~masks.causal().shifted(3),
+        masks.causal() & masks.padding(lengths),
+        masks.prefix(lengths),
+        masks.window(None, 3),
+    ):
+        assert ring.Ring.of(mask, 8, 8, 2).chunks == 2
+    for mask in (masks.window(2, 3), masks.padding(lengths), masks.full()):
+        assert ring.Ring.of(mask, 8, 8, 2).chunks == 1

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import blockwise, scores
+from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.fused import kernel_masks, kernels
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.tiled import blockwise
 
 Array = jax.Array
 
@@ -103,13 +104,14 @@ def platform_name() -> str:
 
 def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
     """Yields what rules a kernel out, as the end of "the kernel takes ..."."""
-    if inputs.bias is not None:
+    weighting, score = inputs.weighting, inputs.weighting.score
+    if weighting.bias is not None:
         yield "no bias"
     if dropout_rate:
         yield "no dropout"
-    if not isinstance(inputs.score, scores.DotProduct):
-        yield f"dot products as the score, not {type(inputs.score).__name__}"
-    elif inputs.score.soft_cap is not None:
+    if not isinstance(score, scores.DotProduct):
+        yield f"dot products as the score, not {type(score).__name__}"
+    elif score.soft_cap is not None:
         yield "no soft cap of the scores"
     names = [jnp.dtype(x.dtype).name for x in inputs[:3]]
     for name in names:
@@ -122,8 +124,8 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield f"values of the keys' size K = {key_size}, not V = {value_size}"
     if not math.prod(inputs.map_shape):
         yield f"at least one score, not a map of shape {inputs.map_shape}"
-    mask = kernel_masks.translated(inputs.mask, len(inputs.map_shape) - 3)
-    if inputs.origin != tiles.Origin():
+    mask = kernel_masks.translated(weighting.mask)
+    if weighting.origin != tiles.Origin():
         yield "queries from position 0 on, and no other first_query"
     if mask is None:
         yield (
@@ -141,7 +143,7 @@ def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
     so that neither its content nor what the kernel makes of it changes anything.
     """
     *batch_shape, _, num_queries, num_keys = inputs.map_shape
-    mask = kernel_masks.translated(inputs.mask, len(batch_shape))
+    mask = kernel_masks.translated(inputs.weighting.mask)
     mask = mask.collapsed(tuple(batch_shape), num_queries, num_keys)
     start, stop = mask.seen_keys(num_queries, num_keys)
     fully_masked = (start == stop)[..., None, None]
@@ -153,7 +155,7 @@ def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
     # Without any key kernels may give NaN, and 0 x NaN as gradients; those rows are
     # fully masked anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
     at_least_one = jax.tree.map(lambda length: jnp.maximum(length, 1), mask)
-    scale = float(inputs.score.scale_of(query.shape[-1]))
+    scale = float(inputs.weighting.score.scale_of(query.shape[-1]))
     values = kernel(query, key, value, at_least_one, scale)
     if inputs.nonfinite is not None:
         values = jnp.where(

@@ -21,7 +21,8 @@ class KernelMask:
     Attributes:
       left: How far a query sees back, in positions.
       right: How far it sees ahead.
-      key_lengths: Numbers of keys, of which the smallest counts; `[B...]` each.
+      key_lengths: Numbers of keys, of which the smallest counts; `[B...]` or `[B...,
+        1]` each.
       query_lengths: Numbers of queries that see anything, likewise.
     """
 
@@ -48,11 +49,12 @@ class KernelMask:
           num_queries: T, which no length exceeds.
           num_keys: S, likewise.
         """
+        batch_ndim = len(batch_shape)
 
         def smallest(lengths, size):
             parts = [
-                jnp.broadcast_to(jnp.asarray(x).astype(jnp.int32), batch_shape)
-                for x in lengths
+                jnp.broadcast_to(x.reshape(x.shape[:batch_ndim]), batch_shape)
+                for x in (jnp.asarray(x).astype(jnp.int32) for x in lengths)
             ]
             least = jnp.clip(functools.reduce(jnp.minimum, parts), 0, size)
             return (least.reshape(-1),)
@@ -88,14 +90,13 @@ class KernelMask:
         return jnp.minimum(start, stop), stop
 
 
-def translated(mask: algebra.Mask, batch_ndim: int) -> KernelMask | None:
+def translated(mask: algebra.Mask) -> KernelMask | None:
     """Returns the mask as a band with lengths, or None where it is more than that.
 
     Nothing is computed, so the leaves of the mask may be shapes alone.
 
     Args:
-      mask: Any mask.
-      batch_ndim: The number of batch axes.
+      mask: Any mask, aligned.
     """
     match mask:
         case algebra.Full():
@@ -106,10 +107,10 @@ def translated(mask: algebra.Mask, batch_ndim: int) -> KernelMask | None:
             return KernelMask(
                 key_lengths=(keys,), query_lengths=() if queries is None else (queries,)
             )
-        case lengths.ValidLens(keys) if len(keys.shape) == batch_ndim:
+        case lengths.ValidLens(keys) if keys.shape[-1] == 1:
             return KernelMask(key_lengths=(keys,))
         case algebra.Intersection(left, right):
-            parts = translated(left, batch_ndim), translated(right, batch_ndim)
+            parts = translated(left), translated(right)
             return None if None in parts else parts[0] & parts[1]
     return None
 

@@ -4,14 +4,10 @@
 query/key size and V value size per head.
 """
 
-from typing import Any
-
 import jax
 
-from mha_haiku.core import masks
-from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.positions import ScoreBias
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 Spec = jax.sharding.PartitionSpec
@@ -36,42 +32,35 @@ def positions(batch_ndim: int) -> Spec:
 
 def input_specs(inputs: Inputs) -> Inputs:
     """Returns how all inputs of attention are shared."""
-    batch_ndim = inputs.query.ndim - 3
-    own = rows(batch_ndim)
+    own = rows(inputs.query.ndim - 3)
     return Inputs(
         own,
         own,
         own,
-        part_specs(inputs.bias, batch_ndim),
-        part_specs(inputs.score, batch_ndim),
-        part_specs(inputs.mask, batch_ndim),
+        weighting_specs(inputs.weighting),
         None if inputs.nonfinite is None else Nonfinite(own, own),
         None if inputs.rng is None else Spec(),
-        jax.tree.map(lambda _: Spec(), inputs.origin),
     )
 
 
-def part_specs(
-    part: masks.Mask | ScoreBias | scores.Score | None,
-    batch_ndim: int,
-    *,
-    share_heads: bool = True,
-) -> Any:
-    """Returns how the arrays of a mask, a bias or a score are shared.
+def weighting_specs(weighting: Weighting, *, share_heads: bool = True) -> Weighting:
+    """Returns how the arrays of mask, bias and score are shared.
 
     By batch and heads, as far as their axes are not of size 1; every device has them
     for all positions.
     """
-    if part is None:
-        return None
-
     shared = _SHARED if share_heads else _SHARED | {"H": None}
 
     def spec(letters, x):
         sizes = zip(letters, x.shape, strict=True)
         return Spec(*(shared.get(letter) if n > 1 else None for letter, n in sizes))
 
-    return jax.tree.map(spec, part.axes(batch_ndim), part)
+    mask, bias, score = (
+        None if part is None else jax.tree.map(spec, part.axes(), part)
+        for part in (weighting.mask, weighting.bias, weighting.score)
+    )
+    origin = jax.tree.map(lambda _: Spec(), weighting.origin)
+    return Weighting(mask, bias, score, origin=origin)
 
 
 def unshared(spec: Spec) -> tuple[str, ...]:

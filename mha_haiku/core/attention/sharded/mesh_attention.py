@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import jax
 
-from mha_haiku.core.attention import blockwise, implementations, sweep
+from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.inputs import Inputs
 from mha_haiku.core.attention.sharded import layout, ring_attention
+from mha_haiku.core.attention.tiled import blockwise, sweep
 
 Array = jax.Array
 IN_A_RING = ("auto", "blockwise")

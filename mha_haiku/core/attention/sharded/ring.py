@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import masks
+from mha_haiku.core.masks import relative
 
 Array = jax.Array
 AXIS = "sequence"
@@ -48,7 +49,7 @@ class Ring(NamedTuple):
           size: n.
         """
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
-        return cls(size, 2 if size > 1 and can_halve and mask.is_lopsided() else 1)
+        return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
 
     def to_chunks(self, x: Array, axis: int) -> Array:
         """Returns the chunks `[C, ...]` of the device from its part of the sequence.
@@ -152,6 +153,13 @@ class Ring(NamedTuple):
 
     def _is_even(self):
         return lax.axis_index(AXIS) % 2 == 0
+
+
+def _is_lopsided(mask: masks.Mask) -> bool:
+    """Returns whether later queries see more keys, or fewer, than earlier ones."""
+    parts = jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, relative.Band))
+    bands = [part for part in parts if isinstance(part, relative.Band)]
+    return any((band.left is None) != (band.right is None) for band in bands)
 
 
 def _at(*pairs):

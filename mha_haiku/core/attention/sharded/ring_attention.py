@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import blockwise, gradients, products, sweep
+from mha_haiku.core.attention import gradients, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.sharded import layout, ring
+from mha_haiku.core.attention.tiled import blockwise, sweep
 
 Array = jax.Array
 
@@ -112,7 +113,11 @@ def _backward(
             jnp.zeros(rows.query.shape, dtype),
             tuple(jnp.zeros(x.shape, dtype) for x in (keys.key, keys.value)),
             jax.tree.map(
-                jnp.zeros_like, (inputs.bias if wants_bias else None, inputs.score)
+                jnp.zeros_like,
+                (
+                    inputs.weighting.bias if wants_bias else None,
+                    inputs.weighting.score,
+                ),
             ),
         )
 
@@ -139,7 +144,8 @@ def _backward(
         grads = (device_ring.from_chunks(x, -3) for x in (query_grad, *key_grads))
         return *grads, *shared_grads
 
-    shared_specs = (specs.bias if wants_bias else None, specs.score)
+    bias_spec = specs.weighting.bias if wants_bias else None
+    shared_specs = bias_spec, specs.weighting.score
     batch_ndim = inputs.query.ndim - 3
     rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
     return jax.shard_map(
@@ -154,15 +160,10 @@ def _backward(
 attend = gradients.differentiable(_forward, _backward)
 
 
-def moved(origin: tiles.Origin, first: tiles.Origin) -> tiles.Origin:
-    """Returns where a part stands that begins at `first` of what stands at `origin`."""
-    return tiles.Origin(origin.query + first.query, origin.key + first.key)
-
-
 def _ring_of(inputs, options) -> ring.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
     size = options.mesh.shape[ring.AXIS]
-    return ring.Ring.of(inputs.mask, num_queries, num_keys, size)
+    return ring.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
 def _spread(inputs, device_ring) -> tuple[_Rows, _Keys]:
@@ -186,12 +187,9 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
         row.query,
         key.key,
         key.value,
-        inputs.bias,
-        inputs.score,
-        inputs.mask,
+        inputs.weighting.moved(first),
         None if row.nonfinite is None else Nonfinite(row.nonfinite, key.nonfinite),
         rng,
-        moved(inputs.origin, first),
     )
 
 

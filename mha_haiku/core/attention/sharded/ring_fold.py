@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import fold, sweep, views
-from mha_haiku.core.attention.sharded import layout, ring, ring_attention
+from mha_haiku.core.attention.observation import Given, Observation, Sums
+from mha_haiku.core.attention.sharded import layout, ring
+from mha_haiku.core.attention.tiled import fold, sweep, views
 
 Array = jax.Array
 
@@ -35,12 +36,12 @@ class _GoRound(NamedTuple):
 
 
 def forward(
-    observation: fold.Observation,
+    observation: Observation,
     maps: tuple[views.Factors, ...],
-    given: fold.Given,
+    given: Given,
     sizes: sweep.Sizes,
     mesh: jax.sharding.Mesh,
-) -> fold.Sums:
+) -> Sums:
     """Returns the sums of a map on its mesh; see `fold_gradient.fold`."""
     device_ring = _ring_of(maps, mesh)
     at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
@@ -67,7 +68,7 @@ def forward(
             (row_sums, key_sums),
         )
         head_sums = jax.tree.map(lambda x: lax.psum(x, ring.AXIS), head_sums)
-        return fold.Sums(row_sums, key_sums, head_sums)
+        return Sums(row_sums, key_sums, head_sums)
 
     whole = jax.eval_shape(lambda *x: fold.forward(observation, *x, sizes), maps, given)
     return jax.shard_map(
@@ -82,7 +83,7 @@ def forward(
 def _ring_of(maps, mesh) -> ring.Ring:
     num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
     size = mesh.shape[ring.AXIS]
-    return ring.Ring.of(maps[0].mask, num_queries, num_keys, size)
+    return ring.Ring.of(maps[0].weighting.mask, num_queries, num_keys, size)
 
 
 def _spread(maps, given, device_ring) -> tuple[_Stay, _GoRound]:
@@ -107,30 +108,22 @@ def _part(maps, at, row, key):
     """Returns what two chunks, of the given numbers, need to be looked at."""
     first = tiles.Origin(at[0] * row.query[0].shape[-3], at[1] * key.key[0].shape[-3])
     parts = tuple(
-        views.Factors(
-            query,
-            own_key,
-            each.mask,
-            each.bias,
-            each.score,
-            logsumexp,
-            ring_attention.moved(each.origin, first),
-        )
+        views.Factors(query, own_key, each.weighting.moved(first), logsumexp)
         for each, query, own_key, logsumexp in zip(
             maps, row.query, key.key, row.logsumexp, strict=True
         )
     )
-    return parts, fold.Given(row.given, key.given), first
+    return parts, Given(row.given, key.given), first
 
 
-def _nothing(observation, stay, go_round) -> fold.Sums:
+def _nothing(observation, stay, go_round) -> Sums:
     """Returns the sums `[C, B..., H, t, ...]` of chunks that met no other yet."""
     logsumexp, key = stay.logsumexp[0], go_round.key[0]
     *shape, num_heads, num_queries = logsumexp.shape
     batch_ndim = len(shape) - 1
     given = jax.tree.map(
         lambda x: x[(0,) * (batch_ndim + 1)][:, 0],
-        fold.Given(stay.given, go_round.given),
+        Given(stay.given, go_round.given),
     )
     nothing = observation.nothing(num_queries, key.shape[-3], given, logsumexp.dtype)
     heads = () if observation.side_by_side else (num_heads,)
@@ -140,7 +133,7 @@ def _nothing(observation, stay, go_round) -> fold.Sums:
             lambda x: jnp.broadcast_to(x, (*chunks, *heads, *x.shape)), tree
         )
 
-    return fold.Sums(
+    return Sums(
         all_of(nothing.queries, shape),
         all_of(nothing.keys, shape),
         all_of(nothing.head, shape[1:]),
@@ -165,24 +158,20 @@ def _specs(observation, maps, given):
         views.Factors(
             rows,
             rows,
-            *(
-                layout.part_specs(part, batch_ndim, share_heads=heads is not None)
-                for part in (each.mask, each.bias, each.score)
-            ),
+            layout.weighting_specs(each.weighting, share_heads=heads is not None),
             layout.Spec(*batch, heads, "sequence"),
-            jax.tree.map(lambda _: layout.Spec(), each.origin),
         )
         for each in maps
     )
     return map_specs, jax.tree.map(spec, given)
 
 
-def _specs_of_sums(observation, sums, maps) -> fold.Sums:
+def _specs_of_sums(observation, sums, maps) -> Sums:
     batch_ndim = maps[0].query.ndim - 3
     axes = layout.rows(batch_ndim)[:batch_ndim]
     axes += () if observation.side_by_side else ("heads",)
     with_positions, without = layout.Spec(*axes, "sequence"), layout.Spec(*axes)
-    return fold.Sums(
+    return Sums(
         jax.tree.map(lambda _: with_positions, sums.queries),
         jax.tree.map(lambda _: with_positions, sums.keys),
         jax.tree.map(lambda _: without, sums.head),

@@ -12,26 +12,20 @@ and bias here, and by the logsumexp into the gradient of the attention that made
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from mha_haiku.core import tiles
-from mha_haiku.core.attention import reverse_only, sweep, views
-from mha_haiku.core.attention.fold import (
-    Block,
-    Given,
-    Observation,
-    Sums,
-    Tree,
-    Walk,
-    forward,
-    take,
-)
+from mha_haiku.core import positions, tiles
+from mha_haiku.core.attention import reverse_only, scores
 from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
+from mha_haiku.core.attention.tiled import sweep, views
+from mha_haiku.core.attention.tiled.fold import Block, Walk, forward, take
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
@@ -147,7 +141,7 @@ def _differentiable(run: Callable, pull_back: Callable) -> Callable:
     def forward_rule(maps, given):
         wanted = Wanted(
             _is_perturbed(maps),
-            tuple(_is_perturbed(each.bias) for each in maps),
+            tuple(_is_perturbed(each.weighting.bias) for each in maps),
             tuple(x.perturbed for x in jax.tree.leaves(given)),
         )
         maps, given = jax.tree.map(lambda x: x.value, (maps, given))
@@ -263,13 +257,10 @@ def backward(
         return (None,) * len(maps), given_grad
     map_grads = (
         views.Factors(
-            query=query.astype(each.query.dtype),
-            key=key.astype(each.key.dtype),
-            mask=None,
-            bias=bias,
-            score=score,
-            logsumexp=logsumexp,
-            origin=None,
+            query.astype(each.query.dtype),
+            key.astype(each.key.dtype),
+            Weighting(None, bias, score, origin=None),
+            logsumexp,
         )
         for each, (query, key), (bias, score, logsumexp) in zip(
             maps, vectors, others, strict=True
@@ -295,7 +286,7 @@ def _add_tile(
       cotangents: Of the sums of the tile's queries, keys and head, or None.
       block: The queries.
       columns: The keys.
-      seen_from: As `views.Head.scores` takes it.
+      seen_from: As `views.Factors.scores` takes it.
     """
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
@@ -323,15 +314,16 @@ def _add_tile(
     log_weights_grad, own_grad = pullback(jax.tree.leaves(cotangents))
 
     def add(total, head, scores_grad):
-        query_grad, key_grad, score_grad = head.score.gradients(
+        weighting = head.weighting
+        query_grad, key_grad, score_grad = weighting.score.gradients(
             tiles.take(head.query, block.rows, 0)[:, None],
             tiles.take(head.key, columns, 0)[:, None],
             scores_grad[None],
         )
         bias = total.bias
         if bias is not None:
-            at = head.origin.rows(block.rows), head.origin.columns(columns)
-            bias = head.bias.add_gradient(bias, scores_grad[None], *at)
+            at = weighting.origin.at(block.rows, columns)
+            bias = weighting.bias.add_gradient(bias, scores_grad[None], *at)
         start = block.rows.start
         return total._replace(
             query=tiles.add(total.query, query_grad[:, 0], start, 0),
@@ -357,22 +349,29 @@ def _add_tile(
     )
 
 
-def _zeros(part: views.Factors | views.Head, wants_bias: bool) -> views.Factors:
+class _Gradients(NamedTuple):
+    """The gradients of a map, or of one head of it."""
+
+    query: Array
+    key: Array
+    bias: positions.ScoreBias | None
+    score: scores.Score
+    logsumexp: Array
+
+
+def _zeros(part: views.Factors, wants_bias: bool) -> _Gradients:
     """Returns what the gradients of a map, or of a head, begin with."""
     dtype = part.logsumexp.dtype
-    bias = jax.tree.map(jnp.zeros_like, part.bias) if wants_bias else None
-    return views.Factors(
-        query=jnp.zeros(part.query.shape, dtype),
-        key=jnp.zeros(part.key.shape, dtype),
-        mask=None,
-        bias=bias,
-        score=jax.tree.map(jnp.zeros_like, part.score),
-        logsumexp=jnp.zeros(part.logsumexp.shape, dtype),
-        origin=None,
+    bias = part.weighting.bias if wants_bias else None
+    return _Gradients(
+        jnp.zeros(part.query.shape, dtype),
+        jnp.zeros(part.key.shape, dtype),
+        *jax.tree.map(jnp.zeros_like, (bias, part.weighting.score)),
+        jnp.zeros(part.logsumexp.shape, dtype),
     )
 
 
-def _finished(gradients: views.Factors) -> views.Factors:
+def _finished(gradients: _Gradients) -> _Gradients:
     """Returns the gradients of a head as they stand in those of all heads."""
     bias, score = jax.tree.map(
         lambda x: x.squeeze(0), (gradients.bias, gradients.score)

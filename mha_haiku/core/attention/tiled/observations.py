@@ -16,8 +16,17 @@ import numpy as np
 from jax import lax
 
 from mha_haiku.core import checks, tiles
-from mha_haiku.core.attention import fold, fold_gradient, products, sweep, views
+from mha_haiku.core.attention import products
 from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.observation import (
+    NOTHING_GIVEN,
+    Given,
+    Observation,
+    Sums,
+    Tile,
+    Top,
+)
+from mha_haiku.core.attention.tiled import fold_gradient, sweep, views
 
 Array = jax.Array
 Mesh = jax.sharding.Mesh | None
@@ -111,7 +120,7 @@ class Grid(NamedTuple):
         """Returns cells `[P, Q]` without mass."""
         return jnp.zeros((self.rows.count, self.columns.count), dtype)
 
-    def add(self, cells: Array, mass: Array, tile: fold.Tile) -> Array:
+    def add(self, cells: Array, mass: Array, tile: Tile) -> Array:
         """Returns cells `[P, Q]` with what a tile adds.
 
         Args:
@@ -142,7 +151,7 @@ def bin_edges(size: int, bins: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pooled(fold.Observation):
+class _Pooled(Observation):
     """The mass of each cell."""
 
     grid: Grid
@@ -151,7 +160,7 @@ class _Pooled(fold.Observation):
         return tuple(range(bins.start, bins.stop) for bins in self.grid)
 
     def nothing(self, num_queries, num_keys, given, dtype):
-        return fold.Sums(head=self.grid.zeros(dtype))
+        return Sums(head=self.grid.zeros(dtype))
 
     def add(self, tile, sums):
         bins = self.grid.columns.membership(tile.columns, tile.weights.dtype)
@@ -164,27 +173,12 @@ def pooled(
 ) -> Array:
     """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
     factors, counts = views.counting(factors)
-    sums = fold_gradient.fold(
-        _Pooled(grid), (factors,), fold.NOTHING_GIVEN, sizes, mesh
-    )
+    sums = fold_gradient.fold(_Pooled(grid), (factors,), NOTHING_GIVEN, sizes, mesh)
     return grid.rows.mean(sums.head, counts)
 
 
-class Top(NamedTuple):
-    """The largest weights of each row.
-
-    Attributes:
-      weights: `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it
-        is NaN, without positions.
-      positions: `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
-    """
-
-    weights: Array
-    positions: Array
-
-
 @dataclasses.dataclass(frozen=True)
-class _Top(fold.Observation):
+class _Top(Observation):
     """The largest log weights of each query, and their keys."""
 
     k: int
@@ -192,7 +186,7 @@ class _Top(fold.Observation):
     def nothing(self, num_queries, num_keys, given, dtype):
         shape = num_queries, self.k
         lowest = jnp.full(shape, 2 * HIDDEN, dtype)  # below all that is masked
-        return fold.Sums((lowest, jnp.full(shape, -1, jnp.int32)))
+        return Sums((lowest, jnp.full(shape, -1, jnp.int32)))
 
     def add(self, tile, sums):
         k = min(self.k, tile.columns.size)
@@ -212,11 +206,11 @@ def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> To
     """Returns the k largest weights of each row; see `AttentionMap.top`."""
     factors, counts = views.counting(factors)
     frozen = lax.stop_gradient(factors)
-    sums = fold_gradient.fold(_Top(k), (frozen,), fold.NOTHING_GIVEN, sizes, mesh)
+    sums = fold_gradient.fold(_Top(k), (frozen,), NOTHING_GIVEN, sizes, mesh)
     log_weights, keys = sums.queries
     keys = jnp.where(log_weights > HIDDEN / 2, keys, -1)
-    at_keys = fold.Given(jnp.swapaxes(keys, -2, -3))
-    weights = fold.Sums(jnp.exp(log_weights))
+    at_keys = Given(jnp.swapaxes(keys, -2, -3))
+    weights = Sums(jnp.exp(log_weights))
     weights = fold_gradient.known(
         weights, _AtKeys(), (factors,), at_keys, sizes
     ).queries
@@ -224,11 +218,11 @@ def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> To
 
 
 @dataclasses.dataclass(frozen=True)
-class _AtKeys(fold.Observation):
+class _AtKeys(Observation):
     """The weights at the keys that are given of each query, `[T, k]`; 0 for -1."""
 
     def nothing(self, num_queries, num_keys, given, dtype):
-        return fold.Sums(jnp.zeros(given.queries.shape, dtype))
+        return Sums(jnp.zeros(given.queries.shape, dtype))
 
     def add(self, tile, sums):
         at = tile.given.queries - tile.columns.start
@@ -251,32 +245,32 @@ def largest(
     """
 
     def positions(maps):
-        sums = fold_gradient.fold(_Top(1), maps, fold.NOTHING_GIVEN, sizes, mesh)
-        return fold.Given(jnp.swapaxes(sums.queries[1], -2, -3))
+        sums = fold_gradient.fold(_Top(1), maps, NOTHING_GIVEN, sizes, mesh)
+        return Given(jnp.swapaxes(sums.queries[1], -2, -3))
 
-    sums = fold.Sums(weights[..., None])
+    sums = Sums(weights[..., None])
     sums = fold_gradient.known(sums, _AtKeys(), (factors,), positions, sizes)
     return sums.queries[..., 0]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Product(fold.Observation):
+class _Product(Observation):
     """The map times what is given of the keys, `[S, V]`."""
 
     def nothing(self, num_queries, num_keys, given, dtype):
-        return fold.Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
+        return Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
 
     def add(self, tile, sums):
         return sums._replace(queries=sums.queries + tile.weights @ tile.given.keys)
 
 
 @dataclasses.dataclass(frozen=True)
-class _TransposedProduct(fold.Observation):
+class _TransposedProduct(Observation):
     """The transposed map times what is given of the queries, `[T, V]`."""
 
     def nothing(self, num_queries, num_keys, given, dtype):
         size = given.queries.shape[-1]
-        return fold.Sums(keys=jnp.zeros((num_keys, size), dtype))
+        return Sums(keys=jnp.zeros((num_keys, size), dtype))
 
     def add(self, tile, sums):
         y = tile.given.queries[:, None]
@@ -287,7 +281,7 @@ class _TransposedProduct(fold.Observation):
 @functools.partial(jax.jit, static_argnames=("sizes", "mesh"))
 def apply(factors: views.Factors, x: Array, *, sizes: sweep.Sizes, mesh: Mesh) -> Array:
     """Returns the map times `x`; see `AttentionMap.apply`."""
-    given = fold.Given(keys=x.astype(factors.logsumexp.dtype))
+    given = Given(keys=x.astype(factors.logsumexp.dtype))
     sums = fold_gradient.fold(_Product(), (factors,), given, sizes, mesh)
     return jnp.moveaxis(sums.queries, -3, -2)
 
@@ -298,7 +292,7 @@ def apply_transposed(
 ) -> Array:
     """Returns the transposed map times `y`; see `AttentionMap.apply_transposed`."""
     factors, counts = views.counting(factors)
-    given = fold.Given(queries=y.astype(counts.dtype))
+    given = Given(queries=y.astype(counts.dtype))
     sums = fold_gradient.fold(_TransposedProduct(), (factors,), given, sizes, mesh)
     has_nan = jnp.isnan(counts).any(-1)[..., None, None]
     return jnp.moveaxis(jnp.where(has_nan, jnp.nan, sums.keys), -3, -2)
@@ -328,7 +322,7 @@ def factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Divergence(fold.Observation):
+class _Divergence(Observation):
     """The Jensen-Shannon divergences of all pairs of heads, summed over queries.
 
     That of two rows is the entropy of their mean less the mean of their entropies.
@@ -338,7 +332,7 @@ class _Divergence(fold.Observation):
 
     def nothing(self, num_queries, num_keys, given, dtype):
         shape = (given.queries[0].shape[-1], given.queries[-1].shape[-1])
-        return fold.Sums(head=jnp.zeros(shape, dtype))
+        return Sums(head=jnp.zeros(shape, dtype))
 
     def add(self, tile, sums):
         logs, other_logs = tile.log_weights[0], tile.log_weights[-1]
@@ -378,9 +372,7 @@ def divergence(
     sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
     # [B..., T, 1, H]: what is given of a head is here that of all heads.
     all_weigh = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in weighs]
-    sums = fold_gradient.fold(
-        _Divergence(), maps, fold.Given(tuple(all_weigh)), sizes, mesh
-    )
+    sums = fold_gradient.fold(_Divergence(), maps, Given(tuple(all_weigh)), sizes, mesh)
     in_both = functools.partial(jnp.einsum, "...ht,...gt->...hg")
     count = in_both(weighs[0], weighs[-1])
     has_nan = in_both(sees[0], sees[-1]) > count

@@ -1,117 +1,25 @@
-"""Observations of a map, and the one walk over its tiles that runs them all.
+"""The one walk over the tiles of a map, which runs any observation of it.
 
 `B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads. An observation says what it carries and what a tile adds; the walk
-skips tiles that the mask rules out and holds no `[T, S]` array. `fold_gradient` has the
-fold that can be differentiated.
+in a tile; H heads. The walk skips tiles that the mask rules out and holds no `[T, S]`
+array. `fold_gradient` has the fold that can be differentiated.
 """
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import sweep, views
 from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.observation import Given, Observation, Sums, Tile, Tree
+from mha_haiku.core.attention.tiled import sweep, views
 
 Array = jax.Array
-Tree = Any  # a pytree of arrays
-
-
-class Sums(NamedTuple):
-    """What an observation adds up; pytrees of arrays, each of which may be empty.
-
-    Attributes:
-      queries: `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
-      keys: `[S, ...]`, `[C, ...]` in a tile: for each key, over the queries.
-      head: For the whole head, over both; any shape.
-    """
-
-    queries: Tree = ()
-    keys: Tree = ()
-    head: Tree = ()
-
-
-class Given(NamedTuple):
-    """Arrays that an observation needs; pytrees.
-
-    Attributes:
-      queries: `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is
-        the same in all. In a tile `[R, ...]`.
-      keys: `[B..., S, H, ...]`, likewise; `[C, ...]` in a tile.
-    """
-
-    queries: Tree = ()
-    keys: Tree = ()
-
-
-NOTHING_GIVEN = Given()
-
-
-class Tile(NamedTuple):
-    """A tile of one head of one example.
-
-    Attributes:
-      weights: `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each
-        map. Queries that an earlier block has counted have weights of 0.
-      log_weights: Their logarithms, finite and very low where they are 0.
-      rows: The queries, as positions in the map.
-      columns: The keys, likewise.
-      given: What was given of these queries and keys.
-    """
-
-    weights: Array
-    log_weights: Array
-    rows: tiles.Span
-    columns: tiles.Span
-    given: Given
-
-
-class Observation(abc.ABC):
-    """What can be asked of a map: a frozen dataclass of what is static."""
-
-    # Whether a tile has all heads of one or two maps, so that they can be compared.
-    side_by_side: ClassVar[bool] = False
-
-    @abc.abstractmethod
-    def nothing(
-        self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
-    ) -> Sums:
-        """Returns the sums of R queries, S keys and a head before any tile.
-
-        Args:
-          num_queries: R.
-          num_keys: S.
-          given: What was given, of one head.
-          dtype: Of the weights.
-        """
-
-    @abc.abstractmethod
-    def add(self, tile: Tile, sums: Sums) -> Sums:
-        """Returns the sums of a tile's queries, keys and head after the tile.
-
-        What it adds must be 0 where weights are 0: tiles that the mask rules out are
-        skipped, and tiles may repeat rows and columns, which then weigh nothing.
-        To be differentiated it has to add to the sums; what it does otherwise (the
-        largest so far) has to be of `lax.stop_gradient(tile.weights)`.
-        """
-
-    def merge(self, first: Tree, second: Tree) -> Tree:
-        """Returns the sums of queries over the keys of two devices together.
-
-        Sums of keys and of the head add up.
-        """
-        return jax.tree.map(jnp.add, first, second)
-
-    def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
-        """Returns the consecutive queries and keys that the walk is to cover."""
-        return range(num_queries), range(num_keys)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -221,7 +129,7 @@ class Walk:
     """
 
     observation: Observation
-    heads: tuple[views.Head, ...]
+    heads: tuple[views.Factors, ...]
     given: Given
     sizes: sweep.Sizes
     first: tiles.Origin | None
@@ -247,14 +155,14 @@ class Walk:
             queries, keys = observation.part(num_queries, num_keys)
 
         masks_agree = not observation.side_by_side or (
-            len(maps) == 1 and not maps[0].mask.has_heads(len(example))
+            len(maps) == 1 and not maps[0].weighting.mask.has_heads()
         )
 
         def head_of_map(factors):
             if not observation.side_by_side:
-                return views.head_of(factors, example, head)
+                return factors.head(example, head)
             heads = jnp.arange(factors.query.shape[-2])
-            return jax.vmap(lambda i: views.head_of(factors, example, i))(heads)
+            return jax.vmap(lambda i: factors.head(example, i))(heads)
 
         def given_of_head(x):
             x = tiles.at_batch(x, example)
@@ -305,19 +213,17 @@ class Walk:
         self, function: Callable[[tiles.Span, Any, Tree], Tree], block: Block, carry
     ) -> Tree:
         """Returns `carry` after `function(columns, seen_from, carry)` of a block."""
-        mask = self.heads[0].mask if self.masks_agree else None
-        origin = self.heads[0].origin
+        weighting = self.heads[0].weighting if self.masks_agree else None
         if self.observation.side_by_side:
-            mask, origin = jax.tree.map(lambda x: x[0], (mask, origin))
+            weighting = jax.tree.map(lambda x: x[0], weighting)
         return sweep.over_keys(
             function,
             carry,
-            mask,
+            weighting,
             block.rows,
             self.num_keys,
             self.sizes.columns,
             (self.keys.start, self.keys.stop),
-            origin,
         )
 
     def log_weights(self, block: Block, columns: tiles.Span, seen_from: Any) -> tuple:

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import masks, tiles
+from mha_haiku.core import tiles
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 _MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
@@ -196,31 +197,30 @@ def over_rows(
 def over_keys(
     body: Callable[[tiles.Span, Array | None, Any], Any],
     carry: Any,
-    mask: masks.Mask | None,
+    weighting: Weighting | None,
     rows: tiles.Span,
     num_keys: int,
     width: int,
     keys: tuple[int, int] | None = None,
-    origin: tiles.Origin = tiles.Origin(),  # noqa: B008
 ) -> Any:
     """Returns `carry` after `body(columns, seen_from, carry)` of the tiles of a row.
 
     Tiles that no query of the block can see are left out.
 
     Args:
-      body: Gets `columns`, and `seen_from` as `views.Head.scores` takes it.
+      body: Gets `columns`, and `seen_from` as `views.Factors.scores` takes it.
       carry: A pytree.
-      mask: The mask of the head; None: no tile is left out.
+      weighting: That of the head, for mask and origin; None: no tile is left out.
       rows: The queries of the block.
       num_keys: S.
       width: Of a tile, at most S.
       keys: (start, stop) of the keys to cover; None: all.
-      origin: Where the first query and key stand, for the mask.
     """
     count = -(-num_keys // width)
     start, stop = 0, num_keys
     open_start, open_stop = 0, 0
-    if mask is not None:
+    if weighting is not None:
+        mask, origin = weighting.mask, weighting.origin
         there = _ends(origin.rows(rows)), _ends(origin.columns(tiles.Span(0, num_keys)))
         start, stop = (x - origin.key for x in mask.key_range(*there))
         open_start, open_stop = (x - origin.key for x in mask.open_range(*there))

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import checks, tiles
-from mha_haiku.core.attention import dense, gradients, products, sweep, views
+from mha_haiku.core.attention import dense, gradients, products
 from mha_haiku.core.attention.inputs import HIDDEN, Inputs, dropout_factors
+from mha_haiku.core.attention.tiled import sweep, views
 
 Array = jax.Array
 
@@ -107,11 +108,10 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             mixed, total, largest = sweep.over_keys(
                 functools.partial(add_tile, rows),
                 sums,
-                view.mask,
+                view.weighting,
                 rows,
                 num_keys,
                 sizes.columns,
-                origin=view.origin,
             )
             # Where all is hidden, the largest score is HIDDEN itself, and each weight
             # exp(HIDDEN - HIDDEN) = 1, which means nothing.
@@ -163,19 +163,15 @@ def backward(
                 tiles.take(view.query, rows, 0)[:, None],
                 tiles.take(view.key, columns, 0)[:, None],
                 tiles.take(value, columns, 0)[:, None],
-                view.score,
+                view.weighting.score,
                 tile,
                 None if dropout is None else dropout(rows, columns)[None],
                 row_gradients,
             )
             query_grad, key_grad, value_grad, bias_grad, score_grad = sums
             if wants_bias:
-                bias_grad = view.bias.add_gradient(
-                    bias_grad,
-                    part.tile,
-                    view.origin.rows(rows),
-                    view.origin.columns(columns),
-                )
+                at = view.weighting.origin.at(rows, columns)
+                bias_grad = view.weighting.bias.add_gradient(bias_grad, part.tile, *at)
             return (
                 query_grad + part.query[:, 0],
                 tiles.add(key_grad, part.key[:, 0].T, columns.start, 1),
@@ -199,11 +195,10 @@ def backward(
             part, *sums = sweep.over_keys(
                 functools.partial(add_tile, rows, row_gradients),
                 (jnp.zeros((rows.size, view.query.shape[-1]), dtype), *sums),
-                view.mask,
+                view.weighting,
                 rows,
                 num_keys,
                 sizes.columns,
-                origin=view.origin,
             )
             return tiles.add(query_grad, part, rows.start, 0), *sums
 
@@ -213,8 +208,7 @@ def backward(
             jnp.zeros(view.query.shape, dtype),
             jnp.zeros(view.key.shape[::-1], dtype),
             jnp.zeros(value.shape[::-1], dtype),
-            jax.tree.map(jnp.zeros_like, view.bias) if wants_bias else None,
-            jax.tree.map(jnp.zeros_like, view.score),
+            *_zeros(view.weighting, wants_bias),
         )
         sums = sweep.over_rows(add_block, sums, num_queries, sizes.rows)
         query_grad, key_grad, value_grad, *head_grads = sums
@@ -223,8 +217,7 @@ def backward(
 
     totals = (
         *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
-        jax.tree.map(jnp.zeros_like, inputs.bias) if wants_bias else None,
-        jax.tree.map(jnp.zeros_like, inputs.score),
+        *_zeros(inputs.weighting, wants_bias),
     )
     axes = (1, 1, 1, 0, 0)
     return sweep.summed_over_heads(
@@ -235,13 +228,20 @@ def backward(
 attend = gradients.differentiable(forward, backward)
 
 
+def _zeros(weighting, wants_bias):
+    """Returns what gradients of bias, if wanted, and score begin with."""
+    bias = weighting.bias if wants_bias else None
+    return jax.tree.map(jnp.zeros_like, (bias, weighting.score))
+
+
 def _view(inputs, example, head, *, nonfinite):
     """Returns a head and its values `[S, V]`, with nonfinite vectors replaced.
 
     Queries and keys become `nonfinite`: NaN, which reaches their own scores alone, or
     0. Values become 0, as the sums over keys would spread NaN to rows it is masked for.
     """
-    view, num_heads = views.head_of(inputs, example, head), inputs.query.shape[-2]
+    whole = views.Factors(inputs.query, inputs.key, inputs.weighting)
+    view, num_heads = whole.head(example, head), inputs.query.shape[-2]
     value = views.key_head(inputs.value, example, head, num_heads)
     if inputs.nonfinite is None:
         return view, value
@@ -252,8 +252,7 @@ def _view(inputs, example, head, *, nonfinite):
         jnp.where(is_nonfinite, nonfinite, x)
         for is_nonfinite, x in ((queries, view.query), (keys, view.key))
     )
-    view = dataclasses.replace(view, query=query, key=key)
-    return view, jnp.where(keys, 0, value)
+    return view._replace(query=query, key=key), jnp.where(keys, 0, value)
 
 
 def _dropout(inputs, options, example, head):

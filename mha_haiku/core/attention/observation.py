@@ -1,0 +1,120 @@
+"""What can be asked of a map tile by tile, so that no `[T, S]` array is ever held.
+
+`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
+in a tile; H heads. An observation says what it carries and what a tile adds; `tiled`
+has the walk that runs it, and its gradient.
+"""
+
+import abc
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import tiles
+
+Array = jax.Array
+Tree = Any  # a pytree of arrays
+
+
+class Sums(NamedTuple):
+    """What an observation adds up; pytrees of arrays, each of which may be empty.
+
+    Attributes:
+      queries: `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
+      keys: `[S, ...]`, `[C, ...]` in a tile: for each key, over the queries.
+      head: For the whole head, over both; any shape.
+    """
+
+    queries: Tree = ()
+    keys: Tree = ()
+    head: Tree = ()
+
+
+class Given(NamedTuple):
+    """Arrays that an observation needs; pytrees.
+
+    Attributes:
+      queries: `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is
+        the same in all. In a tile `[R, ...]`.
+      keys: `[B..., S, H, ...]`, likewise; `[C, ...]` in a tile.
+    """
+
+    queries: Tree = ()
+    keys: Tree = ()
+
+
+NOTHING_GIVEN = Given()
+
+
+class Tile(NamedTuple):
+    """A tile of one head of one example.
+
+    Attributes:
+      weights: `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each
+        map. Queries that an earlier block has counted have weights of 0.
+      log_weights: Their logarithms, finite and very low where they are 0.
+      rows: The queries, as positions in the map.
+      columns: The keys, likewise.
+      given: What was given of these queries and keys.
+    """
+
+    weights: Array
+    log_weights: Array
+    rows: tiles.Span
+    columns: tiles.Span
+    given: Given
+
+
+class Observation(abc.ABC):
+    """What can be asked of a map: a frozen dataclass of what is static."""
+
+    # Whether a tile has all heads of one or two maps, so that they can be compared.
+    side_by_side: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def nothing(
+        self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
+    ) -> Sums:
+        """Returns the sums of R queries, S keys and a head before any tile.
+
+        Args:
+          num_queries: R.
+          num_keys: S.
+          given: What was given, of one head.
+          dtype: Of the weights.
+        """
+
+    @abc.abstractmethod
+    def add(self, tile: Tile, sums: Sums) -> Sums:
+        """Returns the sums of a tile's queries, keys and head after the tile.
+
+        What it adds must be 0 where weights are 0: tiles that the mask rules out are
+        skipped, and tiles may repeat rows and columns, which then weigh nothing.
+        To be differentiated it has to add to the sums; what it does otherwise (the
+        largest so far) has to be of `lax.stop_gradient(tile.weights)`.
+        """
+
+    def merge(self, first: Tree, second: Tree) -> Tree:
+        """Returns the sums of queries over the keys of two devices together.
+
+        Sums of keys and of the head add up.
+        """
+        return jax.tree.map(jnp.add, first, second)
+
+    def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
+        """Returns the consecutive queries and keys that the walk is to cover."""
+        return range(num_queries), range(num_keys)
+
+
+class Top(NamedTuple):
+    """The largest weights of each row.
+
+    Attributes:
+      weights: `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it
+        is NaN, without positions.
+      positions: `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
+    """
+
+    weights: Array
+    positions: Array

@@ -1,0 +1,115 @@
+"""What a map is made from, one head of it at a time, and the scores of its tiles.
+
+`B...` batch axes, R of T query positions, C of S key positions, H query heads, G key
+heads (G divides H), K size per head.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import masks, tiles
+from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.weighting import Weighting
+
+Array = jax.Array
+
+
+class Factors(NamedTuple):
+    """What a map is made from; or one head of it, whose arrays have no B... and H.
+
+    Attributes:
+      query: `[B..., T, H, K]`; of a head `[T, K]`.
+      key: `[B..., S, G, K]`; of a head `[S, K]`.
+      weighting: Mask, bias, score and origin, aligned.
+      logsumexp: `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None
+        where it is not known yet.
+    """
+
+    query: Array
+    key: Array
+    weighting: Weighting
+    logsumexp: Array | None = None
+
+    def head(self, example: tuple, head: Array) -> "Factors":
+        """Returns one head of one example.
+
+        Args:
+          example: An index per batch axis; may be traced.
+          head: The index of the head, likewise.
+        """
+        whole, num_heads = self, self.query.shape[-2]
+        if not num_heads:
+            # A walk over no heads is traced all the same, to learn the shapes that it
+            # returns, and no axis of size 0 can be indexed.
+            whole, num_heads = jax.tree.map(_with_one_head, self), 1
+        query, key, weighting, logsumexp = whole
+        if logsumexp is not None:
+            logsumexp = tiles.at_batch(logsumexp, (*example, head))
+        return Factors(
+            tiles.at_batch(query, example)[:, head],
+            key_head(key, example, head, num_heads),
+            weighting.at_head(example, head),
+            logsumexp,
+        )
+
+    def scores(
+        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
+    ) -> Array:
+        """Returns the scores `[R, C]` of a tile of a head, HIDDEN where masked.
+
+        Args:
+          rows: R queries.
+          columns: C keys.
+          seen_from: Keys before this position are hidden as well; None: the mask is
+            known to allow all of the tile.
+        """
+        query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
+        weighting = self.weighting
+        if seen_from is None:
+            weighting = weighting._replace(mask=masks.full())
+        at = weighting.origin.at(rows, columns)
+        tile = weighting.scores(query[:, None], key[:, None], *at, hidden=HIDDEN)[0]
+        if seen_from is None or (isinstance(seen_from, int) and not seen_from):
+            return tile
+        return jnp.where(tiles.on_columns(columns) >= seen_from, tile, HIDDEN)
+
+
+def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, Array]:
+    """Returns a map of the rows that can be summed over, and which of its rows count.
+
+    What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
+    NaN. So rows of NaN weigh nothing here, and whoever finishes the sums puts NaN where
+    such a row counts.
+
+    Args:
+      factors: Of the map.
+      counted: `[B..., T]` booleans, the queries that count; None: all that see.
+
+    Returns:
+      Factors in which rows that do not count, and rows of NaN, have no weights; and
+      `[B..., H, T]`: 1 for a row that counts, 0 for one that does not, NaN for one that
+      counts and is NaN.
+    """
+    logsumexp, is_nan = factors.logsumexp, jnp.isnan(factors.logsumexp)
+    counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(logsumexp.dtype)
+    if counted is not None:
+        counts = jnp.where(counted[..., None, :], counts, 0)
+    has_weights = counts > 0
+    query = factors.query
+    if isinstance(
+        factors.weighting.mask, masks.Full
+    ):  # else zeros stand for NaN in it already
+        query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
+    logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
+    return factors._replace(query=query, logsumexp=logsumexp), counts
+
+
+def _with_one_head(array: Array) -> Array:
+    return jnp.zeros([size or 1 for size in array.shape], array.dtype)
+
+
+def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
+    """Returns the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
+    return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
