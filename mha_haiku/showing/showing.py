@@ -135,7 +135,7 @@ def _title(maps, kinds) -> str:
     shape = " x ".join(map(str, first.shape[-3:]))
     if others:
         return f"Attention of {len(maps)} layers, {shape} each"
-    return f"{name.capitalize()}, {shape}, mask {first.mask}"
+    return f"{name.capitalize()}, {shape}, mask {first.weighting.mask}"
 
 
 def _inline(whole: dossier.Dossier, html: str) -> str:

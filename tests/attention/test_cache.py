@@ -115,7 +115,8 @@ def test_each_new_query_attends_as_among_all(window, keep_queries):
     weights = whole.weights()
     for b, t in enumerate(at):
         if gates is not None:
-            np.testing.assert_array_equal(whole.weighting.gates[b, : t + 1], gates[b, : t + 1])
+            kept = whole.weighting.gates
+            np.testing.assert_array_equal(kept[b, : t + 1], gates[b, : t + 1])
         written = wanted.weights[b] * (np.arange(S) <= t)[:, None]
         np.testing.assert_allclose(weights[b], written, atol=1e-6)
 

@@ -418,7 +418,9 @@ def test_gates_count_in_what_weights_move(channels):
     @jax.jit
     def found(maps):
         gated = [
-            dataclasses.replace(layer, gates=jnp.float32(gate))
+            dataclasses.replace(
+                layer, weighting=layer.weighting._replace(gates=jnp.float32(gate))
+            )
             for layer, gate in zip(maps, gates, strict=True)
         ]
         options = {"output_weights": projections, "residual": 0.3}

@@ -164,7 +164,8 @@ def test_the_map_of_a_text_is_that_of_the_whole(name):
         assert found.shape == wanted.shape
         for b, n in enumerate(LENGTHS + STEPS):
             if gate is not None:
-                np.testing.assert_allclose(found.weighting.gates[b, :n], gate[b, :n], atol=1e-5)
+                kept = found.weighting.gates
+                np.testing.assert_allclose(kept[b, :n], gate[b, :n], atol=1e-5)
             is_row = (np.arange(S) < n)[:, None]
             own = found.weights()[b]
             np.testing.assert_allclose(own, np.asarray(wanted[b]) * is_row, atol=1e-5)
