@@ -181,7 +181,7 @@ FITTING = {"query": QUERY, "key": KEY, "value": VALUE}
             {"implementation": "dens"},
             "one of auto, dense.*got 'dens'. Did you mean 'dense'",
         ),
-        ({"score": "dot"}, "score must be None or a Score, as dot_product, .*'dot'"),
+        ({"score": "dot"}, "score must be None, a function .*a Score, as dot_product.. returns; got 'dot'"),
         ({"normalizer": "softmax"}, "as sink, unnormalized return; got 'soft"),
         ({"normalizer": sink}, "as sink, unnormalized return; got <func"),
         ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), got 1.0"),

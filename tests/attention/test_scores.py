@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku.core.attention import scores
+from mha_haiku.core.attention import additive, scores
 from tests import oracles
 
 B, T, S, H, K = 2, 3, 5, 4, 6
@@ -39,7 +39,7 @@ def test_additive_score(num_key_heads, batch, arrays, check):
     def stated(query, key, head):
         return weight[head] @ np.tanh(query + key)
 
-    check(inputs, {"score": scores.additive(weight)}, {"score": stated})
+    check(inputs, {"score": additive(weight)}, {"score": stated})
 
 
 def test_scores_written_by_hand():
@@ -55,7 +55,7 @@ def test_scores_written_by_hand():
     weight = jnp.asarray([[0.5, -2.0]])
     expected = [0.5 * math.tanh(4) - 2 * math.tanh(1), 0.5 * math.tanh(1)]
     expected[1] -= 2 * math.tanh(3)
-    np.testing.assert_allclose(scores.additive(weight)(query, key), [[expected]], 1e-6)
+    np.testing.assert_allclose(additive(weight)(query, key), [[expected]], 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -69,7 +69,7 @@ def test_scores_of_halves_are_summed_in_float32(dtype, kind):
     else:
         key = jnp.full([1, 1, 1024], 20, dtype)
         weight = jnp.full([1, 1024], 2.0**-12).at[0, 0].set(256)
-        score, expected = scores.additive(weight), 256 + 1023 * 2.0**-12
+        score, expected = additive(weight), 256 + 1023 * 2.0**-12
     found = score(query, key)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, [[[expected]]], rtol=1e-6)
@@ -77,10 +77,8 @@ def test_scores_of_halves_are_summed_in_float32(dtype, kind):
 
 def test_score_is_a_pytree_whose_scale_is_static():
     assert not jax.tree.leaves(scores.dot_product(scale=2.0, soft_cap=3.0))
-    assert len(jax.tree.leaves(scores.additive(jnp.ones([H, K])))) == 1
-    stacked = jax.vmap(lambda weight: scores.additive(weight).aligned(1))(
-        jnp.ones([7, H, K])
-    )
+    assert len(jax.tree.leaves(additive(jnp.ones([H, K])))) == 1
+    stacked = jax.vmap(lambda weight: additive(weight).aligned(1))(jnp.ones([7, H, K]))
     assert stacked.weight.shape == (7, 1, H, K)
     assert stacked.aligned(2) is stacked
 
@@ -100,4 +98,4 @@ def test_scale_must_be_finite_and_not_negative(scale):
 @pytest.mark.parametrize("shape", [(K,), (1, H, K), ()])
 def test_additive_weight_must_have_two_axes(shape):
     with pytest.raises(ValueError, match=r"weight must be \[H, K\], got shape"):
-        scores.additive(jnp.ones(shape))
+        additive(jnp.ones(shape))

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import attention
-from mha_haiku.core.modules import multi_head_attention
+from mha_haiku.core.modules import no_attention
 
 B, T, S, H, K, V = 2, 4, 6, 5, 3, 7
 
@@ -23,6 +23,6 @@ def make_map(seed=0, *, batch=(B,), queries=T, keys=S, heads=H, mask=None, **opt
 
 def make_empty():
     """Returns the map of a layer whose heads are all pruned."""
-    return multi_head_attention.map_of_no_heads(
+    return no_attention.map_of_no_heads(
         jnp.zeros((B, T, 1)), jnp.zeros((B, S, 1)), None
     )

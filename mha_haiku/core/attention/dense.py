@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import gradients, products
-from mha_haiku.core.attention.inputs import Inputs, dropout_factors
+from mha_haiku.core.attention import dropout, gradients, products
+from mha_haiku.core.attention.inputs import Inputs
 
 Array = jax.Array
 
@@ -83,6 +83,6 @@ def _dropout(inputs, dropout_rate):
         return None
     shape, (rows, columns) = inputs.map_shape, _spans(inputs)
     factors = jax.vmap(
-        lambda n: dropout_factors(inputs.rng, dropout_rate, n, rows, columns)
+        lambda n: dropout.factors(inputs.rng, dropout_rate, n, rows, columns)
     )(jnp.arange(math.prod(shape[:-2])))
     return factors.reshape(shape)

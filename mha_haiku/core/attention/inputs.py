@@ -108,34 +108,3 @@ class Inputs(NamedTuple):
         """`(B..., H, T, S)`."""
         *batch_shape, num_queries, num_heads, _ = self.query.shape
         return (*batch_shape, num_heads, num_queries, self.key.shape[-3])
-
-
-def dropout_factors(
-    rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
-) -> Array:
-    """Returns what each weight of a tile is multiplied by: 0 or 1 / (1 - rate).
-
-    Each weight has a key of its own, folded from its head, row and column, so that the
-    same weights are dropped whatever tiles they are computed in.
-
-    Args:
-      rng: The key of the dropout.
-      rate: Share of zeros, in [0, 1).
-      head: Which head of which example, counted over all.
-      rows: R positions of queries.
-      columns: C positions of keys.
-
-    Returns:
-      `[R, C]` float32.
-    """
-    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
-        rng = jax.random.wrap_key_data(rng)  # a raw one, as `hk.next_rng_key` gives it
-    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(
-        jax.random.fold_in(rng, head), tiles.as_array(rows)
-    )
-    fold_columns = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = jax.vmap(fold_columns, (0, None))(row_keys, tiles.as_array(columns))
-    # A folded key is a hash already: its first word serves as the random bits.
-    bits = jax.random.key_data(keys)[..., 0]
-    is_kept = bits >= jnp.uint32(round(rate * 2**32))
-    return is_kept.astype(jnp.float32) / (1 - rate)

@@ -1,4 +1,4 @@
-"""How well a query and a key match: scaled dot products, additive and kernel scores.
+"""How well a query and a key match: scaled dot products, and any function of both.
 
 `B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
 per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to
@@ -94,16 +94,20 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     Raises:
       TypeError: If it is none of them, or a class of the user is no pytree.
     """
-    makers = dot_product, additive, cosine, sigmoid, linear
     if value is None:
         return dot_product()
-    if any(value is maker for maker in makers):
-        raise TypeError(
-            f"score must be what {value.__name__} returns: {value.__name__}(...)."
-        )
     if not isinstance(value, (Score, type)) and callable(value):
+        if getattr(value, "__annotations__", {}).get("return") is Score:
+            raise TypeError(
+                f"score must be what {value.__name__} returns: {value.__name__}(...)."
+            )
         return OfFunction(value)
-    return tiles.checked_pytree("score", checks.made_by("score", value, Score, makers))
+    if not isinstance(value, Score):
+        raise TypeError(
+            "score must be None, a function of queries and keys, or a Score, as "
+            f"dot_product() returns; got {checks.shown(value)}."
+        )
+    return tiles.checked_pytree("score", value)
 
 
 def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Score:
@@ -121,63 +125,6 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     if soft_cap is not None:
         checks.positive_number("soft_cap", soft_cap)
     return DotProduct(scale, soft_cap)
-
-
-def additive(weight: Array) -> Score:
-    """Returns the score `weight . tanh(query + key)`.
-
-    Args:
-      weight: `[H, K]`.
-
-    Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
-    """
-    if jnp.ndim(weight) != 2:
-        raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
-    return Additive(weight)
-
-
-def cosine(scale: Array | float = 10.0) -> Score:
-    """Returns the score `scale * cos(query, key)`, which no length of a vector changes.
-
-    Args:
-      scale: `[H]`, or one number for all heads.
-
-    Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
-    head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
-    """
-    scale = jnp.asarray(scale, float)
-    if scale.ndim > 1:
-        raise ValueError(f"scale must be [H] or a number, got shape {scale.shape}.")
-    return Cosine(jnp.atleast_1d(scale))
-
-
-def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
-    """Returns the log of `sigmoid(scale * query . key + offset)`.
-
-    With `normalizers.unnormalized()` the weights are these sigmoids themselves, each by
-    itself: sigmoid attention.
-
-    Args:
-      scale: Of at least 0; None means 1 / sqrt(K).
-      offset: -log(S) lets the weights of a row sum to about 1 at the start.
-
-    Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.
-    """
-    if scale is not None:
-        checks.non_negative_number("scale", scale)
-    checks.number("offset", offset)
-    return Sigmoid(scale, offset)
-
-
-def linear() -> Score:
-    """Returns the log of `feature(query) . feature(key)`, where `feature = elu + 1`.
-
-    Weights are then these products, over their sum or, with
-    `normalizers.unnormalized()`, as they are: linear attention, computed pair by pair.
-
-    Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
-    """
-    return Linear()
 
 
 @tiles.pytree(meta=("scale", "soft_cap"))
@@ -202,7 +149,7 @@ class DotProduct(Score):
         scale = self.scale_of(query.shape[-1])
         if self.soft_cap is not None:
             capped = self(query, key) / self.soft_cap
-            cotangent = _chained(cotangent, 1 - capped**2)
+            cotangent = chained(cotangent, 1 - capped**2)
         query_grad = products.mix(cotangent, key) * scale
         key_grad = products.gather(cotangent, query, key.shape[-2]) * scale
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
@@ -210,69 +157,6 @@ class DotProduct(Score):
     def scale_of(self, size: int) -> float:
         """Returns the scale of products of vectors `[size]`."""
         return 1 / math.sqrt(size) if self.scale is None else self.scale
-
-
-@tiles.pytree(data=("weight",))
-class Additive(Score):
-    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
-
-    A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
-    """
-
-    weight: Array
-
-    def __call__(self, query, key):
-        dtype = products.accumulation_dtype(query.dtype)
-        key = repeat_heads(key, query.shape[-2])
-        pairs = query[..., :, None, :, :].astype(dtype) + key[..., None, :, :, :]
-        weight = self.aligned(query.ndim - 3).weight.astype(dtype)
-        return jnp.moveaxis(
-            (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
-        )
-
-    def aligned(self, batch_ndim):
-        if jnp.ndim(self.weight) == batch_ndim + 2:
-            return self
-        return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
-
-    def axes(self):
-        return Additive(tiles.batch_axes(jnp.ndim(self.weight) - 2) + "H.")
-
-    def check(self, num_heads, key_size):
-        wanted = (*self.weight.shape[:-2], num_heads, key_size)
-        tiles.check_axes("weight", self.weight, wanted, "[H, K]")
-
-
-@tiles.pytree(data=("scale",))
-class Cosine(Score):
-    """`scale * cos(query, key)`; the scale is `[H]` or `[B..., H]`, H may be 1."""
-
-    scale: Array
-
-    def __call__(self, query, key):
-        scale = self.aligned(query.ndim - 3).scale[..., None, None]
-        cosines = products.pair(_directions(query), _directions(key))
-        return cosines * scale.astype(cosines.dtype)
-
-    def aligned(self, batch_ndim):
-        if jnp.ndim(self.scale) == batch_ndim + 1:
-            return self
-        return Cosine(self.scale.reshape((1,) * batch_ndim + self.scale.shape))
-
-    def axes(self):
-        return Cosine(tiles.batch_axes(jnp.ndim(self.scale) - 1) + "H")
-
-    def check(self, num_heads, key_size):
-        if self.scale.shape[-1] not in (1, num_heads):
-            wanted = (*self.scale.shape[:-1], num_heads)
-            tiles.check_axes("scale", self.scale, wanted, "[H]")
-
-
-def _directions(x: Array) -> Array:
-    """Returns vectors of length 1 in the dtype of scores; 0 stays 0."""
-    x = x.astype(products.accumulation_dtype(x.dtype))
-    size = jnp.square(x).sum(-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.where(size == 0, 1, size))
 
 
 @tiles.pytree(meta=("function",))
@@ -298,52 +182,6 @@ class OfFunction(Score):
         return scores.astype(products.accumulation_dtype(query.dtype))
 
 
-@tiles.pytree(meta=("scale", "offset"))
-class Sigmoid(Score):
-    """`log sigmoid(scale * query . key + offset)`."""
-
-    scale: float | None
-    offset: float
-
-    def __call__(self, query, key):
-        return jax.nn.log_sigmoid(self._inside(query, key))
-
-    def gradients(self, query, key, cotangent):
-        cotangent = _chained(cotangent, jax.nn.sigmoid(-self._inside(query, key)))
-        return *DotProduct(self.scale, None).gradients(query, key, cotangent)[:2], self
-
-    def _inside(self, query, key):
-        return DotProduct(self.scale, None)(query, key) + self.offset
-
-
-@tiles.pytree()
-class Linear(Score):
-    """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
-
-    def __call__(self, query, key):
-        return jnp.log(self._kernel(_features(query), _features(key)))
-
-    def gradients(self, query, key, cotangent):
-        # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
-        own, its = _features(query), _features(key)
-        cotangent = cotangent / self._kernel(own, its)
-        query_grad = products.mix(cotangent, its) * jnp.minimum(own, 1)
-        key_grad = products.gather(cotangent, own, key.shape[-2]) * jnp.minimum(its, 1)
-        return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
-
-    def _kernel(self, query, key):
-        """Returns products `[B..., H, R, C]`, none too small to be divided by."""
-        kernel = products.pair(query, key)
-        limits = jnp.finfo(kernel.dtype)
-        return jnp.maximum(kernel, limits.tiny / limits.eps)
-
-
-def _features(x: Array) -> Array:
-    """Returns `elu(x) + 1` in the dtype of scores."""
-    x = x.astype(products.accumulation_dtype(x.dtype))
-    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
-
-
 def repeat_heads(key: Array, num_heads: int) -> Array:
     """Returns `[..., S, H, K]` from `[..., S, G, K]`, each head H / G times."""
     num_key_heads = key.shape[-2]
@@ -352,7 +190,7 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
     return jnp.repeat(key, num_heads // num_key_heads, axis=-2)
 
 
-def _chained(cotangent: Array, slope: Array) -> Array:
+def chained(cotangent: Array, slope: Array) -> Array:
     """Returns their product, 0 for masked pairs even where their scores are NaN."""
     return jnp.where(cotangent == 0, 0, cotangent * slope)
 

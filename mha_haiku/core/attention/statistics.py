@@ -1,112 +1,26 @@
-"""Statistics of what a head does: one entry each, from one pass over its map.
+"""The statistics of what a head does, one entry each; add another here.
 
 `B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile; P bins of queries and Q bins of keys in a pooled map. An entry of
-`STATISTICS` says what a tile adds for each query, and how that becomes the statistic.
-What is linear in the weights adds a column to one matrix product that all share.
+of them in a tile; P bins of queries and Q bins of keys in a pooled map. `statistic.py`
+says what an entry is.
 """
 
-import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import display
-from mha_haiku.core.attention import observation
+from mha_haiku.core.attention.statistic import (
+    HeadStatistic,
+    RowSum,
+    Statistic,
+    linear,
+)
 
 Array = jax.Array
-
-
-class RowSum(NamedTuple):
-    """What adds up over the keys of each query.
-
-    Attributes:
-      from_tile: From a tile and its products with the columns, `[R]` each, to what it
-        adds, `[R]`; or to a tuple of such, where `size` says how many. 0 where weights
-        are 0, as tiles are skipped and rows and columns repeat; see `Observation`.
-      columns: Functions of a tile, to `[C]` each: numbers of its keys whose sums,
-        weighted by the weights, are wanted. All columns of all sums are one matrix
-        product, which makes them nearly free.
-      size: How many sums it is, of which `Statistic.from_sums` gets a tuple; None: one.
-      is_largest: Whether the largest counts in place of the sum. That has no gradient,
-        but for `LARGEST`, which `statistics` gives one.
-    """
-
-    from_tile: Callable[..., Any]
-    columns: tuple[Callable[[observation.Tile], Array], ...] = ()
-    size: int | None = None
-    is_largest: bool = False
-
-
-def linear(column: Callable[[observation.Tile], Array]) -> RowSum:
-    """Returns the sum over keys of weight times a number of the key."""
-    return RowSum(lambda tile, product: product, (column,))
-
-
-def _itself(x: Array) -> Array:
-    return x
-
-
-@dataclasses.dataclass(frozen=True)
-class Statistic:
-    """A number per query, averaged over the queries of a head.
-
-    Attributes:
-      name: Its name in `Statistics`.
-      unit: What it is measured in.
-      label: What it says, for tables and figures.
-      sums: What tiles add up to.
-      from_sums: From these sums, `[..., T]`, to the statistic of each query.
-      from_mean: From the mean over queries to the statistic of the head.
-      needs: The argument of `AttentionMap.statistics` without which there is none.
-      source: Where it comes from.
-    """
-
-    name: str
-    unit: str
-    label: str
-    sums: tuple[RowSum, ...]
-    from_sums: Callable[..., Array] = _itself
-    from_mean: Callable[[Array], Array] = _itself
-    needs: str | None = None
-    source: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadStatistic:
-    """A number of a head that is no mean over its queries.
-
-    Attributes:
-      name: Its name in `Statistics`.
-      unit: What it is measured in.
-      label: What it says, for tables and figures.
-      from_sums: From `HeadSums` to the statistic, `[B..., H]`.
-      source: Where it comes from.
-    """
-
-    name: str
-    unit: str
-    label: str
-    from_sums: Callable[["HeadSums"], Array]
-    source: str = ""
-
-
-class HeadSums(NamedTuple):
-    """The sums from which `HeadStatistic`s are made.
-
-    Attributes:
-      counts: `[B..., H, T]` booleans, the queries that count.
-      received: `[B..., H, S]`, the mass that each key receives.
-      unseen: Booleans `[B..., H, S]`, which keys no query may see; None: none.
-    """
-
-    counts: Array
-    received: Array
-    unseen: Array | None
 
 
 def gini(amounts: Array, left_out: Array | None = None) -> Array:

@@ -14,13 +14,12 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from mha_haiku.core import display, tiles
+from mha_haiku.core.masks import blocks
 
 Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
-_BLOCK = 1024  # queries that a sweep over a mask looks at together
 
 
 class Mask(abc.ABC):
@@ -228,52 +227,33 @@ class Mask(abc.ABC):
           Booleans that broadcast to `[B..., H, S]`, or None where each key is surely
           seen by at least one query.
         """
-        return ~self._any_in_blocks(-2, num_queries, num_keys, first_query).any(0)
+        at = tiles.Origin(first_query)
+        return ~blocks.reduced(self, num_queries, num_keys, at, _any_query).any(0)
 
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
         """Returns which queries see no key: as `[B..., H, T]`, or None: surely none."""
-        seeing = self._any_in_blocks(-1, num_queries, num_keys, first_query)
-        return ~_rows_of_blocks(seeing, num_queries)
+        at = tiles.Origin(first_query)
+        return ~blocks.rows(self, num_queries, num_keys, at, _any_key)
 
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
         """Returns how many keys each query sees, as `[B..., H, T]`; of aligned."""
-        counts = self._in_blocks(
-            lambda tile: tile.sum(-1),
-            *(num_queries, num_keys, origin.query, origin.key),
-        )
-        return _rows_of_blocks(counts, num_queries)
-
-    def _any_in_blocks(self, axis, *sizes):
-        """Returns `[blocks, B..., H, ...]`: whether there is any pair along an axis."""
-        return self._in_blocks(lambda tile: tile.any(axis), *sizes)
-
-    def _in_blocks(self, function, num_queries, num_keys, first_query, first_key=0):
-        """Returns a function of tiles `[B..., H, R, S]`, stacked along a first axis.
-
-        The last block of queries repeats the last query.
-        """
-        columns = first_key + jnp.arange(num_keys)
-
-        def of_block(rows):
-            tile = self.aligned_tile(rows, columns)
-            shape = (*tile.shape[:-2], len(rows), num_keys)
-            return function(jnp.broadcast_to(tile, shape))
-
-        if num_queries <= _BLOCK:
-            return of_block(first_query + jnp.arange(num_queries))[None]
-        blocks = -(-num_queries // _BLOCK)
-        rows = jnp.minimum(jnp.arange(blocks * _BLOCK), num_queries - 1)
-        return lax.map(of_block, (first_query + rows).reshape(blocks, _BLOCK))
+        return blocks.rows(self, num_queries, num_keys, origin, _count_keys)
 
 
-def _rows_of_blocks(stacked: Array, num_queries: int) -> Array:
-    """Returns `[..., T]` from `[blocks, ..., R]`."""
-    rows = jnp.moveaxis(stacked, 0, -2)
-    return lax.collapse(rows, rows.ndim - 2)[..., :num_queries]
+def _any_query(tile):
+    return tile.any(-2)
+
+
+def _any_key(tile):
+    return tile.any(-1)
+
+
+def _count_keys(tile):
+    return tile.sum(-1)
 
 
 @tiles.pytree()

@@ -17,7 +17,7 @@ import jmp
 from mha_haiku.core import attention, checks, modules, tiles
 from mha_haiku.core.models import parts
 from mha_haiku.core.models.forward import Maps
-from mha_haiku.core.modules import multi_head_attention
+from mha_haiku.core.modules import no_attention
 
 Array = jax.Array
 
@@ -272,7 +272,7 @@ def _whole_map(cache, layer, row):
     query = jnp.zeros((*cache.positions.shape, cache.size, 1))
     num_keys = row.shape[-1] if layer.is_source else cache.size
     key = jnp.zeros((*cache.positions.shape, num_keys, 1))
-    return multi_head_attention.map_of_no_heads(query, key, row.weighting.mask)
+    return no_attention.map_of_no_heads(query, key, row.weighting.mask)
 
 
 def _without_arrays(attention_map):

@@ -9,6 +9,12 @@ from mha_haiku.core.modules.embeddings import (
 )
 from mha_haiku.core.modules.encoder import Encoder, EncoderLayer
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
+from mha_haiku.core.modules.head_options import (
+    channel_gates,
+    head_gates,
+    learned_sinks,
+    smeared_keys,
+)
 from mha_haiku.core.modules.layer_stacks import (
     looped,
     rematerialized,
@@ -16,15 +22,8 @@ from mha_haiku.core.modules.layer_stacks import (
     stacked,
     unstacked,
 )
-from mha_haiku.core.modules.multi_head_attention import (
-    Bias,
-    MultiHeadAttention,
-    NoAttention,
-    channel_gates,
-    head_gates,
-    learned_sinks,
-    smeared_keys,
-)
+from mha_haiku.core.modules.multi_head_attention import MultiHeadAttention
+from mha_haiku.core.modules.no_attention import Bias, NoAttention
 from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm, over_all_heads
 from mha_haiku.core.modules.score_kinds import SCORES, additive_score, cosine_score
 

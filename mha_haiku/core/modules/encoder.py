@@ -17,6 +17,7 @@ from mha_haiku.core.modules import (
     feed_forward,
     layer_stacks,
     multi_head_attention,
+    no_attention,
     norms,
 )
 
@@ -113,7 +114,7 @@ class Layer(hk.Module):
             keys = x if encoded is None else encoded
             rest = () if options.get("cache") is None else (options["cache"],)
             with jax.named_scope(names[0]):
-                no_map = multi_head_attention.map_of_no_heads(x, keys, mask)
+                no_map = no_attention.map_of_no_heads(x, keys, mask)
             return x, no_map, *rest
         make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
 

@@ -1,8 +1,7 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
-Beside it stand what it may learn of its weights (`smeared_keys`, `learned_sinks`; its
-scores are in `score_kinds.py`) and of its outputs (`head_gates`, `channel_gates`), and
-what is left of it when all heads are pruned (`NoAttention`).
+What else it may learn is made by functions that are handed to it: `score_kinds.py` and
+`head_options.py` have them. `no_attention.py` is what is left when all are pruned.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
 K query/key size and V value size per head, D model width.
@@ -10,7 +9,6 @@ K query/key size and V value size per head, D model width.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import haiku as hk
 import jax
@@ -18,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import attention, checks, masks, positions, sites, tiles
-from mha_haiku.core.attention import implementations, sited
+from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import norms, score_kinds
+from mha_haiku.core.modules import head_options, norms, score_kinds
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
@@ -121,12 +119,14 @@ class MultiHeadAttention(hk.Module):
             "make_score", make_score, score_kinds.additive_score
         )
         self.make_normalizer = checks.maker(
-            "make_normalizer", make_normalizer, learned_sinks
+            "make_normalizer", make_normalizer, head_options.learned_sinks
         )
-        self.make_gates = checks.maker("make_gates", make_gates, head_gates)
+        self.make_gates = checks.maker(
+            "make_gates", make_gates, head_options.head_gates
+        )
         self.rotary = checks.maker("rotary", rotary, positions.rotary)
         self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
-        self.smear = checks.maker("smear", smear, smeared_keys)
+        self.smear = checks.maker("smear", smear, head_options.smeared_keys)
         self.implementation = implementation
 
     def __call__(
@@ -280,117 +280,6 @@ class MultiHeadAttention(hk.Module):
         query = _blanked(query, aligned.fully_masked(*sizes))
         unseen = aligned.unseen_keys(*sizes)
         return query, _blanked(key, unseen), _blanked(value, unseen)
-
-
-class NoAttention(hk.Module):
-    """Attention whose heads are all pruned: the bias of its last linear map is left."""
-
-    def __init__(
-        self, model_size: int, *, with_bias: bool = True, name: str | None = None
-    ):
-        """Initialises the module for width D; without a bias the output is zero."""
-        super().__init__(name=name)
-        self.model_size = model_size
-        self.with_bias = with_bias
-
-    def __call__(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        mask: masks.Mask | Array | None = None,
-        *,
-        cache: Any = None,
-        **options,
-    ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
-
-        Arguments are those of `MultiHeadAttention`; of the options none matters, and a
-        cache, which has nothing to keep, is returned as it came.
-        """
-        del value, options
-        output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
-        if self.with_bias:
-            output = Bias(name="linear")(output)
-        rest = () if cache is None else (cache,)
-        return output, map_of_no_heads(query, key, mask), *rest
-
-
-class Bias(hk.Module):
-    """The bias "b" of a linear map whose weights are elsewhere, or nowhere."""
-
-    def __call__(self, x: Array) -> Array:
-        """Returns `x` `[..., D]` plus the bias."""
-        bias = hk.get_parameter("b", x.shape[-1:], x.dtype, init=jnp.zeros)
-        return x + jnp.broadcast_to(bias, x.shape)
-
-
-def map_of_no_heads(
-    query: Array, key: Array, mask: masks.Mask | Array | None
-) -> attention.AttentionMap:
-    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
-
-    Its sites, and those of its heads `[B..., T, 0, 1]`, are there as in any attention.
-    """
-    dtype = jnp.promote_types(query.dtype, jnp.float32)
-    keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
-    mask = masks.as_mask(mask).aligned(query.ndim - 2)
-    no_map = attention.AttentionMap(
-        query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
-        key=keys,
-        logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
-        weighting=Weighting(mask, score=attention.dot_product()),
-        value=keys,
-    )
-    return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
-
-
-def learned_sinks(num_heads: int) -> attention.Normalizer:
-    """Returns softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
-
-    Source: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
-    """
-    return attention.sink(hk.get_parameter("sinks", (num_heads,), init=jnp.zeros))
-
-
-def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns a gate in [0, 1] per position and head: `[B..., T, H, 1]`.
-
-    It is the sigmoid of a linear map without bias, named "head_gate", of the query's
-    input `[B..., T, D]`.
-
-    Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
-    """
-    del value_size
-    return _gates(query, num_heads, 1)
-
-
-def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns the same per position, head and channel, `[B..., T, H, V]`.
-
-    Arguments and source as for `head_gates` (there "elementwise").
-    """
-    return _gates(query, num_heads, value_size)
-
-
-def _gates(query, num_heads, size):
-    linear = hk.Linear(num_heads * size, with_bias=False, name="head_gate")
-    gates = jax.nn.sigmoid(linear(query))
-    return gates.reshape(*query.shape[:-1], num_heads, size)
-
-
-def smeared_keys(key: Array) -> Array:
-    """Returns each key `[B..., S, G, K]` mixed with the one before it.
-
-    Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
-    sigmoid of a parameter "smear" `[G]`, which starts at 0.
-
-    Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
-    """
-    logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
-    own = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)
-    before = jnp.concatenate([key[..., :1, :, :], key[..., :-1, :, :]], axis=-3)
-    return own * key + (1 - own) * before
 
 
 def _check_groups(groups, num_heads, num_key_value_heads) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import scores
+from mha_haiku.core.attention import additive, scores
 from mha_haiku.core.attention.fused import kernel_attention
 from mha_haiku.core.attention.inputs import Inputs
 from mha_haiku.core.attention.weighting import Weighting
@@ -39,7 +39,7 @@ def inputs_of(
 ON_BOTH = {
     "bias": ({"bias": positions.alibi(4).aligned(1)}, "no bias"),
     "score": (
-        {"score": scores.additive(np.ones([4, 64]))},
+        {"score": additive(np.ones([4, 64]))},
         "dot products as the score, not Additive",
     ),
     "soft cap": ({"score": scores.dot_product(soft_cap=2.0)}, "no soft cap"),

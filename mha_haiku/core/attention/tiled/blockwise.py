@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import checks, tiles
-from mha_haiku.core.attention import dense, gradients, products
-from mha_haiku.core.attention.inputs import HIDDEN, Inputs, dropout_factors
+from mha_haiku.core.attention import dense, dropout, gradients, products
+from mha_haiku.core.attention.inputs import HIDDEN, Inputs
 from mha_haiku.core.attention.tiled import sweep, views
 
 Array = jax.Array
@@ -262,4 +262,4 @@ def _dropout(inputs, options, example, head):
     n = 0  # of the head, counted over all examples
     for i, size in zip((*example, head), inputs.map_shape[:-2], strict=True):
         n = n * size + i
-    return functools.partial(dropout_factors, inputs.rng, options.dropout_rate, n)
+    return functools.partial(dropout.factors, inputs.rng, options.dropout_rate, n)

@@ -14,15 +14,13 @@ from jax import lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention.observation import Given, Observation, Sums
-from mha_haiku.core.attention.statistics import (
-    LARGEST,
-    STATISTICS,
+from mha_haiku.core.attention.statistic import (
     HeadStatistic,
     HeadSums,
     RowSum,
     Statistic,
-    Statistics,
 )
+from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import fold_gradient, observations, sweep, views
 
 Array = jax.Array

@@ -1,0 +1,79 @@
+"""What is left of attention whose heads are all pruned.
+
+`B...` batch axes, T query positions, S key positions, D model width.
+"""
+
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import attention, masks
+from mha_haiku.core.attention import sited
+from mha_haiku.core.attention.weighting import Weighting
+
+Array = jax.Array
+
+
+class NoAttention(hk.Module):
+    """Attention whose heads are all pruned: the bias of its last linear map is left."""
+
+    def __init__(
+        self, model_size: int, *, with_bias: bool = True, name: str | None = None
+    ):
+        """Initialises the module for width D; without a bias the output is zero."""
+        super().__init__(name=name)
+        self.model_size = model_size
+        self.with_bias = with_bias
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        cache: Any = None,
+        **options,
+    ) -> tuple[Array, attention.AttentionMap]:
+        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
+
+        Arguments are those of `MultiHeadAttention`; of the options none matters, and a
+        cache, which has nothing to keep, is returned as it came.
+        """
+        del value, options
+        output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
+        if self.with_bias:
+            output = Bias(name="linear")(output)
+        rest = () if cache is None else (cache,)
+        return output, map_of_no_heads(query, key, mask), *rest
+
+
+class Bias(hk.Module):
+    """The bias "b" of a linear map whose weights are elsewhere, or nowhere."""
+
+    def __call__(self, x: Array) -> Array:
+        """Returns `x` `[..., D]` plus the bias."""
+        bias = hk.get_parameter("b", x.shape[-1:], x.dtype, init=jnp.zeros)
+        return x + jnp.broadcast_to(bias, x.shape)
+
+
+def map_of_no_heads(
+    query: Array, key: Array, mask: masks.Mask | Array | None
+) -> attention.AttentionMap:
+    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
+
+    Its sites, and those of its heads `[B..., T, 0, 1]`, are there as in any attention.
+    """
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
+    mask = masks.as_mask(mask).aligned(query.ndim - 2)
+    no_map = attention.AttentionMap(
+        query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
+        key=keys,
+        logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
+        weighting=Weighting(mask, score=attention.dot_product()),
+        value=keys,
+    )
+    return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
