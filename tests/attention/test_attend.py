@@ -181,7 +181,10 @@ FITTING = {"query": QUERY, "key": KEY, "value": VALUE}
             {"implementation": "dens"},
             "one of auto, dense.*got 'dens'. Did you mean 'dense'",
         ),
-        ({"score": "dot"}, "score must be None, a function .*a Score, as dot_product.. returns; got 'dot'"),
+        (
+            {"score": "dot"},
+            "score must be None, a function .*a Score, as dot_product.. .*got 'dot'",
+        ),
         ({"normalizer": "softmax"}, "as sink, unnormalized return; got 'soft"),
         ({"normalizer": sink}, "as sink, unnormalized return; got <func"),
         ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), got 1.0"),

@@ -160,7 +160,7 @@ def test_mixed_keys_are_those_of_the_whole_text():
     ("count", "given", "message"),
     [
         (2, {}, "one query at a time, got 2"),
-        (1, {"score": "dot"}, "score must be None or a Score"),
+        (1, {"score": "dot"}, "score must be None, a function"),
         (1, {"normalizer": "softmax"}, "normalizer must be None or a Norm"),
     ],
 )

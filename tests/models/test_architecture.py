@@ -195,7 +195,7 @@ _REFUSALS = [
             "attention__score": "sigmoid",
             "attention__sinks": 0,
         },
-        "attention.sinks must be None with normalizer = 'none'",
+        "attention.sinks is only for normalizer = softmax, and must be None",
     ),
 ]
 

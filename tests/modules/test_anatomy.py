@@ -31,11 +31,10 @@ def params():
             value_size=V,
             model_size=D,
             num_key_value_heads=G,
-            make_score=modules.additive_score,
-            qk_norm=True,
-            smear=modules.smeared_keys,
-            make_normalizer=modules.learned_sinks,
-            make_gates=modules.channel_gates,
+            transforms=modules.HeadTransforms(True, modules.smeared_keys),
+            pattern=modules.Pattern(
+                modules.additive_score, modules.learned_sinks, modules.channel_gates
+            ),
             name="attention",
         )
         modules.FeedForward(F, gated=True, name="feed_forward")(x)

@@ -36,7 +36,7 @@ def _layer(i, num_heads=H, **kwargs):
             K,
             model_size=D,
             value_size=6,
-            make_score=modules.additive_score,
+            pattern=modules.Pattern(modules.additive_score),
             implementation="dense",
             name="attention",
         ),

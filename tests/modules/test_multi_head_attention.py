@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, modules, positions
+from mha_haiku.core.modules import HeadTransforms, Pattern
 from tests import oracles
 
 B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
@@ -67,7 +68,7 @@ def test_grouped_heads_equal_repeated_heads(inputs, random_parameters):
 
 
 def test_qk_norm_normalises_queries_and_keys(inputs, random_parameters):
-    model = _model(qk_norm=True)
+    model = _model(transforms=HeadTransforms(qk_norm=True))
     params = random_parameters(model, *inputs)
     assert params["mha/query_norm"]["scale"].shape == (K,)
     assert params["mha/key_norm"]["scale"].shape == (K,)
@@ -109,7 +110,7 @@ def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
     normal, random_parameters
 ):
     x = normal(B, S, 8)
-    model = _model(rotary=positions.rotary)
+    model = _model(transforms=HeadTransforms(rotary=positions.rotary))
     params = random_parameters(model, x, x, x)
     offset = S - T
     mask = masks.causal()
@@ -162,7 +163,7 @@ def test_what_is_masked_cannot_be_felt(kind, normal, random_parameters):
         mask = masks.causal().shifted(S - T) & mask
     seen_queries = np.arange(T) < queries[:, None]
     seen_keys = np.arange(S) < keys[:, None]
-    model = _model(qk_norm=True, rotary=positions.rotary)
+    model = _model(transforms=HeadTransforms(True, rotary=positions.rotary))
     inputs = normal(B, T, 8), normal(B, S, 9), normal(B, S, 10)
     params = random_parameters(model, *inputs)
     cotangent = normal(B, T, H * K)
@@ -240,7 +241,11 @@ def test_an_empty_batch_gives_an_empty_output(inputs, random_parameters):
             {"mask": np.ones((B, T, S), bool), "first_query": np.int64(2)},
             r"mask must be .* \(2, 5, 5\) here",
         ),
-        ({"key_size": 3, "rotary": positions.rotary}, {}, "even key size"),
+        (
+            {"key_size": 3, "transforms": HeadTransforms(rotary=positions.rotary)},
+            {},
+            "even key size",
+        ),
     ],
 )
 def test_refusals(constructor, call, message, inputs):
@@ -252,11 +257,26 @@ def test_refusals(constructor, call, message, inputs):
 @pytest.mark.parametrize(
     ("constructor", "message"),
     [
-        ({"make_score": "dot"}, "make_score must be .* as additive_score .*'dot'"),
-        ({"make_normalizer": 0.5}, "make_normalizer must be None or a function"),
-        ({"make_gates": True}, "make_gates must be .* as head_gates is; got True"),
-        ({"rotary": 64}, "rotary must be None or a function, as rotary is; got 64"),
-        ({"smear": True}, "smear must be .* as smeared_keys is; got True"),
+        (
+            {"pattern": Pattern("dot")},
+            "pattern.score must be .* as additive_score .*'dot'",
+        ),
+        (
+            {"pattern": Pattern(None, 0.5)},
+            "pattern.normalizer must be None or a function",
+        ),
+        (
+            {"pattern": Pattern(gates=True)},
+            "pattern.gates must be .* as head_gates is; got True",
+        ),
+        (
+            {"transforms": HeadTransforms(rotary=64)},
+            "transforms.rotary must be None or a function, as rotary is; got 64",
+        ),
+        (
+            {"transforms": HeadTransforms(smear=True)},
+            "transforms.smear must be .* as smeared_keys is; got True",
+        ),
     ],
 )
 def test_what_is_no_function_is_refused(constructor, message, inputs):

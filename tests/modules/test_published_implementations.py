@@ -76,7 +76,9 @@ def test_valid_lens_attention(scoring, valid_lens, normal, random_parameters):
         num_heads=5,
         key_size=20,
         with_bias=False,
-        make_score=modules.additive_score if scoring == "additive" else None,
+        pattern=modules.Pattern(
+            modules.additive_score if scoring == "additive" else None
+        ),
     )
     inputs = queries, keys, values, masks.valid_lens(valid_lens)
     params = random_parameters(model, *inputs)
@@ -104,7 +106,7 @@ def test_unbatched_attention_of_another_width(scale, normal, random_parameters):
     model = _attention(
         heads,
         hidden // heads,
-        make_score=lambda H, K: attention.dot_product(scale=scale),
+        pattern=modules.Pattern(lambda H, K: attention.dot_product(scale=scale)),
     )
     params = random_parameters(model, x, x, x, None)
     output, weights = jax.jit(model.apply)(params, None, x, x, x, None)

@@ -52,12 +52,6 @@ PRECISIONS = {
 }
 FAMILIES = ("encoder", "causal", "set_classifier", "encoder_decoder")
 KINDS = ("encoder", "decoder", "cross")  # of attention, in an encoder-decoder
-NORMALIZERS = ("softmax", "none")
-GATES = {
-    "none": None,
-    "head": modules.head_gates,
-    "channel": modules.channel_gates,
-}
 NORM_PLACES = norms.PLACES
 # What queries and keys are normalized over: what makes their norms of any norm.
 QK_NORMS = {"head": lambda make_norm: make_norm, "layer": modules.over_all_heads}
@@ -204,7 +198,9 @@ FIELDS = {
             int,
         ),
         "score": Field(
-            "dot_product", "how a query and a key give a score", OneOf(modules.SCORES)
+            "dot_product",
+            "how a query and a key give a score",
+            OneOf(modules.CHOICES["score"]),
         ),
         "scale": Field(
             None,
@@ -234,7 +230,7 @@ FIELDS = {
             "softmax",
             "whether weights are divided by their sum, or not (scores sigmoid and "
             "linear)",
-            OneOf(NORMALIZERS),
+            OneOf(modules.CHOICES["normalizer"]),
         ),
         "sinks": Field(
             None,
@@ -246,7 +242,7 @@ FIELDS = {
             "none",
             "whether heads' outputs are multiplied by a sigmoid of the query's input, "
             "per head or per channel",
-            OneOf(GATES),
+            OneOf(modules.CHOICES["gate"]),
         ),
         "window": Field(
             None,

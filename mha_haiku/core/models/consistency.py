@@ -32,7 +32,7 @@ def check(config: "ml_collections.ConfigDict") -> None:
             f"{num_heads}, got {num_groups}; the nearest that does is "
             f"{_nearest_divisor(num_heads, num_groups)}."
         )
-    _check_score(section)
+    _check_pattern(section)
     kind, name = config.embedding.positions, "config.model.embedding.positions"
     if not num_heads and kind in ("rotary", "alibi", "t5"):
         raise checks.ConfigError(
@@ -54,30 +54,27 @@ def check(config: "ml_collections.ConfigDict") -> None:
     _check_decoder(config)
 
 
-def _check_score(section) -> None:
-    """Checks what goes with the score, of `config.model.attention`."""
-    score, name = section.score, "config.model.attention"
-    read = dict.fromkeys(x for kind in modules.SCORES.values() for x in kind.fields)
-    for field in read:
-        known_by = [x for x, kind in modules.SCORES.items() if field in kind.fields]
-        default = architecture.FIELDS["attention"][field].default
-        if score not in known_by and section[field] != default:
-            raise checks.ConfigError(
-                f"{name}.{field} is only for score = {' or '.join(known_by)}, and must "
-                f"be {default} with score = {score!r}, got {section[field]}."
-            )
-    if section.normalizer == "none":
-        if not modules.SCORES[score].stays_small:
-            small = [x for x, kind in modules.SCORES.items() if kind.stays_small]
-            raise checks.ConfigError(
-                f"{name}.normalizer = 'none' needs score = {' or '.join(small)}, whose "
-                f"exponentials stay small, got {score!r}."
-            )
-        if section.sinks is not None:
-            raise checks.ConfigError(
-                f"{name}.sinks must be None with normalizer = 'none': without a "
-                f"denominator there is none to add to, got {section.sinks!r}."
-            )
+def _check_pattern(section) -> None:
+    """Checks what goes with score, normalizer and gate of `config.model.attention`."""
+    name = "config.model.attention"
+    for chosen, choices in modules.CHOICES.items():
+        read = dict.fromkeys(x for choice in choices.values() for x in choice.fields)
+        for field in read:
+            known_by = [x for x, choice in choices.items() if field in choice.fields]
+            default = architecture.FIELDS["attention"][field].default
+            if section[chosen] not in known_by and section[field] != default:
+                raise checks.ConfigError(
+                    f"{name}.{field} is only for {chosen} = {' or '.join(known_by)}, "
+                    f"and must be {default} with {chosen} = {section[chosen]!r}, got "
+                    f"{section[field]}."
+                )
+    scores = modules.CHOICES["score"]
+    if section.normalizer == "none" and not scores[section.score].stays_small:
+        small = [x for x, choice in scores.items() if choice.stays_small]
+        raise checks.ConfigError(
+            f"{name}.normalizer = 'none' needs score = {' or '.join(small)}, whose "
+            f"exponentials stay small, got {section.score!r}."
+        )
 
 
 def _check_by_layer(config) -> None:

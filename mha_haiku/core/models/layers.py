@@ -12,7 +12,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import attention, masks, modules, positions
+from mha_haiku.core import masks, modules, positions
 from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.modules import layer_stacks
 
@@ -174,12 +174,12 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             output_bias=own.output_bias,
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
-            make_score=_make_score(own),
-            make_normalizer=_make_normalizer(own),
-            make_gates=architecture.GATES[own.gate],
-            rotary=rotary,
-            qk_norm=own.qk_norm and _qk_norm(config),
-            smear=modules.smeared_keys if smears else None,
+            transforms=modules.HeadTransforms(
+                own.qk_norm and _qk_norm(config),
+                modules.smeared_keys if smears else None,
+                rotary,
+            ),
+            pattern=modules.Pattern.of(own),
             implementation=implementation,
             name=name,
         )
@@ -228,21 +228,3 @@ def _qk_norm(config):
     """
     norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
     return architecture.QK_NORMS[config.attention.qk_norm_over](norm)
-
-
-def _make_score(config):
-    """Returns a function of (num_heads, key_size) to the score."""
-    kind = modules.SCORES[config.score]
-    given = {field: config[field] for field in kind.fields}
-    return functools.partial(kind.make, **given)
-
-
-def _make_normalizer(config):
-    """Returns a function of num_heads to the normalizer, or None for softmax."""
-    if config.normalizer == "none":
-        return lambda num_heads: attention.unnormalized()
-    if config.sinks is None:
-        return None
-    if config.sinks == "learned":
-        return modules.learned_sinks
-    return lambda num_heads: attention.sink(float(config.sinks))

@@ -9,12 +9,7 @@ from mha_haiku.core.modules.embeddings import (
 )
 from mha_haiku.core.modules.encoder import Encoder, EncoderLayer
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
-from mha_haiku.core.modules.head_options import (
-    channel_gates,
-    head_gates,
-    learned_sinks,
-    smeared_keys,
-)
+from mha_haiku.core.modules.head_transforms import HeadTransforms, smeared_keys
 from mha_haiku.core.modules.layer_stacks import (
     looped,
     rematerialized,
@@ -25,9 +20,21 @@ from mha_haiku.core.modules.layer_stacks import (
 from mha_haiku.core.modules.multi_head_attention import MultiHeadAttention
 from mha_haiku.core.modules.no_attention import Bias, NoAttention
 from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm, over_all_heads
-from mha_haiku.core.modules.score_kinds import SCORES, additive_score, cosine_score
+from mha_haiku.core.modules.pattern import (
+    CHOICES,
+    SCORES,
+    Pattern,
+    additive_score,
+    channel_gates,
+    cosine_score,
+    head_gates,
+    learned_sinks,
+)
 
 __all__ = [
+    "CHOICES",
+    "HeadTransforms",
+    "Pattern",
     "Bias",
     "Decoder",
     "DecoderLayer",

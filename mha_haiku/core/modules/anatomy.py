@@ -49,8 +49,6 @@ _AXES = {
     "query_norm/offset": Axis(HEAD_FEATURES, -1),
     "key_norm/scale": Axis(HEAD_FEATURES, -1),
     "key_norm/offset": Axis(HEAD_FEATURES, -1),
-    "sinks": Axis(HEADS, -1),  # [H]
-    "head_gate/w": Axis(HEADS, -1),  # [D, H] or [D, H V]
     "smear": Axis(KEY_VALUE_HEADS, -1),  # [G]
     "hidden/w": Axis(UNITS, -1),  # [D, F]
     "hidden/b": Axis(UNITS, -1),

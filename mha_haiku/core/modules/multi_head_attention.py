@@ -1,7 +1,7 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
-What else it may learn is made by functions that are handed to it: `score_kinds.py` and
-`head_options.py` have them. `no_attention.py` is what is left when all are pruned.
+Two objects say what is special about an attention: `pattern.py` has what makes scores,
+weights and gates, `head_transforms.py` what happens to heads after their projection.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
 K query/key size and V value size per head, D model width.
@@ -18,7 +18,8 @@ import numpy as np
 from mha_haiku.core import attention, checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import head_options, norms, score_kinds
+from mha_haiku.core.modules import head_transforms
+from mha_haiku.core.modules import pattern as patterns
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
@@ -47,12 +48,8 @@ class MultiHeadAttention(hk.Module):
         model_size: int | None = None,
         num_key_value_heads: int | None = None,
         groups: Sequence[int] | None = None,
-        make_score: Callable[[int, int], attention.Score] | None = None,
-        make_normalizer: Callable[[int], attention.Normalizer] | None = None,
-        make_gates: Callable[[Array, int, int], Array] | None = None,
-        rotary: Callable[[Array, Array], Array] | None = None,
-        qk_norm: bool | Callable[..., Callable[[Array], Array]] = False,
-        smear: Callable[[Array], Array] | None = None,
+        transforms: head_transforms.HeadTransforms | None = None,
+        pattern: patterns.Pattern | None = None,
         implementation: str | Callable = "auto",
         name: str | None = None,
     ):
@@ -72,21 +69,10 @@ class MultiHeadAttention(hk.Module):
           groups: `[H]`, which of the G key/value heads each query head reads, where
             they do not all serve equally many, as after pruning; then G need not
             divide H.
-          make_score: Makes the score from (H, K), and its parameters where it has any,
-            as `modules.additive_score` does; scaled dot product if left out.
-          make_normalizer: Makes what weights are over from H, and its parameters, as
-            `modules.learned_sinks` does; softmax if left out.
-          make_gates: Makes what the heads' outputs are multiplied by from the query's
-            input `[B..., T, D]`, H and V: `[B..., T, H, V]` or `[B..., T, H, 1]`, as
-            `modules.head_gates` and `modules.channel_gates` do; no gates if left out.
-          rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
-            `positions.rotary` does.
-          qk_norm: Whether queries and keys are normalised by their root mean square,
-            with learned scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442);
-            or what makes these norms from a `name`, as
-            `functools.partial(modules.RMSNorm, 1e-6)` does.
-          smear: Mixes keys `[B..., S, G, K]` along S before they are compared, as
-            `modules.smeared_keys` does.
+          transforms: What happens to queries and keys after projection: norms,
+            smearing, rotation by position; nothing if left out.
+          pattern: What makes the score, the normalizer and the gates; scaled dot
+            products, softmax and no gates if left out.
           implementation: See `attend`.
           name: The module's name.
         """
@@ -115,18 +101,8 @@ class MultiHeadAttention(hk.Module):
         self.with_bias = with_bias
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
-        self.make_score = checks.maker(
-            "make_score", make_score, score_kinds.additive_score
-        )
-        self.make_normalizer = checks.maker(
-            "make_normalizer", make_normalizer, head_options.learned_sinks
-        )
-        self.make_gates = checks.maker(
-            "make_gates", make_gates, head_options.head_gates
-        )
-        self.rotary = checks.maker("rotary", rotary, positions.rotary)
-        self.qk_norm = norms.RMSNorm if qk_norm is True else qk_norm
-        self.smear = checks.maker("smear", smear, head_options.smeared_keys)
+        self.transforms = (transforms or head_transforms.HeadTransforms()).checked()
+        self.pattern = (pattern or patterns.Pattern()).checked()
         self.implementation = implementation
 
     def __call__(
@@ -157,7 +133,7 @@ class MultiHeadAttention(hk.Module):
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
-          first_query: The position of the first query, for `rotary`, mask and bias;
+          first_query: The position of the first query, for rotation, mask and bias;
             see `attend`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
           cache: What computes attention, and keeps keys and values: a `Prompt` for the
@@ -183,21 +159,17 @@ class MultiHeadAttention(hk.Module):
             raise ValueError(
                 f"dropout_rate must be 0 with a cache, got {dropout_rate}."
             )
+        make_score, make_normalizer, make_gates = self.pattern
         gates = None
-        if self.make_gates is not None:
-            gates = self.make_gates(query, self.num_heads, self.value_size)
+        if make_gates is not None:
+            gates = make_gates(query, self.num_heads, self.value_size)
             gates = sites.site("gates", gates)
         query = self._heads(query, self.num_heads, self.key_size, "query")
-        if self.qk_norm:
-            query = self.qk_norm(name="query_norm")(query)
-        if self.rotary is not None:
-            query = self.rotary(query, first_query + jnp.arange(query.shape[-3]))
-        query = sites.site("query", query)
+        query = sites.site("query", self.transforms.of_query(query, first_query))
         if has_keys:
             key, value, cache = self._keys_and_values(key, value, first_query, cache)
         else:
             key = value = None
-        make_score, make_normalizer = self.make_score, self.make_normalizer
         weighting = Weighting(
             mask,
             bias,
@@ -228,16 +200,8 @@ class MultiHeadAttention(hk.Module):
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
-        if self.qk_norm:
-            key = self.qk_norm(name="key_norm")(key)
-        if self.smear is not None:
-            if cache is None:
-                key = self.smear(key)
-            else:
-                key, cache = cache.mixed(key, self.smear)
-        if self.rotary is not None:
-            first_key = 0 if cache is None else first_query
-            key = self.rotary(key, first_key + jnp.arange(key.shape[-3]))
+        first_key = 0 if cache is None else first_query
+        key, cache = self.transforms.of_key(key, first_key, cache)
         key, value = sites.site("key", key), sites.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]

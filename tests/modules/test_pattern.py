@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import attention, heads, models, modules
 from mha_haiku.core import checks, tiles
-from mha_haiku.core.modules import anatomy, score_kinds
+from mha_haiku.core.modules import anatomy, pattern
 
 D, H, K, V = 12, 4, 3, 5
 
@@ -123,7 +123,8 @@ def test_a_score_with_a_parameter_is_a_class_and_a_call(monkeypatch):
         assert (num_heads, key_size, temperature) == (H, K, 1)
         return Favourite(hk.get_parameter("bonus", (num_heads,), init=jnp.ones))
 
-    score_kinds.register(
+    pattern.register(
+        modules.SCORES,
         "favourite",
         make,
         fields=("temperature",),

@@ -1,0 +1,79 @@
+"""What happens to queries and keys after their projection: norms, smearing, rotation.
+
+`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
+query/key size per head.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import checks, positions
+from mha_haiku.core.modules import norms
+
+Array = jax.Array
+
+
+class HeadTransforms(NamedTuple):
+    """What happens to queries and keys between projection and comparison, in order.
+
+    Attributes:
+      qk_norm: Whether both are normalised by their root mean square, with learned
+        scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or what makes
+        these norms from a `name`, as `functools.partial(modules.RMSNorm, 1e-6)` does.
+      smear: Mixes keys `[B..., S, G, K]` along S, as `modules.smeared_keys` does.
+      rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
+        `positions.rotary` does.
+    """
+
+    qk_norm: bool | Callable[..., Callable[[Array], Array]] = False
+    smear: Callable[[Array], Array] | None = None
+    rotary: Callable[[Array, Array], Array] | None = None
+
+    def checked(self) -> "HeadTransforms":
+        """Returns the transforms, or raises TypeError where one is no function."""
+        checks.maker("transforms.smear", self.smear, smeared_keys)
+        checks.maker("transforms.rotary", self.rotary, positions.rotary)
+        return self
+
+    def of_query(self, query: Array, first: int | Array) -> Array:
+        """Returns queries `[B..., T, H, K]`, the first of them at position `first`."""
+        return self._rotated(self._normed(query, "query_norm"), first)
+
+    def of_key(self, key: Array, first: int | Array, cache: Any) -> tuple[Array, Any]:
+        """Returns keys `[B..., S, G, K]`, and the cache, if any; see `of_query`."""
+        key = self._normed(key, "key_norm")
+        if self.smear is not None:
+            if cache is None:
+                key = self.smear(key)
+            else:
+                key, cache = cache.mixed(key, self.smear)
+        return self._rotated(key, first), cache
+
+    def _normed(self, x, name):
+        if not self.qk_norm:
+            return x
+        make = norms.RMSNorm if self.qk_norm is True else self.qk_norm
+        return make(name=name)(x)
+
+    def _rotated(self, x, first):
+        if self.rotary is None:
+            return x
+        return self.rotary(x, first + jnp.arange(x.shape[-3]))
+
+
+def smeared_keys(key: Array) -> Array:
+    """Returns each key `[B..., S, G, K]` mixed with the one before it.
+
+    Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
+    sigmoid of a parameter "smear" `[G]`, which starts at 0.
+
+    Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
+    """
+    logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
+    own = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)
+    before = jnp.concatenate([key[..., :1, :, :], key[..., :-1, :, :]], axis=-3)
+    return own * key + (1 - own) * before

@@ -1,0 +1,230 @@
+"""What makes the pattern of attention: a score, a normalizer and gates, by their names.
+
+Another one is added here: what makes it, and a call of `register`.
+
+`B...` batch axes, T query positions, H query heads, K query/key size and V value size
+per head, D model width.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import attention, checks
+from mha_haiku.core.modules import anatomy
+
+Array = jax.Array
+
+
+class Pattern(NamedTuple):
+    """What makes how heads weigh, with the parameters that it learns.
+
+    Attributes:
+      score: From H and K to the score; None: scaled dot product.
+      normalizer: From H to what weights are over, or None; None: softmax.
+      gates: From the query's input `[B..., T, D]`, H and V to what the heads' outputs
+        are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None: by nothing.
+    """
+
+    score: Callable[[int, int], attention.Score] | None = None
+    normalizer: Callable[[int], attention.Normalizer | None] | None = None
+    gates: Callable[[Array, int, int], Array] | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "Pattern":
+        """Returns the pattern that `config.model.attention` names."""
+        made = []
+        for field, choices in CHOICES.items():
+            make, fields, _ = choices[config[field]]
+            given = {each: config[each] for each in fields}
+            made.append(make and functools.partial(make, **given))
+        return cls(*made)
+
+    def checked(self) -> "Pattern":
+        """Returns the pattern, or raises TypeError where a part is no function."""
+        for name, value in zip(self._fields, self, strict=True):
+            checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
+        return self
+
+
+class Choice(NamedTuple):
+    """A score, a normalizer or gates, as `config.model.attention` names it.
+
+    Attributes:
+      make: See `Pattern`; takes the fields by keyword. Makes its parameters.
+      fields: The fields of `config.model.attention` that it reads.
+      stays_small: Of a score: whether its exponentials stay small, so that weights need
+        not be divided by their sum.
+    """
+
+    make: Callable[..., Any] | None
+    fields: tuple[str, ...] = ()
+    stays_small: bool = False
+
+
+SCORES: dict[str, Choice] = {}
+NORMALIZERS: dict[str, Choice] = {}
+GATES: dict[str, Choice] = {}
+CHOICES = {"score": SCORES, "normalizer": NORMALIZERS, "gate": GATES}  # by their field
+
+
+def register(
+    choices: dict[str, Choice],
+    name: str,
+    make: Callable[..., Any] | None,
+    *,
+    fields: tuple[str, ...] = (),
+    axes: Mapping[str, anatomy.Axis] | None = None,
+    stays_small: bool = False,
+) -> None:
+    """Makes a choice known to configs, and its parameters to all that asks for heads.
+
+    Args:
+      choices: `SCORES`, `NORMALIZERS` or `GATES`.
+      name: What a config calls it.
+      make: See `Choice`.
+      fields: See `Choice`.
+      axes: Which axis of which of its parameters belongs to heads.
+      stays_small: See `Choice`.
+    """
+    choices[name] = Choice(make, fields, stays_small)
+    anatomy.register(axes or {})
+
+
+def additive_score(
+    num_heads: int, key_size: int, *, temperature: float = 1.0
+) -> attention.Score:
+    """Returns an additive score over a temperature, with a learned "score" `[H, K]`."""
+    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
+    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
+    return attention.additive(weight if temperature == 1 else weight / temperature)
+
+
+def cosine_score(
+    num_heads: int, key_size: int, *, temperature: float = 1.0
+) -> attention.Score:
+    """Returns cosines times a learned "cosine_scale" `[H]`, which starts at 10.
+
+    Source: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
+    """
+    del key_size
+    start = hk.initializers.Constant(10.0)
+    scale = hk.get_parameter("cosine_scale", (num_heads,), init=start)
+    return attention.cosine(scale if temperature == 1 else scale / temperature)
+
+
+def _dot_product(num_heads, key_size, *, scale, soft_cap, temperature):
+    del num_heads
+    if soft_cap is not None:
+        soft_cap /= temperature  # of the scores, which are divided too
+    return attention.dot_product(_over(scale, key_size, temperature), soft_cap)
+
+
+def _sigmoid(num_heads, key_size, *, scale, temperature, offset):
+    del num_heads
+    return attention.sigmoid(_over(scale, key_size, temperature), offset)
+
+
+def _linear(num_heads, key_size):
+    del num_heads, key_size
+    return attention.linear()
+
+
+def _over(scale, key_size, temperature) -> float | None:
+    """Returns the scale over a temperature; None stands for 1 / sqrt(K)."""
+    if temperature == 1:
+        return scale
+    return (1 / math.sqrt(key_size) if scale is None else scale) / temperature
+
+
+def learned_sinks(num_heads: int) -> attention.Normalizer:
+    """Returns softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
+
+    Source: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
+    """
+    return attention.sink(hk.get_parameter("sinks", (num_heads,), init=jnp.zeros))
+
+
+def _softmax(num_heads, *, sinks):
+    if sinks is None:
+        return None
+    if sinks == "learned":
+        return learned_sinks(num_heads)
+    return attention.sink(float(sinks))
+
+
+def _unnormalized(num_heads):
+    del num_heads
+    return attention.unnormalized()
+
+
+def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
+    """Returns a gate in [0, 1] per position and head: `[B..., T, H, 1]`.
+
+    It is the sigmoid of a linear map without bias, named "head_gate", of the query's
+    input `[B..., T, D]`.
+
+    Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
+    """
+    del value_size
+    return _gates(query, num_heads, 1)
+
+
+def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
+    """Returns the same per position, head and channel, `[B..., T, H, V]`.
+
+    Arguments and source as for `head_gates` (there "elementwise").
+    """
+    return _gates(query, num_heads, value_size)
+
+
+def _gates(query, num_heads, size):
+    linear = hk.Linear(num_heads * size, with_bias=False, name="head_gate")
+    gates = jax.nn.sigmoid(linear(query))
+    return gates.reshape(*query.shape[:-1], num_heads, size)
+
+
+_EXAMPLES = {"score": additive_score, "normalizer": learned_sinks, "gates": head_gates}
+
+register(
+    SCORES, "dot_product", _dot_product, fields=("scale", "soft_cap", "temperature")
+)
+register(
+    SCORES,
+    "additive",
+    additive_score,
+    fields=("temperature",),
+    axes={"score": anatomy.Axis(anatomy.HEADS, -2)},  # [H, K]
+)
+register(
+    SCORES,
+    "cosine",
+    cosine_score,
+    fields=("temperature",),
+    axes={"cosine_scale": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
+)
+register(
+    SCORES,
+    "sigmoid",
+    _sigmoid,
+    fields=("scale", "temperature", "offset"),
+    stays_small=True,
+)
+register(SCORES, "linear", _linear, stays_small=True)
+register(
+    NORMALIZERS,
+    "softmax",
+    _softmax,
+    fields=("sinks",),
+    axes={"sinks": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
+)
+register(NORMALIZERS, "none", _unnormalized)
+register(GATES, "none", None)
+_GATE_AXES = {"head_gate/w": anatomy.Axis(anatomy.HEADS, -1)}  # [D, H] or [D, H V]
+register(GATES, "head", head_gates, axes=_GATE_AXES)
+register(GATES, "channel", channel_gates, axes=_GATE_AXES)
