@@ -404,6 +404,13 @@ def transformer(
             query, key = turned(query, turns), turned(key, turns)
         query = tap(f"{name}/query", query)
         key, value = tap(f"{name}/key", key), tap(f"{name}/value", value)
+        if own.differential:  # heads 2 i and 2 i + 1 read the values of both
+            two = [
+                np.concatenate([value[:, :, h], value[:, :, h + 1]], -1)
+                for h in range(0, value.shape[2], 2)
+                for _ in range(2)
+            ]
+            value = np.stack(two, axis=2)
 
         def score(query, key, head):
             scale, cap = own.scale, own.soft_cap
@@ -442,7 +449,21 @@ def transformer(
             opened = 1 / (1 + np.exp(-x @ maps["head_gate"]["w"]))
             opened = tap(f"{name}/gates", opened.reshape(*values.shape[:3], -1))
             values = values * opened
-        values = tap(f"{name}/heads", values).reshape(*x.shape[:2], -1)
+        values = tap(f"{name}/heads", values)
+        if own.differential:
+            first, second = (
+                np.exp(maps[f"lambda_query_{i}"] @ maps[f"lambda_key_{i}"])
+                for i in (1, 2)
+            )
+            values = np.stack(
+                [
+                    values[:, :, i] - (first - second + 0.8) * values[:, :, i + 1]
+                    for i in range(0, values.shape[2], 2)
+                ],
+                axis=2,
+            )
+            values = 0.2 * rms_norm(values, maps["difference_norm"])
+        values = values.reshape(*x.shape[:2], -1)
         return tap(f"{name}/output", linear(maps["linear"], values))
 
     def fed_forward(name, x):

@@ -53,6 +53,12 @@ OPTIONS = {
         "attention__temperature": 0.7,
         "num_key_value_heads": 1,
     },
+    "differences of maps": {
+        "attention__differential": True,
+        "attention__num_heads": 4,
+        "attention__gate": "head",
+        "attention__qk_norm": True,
+    },
     "like OLMo 2": {
         "family": "causal",
         "embedding__positions": "rotary",

@@ -25,6 +25,7 @@ from mha_haiku.core.models.parts import (
     num_all_layers,
     num_decoder_layers,
     part_of,
+    shared_by_heads,
     windows,
 )
 from mha_haiku.core.modules import stacked, unstacked
@@ -55,6 +56,7 @@ __all__ = [
     "num_decoder_layers",
     "of_function",
     "part_of",
+    "shared_by_heads",
     "stacked",
     "unstacked",
     "windows",

@@ -265,6 +265,11 @@ FIELDS = {
             "what qk_norm takes the mean square over: each head, or all of the layer",
             OneOf(QK_NORMS),
         ),
+        "differential": Field(
+            False,
+            "whether heads are differences of two maps, of which num_heads has both",
+            fields.boolean,
+        ),
         "smear_keys": Field(
             False,
             "whether each key is mixed with the one before it, by a learned share",

@@ -151,10 +151,12 @@ def _check_parts(config) -> None:
             f"{known}, got {config.norm.position!r}."
         )
     own = config.attention
-    if own.kept_heads is not None and own.qk_norm and own.qk_norm_over != "head":
+    if own.differential:
+        _check_differential(own)
+    shared = parts.shared_by_heads(config)
+    if own.kept_heads is not None and shared:
         raise checks.ConfigError(
-            "config.model.attention.kept_heads must be None with qk_norm_over = "
-            f"{own.qk_norm_over!r}: a norm over all heads changes when one is removed."
+            f"config.model.attention.kept_heads must be None with {shared}."
         )
     for section in ("embedding", "output"):
         if config[section].norm and config.norm.kind == "none":
@@ -208,3 +210,19 @@ def _check_decoder(config) -> None:
 def _nearest_divisor(number, wanted):
     divisors = [i for i in range(1, number + 1) if number % i == 0]
     return min(divisors, key=lambda divisor: abs(divisor - wanted))
+
+
+def _check_differential(own) -> None:
+    """Checks what goes with differences of maps, of `config.model.attention`."""
+    name = "config.model.attention.differential"
+    if own.num_heads % 2:
+        raise checks.ConfigError(
+            f"{name} needs an even num_heads, two maps a head, got {own.num_heads}."
+        )
+    if own.num_key_value_heads not in (None, own.num_heads):
+        raise checks.ConfigError(
+            f"{name} needs num_key_value_heads = None, as two maps share their values, "
+            f"got {own.num_key_value_heads}."
+        )
+    if own.gate == "channel":
+        raise checks.ConfigError(f"{name} needs gate = 'none' or 'head'.")

@@ -166,7 +166,10 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             return modules.NoAttention(
                 config.model_size, with_bias=own.output_bias, name=name
             )
-        return modules.MultiHeadAttention(
+        kind = modules.MultiHeadAttention
+        if own.differential:
+            kind = modules.DifferentialAttention
+        return kind(
             len(heads.names),
             parts.key_size(config),
             model_size=config.model_size,

@@ -214,3 +214,20 @@ def _layer_heads(config, names) -> LayerHeads:
         None if is_even else groups,
         tuple(key_value_names),
     )
+
+
+def shared_by_heads(config: Any) -> str | None:
+    """Returns what heads share so that none can be removed, as words; None: nothing.
+
+    Args:
+      config: `config.model`.
+    """
+    own = config.attention
+    if own.qk_norm and own.qk_norm_over != "head":
+        return (
+            f"qk_norm_over = {own.qk_norm_over!r}: the norm of queries and keys "
+            "changes when a head is removed"
+        )
+    if own.differential:
+        return "differential = True: two maps share their values and are one head"
+    return None

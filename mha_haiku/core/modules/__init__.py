@@ -2,6 +2,7 @@
 
 from mha_haiku.core.modules.anatomy import is_stacked
 from mha_haiku.core.modules.decoder import Decoder, DecoderLayer
+from mha_haiku.core.modules.differential import DifferentialAttention
 from mha_haiku.core.modules.embeddings import (
     LearnedPositions,
     RelativePositions,
@@ -38,6 +39,7 @@ __all__ = [
     "Bias",
     "Decoder",
     "DecoderLayer",
+    "DifferentialAttention",
     "Encoder",
     "EncoderLayer",
     "FeedForward",

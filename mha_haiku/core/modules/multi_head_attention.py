@@ -187,6 +187,7 @@ class MultiHeadAttention(hk.Module):
         values, attention_map, *rest = (attend if cache is None else cache.attend)(
             query, key, value, weighting, implementation=self.implementation
         )
+        values = self._combined(values)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
         return sites.site("output", output), attention_map, *rest
@@ -205,7 +206,17 @@ class MultiHeadAttention(hk.Module):
         key, value = sites.site("key", key), sites.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
-        return key, value, cache
+        return key, self._shared(value), cache
+
+    # What another kind of attention changes; see `differential.py`.
+
+    def _shared(self, value: Array) -> Array:
+        """Returns values `[B..., S, G, V]` as attention is to read them."""
+        return value
+
+    def _combined(self, values: Array) -> Array:
+        """Returns what the last linear map is to read of `[B..., T, H, V]`."""
+        return values
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:

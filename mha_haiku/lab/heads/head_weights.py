@@ -74,6 +74,10 @@ def weights(
         place = parts[models.find_part(config, layer)]
     else:
         place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
+    if config.attention.differential:
+        raise ValueError(
+            f"heads have no weights of their own with {models.shared_by_heads(config)}."
+        )
     num_heads, num_groups = len(place.names), place.num_key_value_heads
     if not num_heads:
         raise ValueError(f"{place.label} has no heads: all are pruned.")

@@ -47,12 +47,9 @@ def prune(
     """
     before = models.heads_of_layers(config)
     keep = _names(keep, before)
-    if config.attention.qk_norm and config.attention.qk_norm_over != "head":
-        raise ValueError(
-            "config must not have qk_norm_over = "
-            f"{config.attention.qk_norm_over!r}: without one head the norm of the "
-            "others' queries and keys would be another. Ablate the head instead."
-        )
+    shared = models.shared_by_heads(config)
+    if shared:
+        raise ValueError(f"config must not have {shared}. Ablate the head instead.")
     params, pruned = _looped(params, config)
     pruned.attention.key_size = models.key_size(config)
     pruned.attention.kept_heads = keep

@@ -1,0 +1,120 @@
+"""Differential attention: a difference of maps by hand, and what is refused."""
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import heads, masks, models, modules
+from mha_haiku.core import checks
+
+B, T, D, H, K = 2, 5, 12, 4, 3
+
+
+def _model(**options):
+    return hk.transform(
+        lambda x, mask=None: modules.DifferentialAttention(
+            H, K, model_size=D, name="attention", **options
+        )(x, x, x, mask)
+    )
+
+
+def _inputs(model):
+    x = jax.random.normal(jax.random.key(0), (B, T, D))
+    return x, model.init(jax.random.key(1), x)
+
+
+def test_it_has_as_many_weights_as_plain_attention_beside_lambda_and_the_norm():
+    model = _model()
+    _, params = _inputs(model)
+    sizes = {name: value["w"].shape for name, value in params.items() if "w" in value}
+    assert sizes == {
+        "attention/query": (D, H * K),
+        "attention/key": (D, H * K),
+        "attention/value": (D, H * K),
+        "attention/linear": (H * K, D),
+    }
+    assert params["attention/difference_norm"]["scale"].shape == (2 * K,)
+    assert {x.shape for x in params["attention"].values()} == {(K,)}
+
+
+def test_output_is_the_difference_of_the_maps_of_two_heads():
+    model = _model()
+    x, params = _inputs(model)
+    _, found = model.apply(params, None, x)
+    (output, own), seen = mh.look(
+        lambda params, x: model.apply(params, None, x), at=["*value", "*output"]
+    )(params, x)
+    weights = np.asarray(own.weights(), np.float64)
+    np.testing.assert_allclose(weights, found.weights(), atol=1e-6)
+    vectors = {n: np.asarray(v, np.float64) for n, v in params["attention"].items()}
+    first, second = (
+        np.exp(vectors[f"lambda_query_{i}"] @ vectors[f"lambda_key_{i}"])
+        for i in (1, 2)
+    )
+    difference = weights[:, ::2] - (first - second + 0.8) * weights[:, 1::2]
+    value = np.asarray(seen["attention/value"], np.float64).reshape(B, T, H // 2, 2 * K)
+    mixed = np.einsum("bhts,bshv->bthv", difference, value)
+    mixed /= np.sqrt((mixed**2).mean(-1, keepdims=True) + 1e-5)
+    linear = jax.tree.map(np.asarray, params["attention/linear"])
+    expected = 0.2 * mixed.reshape(B, T, -1) @ linear["w"] + linear["b"]
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_blockwise_attention_and_masked_nan_as_with_plain_heads():
+    x, params = _inputs(_model())
+    mask = masks.causal() & masks.padding(jnp.array([5, 3]), jnp.array([5, 3]))
+
+    def total(params, x, implementation):
+        model = _model(implementation=implementation)
+        output, _ = model.apply(params, None, x, mask)
+        return (output[:1] ** 2).sum() + (output[1, :3] ** 2).sum()
+
+    poisoned = x.at[1, 3:].set(jnp.nan)
+    wanted = jax.grad(total)(params, x, "dense")
+    for implementation in ("dense", "blockwise"):
+        found = jax.grad(total)(params, poisoned, implementation)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            found,
+            wanted,
+        )
+
+
+def test_one_map_of_two_cannot_be_removed_nor_read_alone():
+    config = models.default_config()
+    config.model_size, config.attention.num_heads = D, H
+    config.attention.differential = True
+    model = models.build(config, num_tokens=7, num_classes=7, feature_size=None)
+    tokens = jnp.array([[1, 2, 3]])
+    params = model.init(jax.random.key(0), tokens)
+    with pytest.raises(ValueError, match="differential = True: two maps share"):
+        heads.prune(params, config, [[0, 1]] * config.num_layers)
+    with pytest.raises(ValueError, match="no weights of their own with differential"):
+        heads.weights(model, params, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 3, "key_size": 4}, "even num_heads"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads = None"),
+        ({"gate": "channel"}, "gate = 'none' or 'head'"),
+        ({"kept_heads": [[0, 1]]}, "kept_heads must be None with differential"),
+    ],
+)
+def test_what_does_not_go_with_differences_is_refused(changes, message):
+    config = models.default_config()
+    config.model_size, config.attention.num_heads = D, H
+    config.attention.update({"differential": True} | changes)
+    with pytest.raises(checks.ConfigError, match=message):
+        models.check(config)
+
+
+def test_module_refuses_an_odd_number_of_maps():
+    x = jnp.zeros((B, T, D))
+    model = hk.transform(lambda x: modules.DifferentialAttention(3, K)(x, x, x))
+    with pytest.raises(ValueError, match="an even num_heads, two maps a head"):
+        model.init(jax.random.key(0), x)
