@@ -60,6 +60,7 @@ MODELS = {
         "positions": "rotary",
         "embedding__frequencies": [[1.0, 0.1, 0.0], [0.5, 0.2, 0.1]],
     },
+    "differences of maps": {"attention__differential": True, "num_heads": 2},
     "pruned": {"kept_heads": [[0, 2, 3], []], "num_key_value_heads": 2},
     "no attention": {"num_heads": 0},
     "scanned": {"scan_layers": True, "positions": "t5"},

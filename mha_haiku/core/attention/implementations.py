@@ -8,7 +8,6 @@ folder have their names here. Kernels of accelerators and meshes of devices live
 folders of their own, which nothing here imports: they `register` what they have.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from mha_haiku.core import checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import (
     attention_map,
+    automatic,
     dense,
     normalizers,
     scores,
@@ -30,20 +30,11 @@ Array = jax.Array
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`.
 Implementation = Callable[[Inputs, float], tuple[Array, Array]]
-# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
-Suits = Callable[[Inputs, float, str], bool]
-
 IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
-_preferred: dict[str, Suits] = {}  # asked in turn before dense and blockwise
-
-# Numbers of scores up to which the whole matrix is as fast as its tiles. That of the
-# CPU is measured; that of accelerators is not, and keeps scores to a quarter of a GiB.
-_DENSE_SCORES = {"cpu": 2**20}
-_DENSE_SCORES_ON_ACCELERATORS = 2**26
 
 
 def register(
-    name: str, implementation: Implementation, *, suits: Suits | None = None
+    name: str, implementation: Implementation, *, suits: automatic.Suits | None = None
 ) -> None:
     """Makes an implementation known to `attend` by a name.
 
@@ -56,7 +47,7 @@ def register(
     """
     IMPLEMENTATIONS[name] = implementation
     if suits is not None:
-        _preferred[name] = suits
+        automatic.preferred[name] = suits
 
 
 def attend(
@@ -179,28 +170,8 @@ def named(implementation: str | Implementation) -> Implementation:
     return IMPLEMENTATIONS[implementation]
 
 
-def automatic(inputs: Inputs, dropout_rate: float, platform: str) -> str:
-    """Returns the name of the implementation that suits a call.
-
-    Args:
-      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
-        score matter.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-      platform: As `jax.default_backend()` names it.
-
-    Returns:
-      The first of the registered ones that says it suits; else "dense" where the scores
-      of all heads and examples are few, and "blockwise" where they are many.
-    """
-    for name, suits in _preferred.items():
-        if suits(inputs, dropout_rate, platform):
-            return name
-    most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
-    return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
-
-
-def _automatic(inputs, dropout_rate):
-    name = automatic(inputs, dropout_rate, jax.default_backend())
+def _auto(inputs, dropout_rate):
+    name = automatic.chosen(inputs, dropout_rate, jax.default_backend())
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
@@ -208,7 +179,7 @@ def _formula(inputs, dropout_rate):
     return dense.formula(inputs, dropout_rate)[:2]
 
 
-register("auto", _automatic)
+register("auto", _auto)
 register("dense", dense.attend)
 register("formula", _formula)
 

@@ -56,11 +56,7 @@ class Mask(abc.ABC):
     `axes` lets devices share it.
     """
 
-    def __repr__(self) -> str:
-        return display.record(self)
-
-    def _repr_html_(self) -> str:
-        return display.html(self)
+    __repr__, _repr_html_ = display.record, display.html
 
     def __and__(self, other: "Mask") -> "Mask":
         return _combine(Intersection, self, other)
@@ -228,32 +224,21 @@ class Mask(abc.ABC):
           seen by at least one query.
         """
         at = tiles.Origin(first_query)
-        return ~blocks.reduced(self, num_queries, num_keys, at, _any_query).any(0)
+        seen = blocks.reduced(self, num_queries, num_keys, at, lambda x: x.any(-2))
+        return ~seen.any(0)
 
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
         """Returns which queries see no key: as `[B..., H, T]`, or None: surely none."""
         at = tiles.Origin(first_query)
-        return ~blocks.rows(self, num_queries, num_keys, at, _any_key)
+        return ~blocks.rows(self, num_queries, num_keys, at, lambda x: x.any(-1))
 
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
         """Returns how many keys each query sees, as `[B..., H, T]`; of aligned."""
-        return blocks.rows(self, num_queries, num_keys, origin, _count_keys)
-
-
-def _any_query(tile):
-    return tile.any(-2)
-
-
-def _any_key(tile):
-    return tile.any(-1)
-
-
-def _count_keys(tile):
-    return tile.sum(-1)
+        return blocks.rows(self, num_queries, num_keys, origin, lambda x: x.sum(-1))
 
 
 @tiles.pytree()

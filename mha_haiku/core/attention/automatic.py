@@ -1,0 +1,35 @@
+"""Which implementation "auto" takes for a call of `attend`."""
+
+import math
+from collections.abc import Callable
+
+from mha_haiku.core.attention.inputs import Inputs
+
+# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
+Suits = Callable[[Inputs, float, str], bool]
+preferred: dict[str, Suits] = {}  # by name; asked in turn before dense and blockwise
+
+# Numbers of scores up to which the whole matrix is as fast as its tiles. That of the
+# CPU is measured; that of accelerators is not, and keeps scores to a quarter of a GiB.
+_DENSE_SCORES = {"cpu": 2**20}
+_DENSE_SCORES_ON_ACCELERATORS = 2**26
+
+
+def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
+    """Returns the name of the implementation that suits a call.
+
+    Args:
+      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
+        score matter.
+      dropout_rate: Share of the weights set to zero, in [0, 1).
+      platform: As `jax.default_backend()` names it.
+
+    Returns:
+      The first of the registered ones that says it suits; else "dense" where the scores
+      of all heads and examples are few, and "blockwise" where they are many.
+    """
+    for name, suits in preferred.items():
+        if suits(inputs, dropout_rate, platform):
+            return name
+    most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
+    return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
