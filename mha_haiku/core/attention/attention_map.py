@@ -19,13 +19,11 @@ from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
-# What walks over the tiles of a map, for all that is asked of a whole one: a module
-# with a function for each method below that says `_engine`. `attention.tiled` is it.
-_engine: Any = None
+_engine: Any = None  # a module with a function for each method below that says so
 
 
 def register(engine: Any) -> None:
-    """Makes known what walks over the tiles of maps; see `attention.tiled.engine`."""
+    """Makes known what answers for whole maps, tile by tile: `tiled.engine`."""
     global _engine
     _engine = engine
 
@@ -160,17 +158,14 @@ class AttentionMap:
                 f"head() takes an index of a head and {self.ndim - 3} of batch axes "
                 f"for a map of shape {self.shape}, got {len(example)} of these."
             )
-        query, key, value = (
-            None if x is None else tiles.at_batch(x, example)
-            for x in (self.query, self.key, self.value)
-        )
         group = head // (self.shape[-3] // self.key.shape[-2])
+        of = lambda x, i: tiles.at_batch(x, example)[:, i][:, None]  # noqa: E731
         return AttentionMap(
-            query[:, head][:, None],
-            key[:, group][:, None],
+            of(self.query, head),
+            of(self.key, group),
             tiles.at_batch(self.logsumexp, (*example, head))[None],
             self.weighting.at_head(example, head),
-            None if value is None else value[:, group][:, None],
+            None if self.value is None else of(self.value, group),
         )
 
     def row_sums(self) -> Array:

@@ -175,13 +175,9 @@ def _auto(inputs, dropout_rate):
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _formula(inputs, dropout_rate):
-    return dense.formula(inputs, dropout_rate)[:2]
-
-
 register("auto", _auto)
 register("dense", dense.attend)
-register("formula", _formula)
+register("formula", lambda inputs, rate: dense.formula(inputs, rate)[:2])
 
 
 def _arrays(query, key, value) -> tuple[Array, Array, Array]:

@@ -136,7 +136,7 @@ class DotProduct(Score):
 
     def __call__(self, query, key):
         scale = self.scale_of(query.shape[-1])
-        if _is_exact(query.dtype):
+        if query.dtype == products.accumulation_dtype(query.dtype):
             # T K products in place of T S; lower precisions would lose digits by it.
             query, scale = query * scale, 1
         scores = products.pair(query, key)
@@ -193,8 +193,3 @@ def repeat_heads(key: Array, num_heads: int) -> Array:
 def chained(cotangent: Array, slope: Array) -> Array:
     """Returns their product, 0 for masked pairs even where their scores are NaN."""
     return jnp.where(cotangent == 0, 0, cotangent * slope)
-
-
-def _is_exact(dtype) -> bool:
-    """Whether the dtype is that of scores, so that scaling it first loses no digits."""
-    return dtype == products.accumulation_dtype(dtype)

@@ -78,10 +78,6 @@ class Weighting(NamedTuple):
         """Returns what scores depend on: without normalizer and gates."""
         return self._replace(normalizer=None, gates=None)
 
-    def moved(self, by: tiles.Origin) -> "Weighting":
-        """Returns what holds for a part that begins at `by` of what this holds for."""
-        return self._replace(origin=self.origin.moved(by))
-
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
         """Returns what is left of it for one head of one example, H = 1 and no B....
 
