@@ -26,7 +26,7 @@ def _inputs(model):
     return x, model.init(jax.random.key(1), x)
 
 
-def test_it_has_as_many_weights_as_plain_attention_beside_lambda_and_the_norm():
+def test_projections_have_the_sizes_of_plain_attention():
     model = _model()
     _, params = _inputs(model)
     sizes = {name: value["w"].shape for name, value in params.items() if "w" in value}

@@ -9,8 +9,8 @@ from mha_haiku.core.attention.inputs import Inputs
 Suits = Callable[[Inputs, float, str], bool]
 preferred: dict[str, Suits] = {}  # by name; asked in turn before dense and blockwise
 
-# Numbers of scores up to which the whole matrix is as fast as its tiles. That of the
-# CPU is measured; that of accelerators is not, and keeps scores to a quarter of a GiB.
+# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
+# CPUs; on accelerators a guess that keeps the scores within a quarter of a GiB.
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 

@@ -37,7 +37,7 @@ class Given(NamedTuple):
     Attributes:
       queries: `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is
         the same in all. In a tile `[R, ...]`.
-      keys: `[B..., S, H, ...]`, likewise; `[C, ...]` in a tile.
+      keys: `[B..., S, H, ...]`, as for queries; `[C, ...]` in a tile.
     """
 
     queries: Tree = ()
@@ -55,7 +55,7 @@ class Tile(NamedTuple):
         map. Queries that an earlier block has counted have weights of 0.
       log_weights: Their logarithms, finite and very low where they are 0.
       rows: The queries, as positions in the map.
-      columns: The keys, likewise.
+      columns: The keys, as positions in the map.
       given: What was given of these queries and keys.
     """
 

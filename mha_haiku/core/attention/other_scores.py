@@ -1,4 +1,4 @@
-"""Scores beside dot products: additive, cosine, and logs of sigmoids and kernels.
+"""Additive and cosine scores, and scores that are logs of sigmoids and of kernels.
 
 `B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
 per head. `scores.py` says what a score is.

@@ -83,7 +83,7 @@ class Weighting(NamedTuple):
 
         Args:
           example: An index per batch axis; may be traced.
-          head: The index of the head, likewise.
+          head: The index of the head; may be traced.
         """
         bias, score, normalizer = jax.tree.map(
             lambda x: tiles.at_batch(x, (*example, head))[None],

@@ -29,7 +29,7 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
     """
 
     def __init__(self, num_heads: int, key_size: int, *args, **options):
-        """Initialises the module; arguments are those of `MultiHeadAttention`.
+        """Initialises the module; arguments as in `MultiHeadAttention`.
 
         Raises:
           ValueError: If `num_heads` is odd, or heads are grouped.

@@ -39,8 +39,7 @@ class NoAttention(hk.Module):
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
 
-        Arguments are those of `MultiHeadAttention`; of the options none matters, and a
-        cache, which has nothing to keep, is returned as it came.
+        Arguments as in `MultiHeadAttention`; options do not matter, and a cache, which has nothing to keep, is returned as it came.
         """
         del value, options
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
@@ -64,7 +63,7 @@ def map_of_no_heads(
 ) -> attention.AttentionMap:
     """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
 
-    Its sites, and those of its heads `[B..., T, 0, 1]`, are there as in any attention.
+    Its sites are there as in any attention, the heads as `[B..., T, 0, 1]`.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)

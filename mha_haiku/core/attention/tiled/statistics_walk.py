@@ -153,7 +153,7 @@ def given_of(
     """
     *batch_shape, _, num_queries, num_keys = map_shape
     if key_tokens is not None and tokens is None:
-        raise ValueError("key_tokens needs tokens, those of the queries.")
+        raise ValueError("key_tokens needs tokens, the tokens of the queries.")
     key_tokens = tokens if key_tokens is None else key_tokens
     queries_shape, keys_shape = (*batch_shape, num_queries), (*batch_shape, num_keys)
     _check_fits("counted", counted, queries_shape, bool)

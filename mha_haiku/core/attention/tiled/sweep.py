@@ -210,7 +210,7 @@ def over_keys(
     Args:
       body: Gets `columns`, and `seen_from` as `views.Factors.scores` takes it.
       carry: A pytree.
-      weighting: That of the head, for mask and origin; None: no tile is left out.
+      weighting: The head's mask and origin; None: no tile is left out.
       rows: The queries of the block.
       num_keys: S.
       width: Of a tile, at most S.

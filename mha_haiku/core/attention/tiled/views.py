@@ -37,7 +37,7 @@ class Factors(NamedTuple):
 
         Args:
           example: An index per batch axis; may be traced.
-          head: The index of the head, likewise.
+          head: The index of the head; may be traced.
         """
         whole, num_heads = self, self.query.shape[-2]
         if not num_heads:
