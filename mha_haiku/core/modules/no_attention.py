@@ -39,7 +39,8 @@ class NoAttention(hk.Module):
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
 
-        Arguments as in `MultiHeadAttention`; options do not matter, and a cache, which has nothing to keep, is returned as it came.
+        Arguments as in `MultiHeadAttention`; options do not matter, and a cache, which
+        has nothing to keep, is returned as it came.
         """
         del value, options
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
