@@ -37,10 +37,12 @@ def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
         if "vit" not in case and case != "gpt2_scaled" and "position_embed" not in name:
             np.testing.assert_allclose(x, wanted[name], rtol=0, atol=2e-7)
     again = interop.load(after)
-    for config in (again.config, imported.config):
-        config = config.replace(attention=dict(key_size=models.key_size(config)))
+    sized = [
+        config.replace(attention=dict(key_size=models.key_size(config)))
+        for config in (again.config, imported.config)
+    ]
     if case != "gpt2_scaled":
-        assert again.config.to_json() == imported.config.to_json()
+        assert sized[0] == sized[1]
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=3e-7),
         again.params,

@@ -185,8 +185,11 @@ def test_config_that_is_none_is_refused_though_its_digest_is_right(
     tmp_path, make_config
 ):
     folder, config = folders.Folder(tmp_path), make_config()
-    config = config.replace(training=dict(steps=0))
     folders.write_config(folder, config, jax.local_devices()[:1])
+    contents = json.loads(folder.config.read_text())
+    del contents["sha256"]
+    contents["config"]["training"]["steps"] = 0
+    files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
     message = r"config\.json cannot be used: config\.training\.steps must be"
     with pytest.raises(ConfigError, match=message):
         folders.read_config(folder)

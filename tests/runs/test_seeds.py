@@ -170,10 +170,8 @@ def test_other_seeds_in_the_folder_are_refused(three, whole, make_config):
             faults.train(other, folder, override_config=True)
 
 
-@pytest.mark.parametrize("field", ["heads", "shard_parameters"])
-def test_devices_that_share_models_are_refused(make_config, field):
-    config = make_config(training__seeds=2, **{f"devices__{field}": 2})
-    if field == "shard_parameters":
-        config = make_config(training__seeds=2, devices__shard_parameters=True)
+@pytest.mark.parametrize("shared", [{"heads": 2}, {"shard_parameters": True}])
+def test_devices_that_share_models_are_refused(make_config, shared):
+    config = make_config(training__seeds=2).replace(devices=shared)
     with pytest.raises(ConfigError, match="config.training.seeds must be 1 where"):
         configuration.validate(config, num_devices=2)
