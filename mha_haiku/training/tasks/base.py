@@ -7,6 +7,7 @@ sequence is turned into another one, the source has `S` positions and the target
 import abc
 import dataclasses
 import functools
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -362,6 +363,67 @@ class UniformTask(Task):
     def baseline(self) -> dict[str, float]:
         """Chance level: a guess among the classes."""
         return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataTask(Task):
+    """A task over data from outside of the package, of which `_split` has both parts.
+
+    Attributes:
+      kept: What a run stored of this task. The data is then read only once examples are
+        needed, and must be the run's.
+    """
+
+    kept: dataclasses.InitVar[Kept | None] = None
+
+    def __post_init__(self, kept: Kept | None):
+        super().__post_init__()
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:
+            _ = self._split  # reads the data, so that its errors show now
+
+    def keep(self) -> Kept:
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept
+        return self._to_keep()
+
+    @abc.abstractmethod
+    def _to_keep(self) -> Kept:
+        """Returns what a new run stores."""
+
+    def _check_same(self, text: Mapping[str, Any]) -> None:
+        """Raises ConfigError unless `text`, as in `Kept`, is the run's."""
+        before = None if self._kept is None else self._kept.text
+        if before is not None and before["sha256"] != text["sha256"]:
+            raise checks.ConfigError(
+                f"The run has learnt from other data: {before['name']} had the sha256 "
+                f"{before['sha256'][:12]}..., and {text['name']} has "
+                f"{text['sha256'][:12]}....\n"
+                "Training and held-out examples need that data; inputs of your own do "
+                "not."
+            )
+
+
+def check_parts(
+    option: str, fraction: float, train: int, held_out: int, what: str, least: int = 1
+) -> None:
+    """Raises ConfigError unless both parts of the data have enough examples."""
+    if min(train, held_out) < least:
+        raise checks.ConfigError(
+            f"{option} must leave {what} to both parts, got {fraction!r}, which leaves "
+            f"{train:,} to train on and {held_out:,} held out."
+        )
+
+
+def package(name: str, needed_by: str) -> Any:
+    """Returns a package of `mha_haiku[data]`; ConfigError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise checks.ConfigError(
+            f"{needed_by} needs {name.partition('.')[0]}: "
+            "pip install 'mha_haiku[data]'."
+        ) from error
 
 
 def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:

@@ -82,16 +82,13 @@ class Classify(text.TextTask):
                 f"path must have texts of at least 2 labels, got {self.path!r}, where "
                 f"all have the label {labels[0]!r}."
             )
-        numbered = [(each, labels.index(label)) for each, label in rows]
         parts: tuple[list, list] = [], []
-        for pair in numbered:
-            parts[sampling.is_held_out(pair[0], self.held_out_fraction)].append(pair)
-        if not all(parts):
-            raise checks.ConfigError(
-                "held_out_fraction must leave texts to both parts, got "
-                f"{self.held_out_fraction!r}, which leaves {len(parts[0])} to train on "
-                f"and {len(parts[1])} held out."
-            )
+        for each, label in rows:
+            part = parts[sampling.is_held_out(each, self.held_out_fraction)]
+            part.append((each, labels.index(label)))
+        base.check_parts(
+            "held_out_fraction", self.held_out_fraction, *map(len, parts), "texts"
+        )
         described = {"name": name, "sha256": sha256, "labels": labels}
         whole = "\n".join(each for each, _ in parts[0])
         return text.Corpus(self.made_tokenizer(whole, described), described, *parts)

@@ -16,17 +16,12 @@ import numpy as np
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import base, sampling, tokenization
 
-_TOKENIZERS = {
-    "characters": tokenization.Characters.train,
-    "bpe": tokenization.BytePairs.train,
-}
-
 
 def _tokenizer_name(name: str, value: Any) -> str:
     """Checks that a value names a kind of tokenizer or a file."""
     if isinstance(value, str) and value.endswith(".json"):
         return value
-    return checks.choice(name, value, (*_TOKENIZERS, "tokenizer.json"))
+    return checks.choice(name, value, (*tokenization.TRAINERS, "tokenizer.json"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Corpus:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextTask(base.Task):
+class TextTask(base.DataTask):
     """What the tasks over text share: the corpus, its labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
@@ -50,10 +45,6 @@ class TextTask(base.Task):
     A tokenizer is trained on the training part alone; or it is of a file, whose special
     tokens go around every window and are no targets. Models may have more classes than
     a file names.
-
-    Attributes:
-      kept: What a run stored of this task. Its tokenizer is used, and the text is read
-        only once examples are needed; it must then be the text of the run.
     """
 
     baseline_name = "unigram"
@@ -85,14 +76,6 @@ class TextTask(base.Task):
         checks.fraction,
         section="data",
     )
-
-    kept: dataclasses.InitVar[base.Kept | None] = None
-
-    def __post_init__(self, kept: base.Kept | None):
-        super().__post_init__()
-        object.__setattr__(self, "_kept", kept)
-        if kept is None:
-            _ = self.corpus  # reads the files, so that their errors show now
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -127,20 +110,12 @@ class TextTask(base.Task):
         Raises:
           ConfigError: If the text is not that of the run.
         """
-        kept = self._kept
-        if kept is None:
-            if self.tokenizer in _TOKENIZERS:
-                return _TOKENIZERS[self.tokenizer](text, self.vocabulary_size)
-            return tokenization.read_file(self.tokenizer, self.vocabulary_size)
-        if kept.text is not None and kept.text["sha256"] != described["sha256"]:
-            raise checks.ConfigError(
-                "The text is not the one that the run has learnt from: "
-                f"{described['name']} has the sha256 {described['sha256'][:12]}..., "
-                f"and {kept.text['name']} had {kept.text['sha256'][:12]}....\n"
-                "Training and held-out examples need that text; a text or tokens of "
-                "your own do not."
-            )
-        return self.encoder
+        if self._kept is not None:
+            self._check_same(described)
+            return self.encoder
+        if train := tokenization.TRAINERS.get(self.tokenizer):
+            return train(text, self.vocabulary_size)
+        return tokenization.read_file(self.tokenizer, self.vocabulary_size)
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
@@ -153,9 +128,7 @@ class TextTask(base.Task):
     def data_shapes(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
 
-    def keep(self) -> base.Kept:
-        if self._kept is not None and self._kept.text is not None:
-            return self._kept
+    def _to_keep(self) -> base.Kept:
         return base.Kept(self.encoder.to_json(), self.corpus.text)
 
     @property
@@ -178,9 +151,8 @@ class TextTask(base.Task):
         Its accuracy is that of always saying the commonest token; its loss that of the
         frequencies, with one added to every count so that none is zero.
         """
-        parts = self.corpus.train, self.corpus.held_out
         return base.unigram(
-            *(np.bincount(tokens, minlength=self.num_classes) for tokens in parts)
+            *(np.bincount(tokens, minlength=self.num_classes) for tokens in self._split)
         )
 
     def token_label(self, token: int) -> str:
@@ -251,12 +223,11 @@ class TextTask(base.Task):
     def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens `[N, T]` of texts, cut or padded, and their lengths `[N]`."""
         room = self._room(self.sequence_length)
-        rows = np.zeros((len(texts), self.sequence_length), np.int32)
-        lengths = np.zeros(len(texts), np.int32)
-        for i, text in enumerate(texts):
-            tokens = [*self.before, *self.encoder.encode(text)[:room], *self.after]
-            rows[i, : len(tokens)], lengths[i] = tokens, len(tokens)
-        return rows, lengths
+        rows = [
+            [*self.before, *self.encoder.encode(text)[:room], *self.after]
+            for text in texts
+        ]
+        return tokenization.padded(rows, self.sequence_length, np.int32)
 
     def _room(self, length: int) -> int:
         """Returns how many tokens of a text have room between special ones."""

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mha_haiku.core import checks
+from mha_haiku.training.tasks import base
 
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -112,9 +112,10 @@ class Characters(Tokenizer):
                 f"{text[unknown[0]]!r} at character {unknown[0]}.\nIt knows {known}."
             )
 
-    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of all texts on end, and how many each has, int32."""
-        return self.encode("".join(texts)), np.array(list(map(len, texts)), np.int32)
+    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the tokens of each of several texts."""
+        ends = np.cumsum(list(map(len, texts)))
+        return np.split(self.encode("".join(texts)), ends[:-1])
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns where in a text each of its tokens begins and ends."""
@@ -180,10 +181,8 @@ class BytePairs(Tokenizer):
             np.int32
         )
 
-    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
-        tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
-        return tokens, np.array(list(map(len, ids)), np.int32)
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        return [each.ids for each in self.tokenizer.encode_batch(list(texts))]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns where in a text of one line each of its tokens begins and ends.
@@ -201,11 +200,11 @@ class BytePairs(Tokenizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class Pretrained(Tokenizer):
     """A tokenizer that others have trained, as a file of `tokenizers` describes it.
 
-    Its special tokens go around a whole text: `encode` gives the text's own tokens,
-    `before` and `after` those around.
+    Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
+    them out.
 
     Attributes:
       content: The contents of a tokenizer.json.
@@ -232,13 +231,8 @@ class Pretrained:
     def num_tokens(self) -> int:
         return max(self.least_tokens, 1 + max(self._ids.values()))
 
-    @property
-    def before(self) -> tuple[int, ...]:
-        return self._around[0]
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        return self._around[1]
+    before = property(lambda self: self._around[0])
+    after = property(lambda self: self._around[1])
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
@@ -346,18 +340,21 @@ def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
     return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
 
 
-def from_json(text: str) -> Tokenizer:
-    """Returns the tokenizer that `to_json` described.
+def from_json(text: str | dict[str, Any]) -> Tokenizer:
+    """Returns the tokenizer that `to_json` described, as text or as its object.
 
     Raises:
       ValueError: If it describes none.
     """
-    contents = json.loads(text)
+    contents = json.loads(text) if isinstance(text, str) else text
     if "characters" in contents:
         return Characters(contents["characters"])
     if "pretrained" in contents:
         return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
-    return BytePairs(library().Tokenizer.from_str(text))
+    return BytePairs(library().Tokenizer.from_str(json.dumps(contents)))
+
+
+TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 
 
 @contextlib.contextmanager
@@ -384,18 +381,22 @@ def errors_named(file: str) -> Iterator[None]:
 
 
 def library() -> Any:
-    """Returns the package `tokenizers`.
+    """Returns the package `tokenizers`; ConfigError if it is not installed."""
+    return base.package("tokenizers", "This tokenizer")
 
-    Raises:
-      ConfigError: If it is not installed.
+
+def padded(
+    rows: Sequence[Sequence[int]], length: int | None = None, dtype: Any = np.int16
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of tokens, `[N, length]`, filled up with 0, and their lengths `[N]`.
+
+    The length is that of the longest row, if none is given.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise checks.ConfigError(
-            "This tokenizer needs tokenizers: pip install 'mha_haiku[data]'."
-        ) from error
-    return tokenizers
+    lengths = np.array(list(map(len, rows)), np.int32)
+    length = int(lengths.max()) if length is None else length
+    filled = np.zeros((len(rows), length), dtype)
+    filled[np.arange(length) < lengths[:, None]] = np.concatenate(rows)
+    return filled, lengths
 
 
 def _bytes_of_letters(letters: str) -> bytes:
