@@ -40,9 +40,9 @@ def join(
 
     Args:
       coordinator: "host:port" of process 0; None: taken from Slurm, Open MPI or the
-        TPU pod, as the next two.
+        TPU pod, as are `num_processes` and `process_id`, which counts from 0.
       num_processes: How many there are.
-      process_id: Which one this is, from 0.
+      process_id: Which one this is.
       timeout: How long to wait for them, in seconds.
 
     Raises:
@@ -113,14 +113,10 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 
 
 def first_does(function: Callable[[], Any]) -> Any:
-    """Returns on all processes the result of `function()` on the first.
+    """Returns on all processes the result of `function()` on the first, which is JSON.
 
-    Args:
-      function: Returns a value that JSON can hold; only the first process calls it.
-
-    Raises:
-      ConfigError: On all processes, if the first raised it.
-      RuntimeError: On the others, if the first raised anything else.
+    A ConfigError of the first process is raised on all; for any other error of it the
+    others raise RuntimeError.
     """
     if _is_alone():
         return function()
@@ -145,12 +141,7 @@ def first_does(function: Callable[[], Any]) -> Any:
 def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     """Returns on all processes the host arrays that `function()` returns on the first.
 
-    Args:
-      function: Returns a tree of arrays; only the first process calls it.
-      abstract: A tree of their shapes and dtypes.
-
-    Raises:
-      ConfigError: As `first_does`.
+    `abstract` is a tree of their shapes and dtypes; errors are those of `first_does`.
     """
     if _is_alone():
         return function()
@@ -191,8 +182,7 @@ def leave() -> bool:
 def end(status: int) -> None:
     """Ends a failed process at once; Python's own exit would wait for the others.
 
-    Args:
-      status: The exit status; 2 is for mistakes that all processes notice themselves.
+    Status 2 is for mistakes that all processes notice themselves.
     """
     if status and jax.distributed.is_initialized():
         if status == 2:

@@ -31,11 +31,7 @@ class Replicas:
         return name
 
     def put(self, tree: Any) -> Any:
-        """Puts host arrays `[...]` on every device; see `fetch`.
-
-        Returns:
-          The same tree of arrays `[devices, ...]`, one row on each device.
-        """
+        """Puts host arrays on every device, as arrays `[devices, ...]`; see `fetch`."""
         mesh = jax.sharding.Mesh(np.array(self.devices), (AXIS,))
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
 
@@ -86,13 +82,8 @@ class Replicas:
     def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
         """Returns this device's part of `make(indices)`; only inside a program.
 
-        Args:
-          batch_size: B, the examples of all devices together.
-          make: Makes examples from their indices `[N]` int32 in the global batch: every
-            index of 0..B-1 occurs on exactly one device.
-
-        Raises:
-          ValueError: If the devices do not divide B.
+        `make` makes examples from their indices `[N]` int32 in the global batch, of
+        which every one occurs on exactly one device.
         """
         size, rest = divmod(batch_size, len(self.devices))
         if rest:

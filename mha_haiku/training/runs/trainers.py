@@ -277,10 +277,7 @@ class Trainer:
         """Trains up to the step `stop`, or as far as one dispatch goes.
 
         A model fails where more losses or gradients in a row are not finite than the
-        config allows; nothing of it is saved then.
-
-        Raises:
-          NonFiniteLossError: If no model is left.
+        config allows; nothing of it is saved then. NonFiniteLossError if none is left.
         """
         stops = [
             np.int32(each.step if each.failure else max(each.step, stop))
@@ -315,11 +312,7 @@ class Trainer:
     def report(self, *, is_evaluated: bool) -> None:
         """Logs the means since the last report, with an evaluation if asked.
 
-        They are of the models that the last dispatch has moved. The learning rate that
-        is logged is that of the last step.
-
-        Raises:
-          NonFiniteLossError: If an evaluation is not finite, and no model is left.
+        They are of the models that the last dispatch has moved, as is what is saved.
         """
         for model in self.moved:
             model.close_window(self.seconds)
@@ -342,10 +335,7 @@ class Trainer:
         return self._of_moved(self._state.params)
 
     def save(self) -> None:
-        """Starts to save checkpoints, with the held-out loss if the report has it.
-
-        They are of the models that the last dispatch has moved.
-        """
+        """Starts to save checkpoints, with the held-out loss if the report has it."""
         for model, state in self._of_moved(self._state):
             loss = model.metrics.get("held_out_loss")
             model.stored.save(self.step, state, held_out_loss=loss)

@@ -258,9 +258,8 @@ class Task(abc.ABC):
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
         """Returns what cross-attention is measured against, by names; {}: nothing.
 
-        Returns:
-          "aligned", which is `alignment`, and parts of it that are of interest; the
-          names are those of all examples of the task.
+        "aligned" is `alignment`; the others are parts of it that are of interest. The
+        names are the same for all examples of the task.
         """
         aligned = self.alignment(example)
         return {} if aligned is None else {"aligned": aligned}
@@ -429,13 +428,9 @@ def package(name: str, needed_by: str) -> Any:
 def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
     """Returns the chance level of always giving the frequencies of training targets.
 
-    Args:
-      learnt: `[C]`, how often each class is a target of the training part.
-      met: `[C]`, the same of the held-out part, on which it is measured.
-
-    Returns:
-      "accuracy" of always giving the commonest, and "loss" of the frequencies, with one
-      added to every count so that none is zero.
+    `learnt` and `met`, `[C]`, are how often each class is a target of the training and
+    of the held-out part. The accuracy is of the commonest class, and the loss of the
+    frequencies, with one added to every count so that none is zero.
     """
     log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
     return {

@@ -68,11 +68,7 @@ class Classify(text.TextTask):
 
     @functools.cached_property
     def corpus(self) -> text.Corpus:
-        """The texts of both parts, each with the number of its label.
-
-        Raises:
-          ConfigError: If they cannot be read, or are not those of the run.
-        """
+        """The texts of both parts, each with the number of its label."""
         rows = read_table(self.path) if self.path else list(python_expressions.load())
         sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         name = self.path or f"library of Python {platform.python_version()}"
@@ -154,13 +150,9 @@ class Classify(text.TextTask):
 def read_table(path: str) -> list[tuple[str, str]]:
     """Returns the texts and labels of a file, without spaces around them.
 
-    Args:
-      path: A UTF-8 file whose first line names its columns, `text` and `label` among
-        them: with tabs between the columns if that line has a tab (then quotes are
-        characters like all others), else with commas.
-
-    Raises:
-      ConfigError: If it cannot be read, lacks a column, or has an empty line.
+    The first line of the UTF-8 file names its columns, `text` and `label` among them:
+    with tabs between the columns if that line has a tab (then quotes are characters
+    like all others), else with commas.
     """
     content = text.read_file(path)
     header = content.partition("\n")[0]

@@ -91,12 +91,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         }
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's number, in words of the source or in digits.
-
-        Raises:
-          ConfigError: If it is empty, has characters that no number's words have, or
-            is longer than the words of all numbers up to `largest`.
-        """
+        """Returns the tokens of a user's number, in digits or words of the source."""
         words = text.strip()
         if words.isdecimal():
             with checks.user_mistakes():

@@ -150,11 +150,7 @@ class Labels(Arrays):
         return str(self._stored["labels"][c]) if self._stored else str(c)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text, of any length.
-
-        Raises:
-          ConfigError: If it has none, or one that the examples do not have.
-        """
+        """Returns the tokens of a user's text, of any length."""
         if self._tokenizer is None:
             return super().encode(text)
         return _encoded(self._tokenizer, text)
@@ -190,11 +186,7 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
         return self._data.targets.shape[1]
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's source, at most as many as the longest has.
-
-        Raises:
-          ConfigError: If it has none or too many, or one that the sources do not have.
-        """
+        """Returns the tokens of a user's source, at most as many as the longest has."""
         return self.fitting(_encoded(self._tokenizers[0], text))
 
     @functools.cached_property

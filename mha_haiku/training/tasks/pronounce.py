@@ -95,12 +95,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return "".join(self.token_label(token) for token in inputs.tolist())
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the letters of a user's word, in small or capital letters.
-
-        Raises:
-          ConfigError: If it is empty, longer than the longest word, or has other signs
-            than letters, `'`, `-` and `.`.
-        """
+        """Returns the letters of a user's word, in small or capital letters."""
         word = text.strip().lower()
         if not word:
             raise checks.ConfigError(f"text must be a word for {self.name}, got none.")

@@ -92,11 +92,7 @@ class SequenceToSequence(base.Task):
         return self.fitting(super().encode(text))
 
     def fitting(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the tokens of a user's source, which are at most S.
-
-        Raises:
-          ConfigError: If they are more.
-        """
+        """Returns the tokens of a user's source; ConfigError if more than S."""
         if len(tokens) > self.sequence_length:
             raise checks.ConfigError(
                 f"text must have at most {self.sequence_length} tokens, as the longest "
@@ -117,13 +113,9 @@ class SequenceToSequence(base.Task):
         target: jax.Array,
         target_length: jax.Array,
     ) -> base.Example:
-        """Returns the example of a source and a target.
+        """Returns the example of a source `[S]` and a target `[T]`, without end token.
 
-        Args:
-          source: `[S]` integers; what stands behind its length is ignored.
-          source_length: `[]` integer, 0 to S.
-          target: `[T]` integers; what stands behind its length is ignored.
-          target_length: `[]` integer, 0 to T - 1: without the end token.
+        Lengths are `[]` integers; what stands behind them is ignored.
         """
         position = jnp.arange(self.target_length)
         in_source = jnp.arange(self.sequence_length) < source_length

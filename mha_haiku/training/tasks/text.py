@@ -79,11 +79,7 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The text of both parts.
-
-        Raises:
-          ConfigError: If it cannot be read, or is not the text of the run.
-        """
+        """The text of both parts."""
         if self.held_out_fraction == 0:
             raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
@@ -103,12 +99,7 @@ class TextTask(base.DataTask):
     ) -> tokenization.Tokenizer:
         """Returns the tokenizer of the run, that of a file, or one trained on a text.
 
-        Args:
-          text: What a new one is trained on.
-          described: The "name" and "sha256" of all the text of the task.
-
-        Raises:
-          ConfigError: If the text is not that of the run.
+        `described` has the "name" and "sha256" of all the text of the task.
         """
         if self._kept is not None:
             self._check_same(described)
@@ -146,11 +137,7 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """The unigram predictor: counts of the training part, measured on the held-out.
-
-        Its accuracy is that of always saying the commonest token; its loss that of the
-        frequencies, with one added to every count so that none is zero.
-        """
+        """The unigram predictor; see `base.unigram`."""
         return base.unigram(
             *(np.bincount(tokens, minlength=self.num_classes) for tokens in self._split)
         )
@@ -170,11 +157,7 @@ class TextTask(base.DataTask):
         return self.encoder.end
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text, special ones around it included.
-
-        Raises:
-          ConfigError: If there are none, or the text is not Unicode.
-        """
+        """Returns the tokens of a user's text, special ones around it included."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -190,11 +173,7 @@ class TextTask(base.DataTask):
         return np.array([*self.before, *tokens, *self.after], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text to go on with: no special ones behind it.
-
-        Raises:
-          ConfigError: If there are none, or the tokenizer lacks a part of the text.
-        """
+        """Returns the tokens of a text to continue: no special ones after it."""
         tokens = self.encode(text)
         self.encoder.check_known(text)
         return tokens[: len(tokens) - len(self.after)]
@@ -202,13 +181,9 @@ class TextTask(base.DataTask):
     def window(
         self, word: jax.Array, data: np.ndarray, length: int
     ) -> tuple[jax.Array, np.ndarray]:
-        """Returns tokens from a random position of `data`, special ones around them.
+        """Returns `[length]` tokens from a random place of `data`, special ones around.
 
-        Returns:
-          Tokens `[T]`, T the length, and which are not special, `[T]` booleans.
-
-        Raises:
-          ConfigError: If the length leaves no room between special tokens.
+        The second array, booleans, says which are not special.
         """
         before, after, room = self.before, self.after, self._room(length)
         start = sampling.integers(word, len(data) - room + 1)
@@ -272,9 +247,6 @@ def read(path: str) -> str:
 
     Files of a folder and its folders are joined by an empty line, in the order of their
     paths; hidden ones are left out. A byte order mark is dropped, and `\r\n` is `\n`.
-
-    Raises:
-      ConfigError: If there is no such file, or it is empty, binary, or not UTF-8.
     """
     if not isinstance(path, str):
         raise checks.ConfigError(f"path must be a text, got {path!r}.")
@@ -296,11 +268,7 @@ def read(path: str) -> str:
 
 
 def read_file(path: str) -> str:
-    """Returns the text of a file; see `read`.
-
-    Raises:
-      ConfigError: If it is a folder, and as `read` does.
-    """
+    """Returns the text of a file, which may be no folder; see `read`."""
     if os.path.isdir(os.path.expanduser(path)):
         raise checks.ConfigError(
             f"path must be a file, got {path!r}, which is a folder."

@@ -75,12 +75,7 @@ class Characters(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
-        """Returns the tokens of `text`'s characters, the commonest if there are more.
-
-        Args:
-          text: The text to train on.
-          vocabulary_size: Upper limit of `num_tokens`, at least 2.
-        """
+        """Returns the tokenizer of a text's characters, the commonest if too many."""
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
@@ -149,10 +144,7 @@ class BytePairs(Tokenizer):
     def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
         """Returns the tokenizer that merges byte pairs, the commonest in `text` first.
 
-        Args:
-          text: The text to train on.
-          vocabulary_size: Number of tokens, at least 256; fewer if `text` has no more
-            pairs to merge.
+        It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
         tokenizers = library()
@@ -332,20 +324,12 @@ class Pretrained(Tokenizer):
 
 
 def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
-    """Returns the tokenizer in a tokenizer.json.
-
-    Raises:
-      ConfigError: If it cannot be read, or describes no tokenizer.
-    """
+    """Returns the tokenizer in a tokenizer.json."""
     return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
 
 
 def from_json(text: str | dict[str, Any]) -> Tokenizer:
-    """Returns the tokenizer that `to_json` described, as text or as its object.
-
-    Raises:
-      ValueError: If it describes none.
-    """
+    """Returns the tokenizer that `to_json` described, as text or as its object."""
     contents = json.loads(text) if isinstance(text, str) else text
     if "characters" in contents:
         return Characters(contents["characters"])
