@@ -104,7 +104,6 @@ class Sharded:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> "_Program":
-        del num_scalars
         return _Program(function, self._everywhere, returns_state)
 
     def batch(
@@ -162,7 +161,6 @@ class _Program:
         return self._jitted(*arguments).lower(*arguments)
 
     def _jitted(self, state, *others):
-        del others
         if not self._returns_state:
             return jax.jit(self._function, out_shardings=self._everywhere)
         shardings = jax.tree.map(lambda x: x.sharding, state)

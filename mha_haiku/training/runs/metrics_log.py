@@ -133,7 +133,7 @@ class Console(contextlib.AbstractContextManager):
     def _evaluation_line(self, step, metrics) -> str:
         shown = [
             f"{name.replace('_', ' ')} {_shown(metrics[f'held_out_{name}'], 4)}"
-            f"{self._beside(name)}"
+            f"{self._chance(name)}"
             for name in ("exact_match", "accuracy", "loss")
             if f"held_out_{name}" in metrics
         ]
@@ -145,7 +145,7 @@ class Console(contextlib.AbstractContextManager):
     def _place(self, step) -> str:
         return f"step {step:>{len(str(self._steps))}}/{self._steps}"
 
-    def _beside(self, name) -> str:
+    def _chance(self, name) -> str:
         if name not in self._baseline:
             return ""
         return f" ({self._baseline_name} {self._baseline[name]:.4f})"

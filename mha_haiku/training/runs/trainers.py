@@ -3,6 +3,7 @@
 Runs that differ in their seeds alone can share one, whose programs are of all of them.
 """
 
+import dataclasses
 import logging
 import math
 import os
@@ -153,30 +154,23 @@ def max_skips(training: ml_collections.ConfigDict) -> int:
     return training.max_skips if training.non_finite == "skip" else 0
 
 
+@dataclasses.dataclass(eq=False)
 class Model:
-    """One of the models that a `Trainer` trains, with its files.
+    """One of the models that a `Trainer` trains, with its files."""
 
-    Attributes:
-      seed: Its `config.seed`.
-      stored: Its checkpoints.
-      log: Its metrics.jsonl.
-      start: The step at which it started or resumed.
-      step: The steps it has taken.
-      skipped: How many of them were not finite.
-      metrics: Those of its last report.
-      failure: Why it goes no further; "" while it does.
-    """
+    seed: int  # its `config.seed`
+    stored: checkpoints.Checkpoints
+    log: metrics_log.MetricsLog
+    start: int  # the step at which it started or resumed
+    skipped: int  # of the steps it has taken, those that were not finite
+    batch_size: int
+    least_rise: float  # how many nats a loss rises at least that jumps
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # last reported
+    failure: str = ""  # why it goes no further; "" while it does
+    observers: Sequence[Any] = ()  # see `loop.Observer`
 
-    def __init__(self, seed, stored, log, state, batch_size, least_rise):
-        self.seed = seed
-        self.stored = stored
-        self.log = log
-        self.start = self.step = int(state.step)
-        self.skipped = int(state.health.skipped)
-        self.metrics: dict[str, float] = {}
-        self.failure = ""
-        self._batch_size = batch_size
-        self._least_rise = least_rise
+    def __post_init__(self):
+        self.step = self.start  # the steps it has taken
         self.open_window(0.0)
 
     def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
@@ -187,7 +181,7 @@ class Model:
             return 0
         self._window.append(jax.tree.map(lambda x: x[:taken], report))
         events = metrics_log.events_of_steps(
-            first, self._window[-1], self.skipped, least_rise=self._least_rise
+            first, self._window[-1], self.skipped, least_rise=self.least_rise
         )
         for event in events:
             self.log.event(event)
@@ -203,7 +197,7 @@ class Model:
         """Sets `metrics` to the means since the window was opened."""
         self.metrics = {}
         if self.step > self._window_start[0]:
-            examples = (self.step - self._window_start[0]) * self._batch_size
+            examples = (self.step - self._window_start[0]) * self.batch_size
             rate = examples / (seconds - self._window_start[1])
             self.metrics = {**_means(self._window), "examples_per_second": rate}
 
@@ -254,12 +248,21 @@ class Trainer:
         training = config.training
         self._together = programs.together
         states = self._together.fetch(state._replace(params=(), optimizer_state=()))
-        each = enumerate(zip(stored, logs, states, strict=True))
         self.models = [
-            Model(config.seed + i, *x, training.batch_size, least_rise) for i, x in each
+            Model(
+                config.seed + i,
+                own,
+                log,
+                start=int(state.step),
+                skipped=int(state.health.skipped),
+                batch_size=training.batch_size,
+                least_rise=least_rise,
+            )
+            for i, (own, log, state) in enumerate(
+                zip(stored, logs, states, strict=True)
+            )
         ]
-        # How many steps a dispatch may take, so that an interruption is noticed in
-        # time.
+        # Of a dispatch, so that an interruption is noticed in time.
         self.affordable_steps = 1
         self.seconds = 0.0  # spent in training steps
         self.moved = list(self.models)  # by the last dispatch; before it, all

@@ -252,7 +252,6 @@ class Task(abc.ABC):
           positions that decide it; a row of which nothing is known has none. None:
           nothing is known of any.
         """
-        del example
         return None
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
@@ -294,7 +293,6 @@ class Task(abc.ABC):
 
     def images(self, example: Example) -> np.ndarray | None:
         """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None."""
-        del example
         return None
 
     def encode(self, text: str) -> np.ndarray:

@@ -77,7 +77,6 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         """
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         random = sampling.words(key, self.max_length + 1)
         choices = self.max_length - self.min_length + 1
         length = self.min_length + sampling.integers(random[0], choices)

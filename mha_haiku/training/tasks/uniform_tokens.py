@@ -30,7 +30,6 @@ class UniformTokensTask(base.UniformTask):
         """Returns the `[T]` int32 targets of `[T]` int32 tokens."""
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         random = sampling.words(key, self.sequence_length)
         inputs = sampling.integers(random, self.num_tokens)
         return base.Example(inputs, self.targets(inputs), base.all_count(inputs))

@@ -58,7 +58,7 @@ def prepare(
             taken = 0
             while taken < size:
                 taken = min(size, taken + config.training.steps_per_dispatch)
-                stops = programs.together.scalars([np.int32(taken)] * count)
+                stops = programs.together.joined([np.int32(taken)] * count)
                 state, report = programs.dispatch(
                     state, programs.train_data, programs.seeds, stops
                 )

@@ -281,7 +281,6 @@ class Elsewhere(contextlib.AbstractContextManager):
 
     def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
         """Remembers the step."""
-        del tree, held_out_loss
         self._latest = step
 
     def close(self) -> None:
