@@ -115,7 +115,7 @@ def test_topics_of_another_python_are_named(tmp_path, monkeypatch):
     _train(config, tmp_path)
     monkeypatch.setitem(pydoc_data.topics.topics, "zzz", "new in this version")
     run = runs.load(tmp_path)
-    message = "pydoc_data.topics of Python 3.* has the sha256 .* Python 3.* had"
+    message = "pydoc_data.topics of Python 3.* had the sha256 .* Python 3.* has"
     with pytest.raises(ConfigError, match=message):
         run.examples(1)
 

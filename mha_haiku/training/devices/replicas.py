@@ -127,18 +127,6 @@ class Together:
         self.placement = placement if count == 1 else _Vectorised(placement.devices)
         self._count = count
 
-    def initial_states(
-        self, function: Callable[[np.uint32], Any], seeds: Sequence[np.uint32]
-    ) -> Any:
-        """Returns the states `function(seed)` on the devices.
-
-        Each has the bits that it has alone.
-        """
-        if self._count == 1:
-            return self.placement.initial_state(function, *seeds)
-        alone = jax.jit(function)
-        return self.put_states([jax.device_get(alone(seed)) for seed in seeds])
-
     def put_states(self, states: Sequence[Any]) -> Any:
         """Puts the states of all models, trees of host arrays, on the devices."""
         return self.placement.put_state(self.joined(states))

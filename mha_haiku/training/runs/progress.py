@@ -111,7 +111,7 @@ class Bar:
         self._bar.refresh()
 
     def note(self, text: str) -> None:
-        """Shows a text beside the bar, or in the lines."""
+        """Shows a text next to the bar, or in the lines."""
         self._note = text
         self._bar.set_postfix_str(text)
 
@@ -154,7 +154,7 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def during(what: str) -> Iterator[None]:
-    """Says what goes on, after a second and then every ten; meant for a `with`."""
+    """Says while entered what is done, after a second and then every ten."""
     began = time.perf_counter()
     last = began - _SECONDS_BETWEEN_LINES
 

@@ -97,8 +97,8 @@ def prepare(
         params = warm_start.params(source, config, task, new.params)
         return _state_of(params, transformation)
 
-    if source is None and all(each.latest() is None for each in stored):
-        state = together.initial_states(initial, seeds)
+    if source is None and len(stored) == 1 and stored[0].latest() is None:
+        state = placement.initial_state(initial, seeds[0])  # never on the host
     else:
         starts = [start(own, seed) for own, seed in zip(stored, seeds, strict=True)]
         state = together.put_states(starts)
@@ -166,7 +166,7 @@ class Model:
     batch_size: int
     least_rise: float  # how many nats a loss rises at least that jumps
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # last reported
-    failure: str = ""  # why it goes no further; "" while it does
+    failure: str = ""  # why it has ended; "" while it trains
     observers: Sequence[Any] = ()  # see `loop.Observer`
 
     def __post_init__(self):
@@ -230,7 +230,7 @@ class Trainer:
     """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
 
     Models may be at different steps where a run was killed while it saved: those that
-    are behind catch up. One that fails stays behind, and the others go on.
+    are behind catch up. One that fails stays behind; the others continue.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Trainer:
         return [(model, own) for model, own in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
-        """Warns of models that failed, and goes on with the others if there are any."""
+        """Warns of models that failed; raises an error if no other is left."""
         failed = [model for model in self.moved if model.failure]
         self.moved = [model for model in self.moved if not model.failure]
         if all(model.failure for model in self.models):

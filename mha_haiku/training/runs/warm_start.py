@@ -79,7 +79,7 @@ def params(
 ) -> Params:
     """Returns the parameters to start with.
 
-    A table of tokens may have more or fewer rows than that of the other run, as for
+    A table of tokens may have more or fewer rows than the other run's, as for
     [MASK] or [CLS]: with the same tokenizer, the rows of its tokens come first.
     """
     is_scanned = config.model.scan_layers

@@ -24,7 +24,7 @@ class Example(NamedTuple):
     """One example of a task; a batch of them has leading axes on every array."""
 
     inputs: jax.Array
-    """`[T]` int32 tokens, or `[T, D]` float32 features; those of a source `[S]`."""
+    """`[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source."""
     targets: jax.Array
     """`[T]` int32 class of each position; `[]` int32 where there is one: the class of
     the whole example, of a set task the index in the set."""
@@ -104,7 +104,7 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
-    """The task's name in configs and titles; that of the class if left out."""
+    """The task's name in configs and titles; the name of the class if left out."""
     sequence_length: int
     """T, positions of an example's inputs; of a source S."""
     target_length: int | None = None
@@ -173,7 +173,7 @@ class Task(abc.ABC):
 
     @property
     def held_out_data(self) -> Any:
-        """The same for evaluation: has nothing in common with `train_data`."""
+        """The same for evaluation; it shares no example with `train_data`."""
         return self._split[1]
 
     @property
@@ -325,7 +325,7 @@ class Task(abc.ABC):
         return np.array([tokens[word] for word in words], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text for a causal model to go on with."""
+        """Returns the tokens of a text for a causal model to continue."""
         return self.encode(text)
 
     def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:

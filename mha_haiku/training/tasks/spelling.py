@@ -94,7 +94,11 @@ def parts(language: str, number: int) -> tuple[Part, ...]:
     head = _common_prefix(said, _plain(language, count * power))
     in_head = _beginning(said[:head], _plain(language, count))
     digits = [
-        Part(_of(power, each.meaning), each.start, min(each.stop, in_head))
+        Part(
+            "hundreds" if power == 100 else f"{each.meaning} of thousands",
+            each.start,
+            min(each.stop, in_head),
+        )
         for each in parts(language, count)
         if each.start < in_head
     ]
@@ -135,10 +139,6 @@ def _below_100(language: str, number: int) -> tuple[Part, ...]:
     cut = len(said) - last
     of_units = _beginning(said[:cut], word_of_units) or cut
     return Part("units", *_letters(said, 0, of_units)), Part("tens", cut, len(said))
-
-
-def _of(power: int, meaning: str) -> str:
-    return "hundreds" if power == 100 else f"{meaning} of thousands"
 
 
 def _plain(language: str, number: int) -> str:

@@ -21,7 +21,7 @@ _given: dict[tuple[str, str], type[Task]] = {}
 
 
 def is_name(name: Any) -> bool:
-    """Returns whether a name is that of a task of the user."""
+    """Returns whether a name means a task of the user."""
     return isinstance(name, str) and ":" in name
 
 

@@ -97,7 +97,7 @@ class TextTask(base.DataTask):
     def made_tokenizer(
         self, text: str, described: dict[str, Any]
     ) -> tokenization.Tokenizer:
-        """Returns the tokenizer of the run, that of a file, or one trained on a text.
+        """Returns the tokenizer of the run, of a file, or one trained on a text.
 
         `described` has the "name" and "sha256" of all the text of the task.
         """
@@ -110,7 +110,7 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
-        """The tokenizer: that of the run, or one trained on the text."""
+        """The tokenizer, of the run or trained on the text."""
         if self._kept is None:
             return self.corpus.tokenizer
         return tokenization.from_json(self._kept.tokenizer)
@@ -168,9 +168,7 @@ class TextTask(base.DataTask):
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
-        if not self._num_special:
-            return tokens
-        return np.array([*self.before, *tokens, *self.after], np.int32)
+        return np.concatenate([self.before, tokens, self.after]).astype(np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
         """Returns the tokens of a text to continue: no special ones after it."""
@@ -191,8 +189,8 @@ class TextTask(base.DataTask):
         if self._num_special:
             first, last = (np.array(each, np.int32) for each in (before, after))
             tokens = jnp.concatenate([first, tokens, last])
-        is_text = np.arange(length)
-        is_text = (is_text >= len(before)) & (is_text < length - len(after))
+        is_text = np.zeros(length, bool)
+        is_text[len(before) : length - len(after)] = True
         return tokens, is_text
 
     def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +218,7 @@ class TextTask(base.DataTask):
 
     @property
     def after(self) -> tuple[int, ...]:
-        """Those behind it."""
+        """Special tokens that stand after it."""
         return self.encoder.after
 
     @property

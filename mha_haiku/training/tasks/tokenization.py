@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     Attributes:
       before: Special tokens that stand before every text.
-      after: Those behind it.
+      after: Special tokens that stand after it.
       mask: The token that hides another, and its text; None: there is none.
       end: The token that ends a text; None: there is none.
     """
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
         """Returns the text of a token."""
 
     def piece(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes that a token adds to a text that goes on with it.
+        """Returns the UTF-8 bytes that a token adds to a text that it continues.
 
         A token may be a part of a character: texts are joined from bytes.
         """
@@ -251,7 +251,7 @@ class Pretrained(Tokenizer):
         return np.array(encoding.ids, np.int32)
 
     def label(self, token: int) -> str:
-        r"""Returns what a token adds to a text that goes on with it, by its decoder.
+        r"""Returns what a token adds to a text that it continues, by its decoder.
 
         Parts of a character are `\xe2`, special tokens are their names, and tokens that
         only the model knows are `<49153>`.
@@ -357,7 +357,7 @@ def errors_named(file: str) -> Iterator[None]:
         # A bare Exception of tokenizers, or a panic of Rust, which is none.
         except BaseException as error:
             raise checks.ConfigError(
-                f"{file} is damaged, or not that of a tokenizer: {error}."
+                f"{file} is damaged, or describes no tokenizer: {error}."
             ) from None
         finally:
             os.dup2(stderr, 2)
@@ -374,7 +374,7 @@ def padded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns rows of tokens, `[N, length]`, filled up with 0, and their lengths `[N]`.
 
-    The length is that of the longest row, if none is given.
+    The length is by default the longest row's.
     """
     lengths = np.array(list(map(len, rows)), np.int32)
     length = int(lengths.max()) if length is None else length

@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 
 from mha_haiku.core import arrays, checks
 
-_ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
+_ROOM = 2**16  # bytes that a checkpoint takes in addition to its arrays
 _FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
 
 
