@@ -5,24 +5,19 @@ Expect: 100 percent held-out accuracy, loss 0.0001 (chance 6.25 percent, 2.773);
 2 CPU cores.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("associative_recall")
-
-    config.model.family = "causal"
-    config.model.num_layers = 2
-    config.model.model_size = 64
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_steps = 100
-
-    config.training.steps = 600
-
-    return config
+    return runs.default_config("associative_recall").replace(
+        model=dict(
+            family="causal",
+            num_layers=2,
+            model_size=64,
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=3e-3, warmup_steps=100),
+        training=dict(steps=600),
+    )

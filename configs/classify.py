@@ -9,32 +9,24 @@ language model's [MASK] becomes [CLS]. --config.data.path=mails.csv trains on te
 labels of yours.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("classify")
-    config.task.sequence_length = 48
-
-    config.model.num_layers = 3
-    config.model.model_size = 128
-    config.model.dropout_rate = 0.1
-    config.model.embedding.positions = "rotary"
-    config.model.embedding.max_length = 64
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 512
-    config.model.output.pool = "first"
-
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 100
-    config.optimizer.weight_decay = 0.01
-
-    config.training.steps = 1000
-    config.training.batch_size = 32
-    config.training.report_every = 100
-    config.training.evaluation_examples = 2048
-
-    return config
+    return runs.default_config("classify").replace(
+        task=dict(sequence_length=48),
+        model=dict(
+            num_layers=3,
+            model_size=128,
+            dropout_rate=0.1,
+            embedding=dict(positions="rotary", max_length=64),
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=512),
+            output=dict(pool="first"),
+        ),
+        optimizer=dict(learning_rate=1e-3, warmup_steps=100, weight_decay=0.01),
+        training=dict(
+            steps=1000, batch_size=32, report_every=100, evaluation_examples=2048
+        ),
+    )

@@ -18,38 +18,34 @@ three times before, on the same folder and with --override_config (as this one),
     --config.training.steps=460
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("associative_recall")
-
-    config.task.sequence_length = 8192
-    config.task.num_pairs = 8
-
-    config.model.family = "causal"
-    config.model.num_layers = 2
-    config.model.model_size = 64
-    config.model.embedding.positions = "rotary"
-    config.model.embedding.max_length = 8192
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 1.5e-3
-    config.optimizer.warmup_steps = 100
-    config.optimizer.final_learning_rate_fraction = 1.0
-    config.optimizer.b2 = 0.95
-
-    config.training.steps = 560
-    config.training.batch_size = 4
-    config.training.steps_per_dispatch = 5
-    config.training.report_every = 10
-    config.training.evaluate_every = 300
-    config.training.evaluation_examples = 32
-    config.training.checkpoint_every = 100
-
-    config.attention.examples = 2
-
-    return config
+    return runs.default_config("associative_recall").replace(
+        task=dict(sequence_length=8192, num_pairs=8),
+        model=dict(
+            family="causal",
+            num_layers=2,
+            model_size=64,
+            embedding=dict(positions="rotary", max_length=8192),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(
+            learning_rate=1.5e-3,
+            warmup_steps=100,
+            final_learning_rate_fraction=1.0,
+            b2=0.95,
+        ),
+        training=dict(
+            steps=560,
+            batch_size=4,
+            steps_per_dispatch=5,
+            report_every=10,
+            evaluate_every=300,
+            evaluation_examples=32,
+            checkpoint_every=100,
+        ),
+        attention=dict(examples=2),
+    )

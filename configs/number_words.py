@@ -12,31 +12,20 @@ it need not look for: what follows "drei" in front of a hundred is "hundert". Wi
 --config.seed=1 99.7 percent are right, and head cross.1.1 looks there in 95 percent.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("number_words")
-
-    config.task.largest = 9_999
-    config.task.tokenizer = "bpe"
-    config.task.vocabulary_size = 300
-
-    config.model.num_layers = 2
-    config.model.model_size = 64
-    config.model.embedding.max_length = 16
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_steps = 100
-
-    config.training.steps = 1000
-    config.training.batch_size = 128
-    config.training.report_every = 50
-    config.training.evaluate_every = 250
-
-    return config
+    return runs.default_config("number_words").replace(
+        task=dict(largest=9_999, tokenizer="bpe", vocabulary_size=300),
+        model=dict(
+            num_layers=2,
+            model_size=64,
+            embedding=dict(max_length=16),
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=3e-3, warmup_steps=100),
+        training=dict(steps=1000, batch_size=128, report_every=50, evaluate_every=250),
+    )

@@ -5,27 +5,21 @@ Expect: 99.99 percent held-out accuracy, loss 0.0007 (chance 50 percent, 0.693);
 2 CPU cores.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("parity")
-
-    config.model.family = "causal"
-    config.model.num_layers = 2
-    config.model.model_size = 64
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 100
-
-    config.training.steps = 2000
-    config.training.report_every = 100
-    config.training.evaluate_every = 500
-    config.training.checkpoint_every = 500
-
-    return config
+    return runs.default_config("parity").replace(
+        model=dict(
+            family="causal",
+            num_layers=2,
+            model_size=64,
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=2e-3, warmup_steps=100),
+        training=dict(
+            steps=2000, report_every=100, evaluate_every=500, checkpoint_every=500
+        ),
+    )

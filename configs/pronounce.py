@@ -12,33 +12,32 @@ words, on another split of the dictionary. At its end this model knows the words
 trains on better (97.0 percent accuracy) than new ones.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("pronounce")
-
-    config.task.longest = 16
-
-    config.model.num_layers = 3
-    config.model.decoder.num_layers = 2
-    config.model.model_size = 128
-    config.model.embedding.positions = "rotary"
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 512
-
-    config.optimizer.learning_rate = 1.5e-3
-    config.optimizer.warmup_steps = 400
-    config.optimizer.final_learning_rate_fraction = 0.02
-    config.optimizer.weight_decay = 0.1
-
-    config.training.steps = 20_000
-    config.training.batch_size = 64
-    config.training.report_every = 100
-    config.training.evaluate_every = 2000
-    config.training.checkpoint_every = 1000
-
-    return config
+    return runs.default_config("pronounce").replace(
+        task=dict(longest=16),
+        model=dict(
+            num_layers=3,
+            decoder=dict(num_layers=2),
+            model_size=128,
+            embedding=dict(positions="rotary"),
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=512),
+        ),
+        optimizer=dict(
+            learning_rate=1.5e-3,
+            warmup_steps=400,
+            final_learning_rate_fraction=0.02,
+            weight_decay=0.1,
+        ),
+        training=dict(
+            steps=20_000,
+            batch_size=64,
+            report_every=100,
+            evaluate_every=2000,
+            checkpoint_every=1000,
+        ),
+    )

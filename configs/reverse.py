@@ -7,24 +7,16 @@ CPU cores.
 All of these are the defaults, set here as an example; other configs set what differs.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("reverse")
-
-    config.task.sequence_length = 16
-    config.task.num_tokens = 10
-
-    config.model.family = "encoder"
-    config.model.num_layers = 1
-    config.model.model_size = 32
-    config.model.attention.num_heads = 1
-
-    config.optimizer.learning_rate = 1e-2
-    config.training.steps = 400
-
-    return config
+    return runs.default_config("reverse").replace(
+        task=dict(sequence_length=16, num_tokens=10),
+        model=dict(
+            family="encoder", num_layers=1, model_size=32, attention=dict(num_heads=1)
+        ),
+        optimizer=dict(learning_rate=1e-2),
+        training=dict(steps=400),
+    )

@@ -6,22 +6,18 @@ Expect: 100 percent held-out exact match and accuracy, loss 0.0000 (chance 12.9 
 head is on the token to write.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("reverse_seq2seq")
-
-    config.model.num_layers = 1
-    config.model.model_size = 32
-    config.model.embedding.max_length = 17
-    config.model.attention.num_heads = 1
-
-    config.optimizer.learning_rate = 1e-2
-    config.optimizer.warmup_steps = 50
-    config.training.steps = 1200
-
-    return config
+    return runs.default_config("reverse_seq2seq").replace(
+        model=dict(
+            num_layers=1,
+            model_size=32,
+            embedding=dict(max_length=17),
+            attention=dict(num_heads=1),
+        ),
+        optimizer=dict(learning_rate=1e-2, warmup_steps=50),
+        training=dict(steps=1200),
+    )

@@ -182,7 +182,7 @@ def _run(main, values, argv, description) -> int | None:
             f"It is one of {', '.join(config_files.available())}, or your own.",
         )
         config = config_files.load(values.config)
-    config_files.override(config, overrides)
+    config = config_files.override(config, overrides)
     shared_flags.join(values)
     return main(config)
 

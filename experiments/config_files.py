@@ -3,20 +3,24 @@
 A config file is executed. It has a function `get_config()` that starts from
 `runs.default_config()` and sets what differs.
 
-`ml_collections.config_flags` is not used: it answers a misspelt field with three
-tracebacks, and its `--help` lists no fields. `override` does the part that is needed:
-it sets a field from text, by the type of the field's default.
+No library for command lines of dataclasses is used: those that were looked at (tyro,
+chz, simple-parsing, `DEFINE_config_dataclass` of ml_collections) have a syntax of their
+own, or answer a misspelt field with a traceback. `override` does the part that is
+needed: it sets a field from text, by the annotation of the field.
 """
 
 import ast
+import dataclasses
 import keyword
 import os
 import pathlib
 import tokenize
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from ml_collections import config_dict
+if TYPE_CHECKING:
+    from mha_haiku.core.fields import Field
+    from mha_haiku.training.runs import RunConfig
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -24,8 +28,7 @@ _WANTED = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
-    list: "a list such as [1, 2]",
-    tuple: "a tuple such as (1, 2)",
+    tuple: "a list such as [1, 2]",
 }
 
 
@@ -44,7 +47,7 @@ def title(path: str) -> str:
     return (docstring or "").partition("\n")[0]
 
 
-def load(path: str) -> config_dict.ConfigDict:
+def load(path: str) -> "RunConfig":
     """Returns the config that the file's `get_config()` returns.
 
     Args:
@@ -65,19 +68,26 @@ def load(path: str) -> config_dict.ConfigDict:
     try:
         exec(code, module)
         config = module["get_config"]() if "get_config" in module else None
+    except dataclasses.FrozenInstanceError as error:
+        raise _mistake(
+            f"{path}: {error}; a config is frozen.\n"
+            "Return config.replace(training=dict(steps=100)) in place of setting it."
+        ) from error
     except Exception as error:
         raise _mistake(f"{path} raised {type(error).__name__}: {error}") from error
     if "get_config" not in module:
         raise _mistake(f"{path} has no get_config(); {available()[0]} shows one.")
-    if not isinstance(config, config_dict.ConfigDict):
+    from mha_haiku.training.runs import RunConfig
+
+    if not isinstance(config, RunConfig):
         raise _mistake(
-            f"get_config() of {path} must return a ml_collections.ConfigDict, "
-            f"got {type(config).__name__}."
+            f"get_config() of {path} must return a mha_haiku.runs.RunConfig, got "
+            f"{type(config).__name__}."
         )
     return config
 
 
-def of_run(workdir: str) -> config_dict.ConfigDict | None:
+def of_run(workdir: str) -> "RunConfig | None":
     """Returns the config of the run in a folder; None if there is none.
 
     Raises:
@@ -91,65 +101,69 @@ def of_run(workdir: str) -> config_dict.ConfigDict | None:
     return None if values is None else configuration.of_json(values)
 
 
-def override(config: config_dict.ConfigDict, overrides: Iterable[tuple[str, str]]):
-    """Sets fields of `config` from text.
+def override(config: "RunConfig", overrides: Iterable[tuple[str, str]]) -> "RunConfig":
+    """Returns a config with fields that are set from text.
 
     If the task changes, options that both tasks have keep their values, and the others
     get their defaults.
 
     Args:
-      config: Changed in place.
+      config: The config.
       overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, and
-        the text to parse by the type of its default.
+        the text to parse by its annotation.
 
     Raises:
-      ConfigError: If there is no such field, or the text is not of its type.
+      ConfigError: If there is no such field, or it does not take the value.
     """
+    from mha_haiku.core import fields
     from mha_haiku.training.runs import configuration
 
-    overrides = list(overrides)
-    for name, text in overrides:
-        if name == "config.task.name":
-            configuration.set_task(config, text)
-    places = {name: (section, key) for name, section, key in _fields(config)}
-    for name, text in overrides:
-        if name not in places:
-            raise _unknown_field(config, places, name, text)
-        _set(*places[name], name, text)
+    overrides = dict(overrides)
+    task = overrides.get("config.task.name", config.task.name)
+    kept = {name: value for name, _, value in fields.flat(config)}
+    whole = config
+    if task != config.task.name:
+        whole = configuration.default_config(task)
+    known = {
+        name: (declared, kept.get(name, value))
+        for name, declared, value in fields.flat(whole)
+    }
+    changes = {}
+    for name, text in overrides.items():
+        if name not in known:
+            raise _unknown_field(whole, known, name, text)
+        changes[name.removeprefix("config.")] = _parsed(name, text, *known[name])
+    return config.replace(**fields.nested(changes))
 
 
 def describe(path: str) -> list[str]:
     """Returns a line for each field of a config file: its flag, value and meaning."""
     from mha_haiku.core import fields
-    from mha_haiku.training.runs import configuration
 
-    config = load(path)
-    task = configuration.task_name(config.to_dict())
-    declared = dict(fields.flat("config", configuration.declared(task)))
-    order = {name: place for place, name in enumerate(declared)}
-    shown = sorted(_fields(config), key=lambda field: order.get(field[0], len(order)))
     entries = []
-    for name, section, key in shown:
-        value = section[key]
-        meaning = declared[name].explained if name in declared else ""
+    for name, declared, value in fields.flat(load(path)):
+        meaning = declared.explained
         if value is None:
-            meaning = f"({section.get_type(key).__name__}) {meaning}"
+            kinds = " or ".join(kind.__name__ for kind in declared.kinds)
+            meaning = f"({kinds.replace('tuple', 'list')}) {meaning}"
         entries.append((f"--{name}={value}", meaning))
     width = max((len(flag) for flag, _ in entries), default=0)
     return [f"{flag:{width}}  {meaning}".rstrip() for flag, meaning in entries]
 
 
-def _set(section, key, name, text) -> None:
-    kind = section.get_type(key)
+def _parsed(name: str, text: str, declared: "Field", value: Any) -> Any:
+    """Returns the value that a text stands for."""
+    kinds = declared.kinds
     # "none" may also be a choice, as of config.model.embedding.positions.
-    is_none = text.lower() == "none" and (kind is not str or section[key] is None)
+    if text.lower() == "none" and declared.may_be_none:
+        return None
     try:
-        section[key] = None if is_none else _parse(text, kind)
+        return _parse(text, kinds)
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
-        wanted = _WANTED.get(kind, "a Python literal")
+        wanted = _WANTED.get(kinds[0], "") if len(kinds) == 1 else ""
         raise _mistake(
-            f"{name} must be {wanted}, as its default {section[key]!r} is; "
-            f"got {text!r}."
+            f"{name} must be {wanted or 'a Python literal'}, as its default {value!r} "
+            f"is; got {text!r}."
         ) from error
 
 
@@ -172,43 +186,34 @@ def _source(path: str) -> str:
     )
 
 
-def _fields(section, prefix: str = "config") -> Iterator[tuple[str, Any, str]]:
-    """Yields each field's dotted name, the section that holds it, and its key there."""
-    for key in section:
-        name = f"{prefix}.{key}"
-        if isinstance(section[key], config_dict.ConfigDict):
-            yield from _fields(section[key], name)
-        else:
-            yield name, section, key
-
-
-def _parse(text: str, kind: type) -> Any:
-    if kind is str:
+def _parse(text: str, kinds: tuple[type, ...]) -> Any:
+    if kinds == (str,):
         return text
-    if kind is bool:
+    if kinds == (bool,):
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-    if kind in (int, float):
-        return kind(text)
-    if kind is object and text.isidentifier() and not keyword.iskeyword(text):
-        return text  # of fields that take several kinds, as attention.sinks
+    if kinds in ((int,), (float,)):
+        return kinds[0](text)
+    if not set(kinds) <= {int, float, tuple}:
+        if text.isidentifier() and not keyword.iskeyword(text):
+            return text  # of fields that take several kinds, as attention.sinks
+        return ast.literal_eval(text)
     value = ast.literal_eval(text)
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if kind is not type(None) and not isinstance(value, kind):
-        raise TypeError(f"{text} is not a {kind.__name__}")
+    value = tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, kinds):
+        raise TypeError(f"{text} is of another type")
     return value
 
 
 def _unknown_field(config, fields, name: str, text: str) -> Exception:
     from mha_haiku.core import checks
-    from mha_haiku.core.fields import nearest
+    from mha_haiku.core.fields import Section, nearest, values
 
     section, section_name = config, "config"
     for key in name.split(".")[1:]:
-        if not isinstance(section.get(key), config_dict.ConfigDict):
+        if not isinstance(getattr(section, key, None), Section):
             break
-        section, section_name = section[key], f"{section_name}.{key}"
-    listed = f"{section_name} has the fields {', '.join(section)}."
+        section, section_name = getattr(section, key), f"{section_name}.{key}"
+    listed = f"{section_name} has the fields {', '.join(values(section))}."
     if section_name == name:
         return checks.ConfigError(f"--{name}={text} sets no field.\n{listed}")
     return checks.ConfigError(

@@ -37,10 +37,8 @@ def main() -> None:
     if FLAGS.train:
         loop.train(paper, FLAGS.workdir)
     bench = Bench.load(FLAGS.workdir, FLAGS.step)
-    is_paper = all(
-        bench.run.config[section].to_dict() == paper[section].to_dict()
-        for section in ("task", "model")
-    )
+    config = bench.run.config
+    is_paper = (config.task, config.model) == (paper.task, paper.model)
     study = rollouts.measure(
         bench,
         examples=FLAGS.examples,

@@ -60,7 +60,7 @@ def main(config) -> int:
     from mha_haiku.training.runs import folders, progress
 
     if FLAGS.init_from is not None:
-        config.init_from = FLAGS.init_from
+        config = config.replace(init_from=FLAGS.init_from)
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")

@@ -153,7 +153,7 @@ class Subject:
 
             config = config_files.load(_CONFIG)
             overrides = [(f"config.{x}", str(value)) for x, value in FIELDS.items()]
-            config_files.override(config, overrides)
+            config = config_files.override(config, overrides)
             task = configuration.make_task(config)
             model = folders.make_model(config, task)
             self._abstract = folders.abstract_state(config, task, model)

@@ -215,8 +215,9 @@ def _print_table(title, scores) -> None:
 
 def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
     """Trains `reverse` with eight heads, every second of which is closed throughout."""
-    config = reverse.get_config()
-    config.model.attention.num_heads, config.model.num_layers = 8, 2
+    config = reverse.get_config().replace(
+        model=dict(num_layers=2, attention=dict(num_heads=8))
+    )
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
     alive = np.tile([True, False], 4)

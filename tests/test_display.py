@@ -141,7 +141,7 @@ def test_roles_are_counted():
 
 @pytest.mark.slow
 def test_a_model_and_its_output_say_what_they_are():
-    config = models.default_config()
+    config = models.ModelConfig()
     model = models.build(config, num_tokens=5, feature_size=None, num_classes=3)
     text = f"Model(encoder: 1 layer of {config.attention.num_heads} heads, model size"
     assert repr(model).startswith(text)

@@ -51,7 +51,6 @@ def test_types_are_offered_to_checkers_and_the_version_to_people():
 @pytest.mark.slow
 def test_import_leaves_heavy_packages_and_rooms_alone():
     heavy = set("safetensors matplotlib sklearn tokenizers tqdm".split())
-    heavy |= {"ml_collections"}
     rooms = {f"mha_haiku.{name}" for name in ("runs", "studies", "report")}
     program = "import json, sys, mha_haiku; print(json.dumps(list(sys.modules)))"
     completed = subprocess.run(

@@ -81,14 +81,16 @@ _of_the_file = get_config
 
 def get_config():
     config = _of_the_file()
-    config.training.update(
-        steps=8, batch_size=8, steps_per_dispatch=4, report_every=4,
-        evaluate_every=4, checkpoint_every=8, evaluation_examples=8,
+    return config.replace(
+        training=dict(
+            steps=8, batch_size=8, steps_per_dispatch=4, report_every=4,
+            evaluate_every=4, checkpoint_every=8, evaluation_examples=8,
+        ),
+        optimizer=dict(warmup_steps=2),
+        attention=dict(examples=2),
+        # More layers compile for long.
+        model=dict(num_layers=min(config.model.num_layers, 2)),
     )
-    config.optimizer.warmup_steps = 2
-    config.attention.examples = 2
-    config.model.num_layers = min(config.model.num_layers, 2)  # which compile for long
-    return config
 """
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import models, runs, tasks
+from mha_haiku.core import fields
 from mha_haiku.training import evaluation, stepping
 from mha_haiku.training.runs import checkpoints, configuration, folders, loop, trainers
 
@@ -81,33 +82,28 @@ _SHORT = {
 }
 
 
-def set_fields(path, config, fields) -> None:
-    """Sets fields of a section, right or wrong ones, to any values.
+def with_fields(path, config, changes):
+    """Returns a section with fields replaced.
 
     Args:
       path: The section's name, as `config.model`.
-      config: The section, changed in place.
-      fields: Values by name, as `attention__num_heads`, or by a name of `_SHORT`.
+      config: The section.
+      changes: Values by name, as `attention__num_heads`, or by a name of `_SHORT`.
     """
-    for name, value in fields.items():
+    dotted = {}
+    for name, value in changes.items():
         short = name.removeprefix("model__")
         is_model = path == "config.model" or short != name
         names = _SHORT.get(short, []) if is_model else []
         before = "model." if short != name else ""
         for whole in [before + each for each in names] or [name.replace("__", ".")]:
-            *sections, field = whole.split(".")
-            section = config
-            for each in sections:
-                section = section[each]
-            with section.ignore_type():
-                section[field] = value
+            dotted[whole] = value
+    return config.replace(**fields.nested(dotted))
 
 
-def model_config(**fields):
-    """Returns the default `config.model` with fields replaced; see `set_fields`."""
-    config = models.default_config()
-    set_fields("config.model", config, fields)
-    return config
+def model_config(**changes):
+    """Returns the default `config.model` with fields replaced; see `with_fields`."""
+    return with_fields("config.model", models.ModelConfig(), changes)
 
 
 def write_untrained(root, config, *, step: int = 3, value: float | None = None):
@@ -167,7 +163,7 @@ def _traced_once():
     kept, prepare = {}, trainers.prepare
 
     def prepare_once(config, task, model, stored, placement, source=None):
-        fields = {**config.to_dict(), "seed": None, "attention": None}
+        fields = {**config.to_json(), "seed": None, "attention": None}
         key = (
             json.dumps(fields, sort_keys=True, default=repr),
             (task, len(stored), tuple(placement.devices)),
@@ -208,36 +204,32 @@ def make_model():
 def make_config():
     """A function that makes a config that trains in a second, with fields replaced."""
 
-    def make(**fields):
-        config = runs.default_config("reverse")
-        config.update(
-            {
-                "seed": 3,
-                "task": {"sequence_length": 6, "num_tokens": 5},
-                "model": {
-                    "num_layers": 2,
-                    "model_size": 8,
-                    "dropout_rate": 0.1,
-                    "embedding": {"max_length": 6},
-                    "attention": {"num_heads": 2},
-                    "feed_forward": {"hidden_size": 12, "activation": "relu"},
-                },
-                "optimizer": {"warmup_steps": 5, "weight_decay": 0.01},
-                "training": {
-                    "steps": 30,
-                    "batch_size": 8,
-                    "steps_per_dispatch": 4,
-                    "report_every": 5,
-                    "evaluate_every": 10,
-                    "evaluation_examples": 12,
-                    "checkpoint_every": 10,
-                    "max_skips": 3,
-                },
-                "attention": {"examples": 2},
-            }
+    def make(**changes):
+        config = runs.default_config("reverse").replace(
+            seed=3,
+            task=dict(sequence_length=6, num_tokens=5),
+            model=dict(
+                num_layers=2,
+                model_size=8,
+                dropout_rate=0.1,
+                embedding=dict(max_length=6),
+                attention=dict(num_heads=2),
+                feed_forward=dict(hidden_size=12, activation="relu"),
+            ),
+            optimizer=dict(warmup_steps=5, weight_decay=0.01),
+            training=dict(
+                steps=30,
+                batch_size=8,
+                steps_per_dispatch=4,
+                report_every=5,
+                evaluate_every=10,
+                evaluation_examples=12,
+                checkpoint_every=10,
+                max_skips=3,
+            ),
+            attention=dict(examples=2),
         )
-        set_fields("config", config, fields)
-        return config
+        return with_fields("config", config, changes)
 
     return make
 

@@ -16,30 +16,20 @@ https://arxiv.org/abs/1905.09418, section 6.3, report the same order for transla
 heads of the encoder go first, and those of cross-attention last.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("number_words")
-
-    config.task.tokenizer = "bpe"
-    config.task.vocabulary_size = 300
-    config.task.held_out_fraction = 0.5
-
-    config.model.num_layers = 2
-    config.model.model_size = 64
-    config.model.embedding.max_length = 16
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 100
-
-    config.training.steps = 600
-    config.training.report_every = 50
-    config.training.evaluate_every = 250
-
-    return config
+    return runs.default_config("number_words").replace(
+        task=dict(tokenizer="bpe", vocabulary_size=300, held_out_fraction=0.5),
+        model=dict(
+            num_layers=2,
+            model_size=64,
+            embedding=dict(max_length=16),
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=2e-3, warmup_steps=100),
+        training=dict(steps=600, report_every=50, evaluate_every=250),
+    )

@@ -17,29 +17,25 @@ head costs 25 points, one 0.2, one 0.06, and 13 nothing. This holds for models w
 heads than needed: of learned_gates.py, 3 of 32 heads cost 2.3 points.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("induction")
-
-    config.model.num_layers = 2
-    config.model.model_size = 64
-    config.model.embedding.max_length = 32
-    config.model.attention.num_heads = 8
-    config.model.attention.key_size = 16
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_steps = 100
-
-    config.training.steps = 1000
-    config.training.batch_size = 64
-    config.training.report_every = 100
-    config.training.evaluate_every = 500
-    config.training.checkpoint_every = 500
-
-    return config
+    return runs.default_config("induction").replace(
+        model=dict(
+            num_layers=2,
+            model_size=64,
+            embedding=dict(max_length=32),
+            attention=dict(num_heads=8, key_size=16),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=3e-3, warmup_steps=100),
+        training=dict(
+            steps=1000,
+            batch_size=64,
+            report_every=100,
+            evaluate_every=500,
+            checkpoint_every=500,
+        ),
+    )

@@ -12,32 +12,26 @@ probability when an input is replaced. With the signed fall they are 0.21 and 0.
 roll-out is not better there.
 """
 
-from ml_collections import config_dict
-
 from mha_haiku import runs
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config() -> runs.RunConfig:
     """Returns the config of the run."""
-    config = runs.default_config("masked_language_model")
-
-    config.task.sequence_length = 32
-
-    config.model.num_layers = 6
-    config.model.model_size = 64
-    config.model.embedding.positions = "rotary"
-    config.model.embedding.max_length = 32
-    config.model.attention.num_heads = 4
-    config.model.feed_forward.hidden_size = 128
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 100
-    config.optimizer.weight_decay = 0.01
-
-    config.training.steps = 1500
-    config.training.batch_size = 32
-    config.training.report_every = 100
-    config.training.evaluate_every = 500
-    config.training.checkpoint_every = 500
-
-    return config
+    return runs.default_config("masked_language_model").replace(
+        task=dict(sequence_length=32),
+        model=dict(
+            num_layers=6,
+            model_size=64,
+            embedding=dict(positions="rotary", max_length=32),
+            attention=dict(num_heads=4),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=2e-3, warmup_steps=100, weight_decay=0.01),
+        training=dict(
+            steps=1500,
+            batch_size=32,
+            report_every=100,
+            evaluate_every=500,
+            checkpoint_every=500,
+        ),
+    )

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import ml_collections
-
 from mha_haiku.training import runs
 
 if TYPE_CHECKING:
@@ -97,13 +95,13 @@ class Curve(NamedTuple):
     level_name: str = ""
 
 
-def config(task: str, steps: int, **training: Any) -> ml_collections.ConfigDict:
+def config(task: str, steps: int, **training: Any) -> runs.RunConfig:
     """Returns the config of a task, evaluated and saved after its last step alone."""
-    found = runs.default_config(task)
-    found.training.update(
-        steps=steps, evaluate_every=steps, checkpoint_every=steps, **training
+    return runs.default_config(task).replace(
+        training=dict(
+            steps=steps, evaluate_every=steps, checkpoint_every=steps, **training
+        )
     )
-    return found
 
 
 class Claim:
@@ -141,7 +139,7 @@ class Claim:
         if "name" not in cls.__dict__:
             cls.name = cls.__module__.rpartition(".")[2]
 
-    def configs(self, arm: str) -> dict[str, ml_collections.ConfigDict]:
+    def configs(self, arm: str) -> dict[str, runs.RunConfig]:
         """Returns the configs that `measure` trains, by names of its own; {}: none.
 
         A change in one of them makes the desk measure again. Seeds are the desk's.

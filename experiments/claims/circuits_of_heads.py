@@ -66,30 +66,33 @@ class CircuitsOfHeads(base.Claim):
     )
 
     def configs(self, arm):
-        text = runs.default_config("language_model")
-        text.data.tokenizer = "bpe"
-        text.model.num_layers = 1
-        text.model.attention.num_heads = 8
-        text.model.embedding.max_length = 64
-        text.training.steps = 800
-        text.training.batch_size = 32
-        repeated = runs.default_config("induction")
-        repeated.model.num_layers = 2
-        repeated.model.attention.num_heads = 4
-        repeated.model.embedding.max_length = 32
-        repeated.training.steps = 1000
-        repeated.training.batch_size = 64
-        found = {"text": text, "induction": repeated}
-        for config in found.values():
-            config.model.family = "causal"
-            config.model.model_size = 64
-            config.model.feed_forward.hidden_size = 0
-            config.optimizer.learning_rate = 5e-3
-            config.optimizer.warmup_steps = 100
-            config.training.report_every = 200
-            config.training.evaluate_every = config.training.steps
-            config.training.checkpoint_every = config.training.steps
-        return found
+        text = runs.default_config("language_model").replace(
+            data=dict(tokenizer="bpe"),
+            model=dict(
+                num_layers=1, attention=dict(num_heads=8), embedding=dict(max_length=64)
+            ),
+            training=dict(steps=800, batch_size=32),
+        )
+        repeated = runs.default_config("induction").replace(
+            model=dict(
+                num_layers=2, attention=dict(num_heads=4), embedding=dict(max_length=32)
+            ),
+            training=dict(steps=1000, batch_size=64),
+        )
+        return {
+            name: config.replace(
+                model=dict(
+                    family="causal", model_size=64, feed_forward=dict(hidden_size=0)
+                ),
+                optimizer=dict(learning_rate=5e-3, warmup_steps=100),
+                training=dict(
+                    report_every=200,
+                    evaluate_every=config.training.steps,
+                    checkpoint_every=config.training.steps,
+                ),
+            )
+            for name, config in (("text", text), ("induction", repeated))
+        }
 
     def measure(self, desk, seed, arm):
         found = {}

@@ -67,15 +67,20 @@ class CopyAndParity(base.Claim):
     def configs(self, arm):
         found = {}
         for name, (task, extra, _) in _TASKS.items():
-            config = base.config(task, 1500, batch_size=64, report_every=500)
-            config.task.sequence_length = _TRAINED + extra
-            config.model.update(family="causal", num_layers=2, model_size=64)
-            config.model.embedding.update(positions="alibi", max_length=16)
-            config.model.attention.num_heads = 4
-            config.model.feed_forward.hidden_size = 128
-            config.optimizer.update(learning_rate=2e-3, warmup_steps=100)
+            config = base.config(task, 1500, batch_size=64, report_every=500).replace(
+                task=dict(sequence_length=_TRAINED + extra),
+                model=dict(
+                    family="causal",
+                    num_layers=2,
+                    model_size=64,
+                    embedding=dict(positions="alibi", max_length=16),
+                    attention=dict(num_heads=4),
+                    feed_forward=dict(hidden_size=128),
+                ),
+                optimizer=dict(learning_rate=2e-3, warmup_steps=100),
+            )
             if task == "parity":
-                config.task.has_start = True
+                config = config.replace(task=dict(has_start=True))
             found[name] = config
         return found
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, fields, models
 from mha_haiku.subjects.studies import imported_runs, workbench
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import (
@@ -49,7 +48,7 @@ class Trained:
       folder: The run's folder, for the studies (`bench`).
     """
 
-    config: ml_collections.ConfigDict
+    config: configuration.RunConfig
     task: tasks.Task
     model: models.Model
     params: Any
@@ -102,7 +101,7 @@ class Desk:
 
     def train(
         self,
-        config: ml_collections.ConfigDict,
+        config: configuration.RunConfig,
         seed: int,
         *,
         every: int = 0,
@@ -129,23 +128,17 @@ class Desk:
             self._train(config, digest, seed, observers)
         return self._made["run", digest, seed]
 
-    def changed(self, trained: Trained, **fields: Any) -> Trained:
+    def changed(self, trained: Trained, **changes: Any) -> Trained:
         """Returns the same parameters in a model or on a task that differs.
 
         Args:
           trained: What was trained; its history stays.
-          **fields: Fields of the config, as `task__sequence_length=64` or
+          **changes: Fields of the config, as `task__sequence_length=64` or
             `model__attention__scale=0.5`. Those of the model must leave the shapes of
             all parameters.
         """
-        config = _with_seed(trained.config, trained.config.seed)
-        for name, value in fields.items():
-            *sections, field = name.split("__")
-            section = config
-            for each in sections:
-                section = section[each]
-            with section.ignore_type():
-                section[field] = value
+        dotted = {name.replace("__", "."): value for name, value in changes.items()}
+        config = trained.config.replace(**fields.nested(dotted))
         configuration.check_fields(config)
         digest = digest_of(essence(config))
         kept = trained.task.keep()
@@ -258,7 +251,7 @@ class Desk:
             folder = folder / f"seed_{seed}"
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
             trained = seeds.train_seeds(
-                _with_seed(config, first),
+                config.replace(seed=first),
                 count,
                 folder,
                 observers=observers,
@@ -307,18 +300,16 @@ class _Looker(loop.Observer):
         self._log.close()
 
 
-def essence(config: ml_collections.ConfigDict) -> list[str]:
+def essence(config: configuration.RunConfig) -> list[str]:
     """Returns the fields of a config that differ from the defaults, but the seed.
 
     A field added to the package later does not change it.
     """
-    config = _with_seed(config, 0)
-    with config.unlocked():
-        config.training.seeds = 1
-    default = configuration.to_json(configuration.default_config(config.task.name))
+    config = config.replace(seed=0, training=dict(seeds=1))
+    default = configuration.default_config(config.task.name).to_json()
     # Those of any task: what suits a task may change, and the config is the same.
-    default["model"] |= configuration.to_json(models.default_config())
-    lines = configuration.difference(default, configuration.to_json(config))
+    default["model"] |= models.ModelConfig().to_json()
+    lines = configuration.difference(default, config.to_json())
     return [config.task.name, *sorted(lines)]
 
 
@@ -330,9 +321,3 @@ def digest_of(contents: Any) -> str:
 def _predicted(model, params, example):
     output = model.apply(params, None, **example.model_inputs(), is_training=False)
     return jnp.argmax(output.logits, axis=-1)
-
-
-def _with_seed(config, seed):
-    config = ml_collections.ConfigDict(config.to_dict())
-    config.seed = seed
-    return config

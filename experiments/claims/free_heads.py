@@ -56,13 +56,17 @@ class FreeHeads(base.Claim):
     )
 
     def configs(self, arm):
-        config = base.config("induction", 800, batch_size=64, report_every=100)
-        config.task.update(sequence_length=16, num_tokens=16)
-        config.model.update(num_layers=2, model_size=32)
-        config.model.embedding.max_length = 16
-        config.model.attention.update(num_heads=_HEADS // 2, key_size=8)
-        config.model.feed_forward.hidden_size = 64
-        config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
+        config = base.config("induction", 800, batch_size=64, report_every=100).replace(
+            task=dict(sequence_length=16, num_tokens=16),
+            model=dict(
+                num_layers=2,
+                model_size=32,
+                embedding=dict(max_length=16),
+                attention=dict(num_heads=_HEADS // 2, key_size=8),
+                feed_forward=dict(hidden_size=64),
+            ),
+            optimizer=dict(learning_rate=3e-3, warmup_steps=50),
+        )
         return {"induction": config}
 
     def measure(self, desk, seed, arm):

@@ -70,10 +70,11 @@ class GatedAttention(base.Claim):
 
     def configs(self, arm):
         found = {name: backcopy() for name in _KINDS}
-        found["gate"].model.attention.gate = "head"
+        gated = backcopy().replace(model=dict(attention=dict(gate="head")))
         if arm == "control":
-            found["gate"].optimizer.frozen = "encoder/layer_0/attention/head_gate"
-        return found
+            frozen = "encoder/layer_0/attention/head_gate"
+            gated = gated.replace(optimizer=dict(frozen=frozen))
+        return found | {"gate": gated}
 
     def of_trained(self, desk, trained, name, arm):
         example = desk.examples(trained, 512)
@@ -92,14 +93,18 @@ class GatedAttention(base.Claim):
 
 def backcopy():
     """Returns the config of a causal model of one layer and one head."""
-    config = base.config("bigram_backcopy", 1000, batch_size=32, report_every=500)
-    config.task.update(num_triggers=16, num_symbols=64, sequence_length=32)
-    config.model.model_size = 64
-    config.model.embedding.max_length = 32
-    config.model.attention.key_size = 16
-    config.model.feed_forward.hidden_size = 128
-    config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
-    return config
+    return base.config(
+        "bigram_backcopy", 1000, batch_size=32, report_every=500
+    ).replace(
+        task=dict(num_triggers=16, num_symbols=64, sequence_length=32),
+        model=dict(
+            model_size=64,
+            embedding=dict(max_length=32),
+            attention=dict(key_size=16),
+            feed_forward=dict(hidden_size=128),
+        ),
+        optimizer=dict(learning_rate=3e-3, warmup_steps=50),
+    )
 
 
 def measured(model, params, example):

@@ -94,13 +94,19 @@ class HeadSizes(base.Claim):
                 ("fixed width", _WIDTH // count),
                 ("fixed head size", _LENGTH),
             ):
-                config = base.config("sort", 300, batch_size=64, report_every=100)
-                config.task.update(sequence_length=_LENGTH, num_tokens=20)
-                config.model.update(num_layers=2, model_size=_WIDTH)
-                config.model.embedding.max_length = _LENGTH
-                config.model.attention.update(num_heads=count, key_size=size)
-                config.model.feed_forward.hidden_size = 2 * _WIDTH
-                config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
+                config = base.config(
+                    "sort", 300, batch_size=64, report_every=100
+                ).replace(
+                    task=dict(sequence_length=_LENGTH, num_tokens=20),
+                    model=dict(
+                        num_layers=2,
+                        model_size=_WIDTH,
+                        embedding=dict(max_length=_LENGTH),
+                        attention=dict(num_heads=count, key_size=size),
+                        feed_forward=dict(hidden_size=2 * _WIDTH),
+                    ),
+                    optimizer=dict(learning_rate=3e-3, warmup_steps=50),
+                )
                 found[f"{name}, {heads} heads"] = config
         return found
 

@@ -78,17 +78,17 @@ class InductionHeads(base.Claim):
         ):
             config = base.config(
                 "induction", _STEPS, batch_size=64, report_every=_EVERY
+            ).replace(
+                task=dict(sequence_length=16, num_tokens=16),
+                model=dict(
+                    num_layers=1 if arm == "control" else layers,
+                    model_size=32,
+                    embedding=dict(max_length=16),
+                    attention=dict(num_heads=2, smear_keys=smeared and arm == "claim"),
+                    feed_forward=dict(hidden_size=64),
+                ),
+                optimizer=dict(learning_rate=3e-3, warmup_steps=50),
             )
-            config.task.update(sequence_length=16, num_tokens=16)
-            config.model.update(
-                num_layers=1 if arm == "control" else layers, model_size=32
-            )
-            config.model.embedding.max_length = 16
-            config.model.attention.update(
-                num_heads=2, smear_keys=smeared and arm == "claim"
-            )
-            config.model.feed_forward.hidden_size = 64
-            config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
             found[name] = config
         return found
 

@@ -63,15 +63,22 @@ class LearnedGates(base.Claim):
     )
 
     def configs(self, arm):
-        config = base.config("number_words", _STEPS, batch_size=64, report_every=100)
-        config.task.update(
-            largest=999, tokenizer="bpe", vocabulary_size=280, held_out_fraction=0.3
+        config = base.config(
+            "number_words", _STEPS, batch_size=64, report_every=100
+        ).replace(
+            task=dict(
+                largest=999, tokenizer="bpe", vocabulary_size=280, held_out_fraction=0.3
+            ),
+            model=dict(
+                family="encoder_decoder",
+                num_layers=2,
+                model_size=48,
+                embedding=dict(max_length=24),
+                attention=dict(num_heads=4),
+                feed_forward=dict(hidden_size=96),
+            ),
+            optimizer=dict(learning_rate=3e-3, warmup_steps=50),
         )
-        config.model.update(family="encoder_decoder", num_layers=2, model_size=48)
-        config.model.embedding.max_length = 24
-        config.model.attention.num_heads = 4
-        config.model.feed_forward.hidden_size = 96
-        config.optimizer.update(learning_rate=3e-3, warmup_steps=50)
         return {"number words": config}
 
     def measure(self, desk, seed, arm):
@@ -87,8 +94,9 @@ class LearnedGates(base.Claim):
         if arm == "control":
             chosen = _shuffled(gates, seed)
         folder = desk.workdir / "learned_gates"
-        config = gate_learning.prune(bench.run, learned.params, gates).config
-        config.training.steps = _STEPS + _GATE_STEPS + _TUNING_STEPS
+        config = gate_learning.prune(bench.run, learned.params, gates).config.replace(
+            training=dict(steps=_STEPS + _GATE_STEPS + _TUNING_STEPS)
+        )
         scratch = _trained(config, folder / f"scratch_{seed}")
         tuned = folder / f"{arm}_{seed}"
         if not (tuned / "config.json").exists():

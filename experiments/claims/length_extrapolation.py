@@ -69,13 +69,19 @@ class LengthExtrapolation(base.Claim):
     def configs(self, arm):
         found = {}
         for kind, name in _KINDS.items():
-            config = base.config("induction", 1000, batch_size=64, report_every=500)
-            config.task.sequence_length = _TRAINED
-            config.model.update(num_layers=2, model_size=64)
-            config.model.embedding.update(positions=kind, max_length=_LENGTHS[-1])
-            config.model.attention.num_heads = 4
-            config.model.feed_forward.hidden_size = 0
-            config.optimizer.warmup_steps = 100
+            config = base.config(
+                "induction", 1000, batch_size=64, report_every=500
+            ).replace(
+                task=dict(sequence_length=_TRAINED),
+                model=dict(
+                    num_layers=2,
+                    model_size=64,
+                    embedding=dict(positions=kind, max_length=_LENGTHS[-1]),
+                    attention=dict(num_heads=4),
+                    feed_forward=dict(hidden_size=0),
+                ),
+                optimizer=dict(warmup_steps=100),
+            )
             found[name] = config
         return found
 

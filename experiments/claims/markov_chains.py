@@ -66,10 +66,15 @@ class MarkovChains(base.Claim):
     )
 
     def configs(self, arm):
-        config = base.config("markov_chains", _STEPS, batch_size=64, report_every=500)
-        config.model.num_layers = 2 if arm == "claim" else 1
-        config.model.embedding.update(max_length=16, positions="rotary")
-        config.optimizer.learning_rate = 3e-3
+        config = base.config(
+            "markov_chains", _STEPS, batch_size=64, report_every=500
+        ).replace(
+            model=dict(
+                num_layers=2 if arm == "claim" else 1,
+                embedding=dict(max_length=16, positions="rotary"),
+            ),
+            optimizer=dict(learning_rate=3e-3),
+        )
         return {"chains": config}
 
     def measure(self, desk, seed, arm):

@@ -76,12 +76,15 @@ class MaxRetrieval(base.Claim):
     def configs(self, arm):
         config = base.config(
             "max_retrieval", 2000, report_every=1000, steps_per_dispatch=200
+        ).replace(
+            task=dict(max_items=_TRAINED),
+            model=dict(
+                embedding=dict(positions="none", max_length=16),
+                feed_forward=dict(hidden_size=128),
+                output=dict(pool="first"),
+            ),
+            optimizer=dict(learning_rate=3e-3),
         )
-        config.task.max_items = _TRAINED
-        config.model.embedding.update(positions="none", max_length=16)
-        config.model.feed_forward.hidden_size = 128
-        config.model.output.pool = "first"
-        config.optimizer.learning_rate = 3e-3
         return {"one head": config}
 
     def of_trained(self, desk, trained, name, arm):

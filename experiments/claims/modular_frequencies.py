@@ -61,13 +61,16 @@ class ModularFrequencies(base.Claim):
             1500 if arm == "claim" else 300,
             batch_size=256,
             report_every=100,
+        ).replace(
+            task=dict(modulus=_MODULUS),
+            model=dict(
+                model_size=128,
+                embedding=dict(max_length=4),
+                attention=dict(num_heads=4),
+                feed_forward=dict(hidden_size=256, activation="relu"),
+            ),
+            optimizer=dict(learning_rate=3e-3, warmup_steps=100, weight_decay=1.0),
         )
-        config.task.modulus = _MODULUS
-        config.model.model_size = 128
-        config.model.embedding.max_length = 4
-        config.model.attention.num_heads = 4
-        config.model.feed_forward.update(hidden_size=256, activation="relu")
-        config.optimizer.update(learning_rate=3e-3, warmup_steps=100, weight_decay=1.0)
         return {"sums": config}
 
     def of_trained(self, desk, trained, name, arm):

@@ -64,11 +64,16 @@ class MultiQueryRecall(base.Claim):
             for width in _WIDTHS:
                 config = base.config(
                     "associative_recall", 600, batch_size=64, report_every=300
+                ).replace(
+                    model=dict(
+                        family="causal",
+                        num_layers=2,
+                        model_size=width,
+                        attention=dict(num_heads=1, window=window),
+                        feed_forward=dict(hidden_size=0),
+                    ),
+                    optimizer=dict(learning_rate=1e-2, warmup_steps=50),
                 )
-                config.model.update(family="causal", num_layers=2, model_size=width)
-                config.model.attention.update(num_heads=1, window=window)
-                config.model.feed_forward.hidden_size = 0
-                config.optimizer.update(learning_rate=1e-2, warmup_steps=50)
                 found[f"{kind}, width {width}"] = config
         return found
 

@@ -53,15 +53,14 @@ class PartsOfALayer(base.Claim):
             report_every=300,
             non_finite="skip",
             max_skips=600,
+        ).replace(
+            task=dict(num_tokens=20),
+            model=dict(num_layers=2, model_size=64, feed_forward=dict(hidden_size=128)),
+            optimizer=dict(learning_rate=3e-3, warmup_steps=100),
         )
-        config.task.num_tokens = 20
-        config.model.update(num_layers=2, model_size=64)
-        config.model.feed_forward.hidden_size = 128
-        config.optimizer.update(learning_rate=3e-3, warmup_steps=100)
         found = {"whole": config}
         for part, fields in _PARTS.items() if arm == "claim" else ():
-            found[part] = config.copy_and_resolve_references()
-            found[part].model.update(fields)
+            found[part] = config.replace(model=fields)
         return found
 
     def measure(self, desk, seed, arm):

@@ -67,13 +67,17 @@ class Rollouts(base.Claim):
     def configs(self, arm):
         config = base.config(
             "masked_language_model", 1000, batch_size=32, report_every=200
+        ).replace(
+            task=dict(sequence_length=24),
+            model=dict(
+                num_layers=_LAYERS,
+                model_size=48,
+                embedding=dict(positions="rotary", max_length=16),
+                attention=dict(num_heads=4),
+                feed_forward=dict(hidden_size=96),
+            ),
+            optimizer=dict(learning_rate=3e-3, warmup_steps=100, weight_decay=0.01),
         )
-        config.task.sequence_length = 24
-        config.model.update(num_layers=_LAYERS, model_size=48)
-        config.model.embedding.update(positions="rotary", max_length=16)
-        config.model.attention.num_heads = 4
-        config.model.feed_forward.hidden_size = 96
-        config.optimizer.update(learning_rate=3e-3, warmup_steps=100, weight_decay=0.01)
         return {"characters": config}
 
     def measure(self, desk, seed, arm):

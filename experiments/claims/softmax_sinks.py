@@ -82,18 +82,16 @@ class SoftmaxSinks(base.Claim):
 
     def configs(self, arm):
         triggers = _TRIGGERS if arm == "claim" else 0
-        found = {}
-        for name in (*(f"{n} layers" for n in _DEPTHS), "no denominator", "SGD"):
-            found[name] = config = gated_attention.backcopy()
-            config.task.num_triggers = triggers
-        for n in _DEPTHS:
-            found[f"{n} layers"].model.num_layers = n
-        found["no denominator"].model.attention.score = "sigmoid"
-        found["no denominator"].model.attention.normalizer = "none"
-        found["SGD"].model.num_layers = 3
-        found["SGD"].optimizer.name = "sgd"
-        found["SGD"].optimizer.momentum = 0.9
-        found["SGD"].optimizer.learning_rate = 0.1
+        config = gated_attention.backcopy().replace(task=dict(num_triggers=triggers))
+        found = {
+            f"{n} layers": config.replace(model=dict(num_layers=n)) for n in _DEPTHS
+        }
+        unnormalized = dict(score="sigmoid", normalizer="none")
+        found["no denominator"] = config.replace(model=dict(attention=unnormalized))
+        found["SGD"] = config.replace(
+            model=dict(num_layers=3),
+            optimizer=dict(name="sgd", momentum=0.9, learning_rate=0.1),
+        )
         return found
 
     def of_trained(self, desk, trained, name, arm):

@@ -1,54 +1,95 @@
-"""Fields of a config: each is declared once, beside the code that reads it.
+"""Configs: frozen dataclasses whose fields are declared once, next to their code.
 
-A section maps names to fields, and to the sections in it:
+A section names its path in the whole config, and says of each field what it is unless
+set, what it means, and which values it takes:
 
-    FIELDS = {
-        "num_layers": Field(1, "layers of the model", integer(1, 10_000)),
-        "attention": {"qk_norm": Field(False, "whether keys are normalized", boolean)},
-    }
+    class AttentionConfig(Section, path="config.model.attention"):
+        num_heads: int = field(1, "query heads of each layer", integer(0, 2**20))
+        qk_norm: bool = field(False, "whether keys are normalized", boolean)
 
-From it come the default values, the check of given ones, and what `--help` shows.
+From it come the defaults, the checks, what `--help` shows, and the names in
+config.json.
 """
 
 import dataclasses
 import difflib
+import json
+import numbers
+import os
+import types
+import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
 
 from mha_haiku.core import checks
-
-if TYPE_CHECKING:
-    import ml_collections
 
 Check = Callable[[str, Any], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """One field of a config.
+class Field(NamedTuple):
+    """What is declared of a field.
 
     Attributes:
       default: Its value unless a config says otherwise.
       meaning: What it is, in a line.
-      check: Called with the field's whole name and a value; raises ValueError.
-      kind: The type of its values where the default is None.
+      check: Called with the field's whole name and a value that is not None; raises
+        ValueError. None: the annotation alone is checked.
+      kind: The annotation of its values.
+      is_needed: Whether a config must give it, as there is no default.
     """
 
     default: Any
     meaning: str
-    check: Check
-    kind: type | None = None
+    check: Check | None = None
+    kind: Any = object
+    is_needed: bool = False
 
     @property
     def explained(self) -> str:
         """The meaning, with the choices where there are some."""
-        if not isinstance(self.check, OneOf):
+        if self.kind is not str or not isinstance(self.check, OneOf):
             return self.meaning
         *others, last = self.check.choices
         return f"{self.meaning}: {', '.join(others)} or {last}"
 
+    @property
+    def kinds(self) -> tuple[type, ...]:
+        """The types of its values, without that of None."""
+        is_union = isinstance(self.kind, types.UnionType)
+        kinds = typing.get_args(self.kind) if is_union else (self.kind,)
+        return tuple(typing.get_origin(x) or x for x in kinds if x is not type(None))
 
-Section = Mapping[str, "Field | Section"]
+    @property
+    def may_be_none(self) -> bool:
+        """Whether None is one of its values."""
+        return type(None) in typing.get_args(self.kind)
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Returns a value, or raises ValueError where the field does not take it."""
+        if value is None and self.is_needed:
+            raise ValueError(f"{name} must be given.")
+        if value is None and self.may_be_none:
+            return None
+        if self.check is not None:
+            return self.check(name, value)
+        is_known = set(self.kinds) <= set(_WANTED)
+        if is_known and not any(_is_of(kind, value) for kind in self.kinds):
+            wanted = " or ".join(_WANTED[kind] for kind in self.kinds)
+            raise ValueError(f"{name} must be {wanted}, got {checks.shown(value)}.")
+        return value
+
+
+_WANTED = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
+
+
+def _is_of(kind, value) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(
+        value, {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
+    )
 
 
 def integer(low: int, high: int) -> Check:
@@ -56,33 +97,14 @@ def integer(low: int, high: int) -> Check:
     return lambda name, value: checks.integer_in(name, value, low, high)
 
 
-def optional(check: Check) -> Check:
-    """Returns a check that lets None pass, too."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
 @dataclasses.dataclass(frozen=True)
 class OneOf:
     """Checks that a value is one of some, which `--help` lists."""
 
-    choices: Collection[str]  # looked at anew each time: wings add to some
+    choices: Collection[str]  # looked at anew each time: optional modules add to some
 
     def __call__(self, name: str, value: Any) -> Any:
         return checks.choice(name, value, self.choices)
-
-
-def boolean(name: str, value: Any) -> bool:
-    """Checks that a value is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {checks.shown(value)}.")
-    return value
-
-
-def text(name: str, value: Any) -> str:
-    """Checks that a value is text."""
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be text, got {checks.shown(value)}.")
-    return value
 
 
 def portion(name: str, value: Any) -> float:
@@ -94,10 +116,12 @@ def portion(name: str, value: Any) -> float:
     return value
 
 
-def option(default: Any, meaning: str, check: Check, section: str = "task") -> Any:
-    """Returns a field of a task, which is a dataclass; see `Field` and `tasks.Task`.
+def field(
+    default: Any, meaning: str, check: Check | None = None, *, section: str = "task"
+) -> Any:
+    """Declares a field of a section, or of a task; see `Field`.
 
-    It stands in the section "task" or "data" of a config.
+    A task's fields stand in the section "task" or "data" of a config.
     """
     declared = Field(default, meaning, check)
     return dataclasses.field(
@@ -105,80 +129,186 @@ def option(default: Any, meaning: str, check: Check, section: str = "task") -> A
     )
 
 
-def from_dataclass(field: dataclasses.Field) -> Field:
-    """Returns the declaration of a dataclass's field that was made without `option`.
+def declared(cls: type) -> dict[str, Field]:
+    """Returns what is declared of a dataclass's fields, but for those of sections.
 
-    Its type alone is checked; where it has no default, a config must give it.
+    A task of the user's own may have fields with an annotation and a default alone.
     """
-    default, kind, is_needed = None, field.type, True
-    if field.default is not dataclasses.MISSING:
-        default, is_needed = field.default, False
-    elif field.default_factory is not dataclasses.MISSING:
-        default, is_needed = field.default_factory(), False
-    if default is not None:
-        kind = type(default)
-    wanted = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
-    if kind not in wanted:
-        kind = object
-
-    def check(name, value):
-        if value is None and is_needed:
-            raise ValueError(f"{name} must be given.")
-        accepted = (int, float) if kind is float else kind
-        is_bool = isinstance(value, bool) and kind in (int, float)
-        if value is not None and (not isinstance(value, accepted) or is_bool):
-            raise ValueError(
-                f"{name} must be {wanted[kind]}, got {checks.shown(value)}."
-            )
-        return value
-
-    return Field(default, "must be given" if is_needed else "", check, kind)
+    if "_declared" in vars(cls):
+        return vars(cls)["_declared"]
+    try:
+        kinds = typing.get_type_hints(cls)
+    except NameError:  # a class inside of a function, with annotations as text
+        kinds = {}
+    found = {}
+    for each in dataclasses.fields(cls):
+        kind = kinds.get(each.name, object)
+        if not each.init or (isinstance(kind, type) and issubclass(kind, Section)):
+            continue
+        given = each.metadata.get("declared")
+        if given is None and each.default is not dataclasses.MISSING:
+            given = Field(each.default, "")
+        elif given is None and each.default_factory is not dataclasses.MISSING:
+            given = Field(_frozen(each.default_factory()), "")
+        elif given is None:
+            given = Field(None, "must be given", is_needed=True)
+        found[each.name] = given._replace(kind=kind)
+    cls._declared = found
+    return found
 
 
-def defaults(section: Section) -> "ml_collections.ConfigDict":
-    """Returns the default of every field of a section."""
-    import ml_collections
+@typing.dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(field,)
+)
+class Section:
+    """A section of a config: a frozen dataclass of fields and of other sections.
 
-    config = ml_collections.ConfigDict()
-    for name, entry in section.items():
-        if not isinstance(entry, Field):
-            config[name] = defaults(entry)
-        elif entry.default is None:
-            config[name] = ml_collections.config_dict.placeholder(entry.kind or object)
+    Lists become tuples, so that sections can be hashed. A value that its field does not
+    take is a `ConfigError`.
+    """
+
+    _path: ClassVar[str]  # the section's whole name, as "config.model"
+
+    def __init_subclass__(cls, *, path: str):
+        """Makes a subclass a dataclass."""
+        super().__init_subclass__()
+        cls._path = path
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
+
+    @checks.user_mistakes()
+    def __post_init__(self):
+        """Checks the values that are set; a default may stand for "must be given"."""
+        for name, each in declared(type(self)).items():
+            value = _frozen(getattr(self, name))
+            if type(value) is int and each.kinds == (float,):
+                value = float(value)
+            object.__setattr__(self, name, value)
+            if value is not each.default:
+                each.checked(f"{self._path}.{name}", value)
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in dataclasses.fields(self)
+            if getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, Section):
+            return NotImplemented
+        return (self._path, values(self)) == (other._path, values(other))
+
+    def __hash__(self) -> int:
+        return hash((self._path, *values(self).items()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in values(self)
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns the section with other values.
+
+        Args:
+          **changes: Values by the names of fields; of a section also a dictionary of
+            changes, as in `config.replace(model=dict(num_layers=2))`.
+
+        Raises:
+          ConfigError: If there is no such field, or it does not take the value.
+        """
+        for name, value in changes.items():
+            if name not in self:
+                names = [f"{self._path}.{known}" for known in values(self)]
+                names += [known for known, *_ in flat(self)]
+                raise checks.ConfigError(
+                    f"{self._path} has no field {name!r}."
+                    f"{nearest(f'{self._path}.{name}', names)}"
+                )
+            before = getattr(self, name)
+            if not isinstance(before, Section):
+                continue
+            if isinstance(value, Mapping):
+                changes[name] = before.replace(**value)
+            elif not isinstance(value, Section) or value._path != before._path:
+                raise checks.ConfigError(
+                    f"{before._path} must be a section of fields, got "
+                    f"{checks.shown(value)}."
+                )
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the values as JSON has them, without sections that have no field."""
+        plain = {
+            name: value.to_json() if isinstance(value, Section) else value
+            for name, value in values(self).items()
+            if not isinstance(value, Section) or values(value)
+        }
+        return json.loads(json.dumps(plain, default=_plain))
+
+
+def values(section: Section) -> dict[str, Any]:
+    """Returns the values of a section's fields, and its sections, by name."""
+    return {
+        each.name: getattr(section, each.name) for each in dataclasses.fields(section)
+    }
+
+
+def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
+    """Yields the whole name of each field, what is declared of it, and its value.
+
+    They come in the order of declaration.
+    """
+    fields = declared(type(section))
+    for name, value in values(section).items():
+        if name in fields:
+            yield f"{section._path}.{name}", fields[name], value
         else:
-            config[name] = entry.default
-    return config
-
-
-def flat(path: str, section: Section) -> Iterator[tuple[str, Field]]:
-    """Yields each field with its whole name, in the order of declaration."""
-    for name, entry in section.items():
-        if isinstance(entry, Field):
-            yield f"{path}.{name}", entry
-        else:
-            yield from flat(f"{path}.{name}", entry)
-
-
-def flattened(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted names, which begin with `path`."""
-    flat = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{path}{name}.")
-        else:
-            flat[path + name] = value
-    return flat
+            yield from flat(value)
 
 
 @checks.user_mistakes()
-def check(path: str, values: Any, section: Section) -> None:
-    """Checks that `values` has the fields of a section and no others, all in range.
+def check(section: Section) -> None:
+    """Checks every field of a section, also those that must be given.
 
     Raises:
-      ConfigError: At the first field that is missing, unknown or out of its range.
+      ConfigError: At the first field that does not take its value.
     """
-    _check_names(path, values, section)
-    _check_values(path, values, section)
+    for name, each, value in flat(section):
+        each.checked(name, value)
+
+
+def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Section]:
+    """Returns a class of sections with fields that are known at run time alone."""
+    body: dict[str, Any] = {
+        key: dataclasses.field(default=each.default, metadata={"declared": each})
+        for key, each in fields.items()
+    }
+    body["__annotations__"] = {key: each.kind for key, each in fields.items()}
+    return types.new_class(
+        name, (Section,), {"path": path}, lambda namespace: namespace.update(body)
+    )
+
+
+def flattened(nested: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns nested values by their dotted names, which begin with `path`."""
+    result = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            result |= flattened(value, f"{path}{name}.")
+        else:
+            result[path + name] = value
+    return result
+
+
+def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by dotted names as `Section.replace` takes them."""
+    result: dict[str, Any] = {}
+    for name, value in flattened.items():
+        *sections, last = name.split(".")
+        section = result
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[last] = value
+    return result
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -193,30 +323,23 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {lasts[near[0]]!r}?" if near else checks.nearest(name, names)
 
 
-def _check_names(path, values, section) -> None:
-    if not isinstance(values, Mapping):
-        raise checks.ConfigError(
-            f"{path} must be a section of fields, got {checks.shown(values)}."
-        )
-    missing = [name for name in section if name not in values]
-    unknown = [name for name in values if name not in section]
-    if unknown:
-        suggestion = checks.nearest(str(unknown[0]), missing)
-        if not suggestion:
-            names = [f"{path}.{name}" for name in section]
-            names += [name for name, _ in flat(path, section)]
-            suggestion = nearest(f"{path}.{unknown[0]}", names)
-        raise checks.ConfigError(f"{path} has no field {unknown[0]!r}.{suggestion}")
-    for name, entry in section.items():
-        if not isinstance(entry, Field) and name in values:
-            _check_names(f"{path}.{name}", values[name], entry)
-    if missing:
-        raise checks.ConfigError(f"{path}.{missing[0]} is missing.")
+def _frozen(value: Any) -> Any:
+    """Returns a value without what can change: tuples for lists."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
-def _check_values(path, values, section) -> None:
-    for name, entry in section.items():
-        if isinstance(entry, Field):
-            entry.check(f"{path}.{name}", values[name])
-        else:
-            _check_values(f"{path}.{name}", values[name], entry)
+def _plain(value: Any) -> Any:
+    """Returns a value of a task of the user's own as JSON has it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return os.fspath(value) if isinstance(value, os.PathLike) else repr(value)
+
+
+option = field
+text = boolean = None
+
+
+def optional(check):
+    return check

@@ -8,20 +8,17 @@ an error that names it.
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import arrays, checks, models
+from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.interop import sources
 from mha_haiku.interop.families import FAMILIES, changes, tables
 from mha_haiku.training.tasks import tokenization
-
-if TYPE_CHECKING:
-    import ml_collections
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -39,7 +36,7 @@ class Imported(NamedTuple):
       model: The model as pure functions.
     """
 
-    config: "ml_collections.ConfigDict"
+    config: models.ModelConfig
     params: Params
     tokenizer: tokenization.Pretrained | None
     model: models.Model
@@ -114,7 +111,9 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
 OWN = "mha_haiku"  # `model_type` of models that have no other layout
 
 
-def sizes_of(config: Any, params: Mapping[str, Mapping[str, Any]]) -> Sizes:
+def sizes_of(
+    config: models.ModelConfig, params: Mapping[str, Mapping[str, Any]]
+) -> Sizes:
     """Returns the vocabulary or width of the inputs, and the number of classes."""
     embedding = params["embedding"]
     num_tokens = feature_size = None
@@ -131,7 +130,7 @@ def sizes_of(config: Any, params: Mapping[str, Mapping[str, Any]]) -> Sizes:
     return Sizes(num_tokens, feature_size, num_classes)
 
 
-def _read_own(found) -> tuple["ml_collections.ConfigDict", Sizes]:
+def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
     """Returns what `save` wrote in the layout of this package."""
     try:
         return _config(found.config["model"]), Sizes(**found.config["sizes"])
@@ -196,7 +195,7 @@ def head_of(
 
 def read_config(
     theirs: Mapping[str, Any],
-) -> tuple["ml_collections.ConfigDict", Sizes]:
+) -> tuple[models.ModelConfig, Sizes]:
     """Returns `config.model`, and the sizes beside it, that a config.json describes.
 
     Raises:
@@ -216,7 +215,7 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 
 def read_fields(
     family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
-) -> tuple["ml_collections.ConfigDict", Sizes]:
+) -> tuple[models.ModelConfig, Sizes]:
     """Returns what config.json says of a model of that family and head.
 
     Raises:
@@ -228,18 +227,18 @@ def read_fields(
                 f"config.json's {name} = {theirs[name]!r} is not supported: it would "
                 f"change numbers; {' or '.join(map(repr, accepted))} is."
             )
-    fields = {"num_tokens": None, "feature_size": None, "num_classes": None}
-    fields |= {**family.fields, **head.fields}
+    values = {"num_tokens": None, "feature_size": None, "num_classes": None}
+    values |= {**family.fields, **head.fields}
     try:
         for setting in (*family.settings, *head.settings):
-            fields |= setting.read(theirs)
+            values |= setting.read(theirs)
     except KeyError as error:
         raise checks.ConfigError(f"config.json must have {error}.") from None
     except (TypeError, AttributeError) as error:
         raise checks.ConfigError(
             f"config.json has a field of a wrong type: {error}."
         ) from None
-    sizes = {name: fields.pop(name) for name in Sizes._fields}
+    sizes = {name: values.pop(name) for name in Sizes._fields}
     with checks.user_mistakes():
         for name, size in sizes.items():
             if size is not None:
@@ -247,25 +246,18 @@ def read_fields(
                 checks.integer_in(f"config.json's {label}", size, 1, 2**31 - 1)
     if sizes["num_classes"] is None:
         sizes["num_classes"] = sizes["num_tokens"] or 1
-    return _config(fields), Sizes(**sizes)
+    return _config(values), Sizes(**sizes)
 
 
-def _config(fields: Mapping[str, Any]) -> "ml_collections.ConfigDict":
+def _config(values: Mapping[str, Any]) -> models.ModelConfig:
     """Returns `config.model` with fields set, by names such as `norm.epsilon`."""
-    config = models.default_config()
-    for name, value in fields.items():
-        *sections, field = name.split(".")
-        section = config
-        for each in sections:
-            section = section[each]
-        with section.ignore_type():
-            section[field] = value
+    config = models.ModelConfig().replace(**fields.nested(values))
     models.check(config)
     return config
 
 
 def rows_of(
-    family: tables.Family, head: tables.Head, config: Any, sizes: Sizes
+    family: tables.Family, head: tables.Head, config: models.ModelConfig, sizes: Sizes
 ) -> Iterator[PlacedRow]:
     """Yields the rows that a model of this config has parameters for.
 
@@ -299,21 +291,22 @@ def rows_of(
         raise RuntimeError(f"{family.name} has no row for {sorted(wanted)}.")
 
 
-def one_layer_shapes(config: Any, sizes: Sizes) -> dict[str, Any]:
+def one_layer_shapes(config: models.ModelConfig, sizes: Sizes) -> dict[str, Any]:
     """Returns the shapes of the parameters of the model, cut down to one layer."""
-    config = config.copy_and_resolve_references()
-    with config.ignore_type():
-        config.num_layers = 1
-        config.scan_layers = False
-        for section, field in (("attention", "window"), ("embedding", "frequencies")):
-            value = config[section][field]
-            is_list = isinstance(value, list | tuple)
-            if is_list and (field == "window" or isinstance(value[0], list | tuple)):
-                config[section][field] = value[:1]  # it differs by layer
+    # These two may differ by layer.
+    window, frequencies = (
+        given[:1] for given in (models.windows(config), models.frequencies(config))
+    )
+    config = config.replace(
+        num_layers=1,
+        scan_layers=False,
+        attention=dict(window=window),
+        embedding=dict(frequencies=None if frequencies == (None,) else frequencies),
+    )
     return flat(shapes(config, models.build(config, **sizes._asdict()), sizes))
 
 
-def shapes(config: Any, model: models.Model, sizes: Sizes) -> Any:
+def shapes(config: models.ModelConfig, model: models.Model, sizes: Sizes) -> Any:
     """Returns the tree of shapes of the parameters of a config's model."""
     tokens = inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
     if sizes.num_tokens is None:

@@ -38,7 +38,7 @@ _ABSENT = object()
 
 def save(
     folder: str | os.PathLike,
-    config: Any,
+    config: models.ModelConfig,
     params: Mapping[str, Mapping[str, Any]],
     *,
     tokenizer: tokenization.Tokenizer | None = None,
@@ -91,9 +91,7 @@ def save(
 
 def _with_all_heads(config, params, sizes):
     """Returns config and parameters of the model with weights of 0 for pruned heads."""
-    whole = type(config)(config.to_dict())
-    with whole.unlocked():
-        whole.attention.kept_heads = None
+    whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     model = models.build(whole, **sizes._asdict())
     result: dict[str, dict[str, np.ndarray]] = {}
@@ -191,7 +189,7 @@ def _meaning(config, sizes) -> dict[str, Any]:
 
 def _said(config, sizes) -> dict[str, Any]:
     """Returns all fields and sizes, with numbers for the defaults of heads."""
-    said = {**fields.flattened(config.to_dict()), **sizes._asdict()}
+    said = {**fields.flattened(config.to_json()), **sizes._asdict()}
     size = models.key_size(config)
     said["attention.key_size"] = size
     said["attention.num_key_value_heads"] = (
@@ -237,7 +235,7 @@ def _own(config, params, sizes):
     """Returns config.json and the arrays in the layout of this package."""
     contents = {
         "model_type": loading.OWN,
-        "model": fields.flattened(config.to_dict()),
+        "model": fields.flattened(config.to_json()),
         "sizes": sizes._asdict(),
     }
     stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}

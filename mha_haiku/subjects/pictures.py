@@ -57,8 +57,7 @@ def _(subject: Subject) -> MapSet:
 
 def _measured(run, name) -> MapSet:
     """Returns the maps of held-out examples, and numbers of heads over these."""
-    config = run.config.copy_and_resolve_references()
-    config.attention.dtype = "float32"
+    config = run.config.replace(attention=dict(dtype="float32"))
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         _PROGRAMS.clear()
     bench = Bench(

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from mha_haiku import interop
@@ -73,7 +72,7 @@ class Subject:
         return display.html(self)
 
     @property
-    def config(self) -> ml_collections.ConfigDict | None:
+    def config(self) -> models.ModelConfig | None:
         """The config of the run; None of a model without one."""
         return None if self.run is None else self.run.config
 
@@ -417,9 +416,7 @@ class Subject:
             )
         run = bench.run
         params, pruned = heads.prune(run.params, run.config.model, keep)
-        config = run.config.copy_and_resolve_references()
-        with config.ignore_type():
-            config.model = pruned
+        config = run.config.replace(model=pruned)
         model = folders.make_model(config, run.task)
         run = run._replace(config=config, model=model, params=params)
         return dataclasses.replace(self, model=model, params=params, run=run)
@@ -452,7 +449,6 @@ class Subject:
         config = self.model.config
         if config is None or _is_edited(self.model):
             self._refuse("save", "is a function, of which there are no weights to save")
-        config = ml_collections.ConfigDict(config.as_configdict())
         tokenizer = getattr(self.task, "encoder", None)
         return interop.save(
             folder, config, self.params, tokenizer=tokenizer, family=family

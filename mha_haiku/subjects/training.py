@@ -2,8 +2,6 @@
 
 import os
 
-import ml_collections
-
 from mha_haiku.subjects.opening import load
 from mha_haiku.subjects.studies import attention_dump, samples, snapshots, timeline
 from mha_haiku.subjects.studies.workbench import Bench
@@ -13,7 +11,7 @@ from mha_haiku.training.runs import configuration, loop, opening
 
 
 def train(
-    what: ml_collections.ConfigDict | tasks.Task,
+    what: configuration.RunConfig | tasks.Task,
     workdir: str | os.PathLike,
     *,
     task: tasks.Task | None = None,
@@ -41,14 +39,14 @@ def train(
       NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.
     """
-    if isinstance(what, ml_collections.ConfigDict):
-        config = what.copy_and_resolve_references()
+    if isinstance(what, configuration.RunConfig):
+        config = what
     elif task is None:
         config, task = configuration.default_config(what), what
     else:
         raise TypeError(f"what must be a config where task is given, got {type(what)}.")
     if steps is not None:
-        config.training.steps = steps
+        config = config.replace(training=dict(steps=steps))
     if config.training.seeds > 1:
         raise ValueError(
             "config.training.seeds must be 1, as a subject is one model, got "
@@ -61,7 +59,7 @@ def train(
 
 
 def recorded(
-    config: ml_collections.ConfigDict, workdir: str | os.PathLike, **options
+    config: configuration.RunConfig, workdir: str | os.PathLike, **options
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""
     observers = [

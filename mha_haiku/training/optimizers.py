@@ -1,62 +1,66 @@
 """The optimizer by its name, with warm-up, cosine decay and clipping by global norm.
 
-A `config` is `config.optimizer` of a run, and `steps` those of the whole run.
+`steps` are those of the whole run.
 """
 
 from typing import Any
 
 import jax
-import ml_collections
 import optax
 from optax import contrib
 
 from mha_haiku.core import checks, fields, models, modules
-from mha_haiku.core.fields import Field
+from mha_haiku.core.fields import Section, field
 from mha_haiku.core.modules import anatomy
 
 OPTIMIZERS = ("adamw", "sgd", "muon")
 
-FIELDS = {
-    "name": Field("adamw", "what makes a step of a gradient", fields.OneOf(OPTIMIZERS)),
-    "learning_rate": Field(
+
+class OptimizerConfig(Section, path="config.optimizer"):
+    """The optimizer and its schedule."""
+
+    name: str = field(
+        "adamw", "what makes a step of a gradient", fields.OneOf(OPTIMIZERS)
+    )
+    learning_rate: float = field(
         1e-2, "largest learning rate, reached after warm-up", checks.positive_number
-    ),
-    "warmup_steps": Field(
+    )
+    warmup_steps: int = field(
         50,
         "steps in which the learning rate rises from 0; at most all",
         fields.integer(0, 2**31 - 1),
-    ),
-    "final_learning_rate_fraction": Field(
+    )
+    final_learning_rate_fraction: float = field(
         0.1,
         "learning rate at the last step, as a share of learning_rate",
         fields.portion,
-    ),
-    "weight_decay": Field(
+    )
+    weight_decay: float = field(
         0.0,
         "share of parameters, times the learning rate, that a step takes off them: of "
         "all but biases and norms; with muon of the matrices of layers alone",
         checks.non_negative_number,
-    ),
-    "momentum": Field(
+    )
+    momentum: float = field(
         0.9, "sgd and muon: decay of the mean of gradients", checks.fraction
-    ),
-    "b1": Field(0.9, "decay of Adam's mean of gradients", checks.fraction),
-    "b2": Field(0.98, "decay of Adam's mean of squared gradients", checks.fraction),
-    "clip_norm": Field(
+    )
+    b1: float = field(0.9, "decay of Adam's mean of gradients", checks.fraction)
+    b2: float = field(
+        0.98, "decay of Adam's mean of squared gradients", checks.fraction
+    )
+    clip_norm: float | None = field(
         1.0,
         "gradients of a larger global norm are scaled to this; None: no clipping",
-        fields.optional(checks.positive_number),
-    ),
-    "frozen": Field(
+        checks.positive_number,
+    )
+    frozen: str = field(
         "",
         "modules that are not trained, with commas between, such as "
         "embedding,encoder/layer_0 (encoder: all its layers); empty: none",
-        fields.text,
-    ),
-}
+    )
 
 
-def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule:
+def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     """Returns the learning rate of each step.
 
     It rises linearly from 0 at step 0 to `learning_rate` at `warmup_steps`, or at
@@ -73,9 +77,7 @@ def schedule(config: ml_collections.ConfigDict, *, steps: int) -> optax.Schedule
     )
 
 
-def make(
-    config: ml_collections.ConfigDict, *, steps: int
-) -> optax.GradientTransformation:
+def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
     """Returns the optimizer that the config describes.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
@@ -146,9 +148,7 @@ def _matrices(params):
     return jax.tree_util.tree_map_with_path(axes, params)
 
 
-def without_frozen(
-    model: models.Model, config: ml_collections.ConfigDict
-) -> models.Model:
+def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:
     """Returns the model with gradients of 0 for frozen parameters.
 
     They are not computed: below the first layer that is trained there is no backward
@@ -168,7 +168,7 @@ def without_frozen(
     return model._replace(apply=apply)
 
 
-def are_frozen(config: ml_collections.ConfigDict, params: Any) -> Any:
+def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     """Returns the tree of `params` with True where `config.frozen` names the module.
 
     Raises:

@@ -16,7 +16,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from experiments import command_line
@@ -178,14 +177,16 @@ def _example() -> tasks.Example:
     return tasks.Example(tokens, tokens, np.ones((B, T), np.float32))
 
 
-def _config() -> ml_collections.ConfigDict:
+def _config() -> models.ModelConfig:
     from configs import sort
 
-    config = sort.get_config().model
-    config.update(num_layers=L, model_size=D)
-    config.attention.num_heads = H
-    config.feed_forward.hidden_size, config.embedding.max_length = F, T
-    return config
+    return sort.get_config().model.replace(
+        num_layers=L,
+        model_size=D,
+        attention=dict(num_heads=H),
+        feed_forward=dict(hidden_size=F),
+        embedding=dict(max_length=T),
+    )
 
 
 def _build(config):

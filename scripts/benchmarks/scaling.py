@@ -24,12 +24,11 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "512"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import ml_collections
 import numpy as np
 
 from configs import text_lm
 from experiments import command_line
-from mha_haiku import devices
+from mha_haiku import devices, runs
 from mha_haiku.core import checks
 from mha_haiku.training import optimizers, stepping
 from mha_haiku.training.runs import configuration, folders, sharing
@@ -106,9 +105,10 @@ def _print_work(rounds) -> None:
 
 
 def _print_traffic(counts, rate, bandwidth) -> None:
-    config = _config(_LARGE, _LARGE["batch"])
     # All in the open: of a loop XLA counts one round.
-    config.model.attention.implementation = "dense"
+    config = _config(_LARGE, _LARGE["batch"]).replace(
+        model=dict(attention=dict(implementation="dense"))
+    )
     operations = _compiled(config, 1, runs=False)
     operations = operations.compiled.cost_analysis()["flops"]
     print(
@@ -132,18 +132,20 @@ def _print_traffic(counts, rate, bandwidth) -> None:
             )
 
 
-def _config(sizes, batch_size, **fields) -> ml_collections.ConfigDict:
-    config = text_lm.get_config()
-    config.task.sequence_length = sizes["length"]
-    config.model.update(
-        num_layers=sizes["layers"], model_size=sizes["width"], dropout_rate=0.0
+def _config(sizes, batch_size, **fields) -> runs.RunConfig:
+    return text_lm.get_config().replace(
+        task=dict(sequence_length=sizes["length"]),
+        model=dict(
+            num_layers=sizes["layers"],
+            model_size=sizes["width"],
+            dropout_rate=0.0,
+            embedding=dict(max_length=sizes["length"]),
+            attention=dict(num_heads=8),
+            feed_forward=dict(hidden_size=4 * sizes["width"]),
+        ),
+        training=dict(batch_size=batch_size, steps_per_dispatch=1),
+        devices=fields,
     )
-    config.model.embedding.max_length = sizes["length"]
-    config.model.attention.num_heads = 8
-    config.model.feed_forward.hidden_size = 4 * sizes["width"]
-    config.training.update(batch_size=batch_size, steps_per_dispatch=1)
-    config.devices.update(fields)
-    return config
 
 
 def _compiled(config, count, *, runs=True) -> _Program:

@@ -10,6 +10,7 @@ import pytest
 
 from experiments import claims, reproduce
 from experiments.claims import base, records, reproducing, telling
+from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration, folders, seeds
 
@@ -39,10 +40,9 @@ def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     config = make_config()
     halves.configs = lambda arm: {"one": config}
     _all(halves, tmp_path, formats=())
-    config.seed = 8  # the desk sets seeds: this is the same config
-    config.training.seeds = 2
+    config = config.replace(seed=8, training=dict(seeds=2))
     assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == []
-    config.training.steps += 1
+    config = config.replace(training=dict(steps=config.training.steps + 1))
     assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == ALL
 
 
@@ -50,12 +50,14 @@ def test_a_field_that_comes_later_changes_no_key(halves, make_config, monkeypatc
     config = make_config()
     halves.configs = lambda arm: {"one": config}
     before = records.key_of(halves, "claim")
-    whole = configuration.default_config("reverse")
-    with whole.unlocked(), config.unlocked():
-        whole.model.later = config.model.later = 0
-    monkeypatch.setattr(configuration, "default_config", lambda _: whole)
+    to_json, later = models.ModelConfig.to_json, {config.model: 0}
+
+    def with_later(self):
+        return to_json(self) | {"later": later.get(self, 0)}
+
+    monkeypatch.setattr(models.ModelConfig, "to_json", with_later)
     assert records.key_of(halves, "claim") == before
-    config.model.later = 1
+    later[config.model] = 1
     assert records.key_of(halves, "claim") != before
 
 
@@ -262,7 +264,7 @@ def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
     assert other.config.model.attention.scale == 3.0
     # The other seed has been trained with it; another desk finds both.
     monkeypatch.setattr(seeds, "train_seeds", None)
-    config.seed = 5
+    config = config.replace(seed=5)
     first = desk.train(config, 7, **looked)
     again = claims.Desk(tmp_path, devices=devices).train(config, 7, **looked)
     assert desk.apply(again, _summed) == desk.apply(first, _summed)

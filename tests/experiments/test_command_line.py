@@ -9,10 +9,10 @@ import sys
 import types
 
 import pytest
-from ml_collections import config_dict
 
 from experiments import config_files, dump_attention, train
-from mha_haiku.core import checks
+from mha_haiku import runs
+from mha_haiku.core import checks, fields
 from tests.experiments.test_help import SCRIPTS
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -153,7 +153,7 @@ def test_a_mistaken_command_line_names_the_mistake_and_the_choices(
         ("x = 1\n\0", ["my_config.py is not Python"]),
         ("x = 1\n", ["no get_config()"]),
         ("get_config = 3\n", ["raised TypeError"]),
-        ("def get_config():\n  return 3\n", ["ConfigDict", "got int"]),
+        ("def get_config():\n  return 3\n", ["RunConfig", "got int"]),
         ("def get_config():\n  return 1 / 0\n", ["my_config.py raised ZeroDivision"]),
         ("import no_such_module\n", ["my_config.py raised ModuleNotFoundError"]),
         ("raise ValueError('a\\nb\\nc\\nd')\n", ["raised ValueError: a", "b c d"]),
@@ -210,7 +210,7 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
         ("--config.model.attention.kept_heads=[0]", "kept_heads[0] must be a list"),
         (
             "--config.model.attention.kept_heads=[",
-            "kept_heads must be a Python literal",
+            "kept_heads must be a list such as",
         ),
         (
             "--config.model.feed_forward.hidden_sizes=()",
@@ -308,15 +308,36 @@ def test_one_run_leaves_nothing_to_the_next(trained):
     assert trained.config.seed == 0
 
 
-def test_tuples_are_read_as_python_writes_them():
-    config = config_dict.ConfigDict({"widths": (1, 2)})
-    config_files.override(config, [("config.widths", "[3, 4, 5]")])
-    assert config.widths == (3, 4, 5)
-    config_files.override(config, [("config.widths", "6,")])
-    assert config.widths == (6,)
+def test_lists_are_read_as_python_writes_them():
+    config, name = runs.default_config(), "config.model.feed_forward.hidden_sizes"
+    for text, sizes in (("[3, 4, 5]", (3, 4, 5)), ("6,", (6,)), ("None", None)):
+        found = config_files.override(config, [(name, text)])
+        assert found.model.feed_forward.hidden_sizes == sizes
     for wrong in ("3", "three", "(1"):
-        with pytest.raises(checks.ConfigError, match="a tuple such as"):
-            config_files.override(config, [("config.widths", wrong)])
+        with pytest.raises(checks.ConfigError, match="a list such as"):
+            config_files.override(config, [(name, wrong)])
+
+
+def test_a_field_of_several_types_is_read_as_one_of_them():
+    config, name = runs.default_config(), "config.model.attention.sinks"
+    for text, sinks in (("learned", "learned"), ("0.5", 0.5), ("none", None)):
+        found = config_files.override(config, [(name, text)])
+        assert found.model.attention.sinks == sinks
+    with pytest.raises(checks.ConfigError, match="'learned' or a number, got 'often'"):
+        config_files.override(config, [(name, "often")])
+
+
+def test_setting_a_field_of_a_frozen_config_says_what_to_write(trained, capsys):
+    source = (
+        "from mha_haiku import runs\n"
+        "def get_config():\n"
+        "  config = runs.default_config('sort')\n"
+        "  config.training.steps = 3\n"
+        "  return config\n"
+    )
+    assert _train(_config_file(source)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 2 and "'steps'" in lines[0] and "config.replace" in lines[1]
 
 
 def test_a_config_of_the_user_may_lie_anywhere(trained):
@@ -419,23 +440,13 @@ def test_a_text_that_is_no_file_is_a_text(trained, text):
     assert trained.dump_options["own"].text == text
 
 
-def _flat(config):
-    """Returns the text of each field's value, by its dotted name."""
-    flat = {}
-    for name, value in config.items():
-        if isinstance(value, config_dict.ConfigDict):
-            flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
-        else:
-            flat[name] = str(value)
-    return flat
-
-
 def test_help_shows_every_field_with_its_default_and_comment(capsys):
     assert train.run(["train", "--help", _REVERSE, "--config.modle.x=1"]) == 0
     out = capsys.readouterr().out
     config = config_files.load("configs/reverse.py")
     shown = re.findall(r"^  --config\.([\w.]+)=(\S*)", out, re.MULTILINE)
-    wanted = _flat(config)
+    values = fields.flattened(config.to_json())
+    wanted = {name: str(value) for name, value in values.items()}
     assert dict(shown) == wanted
     assert len(shown) == len(wanted)
     assert re.search(

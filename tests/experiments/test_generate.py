@@ -28,13 +28,18 @@ def workdir(tmp_path_factory):
         if (root / kind).exists():
             return root / kind
         task_name, family = KINDS[kind]
-        config = runs.default_config(task_name)
-        config.model.family, config.model.model_size = family, 8
-        config.model.embedding.max_length = 17 if kind == "seq2seq" else 16
+        config = runs.default_config(task_name).replace(
+            model=dict(
+                family=family,
+                model_size=8,
+                embedding=dict(max_length=17 if kind == "seq2seq" else 16),
+            )
+        )
         if kind == "causal":
-            config.task.sequence_length, config.data.path = 8, str(root / "text")
+            path = str(root / "text")
+            config = config.replace(task=dict(sequence_length=8), data=dict(path=path))
         if kind == "seq2seq":
-            config.task.update(min_length=2, max_length=4, num_tokens=5)
+            config = config.replace(task=dict(min_length=2, max_length=4, num_tokens=5))
         return write_untrained(root / kind, config)
 
     return make

@@ -26,8 +26,9 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """The folder of a run of two layers and two heads, with a checkpoint of step 3."""
-    config = config_files.load("configs/reverse.py")
-    config.model.num_layers = config.model.attention.num_heads = 2
+    config = config_files.load("configs/reverse.py").replace(
+        model=dict(num_layers=2, attention=dict(num_heads=2))
+    )
     return write_untrained(tmp_path_factory.mktemp("runs") / "run", config, value=0.1)
 
 

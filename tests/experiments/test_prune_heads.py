@@ -14,9 +14,14 @@ def untrained(tmp_path, monkeypatch):
     """The folder of a run of one layer, two heads and six units, of step 3."""
     monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
     config = config_files.load("configs/reverse.py")
-    config.model.num_layers, config.model.attention.num_heads = 1, 2
-    config.model.feed_forward.hidden_size = 6
-    config.training.evaluation_examples = 8
+    config = config.replace(
+        model=dict(
+            num_layers=1,
+            attention=dict(num_heads=2),
+            feed_forward=dict(hidden_size=6),
+        ),
+        training=dict(evaluation_examples=8),
+    )
     return write_untrained(tmp_path / "run", config)
 
 

@@ -41,7 +41,7 @@ _built = {}
 
 def build(of):
     """Returns the model of a config, the same to all: programs are kept by model."""
-    key = of.to_json_best_effort()
+    key = repr(of)
     if key not in _built:
         _built[key] = fresh(of)
     return _built[key]

@@ -5,7 +5,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 
@@ -204,8 +203,7 @@ def test_padding_is_not_felt_by_any_measure(of):
 
 
 def test_ablation_of_scanned_layers_is_that_of_looped_ones(of):
-    config = CONFIG.copy_and_resolve_references()
-    config.scan_layers = True
+    config = CONFIG.replace(scan_layers=True)
     scanned = models.build(
         config, num_tokens=SOURCES, feature_size=None, num_classes=TARGETS
     )
@@ -266,7 +264,7 @@ def _attending(encoder, decoder, cross):
         attention__num_heads=max(map(len, counts)),
         attention__kept_heads=counts,
     )
-    return models.Model(None, apply, config=ml_collections.FrozenConfigDict(of))
+    return models.Model(None, apply, config=of)
 
 
 @pytest.mark.slow

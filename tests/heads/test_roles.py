@@ -18,12 +18,13 @@ def _one_layer(score_of, num_tokens=9):
     Its stream is the one-hot code of the token and that of the position.
     """
     count, length = len(score_of), len(score_of[0])
-    of = models.default_config()
-    of.model_size = num_tokens + length
-    of.embedding.max_length = length
-    of.attention.update({"num_heads": count, "key_size": length, "scale": 1.0})
-    of.feed_forward.hidden_size = 0
-    of.norm.kind = "none"
+    of = models.ModelConfig().replace(
+        model_size=num_tokens + length,
+        embedding=dict(max_length=length),
+        attention=dict(num_heads=count, key_size=length, scale=1.0),
+        feed_forward=dict(hidden_size=0),
+        norm=dict(kind="none"),
+    )
     model = models.build(
         of, num_tokens=num_tokens, feature_size=None, num_classes=num_tokens
     )

@@ -155,4 +155,4 @@ def test_smollm2_is_that_of_transformers_from_the_same_file():
     assert len(found.maps) == 30
     for ours, torchs in zip(found.maps[::7], wanted.attentions[::7], strict=True):
         np.testing.assert_allclose(ours.weights(), torchs.numpy(), rtol=0, atol=2e-5)
-    assert json.dumps(imported.config.to_dict())  # a run can store it
+    assert json.dumps(imported.config.to_json())  # a run can store it

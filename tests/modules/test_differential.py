@@ -84,9 +84,9 @@ def test_blockwise_attention_and_masked_nan_as_with_plain_heads():
 
 
 def test_one_map_of_two_cannot_be_removed_nor_read_alone():
-    config = models.default_config()
-    config.model_size, config.attention.num_heads = D, H
-    config.attention.differential = True
+    config = models.ModelConfig().replace(
+        model_size=D, attention=dict(num_heads=H, differential=True)
+    )
     model = models.build(config, num_tokens=7, num_classes=7, feature_size=None)
     tokens = jnp.array([[1, 2, 3]])
     params = model.init(jax.random.key(0), tokens)
@@ -106,9 +106,9 @@ def test_one_map_of_two_cannot_be_removed_nor_read_alone():
     ],
 )
 def test_what_does_not_go_with_differences_is_refused(changes, message):
-    config = models.default_config()
-    config.model_size, config.attention.num_heads = D, H
-    config.attention.update({"differential": True} | changes)
+    config = models.ModelConfig().replace(
+        model_size=D, attention={"num_heads": H, "differential": True} | changes
+    )
     with pytest.raises(checks.ConfigError, match=message):
         models.check(config)
 

@@ -13,11 +13,9 @@ D, H, K, V = 12, 4, 3, 5
 
 
 def _config(**attention_fields):
-    config = models.default_config()
-    config.model_size, config.attention.num_heads = D, H
-    config.attention.key_size = K
-    config.attention.update(attention_fields)
-    return config
+    return models.ModelConfig().replace(
+        model_size=D, attention={"num_heads": H, "key_size": K} | attention_fields
+    )
 
 
 def _output(config, params=None):
@@ -96,7 +94,7 @@ def test_norms_over_all_heads_cannot_lose_a_head():
     assert scale.shape == (H * K,)
     with pytest.raises(ValueError, match="qk_norm_over = 'layer'"):
         heads.prune(params, config, [[0, 2]])
-    config.attention.kept_heads = [[0, 2]]
+    config = config.replace(attention=dict(kept_heads=[[0, 2]]))
     with pytest.raises(checks.ConfigError, match="kept_heads must be None"):
         models.check(config)
 
@@ -130,14 +128,13 @@ def test_a_score_with_a_parameter_is_a_class_and_a_call(monkeypatch):
         fields=("temperature",),
         axes={"bonus": anatomy.Axis(anatomy.HEADS, -1)},
     )
-    config = _config()
-    config.attention.score = "favourite"
+    config = _config().replace(attention=dict(score="favourite"))
     output, params = _output(config)
     changed = {**params}
     changed["encoder/layer_0/attention"] = {"bonus": jnp.full(H, 5.0)}
     assert not np.allclose(_output(config, changed)[0].logits, output.logits)
     kept, _ = heads.prune(changed, config, [[1]])
     assert kept["encoder/layer_0/attention"]["bonus"].shape == (1,)
-    config.attention.soft_cap = 2.0
+    config = config.replace(attention=dict(soft_cap=2.0))
     with pytest.raises(checks.ConfigError, match="only for score = dot_product"):
         models.check(config)

@@ -18,8 +18,9 @@ NO_DROPOUT = {"model__dropout_rate": 0.0}  # each device draws its own
 
 @pytest.mark.slow
 def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkeypatch):
-    config = make_config(training__steps_per_dispatch=20, training__report_every=30)
-    config.training.update(evaluate_every=30, checkpoint_every=30)
+    config = make_config(
+        training__steps_per_dispatch=20, training__report_every=30
+    ).replace(training=dict(evaluate_every=30, checkpoint_every=30))
     stops, seconds = [], [0.0, 0.5]  # sums of which are exact
 
     def clock():

@@ -10,7 +10,7 @@ from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration, loop
 from tests.runs import faults
-from tests.tiny_runs import set_fields
+from tests.tiny_runs import with_fields
 
 
 def _config(**fields):
@@ -30,8 +30,7 @@ def _config(**fields):
         "training__evaluation_examples": 12,
         "training__checkpoint_every": 12,
     }
-    set_fields("config", config, own | fields)
-    return config
+    return with_fields("config", config, own | fields)
 
 
 def _losses(folder, config, count):
@@ -82,6 +81,6 @@ def test_what_does_not_fit_a_decoder_is_refused(fields, message):
 
 def test_a_task_without_a_decoder_is_refused():
     config = _config()
-    configuration.set_task(config, "reverse")
+    config = config.replace(task=dict(name="reverse"))
     with pytest.raises(ConfigError, match="family must be 'encoder' or 'causal' for"):
         configuration.validate_for_task(config, configuration.make_task(config))

@@ -43,7 +43,7 @@ def test_config_file_says_what_the_run_ran_with(tmp_path, make_config):
     assert folders.read_config(folder) is None
     config = make_config()
     folders.write_config(folder, config, jax.local_devices()[:2])
-    assert folders.read_config(folder) == configuration.to_json(config)
+    assert folders.read_config(folder) == config.to_json()
     contents = json.loads(folder.config.read_text())
     assert contents["seed"] == 3
     assert contents["versions"]["jax"] == jax.__version__
@@ -74,7 +74,7 @@ def test_run_comes_back_from_its_folder(tmp_path, make_config):
     for wanted, step in ((8, None), (4, 4)):
         loaded = folders.load_run(tmp_path, step)
         assert loaded.step == wanted
-        assert configuration.to_json(loaded.config) == configuration.to_json(config)
+        assert loaded.config.to_json() == config.to_json()
         assert loaded.task == task
         found, params = loaded.params, states[wanted].params
         jax.tree.map(np.testing.assert_array_equal, found, params)
@@ -173,7 +173,7 @@ def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_
         flipped[bit // 8] ^= 1 << bit % 8
         folder.config.write_bytes(flipped)
         try:  # 1E-05 is what 1e-05 was
-            assert folders.read_config(folder) == configuration.to_json(make_config())
+            assert folders.read_config(folder) == make_config().to_json()
         except ConfigError as error:
             refused += 1
             assert "config.json" in str(error) and len(str(error).splitlines()) <= 2
@@ -185,7 +185,7 @@ def test_config_that_is_none_is_refused_though_its_digest_is_right(
     tmp_path, make_config
 ):
     folder, config = folders.Folder(tmp_path), make_config()
-    config.training.steps = 0
+    config = config.replace(training=dict(steps=0))
     folders.write_config(folder, config, jax.local_devices()[:1])
     message = r"config\.json cannot be used: config\.training\.steps must be"
     with pytest.raises(ConfigError, match=message):
@@ -205,12 +205,12 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
         del model[section][field]
     del contents["config"]["training"]["tensorboard"], contents["sha256"]
     files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
-    assert folders.read_config(folder) == configuration.to_json(config)
+    assert folders.read_config(folder) == config.to_json()
     # Such a run goes on with the config of today.
     with contextlib.ExitStack() as stack:
         opened = opening.open_run(stack, config, tmp_path, override_config=False)
         assert opened.finished is None
-        config.model.feed_forward.parallel = True
+        config = config.replace(model=dict(feed_forward=dict(parallel=True)))
     with contextlib.ExitStack() as stack:
         with pytest.raises(ConfigError, match="parallel: False -> True"):
             opening.open_run(stack, config, tmp_path, override_config=False)

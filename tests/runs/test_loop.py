@@ -17,7 +17,6 @@ from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import (
     checkpoints,
-    configuration,
     folders,
     metrics_log,
     trainers,
@@ -47,7 +46,7 @@ def test_run_leaves_its_folder(whole, make_config):
     folder, state = whole
     config = make_config()
     assert state.step == 30
-    assert folders.read_config(folders.Folder(folder)) == configuration.to_json(config)
+    assert folders.read_config(folders.Folder(folder)) == config.to_json()
     with checkpoints.Checkpoints(folder / "checkpoints", read_only=True) as stored:
         assert {20, 30} <= set(stored.steps()) <= {10, 20, 30}
     reports = metrics_log.read(folder / "metrics.jsonl")
@@ -177,11 +176,11 @@ def test_observers_look_when_they_are_due(whole, make_config, tmp_path, monkeypa
 
 KILLED = """
     import json, os, signal, sys, time
-    import jax, ml_collections
+    import jax
     from mha_haiku import runs
-    from mha_haiku.training.runs import trainers
+    from mha_haiku.training.runs import configuration, trainers
 
-    config, workdir = ml_collections.ConfigDict(json.loads(sys.argv[1])), sys.argv[2]
+    config, workdir = configuration.of_json(json.loads(sys.argv[1])), sys.argv[2]
     take_steps = trainers.Trainer.take_steps
 
     def take_and_die(self, stop):
@@ -205,7 +204,7 @@ def test_killed_run_goes_on_bit_for_bit(
             sys.executable,
             "-c",
             textwrap.dedent(KILLED),
-            config.to_json_best_effort(),
+            json.dumps(config.to_json()),
             str(tmp_path),
         ],
         env=os.environ
@@ -248,7 +247,7 @@ def test_other_config_is_refused_with_the_difference(
     summary = faults.train(changed, tmp_path, override_config=True)
     assert (summary.resumed_from, summary.steps) == (14, 30)
     saved = folders.read_config(folders.Folder(tmp_path))
-    assert saved == configuration.to_json(changed)
+    assert saved == changed.to_json()
     reports = metrics_log.read(tmp_path / "metrics.jsonl")
     assert [x["step"] for x in reports] == [5, 10, 14, 16, 18, 20, 24, 30]
 
@@ -262,8 +261,9 @@ def test_other_config_is_refused_with_the_difference(
 
 
 def test_many_differences_are_still_two_lines(whole, make_config):
-    changed = make_config(seed=4, **{f"optimizer__b{i}": 0.5 for i in (1, 2)})
-    changed.training.update(report_every=2, evaluate_every=3, checkpoint_every=7)
+    changed = make_config(seed=4, **{f"optimizer__b{i}": 0.5 for i in (1, 2)}).replace(
+        training=dict(report_every=2, evaluate_every=3, checkpoint_every=7)
+    )
     with pytest.raises(ConfigError, match="and 2 more") as refusal:
         faults.train(changed, whole[0])
     assert len(str(refusal.value).splitlines()) == 2
@@ -317,8 +317,8 @@ def test_bad_config_touches_nothing(make_config, tmp_path):
 def test_a_model_that_no_memory_holds_is_refused_before_it_is_made(
     make_config, tmp_path
 ):
-    config = make_config()
-    config.model.model_size = 2**20
-    config.model.feed_forward.hidden_size = 2**22
+    config = make_config().replace(
+        model=dict(model_size=2**20, feed_forward=dict(hidden_size=2**22))
+    )
     with pytest.raises(ConfigError, match=r"must fit into .* GiB .* take .* GiB"):
         faults.train(config, tmp_path / "run")

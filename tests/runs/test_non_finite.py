@@ -31,7 +31,7 @@ def test_skipped_steps_are_counted_and_logged(
 ):
     config = make_config(**SKIP)
     faults.break_steps(monkeypatch, [6, 7, 8, 9, 10, 23], gradient=np.inf, loss=np.nan)
-    config.training.max_skips = 5
+    config = config.replace(training=dict(max_skips=5))
     summary = faults.train(config, tmp_path)
     assert (summary.steps, summary.skipped_steps) == (30, 6)
     events = metrics_log.read_events(tmp_path / "metrics.jsonl")
@@ -62,8 +62,9 @@ def test_skips_in_a_row_are_limited_across_a_resume(make_config, tmp_path, monke
 def test_spikes_are_logged_and_the_same_after_a_resume(
     make_config, tmp_path, monkeypatch, caplog
 ):
-    config = make_config(**SMALL, training__steps=160, training__steps_per_dispatch=50)
-    config.training.update(report_every=40, evaluate_every=80, checkpoint_every=140)
+    config = make_config(
+        **SMALL, training__steps=160, training__steps_per_dispatch=50
+    ).replace(training=dict(report_every=40, evaluate_every=80, checkpoint_every=140))
     faults.break_steps(monkeypatch, [150], loss=1000.0)
     faults.train(config, tmp_path / "whole")
     (event,) = metrics_log.read_events(tmp_path / "whole" / "metrics.jsonl")

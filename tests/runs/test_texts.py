@@ -18,15 +18,18 @@ CHANGED = TEXT.replace("quick", "quack", 1)
 
 
 def _config(path, tokenizer="characters"):
-    config = runs.default_config("language_model")
-    config.task.sequence_length = 12
-    config.data.update(path=str(path), tokenizer=tokenizer, vocabulary_size=270)
-    config.model.update(family="causal", model_size=8)
-    config.model.attention.update(num_heads=2, key_size=4)
-    config.model.feed_forward.hidden_size = 8
-    config.optimizer.warmup_steps = 1
-    config.training.update(steps=4, batch_size=4, evaluation_examples=8)
-    config.training.update(checkpoint_every=2)
+    config = runs.default_config("language_model").replace(
+        task=dict(sequence_length=12),
+        data=dict(path=str(path), tokenizer=tokenizer, vocabulary_size=270),
+        model=dict(
+            family="causal",
+            model_size=8,
+            attention=dict(num_heads=2, key_size=4),
+            feed_forward=dict(hidden_size=8),
+        ),
+        optimizer=dict(warmup_steps=1),
+        training=dict(steps=4, batch_size=4, evaluation_examples=8, checkpoint_every=2),
+    )
     return config
 
 

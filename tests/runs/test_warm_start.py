@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import models, runs, tasks
+from mha_haiku import models, runs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import folders, warm_start
+from mha_haiku.training.runs import configuration, folders, warm_start
 from tests import tiny_runs
 from tests.runs import faults
 
@@ -25,23 +25,26 @@ def make(tmp_path):
     table.write_text("\n".join(["text,label", *rows]))
 
     def make(name, seed, **fields):
-        config = runs.default_config(name)
-        config.data.update(path=str(table), held_out_fraction=0.3)
-        config.task.sequence_length = 7
-        config.model.update(num_layers=2, model_size=12)
-        config.model.embedding.positions = "rotary"
-        config.model.attention.update(num_heads=3)
-        config.model.feed_forward.hidden_size = 10
-        config.model.output.pool = "mean" if name == "classify" else None
-        tiny_runs.set_fields("config", config, fields)
+        config = runs.default_config(name).replace(
+            data=dict(path=str(table), held_out_fraction=0.3),
+            task=dict(sequence_length=7),
+            model=dict(
+                num_layers=2,
+                model_size=12,
+                embedding=dict(positions="rotary"),
+                attention=dict(num_heads=3),
+                feed_forward=dict(hidden_size=10),
+                output=dict(pool="mean" if name == "classify" else None),
+            ),
+        )
+        config = tiny_runs.with_fields("config", config, fields)
         return _run(config, seed)
 
     return make
 
 
 def _run(config, seed, kept=None):
-    options = config.data.to_dict() | config.task.to_dict()
-    task = tasks.make(**options, kept=kept)
+    task = configuration.make_task(config, kept)
     model = folders.make_model(config, task)
     example = jax.eval_shape(task.example, jax.random.key(0), task.data_shapes)
     inputs = jnp.ones((1, *example.inputs.shape), int)
@@ -140,11 +143,10 @@ def test_other_model_is_refused_by_its_parameters(make, fields, parameters, fiel
 
 
 def test_run_with_other_tokens_is_refused(make, whole):
-    config = make("classify", 1).config
-    config.init_from = str(whole[0])
+    config = make("classify", 1).config.replace(init_from=str(whole[0]))
     with pytest.raises(ConfigError, match="has no tokenizer, and this .* 'characters'"):
         warm_start.load(config)
-    config.init_from = "runs/that/is/not/there"
+    config = config.replace(init_from="runs/that/is/not/there")
     with pytest.raises(ConfigError, match="There is no run in runs/that/is/not/there"):
         warm_start.load(config)
 
@@ -194,6 +196,6 @@ def test_interrupted_run_goes_on_without_the_other_bit_for_bit(
     )
     assert 2 * trained <= sum(sizes) <= 2 * trained + 8
 
-    config.init_from = "another"
+    config = config.replace(init_from="another")
     with pytest.raises(ConfigError, match="config.init_from must be .*from which the"):
         faults.train(config, tmp_path / "resumed", override_config=True)

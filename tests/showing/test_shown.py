@@ -82,8 +82,7 @@ def test_a_mask_is_drawn_with_its_expression():
 
 @pytest.fixture(scope="module")
 def model():
-    config = mh.models.default_config()
-    config.num_layers, config.attention.num_heads, config.scan_layers = 2, 4, False
+    config = mh.models.ModelConfig().replace(num_layers=2, attention=dict(num_heads=4))
     built = mh.models.build(config, num_tokens=5, feature_size=None, num_classes=3)
     return built, built.init(jax.random.key(0), np.zeros((1, 3), int))
 

@@ -54,8 +54,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
 
 def _known_bench(known, make_config, **fields):
     """A run of a compiled model; its task draws examples of the model's data."""
-    config = make_config(training__batch_size=8, **fields)
-    config.model = known.config
+    config = make_config(training__batch_size=8, **fields).replace(model=known.config)
     run = folders.Run(config, Reversed(), known.model, known.params, 5)
     return Bench(run, folders.Folder(pathlib.Path("anywhere")))
 

@@ -43,9 +43,8 @@ def config(make_config):
         model__decoder__num_layers=2,
         model__dropout_rate=0.0,
         model__attention__kept_heads=KEPT,
-    )
-    config.task = runs.default_config("reverse_seq2seq").task
-    config.task.update(min_length=2, max_length=S, num_tokens=4)
+    ).replace(task=runs.default_config("reverse_seq2seq").task)
+    config = config.replace(task=dict(min_length=2, max_length=S, num_tokens=4))
     return config
 
 
@@ -181,8 +180,7 @@ def test_heads_of_kinds_in_time(bench, config):
 
 
 def _layers(config, keep):
-    config = config.copy_and_resolve_references()
-    config.model.attention.kept_heads = keep
+    config = config.replace(model=dict(attention=dict(kept_heads=keep)))
     return models.heads_of_layers(config.model)
 
 
@@ -225,16 +223,14 @@ def test_rollout_of_two_stacks_is_refused_in_two_lines(bench):
 
 @pytest.mark.slow
 def test_a_run_of_scanned_layers_is_that_of_looped_ones(config, tmp_path):
-    config.model.attention.kept_heads = None
-    config.model.num_layers = 2
+    config = config.replace(model=dict(attention=dict(kept_heads=None), num_layers=2))
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
     example = tasks.batch(task, stepping.stream(0, "init"), (), jnp.arange(1))
     params = jax.jit(model.init)(jax.random.key(0), **example.model_inputs())
     params = jax.tree.map(lambda x: 3 * np.asarray(x), params)
     looped = folders.Run(config, task, model, params, 4)
-    scanned = config.copy_and_resolve_references()
-    scanned.model.scan_layers = True
+    scanned = config.replace(model=dict(scan_layers=True))
     stacked = models.stacked(params)
     other = looped._replace(
         config=scanned, model=folders.make_model(scanned, task), params=stacked
@@ -254,8 +250,11 @@ def test_a_run_of_scanned_layers_is_that_of_looped_ones(config, tmp_path):
 
 @pytest.mark.slow
 def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_path):
-    config.model.attention.kept_heads = None
-    config.training.steps, config.optimizer.warmup_steps = 4, 2
+    config = config.replace(
+        model=dict(attention=dict(kept_heads=None)),
+        training=dict(steps=4),
+        optimizer=dict(warmup_steps=2),
+    )
     root = tmp_path / "run"
     runs.train(config, root, devices=jax.local_devices()[:1])
     bench = Bench.load(root)

@@ -163,7 +163,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
         log.append({**first[-1], "step": 23})
     with path.open("a") as file:
         file.write('{"step": 2')
-    config.training.steps = 30
+    config = config.replace(training=dict(steps=30))
     loop.train(config, tmp_path, override_config=True, **options)
     lines = files.read_lines(path)
     assert [line["step"] for line in lines] == [0, 10, 20, 30]

@@ -40,15 +40,17 @@ def test_runs_of_each_family_learn_resume_and_divide_their_heads(case, text, tmp
     whole, divided, killed = (tmp_path / name for name in ("run", "heads", "killed"))
     config = imported_runs.write(source, whole, sequence_length=9, path=text).config
     shutil.copytree(whole, divided)
-    config.optimizer.update(learning_rate=0.01, warmup_steps=1)
-    config.training.update(
-        steps=_STEPS,
-        batch_size=6,
-        steps_per_dispatch=2,
-        report_every=1,
-        evaluate_every=_STEPS,
-        evaluation_examples=6,
-        checkpoint_every=2,
+    config = config.replace(
+        optimizer=dict(learning_rate=0.01, warmup_steps=1),
+        training=dict(
+            steps=_STEPS,
+            batch_size=6,
+            steps_per_dispatch=2,
+            report_every=1,
+            evaluate_every=_STEPS,
+            evaluation_examples=6,
+            checkpoint_every=2,
+        ),
     )
     faults.train(config, whole, devices=1)
     reports = faults.reports(whole)
@@ -62,7 +64,7 @@ def test_runs_of_each_family_learn_resume_and_divide_their_heads(case, text, tmp
         assert faults.reports(killed) == reports
         assert _last_state(killed) == _last_state(whole)
 
-    config.devices.heads = 2
+    config = config.replace(devices=dict(heads=2))
     faults.train(config, divided, devices=2)
     found = faults.reports(divided)
     # The first is of the imported parameters, the others are of Adam's.

@@ -38,9 +38,8 @@ def made(root, make_config):
             model__decoder__num_layers=2,
             model__attention__kept_heads=[[0, 1]] * 4 + [[1]],
             attention__examples=N,
-        )
-        config.task = runs.default_config("reverse_seq2seq").task
-        config.task.update(min_length=2, max_length=S, num_tokens=7)
+        ).replace(task=runs.default_config("reverse_seq2seq").task)
+        config = config.replace(task=dict(min_length=2, max_length=S, num_tokens=7))
         task = configuration.make_task(config)
         model = folders.make_model(config, task)
         key = stepping.stream(0, "init")
@@ -173,8 +172,7 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
 @pytest.mark.slow
 def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp_path):
     run = folders.load_run(made)
-    config = run.config.copy_and_resolve_references()
-    config.attention.full_length, config.attention.pooled_size = 5, 3
+    config = run.config.replace(attention=dict(full_length=5, pooled_size=3))
     bench = Bench(run._replace(config=config), folders.Folder(made))
     path = attention_dump.dump(bench, out=tmp_path, devices=DEVICES)
     pooled = MapSet.load(path)

@@ -21,11 +21,11 @@ def config_of(make_config):
         config = make_config(
             model__num_layers=1, model__family=family, training__samples=2, **fields
         )
-        configuration.set_task(config, task)
+        config = config.replace(task=dict(name=task))
         if task == "reverse_seq2seq":
-            config.task.update(min_length=2, max_length=4, num_tokens=5)
+            config = config.replace(task=dict(min_length=2, max_length=4, num_tokens=5))
         else:
-            config.task.update(sequence_length=6, num_tokens=7)
+            config = config.replace(task=dict(sequence_length=6, num_tokens=7))
         return config
 
     return make
@@ -125,5 +125,5 @@ def test_samples_of_an_encoder_decoder_have_right_answers(config_of, tmp_path, c
 )
 def test_runs_that_write_texts_have_samples(make_config, task, family, count, every):
     config = make_config(model__family=family, training__samples=count)
-    configuration.set_task(config, task)
+    config = config.replace(task=dict(name=task))
     assert samples.Samples(config).every == every

@@ -74,14 +74,13 @@ def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     config, whole = watched
-    config = config.copy_and_resolve_references()
 
     def stop(step, params):
         if step == 25:
             raise RuntimeError("killed")
 
     # Two more than the checkpoint of step 20 knows of.
-    config.attention.snapshots = 6
+    config = config.replace(attention=dict(snapshots=6))
     folder = folders.Folder(tmp_path)
     observers = [snapshots.Snapshots(config), runs.Observer(5, stop)]
     with pytest.raises(RuntimeError):

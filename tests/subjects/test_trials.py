@@ -27,12 +27,19 @@ class _Letters:
 def _run(folder):
     """A causal run over characters, at its first parameters."""
     (folder / "text.txt").write_text("the cat sat and the cat ran " * 60)
-    config = runs.default_config("language_model")
-    config.task.sequence_length = 12
+    config = runs.default_config("language_model").replace(
+        task=dict(sequence_length=12)
+    )
     path = str(folder / "text.txt")
-    config.data.update(path=path, tokenizer="characters", vocabulary_size=270)
-    config.model.update(family="causal", model_size=8, num_layers=2)
-    config.model.attention.update(num_heads=2, key_size=4)
+    config = config.replace(
+        data=dict(path=path, tokenizer="characters", vocabulary_size=270),
+        model=dict(
+            family="causal",
+            model_size=8,
+            num_layers=2,
+            attention=dict(num_heads=2, key_size=4),
+        ),
+    )
     tiny_runs.write_untrained(folder / "run", config)
     return mh.load(folder / "run")
 

@@ -55,9 +55,10 @@ def test_the_layer_is_in_the_title_and_the_unit_stands_once():
 
 @pytest.mark.slow
 def test_16_two_devices_bfloat16_and_dropout(tmp_path):
-    config = runs.default_config("reverse")
-    config.training.update(steps=2, batch_size=8, evaluation_examples=8)
-    config.model.update(dropout_rate=0.1, precision="bfloat16")
+    config = runs.default_config("reverse").replace(
+        training=dict(steps=2, batch_size=8, evaluation_examples=8),
+        model=dict(dropout_rate=0.1, precision="bfloat16"),
+    )
     found = test_trials.tried(
         """
         runs.train(config, folder, devices=jax.devices()[:2])

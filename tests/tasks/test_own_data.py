@@ -201,15 +201,16 @@ def test_a_config_alone_cannot_give_data():
 def test_a_run_keeps_the_data_and_notices_other_data(tmp_path):
     task = tasks.from_arrays(TOKENS, TOKENS)
     folder = tmp_path / "run"
-    config = runs.default_config(task)
-    config.training.update(steps=2, batch_size=8, evaluation_examples=8)
+    config = runs.default_config(task).replace(
+        training=dict(steps=2, batch_size=8, evaluation_examples=8)
+    )
     runs.train(config, folder, task=task)
     run = runs.load_run(folder)
     assert run.task == task
     np.testing.assert_array_equal(
         run.task.held_out_data.inputs, task.held_out_data.inputs
     )
-    config.training.steps = 4
+    config = config.replace(training=dict(steps=4))
     other = tasks.from_arrays(TOKENS[::-1], TOKENS)
     with pytest.raises(ConfigError, match=re.escape("config.data.sha256")):
         runs.train(config, folder, task=other)
@@ -223,11 +224,12 @@ def test_a_run_keeps_the_data_and_notices_other_data(tmp_path):
 @pytest.mark.slow
 def test_labels_of_other_texts_do_not_go_on_with_a_run(tmp_path):
     task = tasks.from_examples(PARITY)
-    config = runs.default_config(task)
-    config.training.update(steps=2, batch_size=8, evaluation_examples=8)
+    config = runs.default_config(task).replace(
+        training=dict(steps=2, batch_size=8, evaluation_examples=8)
+    )
     runs.train(config, tmp_path / "run", task=task)
     other = tasks.from_examples([(a.replace("plus", "and"), b) for a, b in PARITY])
-    config.training.steps = 4
+    config = config.replace(training=dict(steps=4))
     with pytest.raises(ConfigError, match="different tokens or labels"):
         runs.train(config, tmp_path / "run", task=other, override_config=True)
 

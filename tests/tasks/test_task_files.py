@@ -190,7 +190,7 @@ def test_a_task_may_be_given_in_python(make_config):
         """A class that is in no file by its name."""
 
     config = configuration.with_task(make_config(), Inner(sequence_length=4))
-    assert config.task.to_dict() == {
+    assert config.task.to_json() == {
         "name": f":{Inner.__qualname__}",
         "sequence_length": 4,
     }

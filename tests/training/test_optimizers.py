@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 import pytest
@@ -28,7 +27,7 @@ def _config(**fields):
         "clip_norm": 1.0,
         "frozen": "",
     }
-    return ml_collections.ConfigDict(config | fields)
+    return optimizers.OptimizerConfig(**config | fields)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from mha_haiku.core.models.architecture import (
     NORMS,
     POSITIONS,
     PRECISIONS,
-    default_config,
+    ModelConfig,
 )
 from mha_haiku.core.models.build import Model, build, of_function
 from mha_haiku.core.models.consistency import check
@@ -37,6 +37,7 @@ __all__ = [
     "LayerHeads",
     "Maps",
     "Model",
+    "ModelConfig",
     "NORMS",
     "NORM_PLACES",
     "Output",
@@ -45,7 +46,6 @@ __all__ = [
     "build",
     "check",
     "decoding",
-    "default_config",
     "find_part",
     "frequencies",
     "heads_of_layers",

@@ -8,7 +8,7 @@ independent of the order, and `encoder_decoder` predicts another sequence.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
@@ -19,9 +19,6 @@ import numpy as np
 from mha_haiku.core import checks, display, modules
 from mha_haiku.core.models import architecture, consistency, forward, incremental, parts
 from mha_haiku.core.models.forward import Output
-
-if TYPE_CHECKING:
-    import ml_collections
 
 Array = jax.Array
 
@@ -49,8 +46,7 @@ class Model(NamedTuple):
       description: What it is, in a few words.
       decoding: The same model token by token, for `models.generate`; None where no
         token follows from those before it.
-      config: The `config.model` that it was built from, which nothing changes; None of
-        a model that `build` did not make.
+      config: What it was built from; None of a model that `build` did not make.
     """
 
     init: Callable[..., Any]
@@ -58,14 +54,14 @@ class Model(NamedTuple):
     scanned: "Model | None" = None
     description: str = ""
     decoding: incremental.Decoding | None = None
-    config: "ml_collections.FrozenConfigDict | None" = None
+    config: architecture.ModelConfig | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
 
 
 def build(
-    config: Any,
+    config: architecture.ModelConfig,
     *,
     num_tokens: int | None,
     feature_size: int | None,
@@ -75,7 +71,7 @@ def build(
     """Returns the model that a config describes.
 
     Args:
-      config: `config.model`; `architecture.FIELDS` has its fields.
+      config: What the model is.
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
@@ -131,8 +127,6 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
 
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
-    from ml_collections import FrozenConfigDict
-
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
     run = functools.partial(
         forward.forward,
@@ -199,7 +193,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         apply,
         description=parts.description(config),
         decoding=incremental.decoding(config, run, vocabulary, policy, is_scanned),
-        config=FrozenConfigDict(config),
+        config=config,
     )
 
 

@@ -1,18 +1,17 @@
-"""Checks of a model's config: of each field, and of fields that must go together."""
+"""Checks of a model's config: of fields that must go together."""
 
-from typing import TYPE_CHECKING
-
-from mha_haiku.core import checks, fields, modules
+from mha_haiku.core import checks, modules
 from mha_haiku.core.models import architecture, parts
-
-if TYPE_CHECKING:
-    import ml_collections
+from mha_haiku.core.models.architecture import (
+    AttentionConfig,
+    ModelConfig,
+    OutputConfig,
+)
 
 
 @checks.user_mistakes()
-def check(config: "ml_collections.ConfigDict") -> None:
-    """Raises `checks.ConfigError` where a field of `config.model` is out of range."""
-    fields.check("config.model", config.to_dict(), architecture.FIELDS)
+def check(config: ModelConfig) -> None:
+    """Raises `checks.ConfigError` where fields of a model do not go together."""
     section, model_size = config.attention, config.model_size
     num_heads, num_groups = section.num_heads, section.num_key_value_heads
     if not num_heads and not config.feed_forward.hidden_size:
@@ -61,12 +60,12 @@ def _check_pattern(section) -> None:
         read = dict.fromkeys(x for choice in choices.values() for x in choice.fields)
         for field in read:
             known_by = [x for x, choice in choices.items() if field in choice.fields]
-            default = architecture.FIELDS["attention"][field].default
-            if section[chosen] not in known_by and section[field] != default:
+            default, value = getattr(AttentionConfig(), field), getattr(section, field)
+            kind = getattr(section, chosen)
+            if kind not in known_by and value != default:
                 raise checks.ConfigError(
                     f"{name}.{field} is only for {chosen} = {' or '.join(known_by)}, "
-                    f"and must be {default} with {chosen} = {section[chosen]!r}, got "
-                    f"{section[field]}."
+                    f"and must be {default} with {chosen} = {kind!r}, got {value}."
                 )
     scores = modules.CHOICES["score"]
     if section.normalizer == "none" and not scores[section.score].stays_small:
@@ -113,7 +112,8 @@ def _check_by_layer(config) -> None:
         if len(set(heads)) != len(heads):
             raise checks.ConfigError(f"{name} must not repeat a head, got {heads!r}.")
     for i, size in enumerate(sizes or ()):
-        fields.integer(1, 2**22)(f"config.model.feed_forward.hidden_sizes[{i}]", size)
+        name = f"config.model.feed_forward.hidden_sizes[{i}]"
+        checks.integer_in(name, size, 1, 2**22)
 
 
 def _check_rotary(config) -> None:
@@ -159,7 +159,7 @@ def _check_parts(config) -> None:
             f"config.model.attention.kept_heads must be None with {shared}."
         )
     for section in ("embedding", "output"):
-        if config[section].norm and config.norm.kind == "none":
+        if getattr(config, section).norm and config.norm.kind == "none":
             raise checks.ConfigError(
                 f"config.model.{section}.norm must be False with norm.kind = 'none'."
             )
@@ -168,21 +168,22 @@ def _check_parts(config) -> None:
 def _check_output(config) -> None:
     """Checks what stands between the last layer and the logits."""
     output, name = config.output, "config.model.output"
-    defaults = architecture.FIELDS["output"]
+    default = OutputConfig()
     is_set = config.family == "set_classifier"
     for field in ("pool", "tied"):
-        if is_set and output[field]:
+        if is_set and getattr(output, field):
             raise checks.ConfigError(
-                f"{name}.{field} must be {defaults[field].default} for a "
+                f"{name}.{field} must be {getattr(default, field)} for a "
                 "set_classifier, which has a logit for each element."
             )
     if is_set and not output.logits:
         raise checks.ConfigError(f"{name}.logits must be True for a set_classifier.")
     for field in ("hidden", "norm", "tied", "soft_cap"):
-        if not output.logits and output[field]:
+        value = getattr(output, field)
+        if not output.logits and value:
             raise checks.ConfigError(
-                f"{name}.{field} must be {defaults[field].default} with logits "
-                f"= False: it is part of the logits, got {output[field]!r}."
+                f"{name}.{field} must be {getattr(default, field)} with logits "
+                f"= False: it is part of the logits, got {value!r}."
             )
 
 

@@ -5,8 +5,6 @@ a linear map of features; tied logits read the table once more. Modules and site
 decoder have names of their own.
 """
 
-from typing import Any
-
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -14,6 +12,7 @@ import jmp
 
 from mha_haiku.core import modules, positions, sites
 from mha_haiku.core.models import architecture
+from mha_haiku.core.models.architecture import ModelConfig
 
 Array = jax.Array
 
@@ -22,7 +21,7 @@ OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 
 
 def make_embedding(
-    config: Any, num_tokens: int | None, *, decoder: bool = False
+    config: ModelConfig, num_tokens: int | None, *, decoder: bool = False
 ) -> hk.Module:
     """Returns what embeds tokens, or features where there are no `num_tokens`."""
     name = _prefix(decoder) + "embedding"
@@ -32,7 +31,7 @@ def make_embedding(
 
 
 def embedded(
-    config: Any,
+    config: ModelConfig,
     embedding: hk.Module,
     inputs: Array,
     segments: Array | None = None,
@@ -88,7 +87,7 @@ def zeroed(inputs: Array, valid: Array | None) -> Array:
 
 
 def logits(
-    config: Any,
+    config: ModelConfig,
     embedding: hk.Module,
     x: Array,
     valid: Array | None,

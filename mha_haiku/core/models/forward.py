@@ -12,6 +12,7 @@ import jmp
 
 from mha_haiku.core import attention, display
 from mha_haiku.core.models import ends, layers
+from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
 
 Array = jax.Array
@@ -79,7 +80,7 @@ class Output(NamedTuple):
 
 
 def forward(
-    config: Any,
+    config: ModelConfig,
     inputs: Array | None,
     lengths: Array | None = None,
     segments: Array | None = None,

@@ -16,6 +16,7 @@ import jmp
 
 from mha_haiku.core import attention, checks, modules, tiles
 from mha_haiku.core.models import parts
+from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.models.forward import Maps
 from mha_haiku.core.modules import no_attention
 
@@ -112,7 +113,7 @@ class Decoding(NamedTuple):
 
 
 def decoding(
-    config: Any,
+    config: ModelConfig,
     forward: Callable,
     num_tokens: int | None,
     policy: jmp.Policy,

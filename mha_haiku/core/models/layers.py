@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import masks, modules, positions
 from mha_haiku.core.models import architecture, parts
+from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
 
 Array = jax.Array
@@ -21,7 +22,7 @@ Mask = masks.Mask
 
 
 def make_encoder(
-    config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
+    config: ModelConfig, implementation: str | Callable, stack: layer_stacks.LayerStack
 ) -> modules.Encoder:
     """Returns the encoder, or the only stack of a model without a decoder."""
     return modules.Encoder(
@@ -34,7 +35,7 @@ def make_encoder(
 
 
 def make_decoder(
-    config: Any, implementation: str | Callable, stack: layer_stacks.LayerStack
+    config: ModelConfig, implementation: str | Callable, stack: layer_stacks.LayerStack
 ) -> modules.Decoder:
     """Returns the decoder."""
     return modules.Decoder(
@@ -47,7 +48,7 @@ def make_decoder(
 
 
 def own_masks(
-    config: Any, lengths: Array | None, *, decoder: bool = False
+    config: ModelConfig, lengths: Array | None, *, decoder: bool = False
 ) -> Mask | list[Mask]:
     """Returns the mask of all layers, or a list of one per layer where they differ."""
     windows = parts.windows(config)
@@ -74,7 +75,7 @@ def cross_mask(
     return masks.padding(lengths, decoder_lengths)
 
 
-def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
+def bias(config: ModelConfig, kind: str = "") -> positions.ScoreBias | list | None:
     """Returns the score bias of all layers, or a list of one per pruned layer.
 
     Args:

@@ -10,10 +10,11 @@ then those of the decoder. A `config` is `config.model`, a `module` the name of
 one among the parameters.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mha_haiku.core import checks
 from mha_haiku.core.models import architecture
+from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import anatomy
 
 
@@ -55,7 +56,7 @@ class LayerHeads(NamedTuple):
         return f"{stack}/layer_{self.layer}/{name}"
 
 
-def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
+def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
     """Returns the heads of each of the P attention parts that a config describes.
 
     They are those of L layers where the model has one kind of them.
@@ -69,7 +70,7 @@ def heads_of_layers(config: Any) -> tuple[LayerHeads, ...]:
     )
 
 
-def places(config: Any) -> list[tuple[str, int]]:
+def places(config: ModelConfig) -> list[tuple[str, int]]:
     """Returns the kind and the layer of each attention part, in their order."""
     own = range(config.num_layers)
     decoder = range(num_decoder_layers(config))
@@ -79,7 +80,7 @@ def places(config: Any) -> list[tuple[str, int]]:
     return [(kind, i) for kind, indices in layers for i in indices]
 
 
-def find_part(config: Any, address: str) -> int:
+def find_part(config: ModelConfig, address: str) -> int:
     """Returns the index, of 0 to P - 1, of the part with a `LayerHeads.address`.
 
     Raises:
@@ -97,7 +98,7 @@ def find_part(config: Any, address: str) -> int:
     )
 
 
-def part_of(config: Any, module: str) -> int | slice | None:
+def part_of(config: ModelConfig, module: str) -> int | slice | None:
     """Returns which attention part a module, by its name, is in.
 
     Returns:
@@ -114,7 +115,7 @@ def part_of(config: Any, module: str) -> int | slice | None:
     return _among(layer, (config.num_layers, decoder, decoder), kind)
 
 
-def layer_of(config: Any, module: str) -> int | slice | None:
+def layer_of(config: ModelConfig, module: str) -> int | slice | None:
     """Returns which of all layers a module, by its name, is in; as `part_of` does."""
     layer = anatomy.layer_of(module)
     if layer is None:
@@ -131,19 +132,19 @@ def _among(layer, sizes, place) -> int | slice:
     return before + layer.index
 
 
-def num_decoder_layers(config: Any) -> int:
+def num_decoder_layers(config: ModelConfig) -> int:
     """Returns the number of layers of the decoder; 0: there is none."""
     if config.family != "encoder_decoder":
         return 0
     return config.decoder.num_layers or config.num_layers
 
 
-def num_all_layers(config: Any) -> int:
+def num_all_layers(config: ModelConfig) -> int:
     """Returns the number of layers of encoder and decoder together."""
     return config.num_layers + num_decoder_layers(config)
 
 
-def description(config: Any) -> str:
+def description(config: ModelConfig) -> str:
     """Returns what a model is, in a few words."""
     counts = [len(layer.names) for layer in heads_of_layers(config)]
     heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
@@ -157,7 +158,7 @@ def description(config: Any) -> str:
     )
 
 
-def hidden_sizes(config: Any) -> tuple[int, ...]:
+def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
     """Returns the number of hidden units of each of the L layers."""
     sizes = config.feed_forward.hidden_sizes
     if sizes is None:
@@ -165,7 +166,7 @@ def hidden_sizes(config: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def windows(config: Any) -> tuple[int | None, ...]:
+def windows(config: ModelConfig) -> tuple[int | None, ...]:
     """Returns the window of each of the L layers, None for one that sees everything."""
     given = config.attention.window
     return (
@@ -175,7 +176,9 @@ def windows(config: Any) -> tuple[int | None, ...]:
     )
 
 
-def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
+def frequencies(
+    config: ModelConfig,
+) -> tuple[tuple[float, ...] | None, ...]:
     """Returns the rotary frequencies `[K / 2]` of each of the L layers.
 
     None stands for those of `embedding.rotary_period`.
@@ -188,7 +191,7 @@ def frequencies(config: Any) -> tuple[tuple[float, ...] | None, ...]:
     return tuple(map(tuple, given))
 
 
-def are_alike(config: Any) -> bool:
+def are_alike(config: ModelConfig) -> bool:
     """Returns whether layers differ in the values of their parameters alone."""
     is_pruned = config.attention.kept_heads is not None
     is_pruned |= config.feed_forward.hidden_sizes is not None
@@ -196,7 +199,7 @@ def are_alike(config: Any) -> bool:
     return not is_pruned and not differ
 
 
-def key_size(config: Any) -> int:
+def key_size(config: ModelConfig) -> int:
     """Returns K, the size of a head's queries, keys and values."""
     given = config.attention.key_size
     return given or config.model_size // max(1, config.attention.num_heads)
@@ -216,7 +219,7 @@ def _layer_heads(config, names) -> LayerHeads:
     )
 
 
-def shared_by_heads(config: Any) -> str | None:
+def shared_by_heads(config: ModelConfig) -> str | None:
     """Returns what heads share so that none can be removed, as words; None: nothing.
 
     Args:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import attention, checks
+from mha_haiku.core.fields import Section
 from mha_haiku.core.modules import anatomy
 
 Array = jax.Array
@@ -36,12 +37,12 @@ class Pattern(NamedTuple):
     gates: Callable[[Array, int, int], Array] | None = None
 
     @classmethod
-    def of(cls, config: Any) -> "Pattern":
+    def of(cls, config: Section) -> "Pattern":
         """Returns the pattern that `config.model.attention` names."""
         made = []
         for field, choices in CHOICES.items():
-            make, fields, _ = choices[config[field]]
-            given = {each: config[each] for each in fields}
+            make, fields, _ = choices[getattr(config, field)]
+            given = {each: getattr(config, each) for each in fields}
             made.append(make and functools.partial(make, **given))
         return cls(*made)
 

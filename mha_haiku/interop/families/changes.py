@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mha_haiku.core import models
+
 
 class Place(NamedTuple):
     """Where an array stands."""
 
-    config: Any  # `config.model`
+    config: models.ModelConfig
     theirs: Mapping[str, Any]  # the contents of `config.json`
     layer: int  # the layer's number; 0 outside of layers
 

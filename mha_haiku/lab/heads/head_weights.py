@@ -172,7 +172,7 @@ class Norm(NamedTuple):
         return centers * self.scale
 
 
-def norm_of(config: Any, params: Any, module: str) -> Norm:
+def norm_of(config: models.ModelConfig, params: Any, module: str) -> Norm:
     """Returns a norm of a model; see `leaves_of`."""
     size = config.model_size
     own = {"scale": np.ones(size), "offset": np.zeros(size)}
@@ -180,7 +180,7 @@ def norm_of(config: Any, params: Any, module: str) -> Norm:
     return Norm(own["scale"], own["offset"], config.norm.kind == "layer_norm")
 
 
-def end_norms(config: Any, params: Any) -> list[Norm]:
+def end_norms(config: models.ModelConfig, params: Any) -> list[Norm]:
     """Returns the norms between the last layer and the logits, in their order."""
     stack = "decoder" if config.family == "encoder_decoder" else "encoder"
     places = models.NORM_PLACES[config.norm.position]

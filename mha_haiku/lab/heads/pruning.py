@@ -6,22 +6,19 @@ heads are its attention parts, in the order of `models.heads_of_layers`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mha_haiku.core import models
 from mha_haiku.core.modules import anatomy
 
-if TYPE_CHECKING:
-    import ml_collections
-
 Params = Mapping[str, Mapping[str, Any]]
 
 
 def prune(
-    params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
-) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
+    params: Params, config: models.ModelConfig, keep: Sequence[Sequence[int]]
+) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes heads: columns of query, key and value, rows of the output projection.
 
     The pruned model computes the same as the model with gates of 0 at these heads. A
@@ -50,9 +47,10 @@ def prune(
     shared = models.shared_by_heads(config)
     if shared:
         raise ValueError(f"config must not have {shared}. Ablate the head instead.")
-    params, pruned = _looped(params, config)
-    pruned.attention.key_size = models.key_size(config)
-    pruned.attention.kept_heads = keep
+    params, config = _looped(params, config)
+    pruned = config.replace(
+        attention=dict(key_size=models.key_size(config), kept_heads=keep)
+    )
     after = models.heads_of_layers(pruned)
 
     def without_heads(i, axis, leaf):
@@ -71,8 +69,8 @@ def prune(
 
 
 def prune_units(
-    params: Params, config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
-) -> "tuple[dict[str, dict[str, Any]], ml_collections.ConfigDict]":
+    params: Params, config: models.ModelConfig, keep: Sequence[Sequence[int]]
+) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes hidden units of the feed-forward parts.
 
     Args:
@@ -102,8 +100,9 @@ def prune_units(
                 f"layer {i} must keep at least one of its hidden units 0 to {size - 1},"
                 f" each once, got {units}."
             )
-    params, pruned = _looped(params, config)
-    pruned.feed_forward.hidden_sizes = [len(units) for units in keep]
+    params, config = _looped(params, config)
+    counts = [len(units) for units in keep]
+    pruned = config.replace(feed_forward=dict(hidden_sizes=counts))
 
     def without_units(i, axis, leaf):
         return anatomy.taken(leaf, axis, sizes[i], keep[i])
@@ -112,7 +111,7 @@ def prune_units(
 
 
 def open_gates(
-    config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
+    config: models.ModelConfig, keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
     """Returns gates that close the heads `prune` removes: L arrays `[H]` of 0 and 1.
 
@@ -129,7 +128,7 @@ def open_gates(
 
 
 def scaled(
-    params: Params, config: "ml_collections.ConfigDict", gates: Sequence[np.ndarray]
+    params: Params, config: models.ModelConfig, gates: Sequence[np.ndarray]
 ) -> dict[str, dict[str, Any]]:
     """Returns the parameters with gates multiplied into them.
 
@@ -191,14 +190,10 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
 
 
 def _looped(params, config):
-    """Returns the parameters unstacked, and a copy of the config that says so."""
-    from ml_collections import ConfigDict
-
-    config = ConfigDict(config.to_dict())
+    """Returns the parameters unstacked, and the config that says so."""
     if config.scan_layers:
-        params, config.scan_layers = models.unstacked(params), False
-    config.unlock()
-    return params, config
+        params = models.unstacked(params)
+    return params, config.replace(scan_layers=False)
 
 
 def _indices(row) -> list[int]:

@@ -10,11 +10,9 @@ positions.
 
 import dataclasses
 import functools
-import json
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku.core import checks, models
@@ -61,7 +59,7 @@ class Compiled:
     """
 
     program: Program
-    config: ml_collections.ConfigDict
+    config: models.ModelConfig
     model: models.Model
     params: dict[str, dict[str, np.ndarray]]
     answers: tuple[Any, ...]
@@ -152,7 +150,7 @@ def compile(
     sizes = _sizes(own) if sizes is None else _sizes(own) | sizes
     places = _places(own, num_heads, generator)
     config = _config(program, num_heads, sizes)
-    model, shapes = _built(config.to_json(), sizes.num_tokens, sizes.num_classes)
+    model, shapes = _built(config, sizes.num_tokens, sizes.num_classes)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     _set_ends(params, own)
     unused = (0, sizes.model_size - own.stream_size)
@@ -208,38 +206,30 @@ def _places(own, num_heads, generator) -> dict[Head, Place]:
     return places
 
 
-def _config(program, num_heads, sizes) -> ml_collections.ConfigDict:
-    config = models.default_config()
-    config.update(
-        {
-            "family": "causal" if program.is_causal else "encoder",
-            "num_layers": sizes.num_layers,
-            "model_size": sizes.model_size,
-            "embedding": {"max_length": program.length + 1},
-            "attention": {
-                "num_heads": num_heads,
-                "key_size": sizes.key_size,
-                "scale": 1.0,
-            },
-            "feed_forward": {"hidden_size": sizes.hidden_size, "activation": "relu"},
-            "norm": {"kind": "none"},
-        }
+def _config(program, num_heads, sizes) -> models.ModelConfig:
+    return models.ModelConfig().replace(
+        family="causal" if program.is_causal else "encoder",
+        num_layers=sizes.num_layers,
+        model_size=sizes.model_size,
+        embedding=dict(max_length=program.length + 1),
+        attention=dict(num_heads=num_heads, key_size=sizes.key_size, scale=1.0),
+        feed_forward=dict(hidden_size=sizes.hidden_size, activation="relu"),
+        norm=dict(kind="none"),
     )
-    return config
 
 
 @functools.lru_cache(maxsize=64)
-def _built(config: str, num_tokens: int, num_classes: int) -> tuple[models.Model, Any]:
+def _built(
+    config: models.ModelConfig, num_tokens: int, num_classes: int
+) -> tuple[models.Model, Any]:
     """Returns the model and the shapes of its parameters.
 
-    Cached by the config as JSON, so that whatever is jitted of the model is compiled
-    once for all seeds.
+    Cached, so that whatever is jitted of the model is compiled once for all seeds.
     """
-    own = ml_collections.ConfigDict(json.loads(config))
     model = models.build(
-        own, num_tokens=num_tokens, feature_size=None, num_classes=num_classes
+        config, num_tokens=num_tokens, feature_size=None, num_classes=num_classes
     )
-    tokens = jax.ShapeDtypeStruct((1, own.embedding.max_length), np.int32)
+    tokens = jax.ShapeDtypeStruct((1, config.embedding.max_length), np.int32)
     return model, jax.eval_shape(model.init, jax.random.key(0), tokens)
 
 

@@ -230,7 +230,7 @@ def learn(
     learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
     if from_scratch and not learnt_elsewhere:
         config = folders.load_run(folder).config
-        config.training.steps = run.step + steps + tuning_steps
+        config = config.replace(training=dict(steps=run.step + steps + tuning_steps))
         other = Path(out) / "scratch"
         loop.train(config, other)
         scratch = _held_out(bench, folders.load_run(other))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku.core import checks, models
@@ -22,7 +21,7 @@ from mha_haiku.core.models import decoding
 from mha_haiku.subjects.studies import attention_dump, imported_runs
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import files, folders
+from mha_haiku.training.runs import configuration, files, folders
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -67,7 +66,7 @@ class Text(NamedTuple):
         return fields
 
 
-def given(config: ml_collections.ConfigDict) -> str | None:
+def given(config: configuration.RunConfig) -> str | None:
     """Returns what a run writes from: "prompt", "source", or None: it cannot."""
     family = config.model.family
     if family == "encoder_decoder":
@@ -484,13 +483,12 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
 def _windowed(bench, reach) -> Bench:
     """Returns the bench whose model sees only so many positions before its own."""
     run = bench.run
-    config = run.config.copy_and_resolve_references()
     own = [
         reach if window is None else min(window, reach)
-        for window in models.windows(config.model)
+        for window in models.windows(run.config.model)
     ]
-    with config.ignore_type():
-        config.model.attention.window = own if len(set(own)) > 1 else own[0]
+    window = own if len(set(own)) > 1 else own[0]
+    config = run.config.replace(model=dict(attention=dict(window=window)))
     model = bench.once(
         f"window {own}", lambda: folders.make_model(config, run.task, run.placement)
     )

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -179,7 +179,9 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
         return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
 
 
-def chosen_layers(config: Any, wanted: Sequence[int | str] | None) -> list[int]:
+def chosen_layers(
+    config: models.ModelConfig, wanted: Sequence[int | str] | None
+) -> list[int]:
     """Returns the indices of the wanted layers, counted over all kinds.
 
     Args:

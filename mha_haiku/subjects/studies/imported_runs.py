@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku import interop
@@ -39,7 +38,7 @@ class ImportedRun(NamedTuple):
     """
 
     folder: Path
-    config: ml_collections.ConfigDict
+    config: configuration.RunConfig
     num_parameters: int
 
     def text(self) -> str:
@@ -112,9 +111,9 @@ def in_memory(
     return folders.Run(config, task, imported.model, imported.params, 0)
 
 
-def is_imported(config: ml_collections.ConfigDict) -> bool:
+def is_imported(config: configuration.RunConfig) -> bool:
     """Returns whether the config of a run is of a model that had learnt elsewhere."""
-    return "data" in config and config.data.tokenizer == _TOKENIZER
+    return getattr(config.data, "tokenizer", None) == _TOKENIZER
 
 
 def _task_name(imported: interop.Imported, source) -> str:
@@ -147,33 +146,31 @@ def _task_name(imported: interop.Imported, source) -> str:
     return "masked_language_model"
 
 
-def _config(imported, name, sequence_length, path) -> ml_collections.ConfigDict:
+def _config(imported, name, sequence_length, path) -> configuration.RunConfig:
     """Returns the config of a run of a model."""
-    config = configuration.default_config(name)
-    config.model = imported.config
     most, length = imported.config.embedding.max_length, sequence_length
     if length is None:
         length = min(_LENGTHS[name], most)
     with checks.user_mistakes():
         checks.integer_in("sequence_length", length, 4, most)
     sizes = interop.sizes_of(imported.config, imported.params)
-    config.task.sequence_length = length
-    config.data.path = path
-    config.data.tokenizer = _TOKENIZER
-    config.data.vocabulary_size = sizes.num_tokens
+    data = dict(path=path, tokenizer=_TOKENIZER, vocabulary_size=sizes.num_tokens)
     if name == "sentences":
-        config.data.held_out_fraction = 0.5  # nothing trains on the other half
-    # For further training: it starts from a good model, with large batches of tokens.
-    config.optimizer.learning_rate = 2e-5
-    config.optimizer.warmup_steps = 10
-    config.training.update(
-        steps=100,
-        batch_size=8,
-        steps_per_dispatch=10,
-        report_every=10,
-        evaluate_every=50,
-        evaluation_examples=256 if name == "sentences" else 32,
-        checkpoint_every=50,
+        data["held_out_fraction"] = 0.5  # nothing trains on the other half
+    return configuration.default_config(name).replace(
+        task=dict(sequence_length=length),
+        data=data,
+        model=imported.config,
+        # For further training, from a good model and with large batches of tokens.
+        optimizer=dict(learning_rate=2e-5, warmup_steps=10),
+        training=dict(
+            steps=100,
+            batch_size=8,
+            steps_per_dispatch=10,
+            report_every=10,
+            evaluate_every=50,
+            evaluation_examples=256 if name == "sentences" else 32,
+            checkpoint_every=50,
+        ),
+        attention=dict(examples=4),
     )
-    config.attention.examples = 4
-    return config

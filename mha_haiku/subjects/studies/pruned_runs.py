@@ -19,7 +19,7 @@ from mha_haiku.lab import heads
 from mha_haiku.showing.tables import Column
 from mha_haiku.subjects.studies.workbench import Batches, Bench
 from mha_haiku.training import devices, evaluation, tasks
-from mha_haiku.training.runs import configuration, folders
+from mha_haiku.training.runs import folders
 
 ORDERS = (*heads.MEASURES, "greedy", "random")
 _TIMED_SECONDS = 1.0
@@ -197,9 +197,7 @@ def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
 
 
 def _with_model(run, params, model_config) -> folders.Run:
-    config = run.config.copy_and_resolve_references()
-    with config.unlocked(), config.ignore_type():
-        config.model = model_config
+    config = run.config.replace(model=model_config)
     model = folders.make_model(config, run.task)
     return run._replace(config=config, model=model, params=params)
 
@@ -266,10 +264,9 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     Raises:
       ConfigError: If there is a run in the folder, or it cannot be written to.
     """
-    config = run.config.copy_and_resolve_references()
-    config.training.steps = max(steps, 1)
+    config = run.config.replace(training=dict(steps=max(steps, 1)))
     folder = folders.Folder(checks.as_path(workdir))
-    if steps and folders.read_config(folder) == configuration.to_json(config):
+    if steps and folders.read_config(folder) == config.to_json():
         return folder.root
     return folders.write_run(workdir, config, jax.device_get(run.params), run.task)
 
@@ -281,9 +278,8 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
     """
     if "loss" in run.task.metrics:
         return None
-    count, size = (
-        run.config.training[x] for x in ("evaluation_examples", "batch_size")
-    )
+    training = run.config.training
+    count, size = training.evaluation_examples, training.batch_size
     batches = Batches(Bench(run, folders.Folder(Path())), count, size)
     return heads.drift.vectors(run.model, run.params, batches)[:count]
 

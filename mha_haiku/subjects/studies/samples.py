@@ -3,10 +3,8 @@
 import json
 from typing import Any
 
-import ml_collections
-
 from mha_haiku.subjects.studies import attention_dump, generation, workbench
-from mha_haiku.training.runs import files, progress
+from mha_haiku.training.runs import configuration, files, progress
 
 _TOKENS = 48  # of a prompt, and of what is written behind it, at most
 _SHOWN = 60  # characters of each
@@ -21,7 +19,7 @@ class Samples(workbench.TrainingStudy):
     Models that write no text, and `config.training.samples` of 0, make none.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict):
+    def __init__(self, config: configuration.RunConfig):
         """Takes the run's config, which is not looked at before the run checked it."""
         self._config = config
 

@@ -5,10 +5,10 @@ import shutil
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku.subjects.studies import attention_dump, dossiers, workbench
+from mha_haiku.training.runs import configuration
 
 
 class Snapshots(workbench.TrainingStudy):
@@ -18,7 +18,7 @@ class Snapshots(workbench.TrainingStudy):
     the step, from the first report to the end.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict):
+    def __init__(self, config: configuration.RunConfig):
         """Takes the run's config, which is not looked at before the run checked it."""
         self._config = config
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku.core import attention, checks, models
@@ -20,7 +19,14 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.showing import drawing, tables
 from mha_haiku.training import devices, evaluation, tasks
-from mha_haiku.training.runs import files, folders, loop, progress, sharing
+from mha_haiku.training.runs import (
+    configuration,
+    files,
+    folders,
+    loop,
+    progress,
+    sharing,
+)
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
 ABLATION_VALUES = ("zero", "mean", "resample")
@@ -95,9 +101,7 @@ class Bench:
         available = list(available or jax.devices())
         if len(available) == 1:
             return self
-        wanted = run.config.copy_and_resolve_references()
-        with wanted.ignore_type():
-            wanted.devices.data = None
+        wanted = run.config.replace(devices=dict(data=None))
         try:
             sizes = sharing.shape(wanted, len(available))
             sharing.check_sequence(wanted, length)
@@ -352,7 +356,7 @@ class TrainingStudy(loop.Observer):
     def begin(
         self,
         folder: folders.Folder,
-        config: ml_collections.ConfigDict,
+        config: configuration.RunConfig,
         task: tasks.Task,
         step: int,
     ) -> None:

@@ -1,6 +1,6 @@
 """A run on disk: its folder, config, lock, log, checkpoints and training loop."""
 
-from mha_haiku.training.runs.configuration import default_config
+from mha_haiku.training.runs.configuration import RunConfig, default_config
 from mha_haiku.training.runs.folders import Run, load_run
 from mha_haiku.training.runs.loop import Observer, train
 from mha_haiku.training.runs.opening import SeedsSummary, Summary
@@ -13,6 +13,7 @@ __all__ = [
     "NonFiniteLossError",
     "Observer",
     "Run",
+    "RunConfig",
     "SeedsSummary",
     "Summary",
     "Trained",

@@ -5,165 +5,170 @@ before anything compiles.
 """
 
 import dataclasses
-import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import jax
-import ml_collections
 
 from mha_haiku.core import checks, fields, models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.core.fields import Field, OneOf
-from mha_haiku.core.models import architecture
-from mha_haiku.training import optimizers, tasks
+from mha_haiku.core.fields import Field, OneOf, Section, field
+from mha_haiku.core.models import ModelConfig
+from mha_haiku.training import tasks
+from mha_haiku.training.optimizers import OptimizerConfig
 from mha_haiku.training.runs import sharing
+from mha_haiku.training.runs.sharing import DevicesConfig
 
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 
-_TRAINING = {
-    "steps": Field(400, "training steps of the whole run", _STEPS),
-    "seeds": Field(
+
+class TrainingConfig(Section, path="config.training"):
+    """How long a run trains, and what it reports and stores."""
+
+    steps: int = field(400, "training steps of the whole run", _STEPS)
+    seeds: int = field(
         1,
         "models that train together, each in a folder of its own: with config.seed, "
         "config.seed + 1, ...",
         fields.integer(1, 2**10),
-    ),
-    "batch_size": Field(128, "examples of a step, over all devices", _COUNT),
-    "steps_per_dispatch": Field(
+    )
+    batch_size: int = field(128, "examples of a step, over all devices", _COUNT)
+    steps_per_dispatch: int = field(
         50, "most steps in one call of the compiled program", _COUNT
-    ),
-    "report_every": Field(50, "steps between reports", _STEPS),
-    "evaluate_every": Field(200, "steps between evaluations", _STEPS),
-    "evaluation_examples": Field(
+    )
+    report_every: int = field(50, "steps between reports", _STEPS)
+    evaluate_every: int = field(200, "steps between evaluations", _STEPS)
+    evaluation_examples: int = field(
         1024, "held-out examples that each evaluation takes", _COUNT
-    ),
-    "checkpoint_every": Field(200, "steps between checkpoints", _STEPS),
-    "timeline_every": Field(
+    )
+    checkpoint_every: int = field(200, "steps between checkpoints", _STEPS)
+    timeline_every: int = field(
         0,
         "steps between measurements of heads for heads/timeline.png; 0: none",
         fields.integer(0, 2**31 - 1),
-    ),
-    "samples": Field(
+    )
+    samples: int = field(
         1,
         "texts that a causal model of a text, or an encoder-decoder, writes at each "
         "evaluation; 0: none",
         fields.integer(0, 2**10),
-    ),
-    "non_finite": Field(
+    )
+    non_finite: str = field(
         "abort",
         "what to do at a step whose loss or gradient is not finite",
         OneOf(("abort", "skip")),
-    ),
-    "max_skips": Field(
+    )
+    max_skips: int = field(
         10, "with skip: most steps skipped in a row; one more ends the run", _STEPS
-    ),
-    "tensorboard": Field(
-        False, "whether TensorBoard files are written too", fields.boolean
-    ),
-}
+    )
+    tensorboard: bool = field(False, "whether TensorBoard files are written too")
 
-# The attention maps that are saved; see `studies.attention_dump`.
-_ATTENTION = {
-    "examples": Field(8, "held-out examples whose maps are saved", _COUNT),
-    "dtype": Field(
+
+class SavedMapsConfig(Section, path="config.attention"):
+    """The attention maps that are saved; see `studies.attention_dump`."""
+
+    examples: int = field(8, "held-out examples whose maps are saved", _COUNT)
+    dtype: str = field(
         "float16", "number format of saved maps", OneOf(("float16", "float32"))
-    ),
-    "full_length": Field(
+    )
+    full_length: int = field(
         256, "longest input whose maps are saved whole; longer ones are pooled", _COUNT
-    ),
-    "pooled_size": Field(
+    )
+    pooled_size: int = field(
         128, "rows and columns of a pooled map", fields.integer(1, 2**14)
-    ),
-    "snapshots": Field(
+    )
+    snapshots: int = field(
         0,
         "reports of a training at which maps of the same examples are saved; 0: none",
         fields.integer(0, 2**10),
-    ),
-}
+    )
 
 
-_SECTIONS = {
-    "model": architecture.FIELDS,
-    "optimizer": optimizers.FIELDS,
-    "training": _TRAINING,
-    "attention": _ATTENTION,
-    "devices": sharing.FIELDS,
-}
+class RunConfig(Section, path="config"):
+    """The config of a run; `task` and `data` have the options of its task."""
+
+    seed: int = field(
+        0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
+    )
+    init_from: str = field(
+        "",
+        "folder of a run whose parameters this one starts from; empty: random ones",
+    )
+    task: Section
+    data: Section
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    attention: SavedMapsConfig = SavedMapsConfig()
+    devices: DevicesConfig = DevicesConfig()
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns the config with other values; see `Section.replace`.
+
+        Where `task` names another task, options that both tasks have keep their values,
+        and the others get their defaults.
+        """
+        task = changes.get("task")
+        name = task.get("name") if isinstance(task, Mapping) else None
+        if name in (None, self.task.name):
+            return super().replace(**changes)
+        for key, section in _sections(name).items():
+            kept = {
+                x: y
+                for x, y in fields.values(getattr(self, key)).items()
+                if x in section
+            }
+            changes[key] = section.replace(**{**kept, **changes.get(key, {})})
+        return super().replace(**changes)
 
 
-def declared(task_name: str) -> fields.Section:
-    """Returns all fields of the config of a run.
-
-    Raises:
-      ConfigError: If there is no such task.
-    """
-    options = tasks.options(task_name)
-    name = Field(task_name, "task to learn", lambda path, value: tasks.options(value))
-    return {
-        "seed": Field(
-            0,
-            "seed of all random numbers of the run",
-            fields.integer(0, 2**32 - 1),
-        ),
-        "init_from": Field(
-            "",
-            "folder of a run whose parameters this one starts from; empty: random ones",
-            fields.text,
-        ),
-        "task": {"name": name, **options["task"]},
-        **({"data": options["data"]} if options["data"] else {}),
-        **_SECTIONS,
-        "model": _with_defaults(_SECTIONS["model"], tasks.model_defaults(task_name)),
-    }
-
-
-def _with_defaults(section, values) -> fields.Section:
-    """Returns a section with other defaults, by the dotted names of fields."""
-    section = dict(section)
-    for name, value in values.items():
-        first, _, rest = name.partition(".")
-        own = section[first]
-        section[first] = (
-            _with_defaults(own, {rest: value})
-            if rest
-            else dataclasses.replace(own, default=value)
-        )
-    return section
-
-
-def default_config(task: str | tasks.Task = "reverse") -> ml_collections.ConfigDict:
+def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Returns the config of a run with the default of every field.
 
     Args:
       task: One of `tasks.names()`, or the file and class of your own, as
         "mine.py:MyTask"; or a task, for which the model gets enough positions.
+
+    Raises:
+      ConfigError: If there is no such task.
     """
+    name = task if isinstance(task, str) else _registered(task)
+    model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))
+    config = RunConfig(**_sections(name), model=model)
     if isinstance(task, str):
-        return fields.defaults(declared(task))
-    config = with_task(fields.defaults(declared(_registered(task))), task)
-    config.model.embedding.max_length = max(
-        config.model.embedding.max_length, task.sequence_length, task.target_length or 0
+        return config
+    lengths = (
+        config.model.embedding.max_length,
+        task.sequence_length,
+        task.target_length or 0,
     )
-    return config
+    return with_task(config, task).replace(
+        model=dict(embedding=dict(max_length=max(lengths)))
+    )
 
 
-def with_task(
-    config: ml_collections.ConfigDict, task: tasks.Task
-) -> ml_collections.ConfigDict:
-    """Returns a copy of a config that describes the given task.
+def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
+    """Returns a config that describes the given task.
 
     The task's class is registered in this process; see `tasks.register`.
     """
-    name = _registered(task)
-    config = ml_collections.ConfigDict(config.to_dict())
-    values = tasks.values(task)
-    config.task = {"name": name, **values["task"]}
-    if "data" in config:
-        del config["data"]
-    if values["data"]:
-        config.data = values["data"]
-    return config
+    sections = _sections(_registered(task))
+    options = tasks.values(task)
+    return config.replace(
+        **{key: section.replace(**options[key]) for key, section in sections.items()}
+    )
+
+
+def _sections(task_name: str) -> dict[str, Section]:
+    """Returns the sections `task` and `data` of a config, with a task's defaults."""
+    options = tasks.options(task_name)
+    name = Field("", "task to learn", lambda _, value: tasks.options(value), str)
+    task = {"name": name, **options["task"]}
+    return {
+        "task": fields.section_of("TaskConfig", "config.task", task)(name=task_name),
+        "data": fields.section_of("DataConfig", "config.data", options["data"])(),
+    }
 
 
 def _registered(task) -> str:
@@ -176,30 +181,8 @@ def _registered(task) -> str:
     return tasks.register(type(task))
 
 
-def set_task(config: ml_collections.ConfigDict, name: str) -> None:
-    """Gives a config another task, in place.
-
-    Options that both tasks have keep their values; the others get their defaults.
-
-    Raises:
-      ConfigError: If there is no such task.
-    """
-    default = default_config(name)
-    for section in ("task", "data"):
-        given = config.get(section, {})
-        if section in config:
-            del config[section]
-        if section in default:
-            config[section] = default[section]
-            for option in set(given) & set(default[section]) - {"name"}:
-                with config.ignore_type():  # `validate` checks it
-                    config[section][option] = given[option]
-
-
 @checks.user_mistakes()
-def validate(
-    config: ml_collections.ConfigDict, *, num_devices: int | None = None
-) -> None:
+def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
     """Checks every field of a config, alone and against the others.
 
     Args:
@@ -214,10 +197,9 @@ def validate(
 
 
 @checks.user_mistakes()
-def check_fields(config: ml_collections.ConfigDict) -> None:
+def check_fields(config: RunConfig) -> None:
     """Checks every field of a config except against the devices; see `validate`."""
-    values = config.to_dict()
-    fields.check("config", values, declared(task_name(values)))
+    fields.check(config)
     models.check(config.model)
     if config.seed + config.training.seeds > 2**32:
         raise ConfigError(
@@ -226,15 +208,12 @@ def check_fields(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def of_seeds(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+def of_seeds(config: RunConfig) -> list[RunConfig]:
     """Returns the config of each run that a config describes, one per seed."""
-    runs = []
-    for i in range(config.training.seeds):
-        own = config.copy_and_resolve_references()
-        own.seed += i
-        own.training.seeds = 1
-        runs.append(own)
-    return runs
+    return [
+        config.replace(seed=config.seed + i, training=dict(seeds=1))
+        for i in range(config.training.seeds)
+    ]
 
 
 def task_name(values: Any) -> str:
@@ -252,7 +231,7 @@ def task_name(values: Any) -> str:
     return section["name"]
 
 
-def validate_for_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
+def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
     """Checks that the model of a valid config suits the task.
 
     Raises:
@@ -321,16 +300,13 @@ def _check_output(model, task, *, has_positions) -> None:
         )
 
 
-def make_task(
-    config: ml_collections.ConfigDict, kept: tasks.Kept | None = None
-) -> tasks.Task:
+def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
     """Returns the task that `config.task` and `config.data` describe.
 
     Raises:
       ConfigError: If there is no such task, or it does not take these options.
     """
-    options = config.task.to_dict()
-    data = config.data.to_dict() if "data" in config else {}
+    options, data = fields.values(config.task), fields.values(config.data)
     try:
         return tasks.make(**options, **data, kept=kept)
     except ConfigError as error:
@@ -340,35 +316,19 @@ def make_task(
         raise ConfigError("".join(f"{path}." for path in paths) + str(error)) from None
 
 
-def of_json(values: dict[str, Any]) -> ml_collections.ConfigDict:
+def of_json(values: dict[str, Any]) -> RunConfig:
     """Returns the config of values of `to_json`; fields that they lack have defaults.
 
     A new field's default means what was done before there was a choice.
 
     Raises:
-      ConfigError: If they name no task.
+      ConfigError: If they name no task, or are not those of a config.
     """
-    config = default_config(task_name(values))
-
-    def fill(section, own):
-        for name, value in own.items():
-            if isinstance(value, dict) and name in section:
-                fill(section[name], value)
-            else:
-                with section.ignore_type():
-                    section[name] = value
-
-    fill(config, values)
-    return config
-
-
-def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Returns the resolved values of a config as plain JSON values."""
-    return json.loads(config.to_json_best_effort())
+    return default_config(task_name(values)).replace(**values)
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Returns what changed between two configs (of `to_json`), a line per field.
+    """Returns what changed between two configs as JSON, a line per field.
 
     Lines read `config.training.steps: 100 -> 200`; a field that is only on one side
     reads `absent` on the other.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku.core import checks, display, models
@@ -57,7 +56,7 @@ class Folder(NamedTuple):
 class Run(NamedTuple):
     """A run, loaded from its folder."""
 
-    config: ml_collections.ConfigDict
+    config: configuration.RunConfig
     task: tasks.Task
     model: models.Model
     params: Any
@@ -93,15 +92,14 @@ class Run(NamedTuple):
         return self._with_layers(True, models.stacked(self.params))
 
     def _with_layers(self, are_scanned: bool, params: Any) -> "Run":
-        config = self.config.copy_and_resolve_references()
-        config.model.scan_layers = are_scanned
+        config = self.config.replace(model=dict(scan_layers=are_scanned))
         model = make_model(config, self.task)
         return self._replace(config=config, model=model, params=params)
 
 
 def of_runs(
-    folder: Folder, config: ml_collections.ConfigDict
-) -> list[tuple[ml_collections.ConfigDict, Folder]]:
+    folder: Folder, config: configuration.RunConfig
+) -> list[tuple[configuration.RunConfig, Folder]]:
     """Returns config and folder of each run that a config describes."""
     if config.training.seeds == 1:
         return [(config, folder)]
@@ -149,7 +147,7 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     saved = cluster.first_does(lambda: read_config(folder))
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
-    config = ml_collections.ConfigDict(saved)
+    config = configuration.of_json(saved)
     if config.training.seeds > 1:
         own = [each.root for _, each in of_runs(folder, config)]
         raise ConfigError(
@@ -200,7 +198,7 @@ def shared_kept(folder: Folder) -> tasks.Kept | None:
 
 
 def make_model(
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     task: tasks.Task,
     placement: devices.Placement | None = None,
 ) -> models.Model:
@@ -218,7 +216,7 @@ def make_model(
 
 
 def abstract_state(
-    config: ml_collections.ConfigDict, task: tasks.Task, model: models.Model
+    config: configuration.RunConfig, task: tasks.Task, model: models.Model
 ) -> stepping.TrainState:
     """Returns the shapes and dtypes of the run's state, without computing it."""
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)
@@ -240,7 +238,7 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
         configuration.check_fields(config)
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return configuration.to_json(config)
+    return config.to_json()
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:
@@ -283,7 +281,7 @@ def changed_task(folder: Folder) -> str | None:
 
 def write_config(
     folder: Folder,
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     used: Sequence[jax.Device],
     task: tasks.Task | None = None,
 ) -> None:
@@ -304,7 +302,7 @@ def write_config(
         data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
     contents = {
         "form": _FORM,
-        "config": configuration.to_json(config),
+        "config": config.to_json(),
         "seed": config.seed,
         "text": kept.text,
         "tokenizer_sha256": digest,
@@ -331,7 +329,7 @@ def check_free(workdir: str | os.PathLike) -> None:
 
 def write_run(
     workdir: str | os.PathLike,
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     params: Any,
     task: tasks.Task,
 ) -> Path:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import ml_collections
 
 from mha_haiku.core import checks
 from mha_haiku.training import health, tasks
@@ -53,7 +52,7 @@ class Observer:
     def begin(
         self,
         folder: folders.Folder,
-        config: ml_collections.ConfigDict,
+        config: configuration.RunConfig,
         task: tasks.Task,
         step: int,
     ) -> None:
@@ -76,7 +75,7 @@ class Observer:
 
 
 def train(
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     workdir: str | os.PathLike,
     *,
     task: tasks.Task | None = None,

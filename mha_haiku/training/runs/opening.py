@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import ml_collections
-
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.devices import cluster
@@ -57,7 +55,7 @@ class SeedsSummary(NamedTuple):
 class Opened(NamedTuple):
     """A run's folder, open for training."""
 
-    config: ml_collections.ConfigDict  # the run's config
+    config: configuration.RunConfig  # the run's config
     folder: folders.Folder  # the folder
     # Its checkpoints, to be entered; the null object `Elsewhere` on other processes
     # than the first.
@@ -67,9 +65,9 @@ class Opened(NamedTuple):
     name: str = ""
 
 
-def check_same(config: ml_collections.ConfigDict) -> None:
+def check_same(config: configuration.RunConfig) -> None:
     """Raises ConfigError, on all processes, where they have different configs."""
-    own = configuration.to_json(config)
+    own = config.to_json()
     texts = cluster.exchange(json.dumps(own))
     for i, text in enumerate(texts):
         lines = configuration.difference(json.loads(texts[0]), json.loads(text))
@@ -82,7 +80,7 @@ def check_same(config: ml_collections.ConfigDict) -> None:
 
 def open_runs(
     stack: contextlib.ExitStack,
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     workdir: str | os.PathLike,
     *,
     override_config: bool,
@@ -110,7 +108,7 @@ def open_runs(
 
 def open_run(
     stack: contextlib.ExitStack,
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     workdir: str | os.PathLike,
     *,
     override_config: bool,
@@ -186,7 +184,7 @@ def _check_seeds(folder, saved, config) -> None:
         return
     has, wants = (
         (values["training"]["seeds"], values["seed"])
-        for values in (saved, configuration.to_json(config))
+        for values in (saved, config.to_json())
     )
     if has[0] != wants[0] or (has[0] > 1 and has != wants):
         raise ConfigError(
@@ -208,7 +206,7 @@ def _check_start(folder, saved, config) -> None:
 
 def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
     """Returns whether the run's config differs; refuses that without `override`."""
-    lines = configuration.difference(saved, configuration.to_json(config))
+    lines = configuration.difference(saved, config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
     if not has_begun:  # of parameters alone, how they are trained is still open

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 
 from mha_haiku.core import checks
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import folders, loop, metrics_log, trainers
+from mha_haiku.training.runs import (
+    configuration,
+    folders,
+    loop,
+    metrics_log,
+    trainers,
+)
 
 
 class Trained(NamedTuple):
@@ -29,7 +34,7 @@ class Trained(NamedTuple):
 
 
 def train_seeds(
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     seeds: int,
     workdir: str | os.PathLike | None = None,
     *,
@@ -52,8 +57,8 @@ def train_seeds(
       NonFiniteLossError: If a run failed; the others are in `workdir`.
       ConfigError: See `loop.train`.
     """
-    config = config.copy_and_resolve_references()
-    config.training.seeds = checks.positive_integer("seeds", seeds)
+    seeds = checks.positive_integer("seeds", seeds)
+    config = config.replace(training=dict(seeds=seeds))
     with contextlib.ExitStack() as stack:
         if workdir is None:
             workdir = stack.enter_context(tempfile.TemporaryDirectory())

@@ -5,33 +5,34 @@ T positions, H heads, G key/value heads, F hidden units.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-import ml_collections
 
 from mha_haiku.core import attention, checks, fields, models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.core.fields import Field
+from mha_haiku.core.fields import Section, field
 from mha_haiku.training import devices
+
+if TYPE_CHECKING:
+    from mha_haiku.training.runs.configuration import RunConfig
 
 _PARTS = fields.integer(1, 2**20)
 
-FIELDS = {
-    "data": Field(
+
+class DevicesConfig(Section, path="config.devices"):
+    """How devices divide the work of a run."""
+
+    data: int | None = field(
         None,
         "parts that each batch is divided into; None: devices / (heads * sequence)",
-        fields.optional(_PARTS),
-        int,
-    ),
-    "heads": Field(1, "parts that heads and hidden units are divided into", _PARTS),
-    "sequence": Field(1, "parts that positions are divided into", _PARTS),
-    "shard_parameters": Field(
-        False,
-        "whether parameters and optimizer state are divided over data as well",
-        fields.boolean,
-    ),
-}
+        _PARTS,
+    )
+    heads: int = field(1, "parts that heads and hidden units are divided into", _PARTS)
+    sequence: int = field(1, "parts that positions are divided into", _PARTS)
+    shard_parameters: bool = field(
+        False, "whether parameters and optimizer state are divided over data as well"
+    )
 
 
 class Shape(NamedTuple):
@@ -42,9 +43,7 @@ class Shape(NamedTuple):
     sequence: int
 
 
-def make(
-    config: ml_collections.ConfigDict, available: Sequence[jax.Device]
-) -> devices.Placement:
+def make(config: "RunConfig", available: Sequence[jax.Device]) -> devices.Placement:
     """Returns the placement of a run on some devices, from its valid config.
 
     Raises:
@@ -58,7 +57,7 @@ def make(
     return devices.Sharded(mesh, shard_parameters=shards)
 
 
-def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
+def shape(config: "RunConfig", num_devices: int) -> Shape:
     """Returns the sizes of the mesh that a config describes, for so many devices.
 
     Raises:
@@ -99,7 +98,7 @@ def shape(config: ml_collections.ConfigDict, num_devices: int) -> Shape:
     return sizes
 
 
-def check_sequence(config: ml_collections.ConfigDict, length: int) -> None:
+def check_sequence(config: "RunConfig", length: int) -> None:
     """Raises ConfigError where the devices cannot share T = `length` positions."""
     parts = config.devices.sequence
     if length % parts:

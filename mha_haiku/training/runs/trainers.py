@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
 from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, losses, optimizers, stepping, tasks
-from mha_haiku.training.runs import checkpoints, metrics_log, warm_start
+from mha_haiku.training.runs import checkpoints, configuration, metrics_log, warm_start
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -43,7 +42,7 @@ class Programs(NamedTuple):
 
 
 def prepare(
-    config: ml_collections.ConfigDict,
+    config: configuration.RunConfig,
     task: tasks.Task,
     model: models.Model,
     stored: Sequence[checkpoints.Checkpoints],
@@ -149,7 +148,7 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
         )
 
 
-def max_skips(training: ml_collections.ConfigDict) -> int:
+def max_skips(training: configuration.TrainingConfig) -> int:
     """Returns how many steps in a row may be not finite; see `config.training`."""
     return training.max_skips if training.non_finite == "skip" else 0
 
@@ -238,7 +237,7 @@ class Trainer:
         state: stepping.TrainState,
         programs: Programs,
         *,
-        config: ml_collections.ConfigDict,
+        config: configuration.RunConfig,
         stored: Sequence[checkpoints.Checkpoints],
         logs: Sequence[metrics_log.MetricsLog],
         console: metrics_log.Console,

@@ -7,7 +7,6 @@ and is new elsewhere. The other run is read once, before the first step.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import ml_collections
 import numpy as np
 
 from mha_haiku.core import checks, models
@@ -50,15 +49,12 @@ class Source(NamedTuple):
         return f"Embeddings and layers are those of {self.path}, step {self.run.step}."
 
 
-def load(config: ml_collections.ConfigDict) -> Source:
+def load(config: configuration.RunConfig) -> Source:
     """Returns the run that `config.init_from` names; with several processes, on all."""
     path = config.init_from
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
-    own, its = (
-        each.data.get("tokenizer") if "data" in each else None
-        for each in (config, run.config)
-    )
+    own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
     if kept is not None and its is None and config.task.name != run.config.task.name:
         raise ConfigError(
             f"config.init_from must be a run with the same kind of tokens; {path} has "
@@ -75,7 +71,7 @@ def load(config: ml_collections.ConfigDict) -> Source:
 
 
 def params(
-    source: Source, config: ml_collections.ConfigDict, task: tasks.Task, new: Params
+    source: Source, config: configuration.RunConfig, task: tasks.Task, new: Params
 ) -> Params:
     """Returns the parameters to start with.
 
@@ -125,9 +121,7 @@ def _check_alike(source, config, own, its, fresh) -> None:
             name = next(n for n in {**here, **there} if here.get(n) != there.get(n))
             sizes = (_size(there.get(name)), _size(here.get(name)))
             differ.append(f"{module} {name} ({sizes[0]} there, {sizes[1]} here)")
-    there, here = (
-        {"model": configuration.to_json(x.model)} for x in (source.run.config, config)
-    )
+    there, here = ({"model": x.model.to_json()} for x in (source.run.config, config))
     fields = configuration.difference(there, here)
     fields = [field for field in fields if not field.startswith(_FREE)]
     if not differ and not fields:

@@ -102,12 +102,11 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
 
 def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
     declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
+    known = fields.declared(task)
     for field in dataclasses.fields(task):
-        if field.init:
+        if field.name in known:
             section = field.metadata.get("section", "task")
-            declared[section][field.name] = field.metadata.get(
-                "declared"
-            ) or fields.from_dataclass(field)
+            declared[section][field.name] = known[field.name]
     return declared
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import edit_distance
 
 
@@ -150,9 +150,10 @@ class Task(abc.ABC):
 
     def __post_init__(self):
         """Checks each field that was declared."""
+        known = fields.declared(type(self))
         for field in dataclasses.fields(self):
-            if declared := field.metadata.get("declared"):
-                declared.check(field.name, getattr(self, field.name))
+            if "declared" in field.metadata:
+                known[field.name].checked(field.name, getattr(self, field.name))
 
     @abc.abstractmethod
     def example(self, key: jax.Array, data: Any) -> Example:

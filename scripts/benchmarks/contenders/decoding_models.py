@@ -28,15 +28,16 @@ SIZES = {
 
 def ours(size: str) -> tuple[models.Model, Any]:
     """Returns our model of one of `SIZES`, and random parameters."""
-    own, config = SIZES[size], models.default_config()
-    config.family = "causal"
-    config.num_layers, config.model_size = own.layers, own.width
-    config.embedding.positions = own.positions
-    config.embedding.max_length = LENGTH
-    config.attention.num_heads = own.heads
-    config.feed_forward.hidden_size = 4 * own.width
-    config.feed_forward.activation = "gelu_tanh"
-    config.output.tied, config.output.with_bias = own.is_tied, not own.is_tied
+    own = SIZES[size]
+    config = models.ModelConfig().replace(
+        family="causal",
+        num_layers=own.layers,
+        model_size=own.width,
+        embedding=dict(positions=own.positions, max_length=LENGTH),
+        attention=dict(num_heads=own.heads),
+        feed_forward=dict(hidden_size=4 * own.width, activation="gelu_tanh"),
+        output=dict(tied=own.is_tied, with_bias=not own.is_tied),
+    )
     model = models.build(
         config, num_tokens=own.tokens, feature_size=None, num_classes=own.tokens
     )

@@ -5,15 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 from jax import Array
 
+from mha_haiku import runs
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 
 
-def optimizer(config: ml_collections.ConfigDict) -> optax.GradientTransformation:
+def optimizer(config: runs.RunConfig) -> optax.GradientTransformation:
     """Returns the optimizer of a config as anyone would write it with optax."""
     schedule = optax.warmup_cosine_decay_schedule(
         0.0,
@@ -34,7 +34,7 @@ def optimizer(config: ml_collections.ConfigDict) -> optax.GradientTransformation
 
 
 def training(
-    config: ml_collections.ConfigDict,
+    config: runs.RunConfig,
     params: Any,
     logits: Callable[[Any, Array], Array],
     *,

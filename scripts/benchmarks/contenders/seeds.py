@@ -28,13 +28,12 @@ def prepare(
       batch_size: Examples of a step; None: the config's.
     """
     config = sizes.training_config(case)
-    config.training.batch_size = batch_size or config.training.batch_size
+    batch_size = batch_size or config.training.batch_size
+    config = config.replace(training=dict(batch_size=batch_size))
     task = configuration.make_task(config)
     placement = devices.Replicas(jax.local_devices()[:1])
     model = folders.make_model(config, task, placement)
-    configs = [config.copy_and_resolve_references() for _ in range(seeds)]
-    for i, own in enumerate(configs):
-        own.seed += i
+    configs = [config.replace(seed=config.seed + i) for i in range(seeds)]
     counts = [1] * seeds
     if together:
         configs, counts = configs[:1], [seeds]

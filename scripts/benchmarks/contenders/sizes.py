@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import ml_collections
-
 from experiments import config_files
+from mha_haiku import runs
 
 # What length_64 changes in configs/reverse.py.
 _LENGTH_64 = [
@@ -71,8 +70,8 @@ def attention_size(fields: Mapping[str, Any] | None) -> AttentionSize:
     return ATTENTION._replace(**fields or {})
 
 
-def training_config(case: str) -> ml_collections.ConfigDict:
+def training_config(case: str) -> runs.RunConfig:
     """Returns the config of a run for one of `TRAINING_CASES`."""
-    config = config_files.load("configs/reverse.py")
-    config_files.override(config, _OVERRIDES[case])
-    return config
+    return config_files.override(
+        config_files.load("configs/reverse.py"), _OVERRIDES[case]
+    )

@@ -28,11 +28,14 @@ def without_sites():
 
 
 def model_of(family, **fields):
-    config = default_config("sort").model
-    config.family, config.num_layers, config.model_size = family, 2, 12
-    config.attention.num_heads, config.feed_forward.hidden_size = 3, 8
-    for name, value in fields.items():
-        setattr(config, name, value)
+    config = default_config("sort").model.replace(
+        family=family,
+        num_layers=2,
+        model_size=12,
+        attention=dict(num_heads=3),
+        feed_forward=dict(hidden_size=8),
+        **fields,
+    )
     return models.build(
         config, num_tokens=TOKENS, feature_size=None, num_classes=CLASSES
     )
