@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from mha_haiku.core import checks
-from mha_haiku.training import health, tasks
+from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import (
     configuration,
@@ -181,23 +181,19 @@ def _run(
     compiling = f"{task.name}: compiling"
     with progress.during(compiling) if is_first else contextlib.nullcontext():
         model = folders.make_model(config, task, placement)
-        state, programs = trainers.prepare(
-            config, task, model, stored, placement, source
-        )
+        trainer = trainers.Trainer(config, task, model, stored, placement, source)
     compile_seconds = time.perf_counter() - before
     with (
         contextlib.ExitStack() as stack,
         _Interruption() as interruption,
         contextlib.ExitStack() as watching,
     ):
-        logs, console = [metrics_log.Silent()] * len(opened), metrics_log.Silent()
         if is_first:
             if len(opened) > 1:
                 folders.write_config(root, config, placement.devices, task)
-            logs = [
-                stack.enter_context(_open_log(each, task, placement)) for each in opened
-            ]
-            console = stack.enter_context(
+            for each, own in zip(opened, trainer.models, strict=True):
+                own.log = stack.enter_context(_open_log(each, task, placement))
+            trainer.console = stack.enter_context(
                 metrics_log.Console(
                     start=min(each.latest() or 0 for each in stored),
                     steps=training.steps,
@@ -205,15 +201,7 @@ def _run(
                     baseline_name=task.baseline_name,
                 )
             )
-        trainer = trainers.Trainer(
-            state,
-            programs,
-            config=config,
-            stored=stored,
-            logs=logs,
-            console=console,
-            least_rise=health.LEAST_RISE * task.baseline.get("loss", 0.0),
-        )
+        console = trainer.console
         console.say(_opening_line(config, trainer, placement, compile_seconds))
         warmup_steps = config.optimizer.warmup_steps
         if warmup_steps > training.steps:
