@@ -8,17 +8,18 @@ jax and mha_haiku are imported inside functions: `--help` needs neither.
 """
 
 import contextlib
+import logging
 import os
 import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from experiments import config_files, shared_flags, warning_lines
+from experiments import config_files, shared_flags
 
 # The extra of setup.cfg that installs a package that only some runs need.
 _EXTRAS = {
@@ -27,8 +28,6 @@ _EXTRAS = {
     "tensorboardX": "tensorboard",
     "tokenizers": "data",
 }
-
-
 _MOST = 2**31 - 1  # the largest integer of any flag
 _ADDRESS = re.compile(r"(encoder|decoder|cross)(\.\d{1,9})?")  # of layers of a kind
 _MOST_EXAMPLES = 2**20  # more would take too long
@@ -90,7 +89,7 @@ def run(
       The exit status: 0, 1, 2 or 130.
     """
     try:
-        with warning_lines.shown():
+        with _warnings_shown():
             return _run(main, values, argv, description) or 0
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
@@ -299,3 +298,26 @@ def _report(error: Exception) -> int:
         hint = f"pip install -e '.[{extra}]' installs it"
     print(f"fault: {message} ({hint})", file=sys.stderr)
     return 1
+
+
+@contextlib.contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Shows the warnings of mha_haiku as lines `warning: ...` while entered."""
+    logger, handler = logging.getLogger("mha_haiku"), _WarningLines()
+    logger.addHandler(handler)
+    # Other packages install handlers at the root logger, which would print them again.
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+class _WarningLines(logging.Handler):
+    """Writes a line per warning, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        import tqdm
+
+        tqdm.tqdm.write(f"warning: {record.getMessage()}", file=sys.stderr)

@@ -16,13 +16,8 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        **shared_flags.WORKDIR,
-        "step": (int, None, "Step of a checkpoint; the newest if left out."),
-        "layers": (
-            "addresses",
-            None,
-            "Layers, as 0,2 or, where there are kinds, cross.0,decoder; default: all.",
-        ),
+        **shared_flags.RUN,
+        **shared_flags.LAYERS,
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
         "examples": (
             int,

@@ -15,8 +15,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        **shared_flags.WORKDIR,
-        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        **shared_flags.RUN,
         "prompt": (str, None, "Text that a causal model goes on with."),
         "prompts": (str, None, "File of prompts, a line each."),
         "source": (str, None, "Text that an encoder-decoder answers."),

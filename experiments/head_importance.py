@@ -15,8 +15,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        **shared_flags.WORKDIR,
-        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        **shared_flags.RUN,
         "examples": (int, 128, "Number of held-out examples to average over."),
         "metric": (
             str,

@@ -14,14 +14,9 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        **shared_flags.WORKDIR,
-        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        **shared_flags.RUN,
         "examples": (int, 64, "Number of held-out examples to average over."),
-        "layers": (
-            "addresses",
-            None,
-            "Layers, as 0,2 or, where there are kinds, cross.0,decoder; default: all.",
-        ),
+        **shared_flags.LAYERS,
         "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,

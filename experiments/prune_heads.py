@@ -19,8 +19,7 @@ from experiments import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
-        **shared_flags.WORKDIR,
-        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        **shared_flags.RUN,
         "sweep": (bool, False, "Measure models of falling size, and save none."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
         "metric_drop": (

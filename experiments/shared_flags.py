@@ -11,6 +11,17 @@ from absl import flags
 
 REQUIRED = object()  # the default of a flag that has none
 WORKDIR = {"workdir": (str, REQUIRED, "Folder of a trained run.")}
+RUN = {
+    **WORKDIR,
+    "step": (int, None, "Step of a checkpoint; the newest if left out."),
+}
+LAYERS = {
+    "layers": (
+        "addresses",
+        None,
+        "Layers, as 0,2 or, where there are kinds, cross.0,decoder; default: all.",
+    )
+}
 # For scripts that several processes can run together; see `devices.cluster.join`.
 DISTRIBUTED = {
     "distributed": (bool, False, "Run with other processes, as on a cluster."),

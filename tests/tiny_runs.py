@@ -160,9 +160,9 @@ def _traced_once():
 
     Every training makes its jitted functions anew; here the ones of before are given.
     """
-    kept, prepare = {}, trainers.prepare
+    kept, prepare = {}, trainers.Trainer.__init__
 
-    def prepare_once(config, task, model, stored, placement, source=None):
+    def prepare_once(self, config, task, model, stored, placement, source=None):
         fields = {**config.to_json(), "seed": None, "attention": None}
         key = (
             json.dumps(fields, sort_keys=True, default=repr),
@@ -183,10 +183,10 @@ def _traced_once():
             patch.setattr(
                 evaluation, "make_evaluation", once(evaluation.make_evaluation)
             )
-            return prepare(config, task, model, stored, placement, source)
+            prepare(self, config, task, model, stored, placement, source)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainers, "prepare", prepare_once)
+        patch.setattr(trainers.Trainer, "__init__", prepare_once)
         yield
 
 

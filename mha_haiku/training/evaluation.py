@@ -14,10 +14,7 @@ from mha_haiku.training import devices, losses, stepping, tasks
 def held_out_batch(
     task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array
 ) -> tasks.Example:
-    """Returns the held-out examples of the given indices.
-
-    Index i is the same example in every evaluation of a run.
-    """
+    """Returns held-out examples, of which index i is the same in every evaluation."""
     key = stepping.stream(seed, "held_out")
     return tasks.batch(task, key, data, indices)
 
@@ -33,12 +30,9 @@ def make_evaluation(
     """Returns the program that evaluates on the first `num_examples` held-out examples.
 
     They come in whole batches; surplus examples of the last batch get weight 0, so that
-    the result does not depend on the number of devices.
-
-    Returns:
-      `evaluate(params, data, seed)`, a program of the placement: params and data as
-      `placement.put_state` and `put` return them, seed a scalar. It returns the sums
-      over all examples, on every device.
+    the result does not depend on the number of devices. `evaluate(params, data, seed)`,
+    with what `placement.put_state` and `put` return and a scalar, returns the sums over
+    all examples, on every device.
     """
     num_batches = -(-num_examples // batch_size)
 
@@ -59,18 +53,15 @@ def make_evaluation(
             )
             return jax.tree.map(jnp.add, total, sums)
 
-        nothing = losses.nothing(counts_exact=task.counts_exact)
-        total = jax.lax.fori_loop(0, num_batches, add_batch, nothing)
+        init = losses.zeros(counts_exact=task.counts_exact)
+        total = jax.lax.fori_loop(0, num_batches, add_batch, init)
         return placement.total(total)
 
     return placement.program(evaluate, num_scalars=1, returns_state=False)
 
 
 def means(sums: losses.Sums) -> dict[str, float]:
-    """Returns loss (nats per target) and accuracy (in [0, 1]) of host sums.
-
-    Where the sums count examples without a mistake, their share is `exact_match`.
-    """
+    """Returns loss (nats per target), accuracy and, where counted, `exact_match`."""
     parts = {"loss": (sums.loss, sums.weight), "accuracy": (sums.correct, sums.weight)}
     if sums.exact is not None:
         parts["exact_match"] = sums.exact, sums.examples

@@ -17,13 +17,12 @@ class Sums(NamedTuple):
     correct: Array  # [] float32, weight of the targets that were predicted
     weight: Array  # [] float32, weight of all targets
     exact: Array | None = None  # [] float32, examples without a mistake, where counted
-    examples: Array | None = None  # [] float32, examples with any target, likewise
+    examples: Array | None = None  # [] float32, examples with any target, where counted
 
 
-def nothing(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
+def zeros(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
     """Returns sums over no example, `shape` of each."""
-    zeros = jnp.zeros(shape, jnp.float32)
-    return Sums(zeros, zeros, zeros, *((zeros, zeros) if counts_exact else ()))
+    return Sums(*[jnp.zeros(shape, jnp.float32)] * (5 if counts_exact else 3))
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:

@@ -195,7 +195,7 @@ def make_dispatch(
         return state, Report(sums, norm, finite, rise, deviations)
 
     def dispatch(state, data, seed, stop):
-        def goes_on(carry):
+        def continues(carry):
             index, state, _ = carry
             is_due = (index < max_steps) & (state.step < stop)
             is_well = state.health.skipped_in_a_row <= max_skips
@@ -208,15 +208,15 @@ def make_dispatch(
             return index + 1, state, reports
 
         zeros = jnp.zeros(max_steps, jnp.float32)
-        nothing = Report(
-            losses.nothing((max_steps,), counts_exact=task.counts_exact),
+        init = Report(
+            losses.zeros((max_steps,), counts_exact=task.counts_exact),
             zeros,
             jnp.ones(max_steps, bool),
             zeros,
             zeros,
         )
         start = jnp.zeros((), jnp.int32)
-        _, state, reports = jax.lax.while_loop(goes_on, take, (start, state, nothing))
+        _, state, reports = jax.lax.while_loop(continues, take, (start, state, init))
         return state, reports
 
     return placement.program(dispatch, num_scalars=2, returns_state=True)

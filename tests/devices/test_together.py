@@ -23,8 +23,7 @@ def test_states_of_models_come_back_as_they_were_put(count):
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_program_gives_each_model_its_own_scalar(count):
     together = devices.Together(devices.Replicas(jax.devices()[:1]), count)
-    seeds = [np.uint32(5 + i) for i in range(count)]
-    state = together.initial_states(lambda seed: {"w": seed * 1.0}, seeds)
+    state = together.put_states([{"w": np.float32(5 + i)} for i in range(count)])
     data = together.placement.put(np.float32(2))
     program = together.placement.program(
         lambda state, data, scalar: {"w": state["w"] * data + scalar},

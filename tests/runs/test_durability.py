@@ -101,7 +101,7 @@ def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainers, "prepare", killed)
+        patch.setattr(trainers, "Trainer", killed)
         with pytest.raises(KeyboardInterrupt):
             faults.train(make_config(), tmp_path)
     assert faults.train(make_config(), tmp_path).steps == 30

@@ -1,6 +1,5 @@
 """Files are whole or not there; what changed in a log is noticed."""
 
-import numpy as np
 import pytest
 
 from mha_haiku.core.checks import ConfigError
@@ -37,14 +36,6 @@ def test_failure_half_way_leaves_the_file_of_before(tmp_path):
         files.write(path, fail)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
     assert path.read_text() == "before"
-
-
-def test_arrays_come_back(tmp_path):
-    arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array(["ä", "bc"])}
-    path = files.write_arrays(tmp_path / "arrays.npz", arrays)
-    with np.load(path) as saved:
-        for name, values in arrays.items():
-            np.testing.assert_array_equal(saved[name], values)
 
 
 @pytest.mark.parametrize(

@@ -277,8 +277,8 @@ def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
 
     def break_parameters(self, stop):
         if self.step == 20:
-            broken = jax.tree.map(lambda x: x * np.nan, self._state.params)
-            self._state = self._state._replace(params=broken)
+            broken = jax.tree.map(lambda x: x * np.nan, self.state.params)
+            self.state = self.state._replace(params=broken)
         take_steps(self, stop)
 
     monkeypatch.setattr(trainers.Trainer, "take_steps", break_parameters)

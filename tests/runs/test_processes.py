@@ -110,7 +110,9 @@ def _train_alone(name, folder, **changed):
     """Trains on one device; returns the config."""
     config = config_files.load(f"configs/{name}.py")
     fields = (_SHORT[name] | changed).items()
-    config_files.override(config, ((f"config.{path}", str(x)) for path, x in fields))
+    config = config_files.override(
+        config, ((f"config.{path}", str(x)) for path, x in fields)
+    )
     loop.train(config, folder, devices=jax.devices()[:1])
     return config
 

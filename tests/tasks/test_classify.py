@@ -10,7 +10,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.tasks import bag_of_words, classify, python_expressions
+from mha_haiku.training.tasks import classify, python_expressions
 
 ROWS = [(f"number {n} is {'even' if n % 2 == 0 else 'odd'}", n % 2) for n in range(40)]
 NAMES = ("zero", "one")
@@ -86,7 +86,7 @@ def test_run_keeps_labels_and_needs_no_file(make, tmp_path):
     assert [again.class_label(c) for c in range(2)] == ["one", "zero"]
     np.testing.assert_array_equal(again.encode("7 is"), task.encode("7 is"))
     write(tmp_path / "rows.csv", "text,label\na,zero\nb,one\nc,one\nd,one\n")
-    with pytest.raises(ConfigError, match="not the one that the run has learnt from"):
+    with pytest.raises(ConfigError, match="has learnt from other data"):
         _ = again.train_data
 
 
@@ -145,7 +145,7 @@ def test_bag_of_words_by_hand():
     scores[0] *= [3 / 6 * 2 / 6, 1 / 6 * 2 / 6]  # "B a d": d is unknown
     scores[1] *= [1 / 6, 3 / 6]
     shares = scores / scores.sum(-1, keepdims=True)
-    found = bag_of_words.score(train, [("B a d", 0), ("C", 1), ("?", 0)], 2)
+    found = classify.bag_of_words(train, [("B a d", 0), ("C", 1), ("?", 0)], 2)
     assert found["accuracy"] == 2 / 3
     expected = -np.log([shares[0, 0], shares[1, 1], shares[2, 0]]).mean()
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-12)
@@ -155,7 +155,7 @@ def test_baseline_is_that_bag_of_words(make):
     task = make()
     assert task.baseline_name == "bag of words"
     corpus = task.corpus
-    assert task.baseline == bag_of_words.score(corpus.train, corpus.held_out, 2)
+    assert task.baseline == classify.bag_of_words(corpus.train, corpus.held_out, 2)
     assert task.baseline["accuracy"] == 1  # "even" and "odd" say it
     assert 0 < task.baseline["loss"] < math.log(2)
 

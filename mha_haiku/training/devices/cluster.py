@@ -40,9 +40,9 @@ def join(
 
     Args:
       coordinator: "host:port" of process 0; None: taken from Slurm, Open MPI or the
-        TPU pod, as the next two.
+        TPU pod, as are `num_processes` and `process_id`, which counts from 0.
       num_processes: How many there are.
-      process_id: Which one this is, from 0.
+      process_id: Which one this is.
       timeout: How long to wait for them, in seconds.
 
     Raises:
@@ -84,7 +84,7 @@ def join(
     finally:
         met.set()
     if jax.process_count() > 1:
-        _hold_lifelines(coordinator)
+        _lifelines.connect(coordinator)
 
 
 def is_first() -> bool:
@@ -113,14 +113,10 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 
 
 def first_does(function: Callable[[], Any]) -> Any:
-    """Returns on all processes the result of `function()` on the first.
+    """Returns on all processes the result of `function()` on the first, which is JSON.
 
-    Args:
-      function: Returns a value that JSON can hold; only the first process calls it.
-
-    Raises:
-      ConfigError: On all processes, if the first raised it.
-      RuntimeError: On the others, if the first raised anything else.
+    A ConfigError of the first process is raised on all; for any other error of it the
+    others raise RuntimeError.
     """
     if _is_alone():
         return function()
@@ -145,36 +141,25 @@ def first_does(function: Callable[[], Any]) -> Any:
 def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     """Returns on all processes the host arrays that `function()` returns on the first.
 
-    Args:
-      function: Returns a tree of arrays; only the first process calls it.
-      abstract: A tree of their shapes and dtypes.
-
-    Raises:
-      ConfigError: As `first_does`.
+    `abstract` is a tree of their shapes and dtypes; errors are those of `first_does`.
     """
     if _is_alone():
         return function()
-    result = []
-
-    def read():
-        result.append(function())
-
-    first_does(read)
-    leaves, structure = jax.tree.flatten(abstract)
-    sizes = [int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves]
-    content = np.zeros(sum(sizes), np.uint8)
-    if result:  # as bytes, so that the broadcast changes no bit
-        parts = [np.asarray(x).tobytes() for x in jax.tree.leaves(result[0])]
-        content = np.frombuffer(b"".join(parts), np.uint8)
     from jax.experimental import multihost_utils
 
-    content = np.asarray(multihost_utils.broadcast_one_to_all(content)).tobytes()
-    starts = np.cumsum([0, *sizes])
-    arrays = [
-        np.frombuffer(content[start : start + size], x.dtype).reshape(x.shape).copy()
-        for x, start, size in zip(leaves, starts, sizes, strict=False)
-    ]
-    return jax.tree.unflatten(structure, arrays)
+    read = []
+    first_does(lambda: read.append(function()))
+    # As bytes, so that the broadcast changes no bit.
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
+    content = jax.tree.map(
+        lambda x: np.frombuffer(np.asarray(x).tobytes(), np.uint8), *read or [zeros]
+    )
+    content = multihost_utils.broadcast_one_to_all(content)
+
+    def array(like, x):
+        return np.frombuffer(np.asarray(x).tobytes(), like.dtype).reshape(like.shape)
+
+    return jax.tree.map(lambda like, x: array(like, x).copy(), abstract, content)
 
 
 def leave() -> bool:
@@ -191,8 +176,7 @@ def leave() -> bool:
 def end(status: int) -> None:
     """Ends a failed process at once; Python's own exit would wait for the others.
 
-    Args:
-      status: The exit status; 2 is for mistakes that all processes notice themselves.
+    Status 2 is for mistakes that all processes notice themselves.
     """
     if status and jax.distributed.is_initialized():
         if status == 2:
@@ -227,24 +211,6 @@ def _check(coordinator, num_processes, process_id) -> None:
         checks.integer_in("--process_id", process_id, 0, num_processes - 1)
 
 
-def _hold_lifelines(coordinator) -> None:
-    """Connects the processes, so that the death of one ends them all at once."""
-    address = first_does(_lifelines.open)
-    host, _, port = address.rpartition(":")
-    if coordinator is not None:
-        host = coordinator.rpartition(":")[0]
-    try:
-        if is_first():
-            _lifelines.accept(jax.process_count() - 1)
-        else:
-            _lifelines.hold(host, int(port))
-    except OSError as error:
-        _logger.warning(
-            f"No line between the processes ({error}): where one dies, the others end "
-            f"{_HEARTBEAT_SECONDS} s later."
-        )
-
-
 def _gathered(array: np.ndarray) -> np.ndarray:
     """Returns the arrays of all processes, one row each."""
     from jax.experimental import multihost_utils
@@ -263,23 +229,32 @@ class _Lifelines:
 
     def __init__(self):
         self._lines: list[socket.socket] = []
-        self._server: socket.socket | None = None
         self._left = False
 
-    def open(self) -> str:
-        """Listens, on the first process; returns "host:port"."""
-        self._server = socket.create_server(("", 0))
-        return f"{socket.gethostname()}:{self._server.getsockname()[1]}"
+    def connect(self, coordinator: str | None) -> None:
+        """Connects all to the first, on the coordinator's host where it is given."""
+        listening = []
 
-    def accept(self, count: int) -> None:
-        """Waits until `count` other processes have connected."""
-        self._server.settimeout(_CONNECT_SECONDS)
-        for _ in range(count):
-            self._watch(self._server.accept()[0])
+        def listen():
+            listening.append(socket.create_server(("", 0)))
+            return f"{socket.gethostname()}:{listening[0].getsockname()[1]}"
 
-    def hold(self, host: str, port: int) -> None:
-        """Connects to the first process."""
-        self._watch(socket.create_connection((host, port), _CONNECT_SECONDS))
+        host, _, port = first_does(listen).rpartition(":")
+        if coordinator is not None:
+            host = coordinator.rpartition(":")[0]
+        try:
+            for server in listening:
+                server.settimeout(_CONNECT_SECONDS)
+                for _ in range(jax.process_count() - 1):
+                    self._watch(server.accept()[0])
+            if not listening:
+                address = (host, int(port))
+                self._watch(socket.create_connection(address, _CONNECT_SECONDS))
+        except OSError as error:
+            _logger.warning(
+                f"No line between the processes ({error}): where one dies, the others "
+                f"end {_HEARTBEAT_SECONDS} s later."
+            )
 
     def leave(self) -> None:
         """Announces the end, so that the others do not take it for a death."""

@@ -38,12 +38,10 @@ class Sharded:
     """A mesh as a placement; `replicas.Replicas` documents the common methods."""
 
     def __init__(self, mesh: jax.sharding.Mesh, *, shard_parameters: bool = False):
-        """Takes the mesh.
+        """Takes a mesh of `make_mesh`.
 
-        Args:
-          mesh: As `make_mesh` makes it.
-          shard_parameters: Whether parameters and the optimizer's state are divided
-            over `data`, and gathered where they are used.
+        With `shard_parameters` parameters and the optimizer's state are divided over
+        `data`, and gathered where they are used.
         """
         self.mesh = mesh
         self.devices = tuple(mesh.devices.flat)
@@ -78,9 +76,7 @@ class Sharded:
     ) -> jax.sharding.NamedSharding:
         """Returns the sharding of a parameter, or of the optimizer's moments of it.
 
-        Args:
-          path: Its path in a tree; the last two keys are its module and its name.
-          shape: Its shape.
+        The last two keys of its path in a tree are its module and its name.
         """
         axes = [None] * len(shape)
         module, name = ["", "", *(str(getattr(key, "key", key)) for key in path)][-2:]
@@ -100,10 +96,7 @@ class Sharded:
         return jax.sharding.NamedSharding(self.mesh, _Spec(*axes))
 
     def fetch(self, tree: Any) -> Any:
-        """Returns arrays on devices as whole host arrays.
-
-        With several processes all have to call it, as divided arrays are gathered.
-        """
+        """Returns whole host arrays; all processes have to call it, as it gathers."""
         if not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
             tree = jax.jit(lambda x: x, out_shardings=self._everywhere)(tree)
         return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data), tree)
@@ -111,7 +104,6 @@ class Sharded:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> "_Program":
-        del num_scalars
         return _Program(function, self._everywhere, returns_state)
 
     def batch(
@@ -122,10 +114,7 @@ class Sharded:
         return self.spread(examples)
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
-        """Returns a batch divided over the mesh, by examples and positions; under jit.
-
-        Positions stay whole if the mesh does not divide their number.
-        """
+        """Returns a batch divided by examples, and by positions where the mesh can."""
         shared = {"B": "data", "T": "sequence"}
 
         def constrain(letters, x):
@@ -172,7 +161,6 @@ class _Program:
         return self._jitted(*arguments).lower(*arguments)
 
     def _jitted(self, state, *others):
-        del others
         if not self._returns_state:
             return jax.jit(self._function, out_shardings=self._everywhere)
         shardings = jax.tree.map(lambda x: x.sharding, state)

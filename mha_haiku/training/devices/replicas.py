@@ -1,4 +1,4 @@
-"""Data parallelism: every device has the whole model and a part of each batch.
+"""Data parallelism: every device has the whole model, or several of them.
 
 Programs are `jax.pmap`ped over the axis `AXIS`. Arrays on devices have a
 leading axis, one entry per device, so that they can be donated to the next call.
@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from mha_haiku.training.devices.mesh import Sharded
 
 AXIS = "devices"
 
@@ -31,11 +33,7 @@ class Replicas:
         return name
 
     def put(self, tree: Any) -> Any:
-        """Puts host arrays `[...]` on every device; see `fetch`.
-
-        Returns:
-          The same tree of arrays `[devices, ...]`, one row on each device.
-        """
+        """Puts host arrays on every device, as arrays `[devices, ...]`; see `fetch`."""
         mesh = jax.sharding.Mesh(np.array(self.devices), (AXIS,))
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
 
@@ -86,13 +84,8 @@ class Replicas:
     def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
         """Returns this device's part of `make(indices)`; only inside a program.
 
-        Args:
-          batch_size: B, the examples of all devices together.
-          make: Makes examples from their indices `[N]` int32 in the global batch: every
-            index of 0..B-1 occurs on exactly one device.
-
-        Raises:
-          ValueError: If the devices do not divide B.
+        `make` makes examples from their indices `[N]` int32 in the global batch, of
+        which every one occurs on exactly one device.
         """
         size, rest = divmod(batch_size, len(self.devices))
         if rest:
@@ -114,3 +107,53 @@ class Replicas:
         that would keep the gradient and its update from being fused.
         """
         return tree if len(self.devices) == 1 else jax.lax.psum(tree, AXIS)
+
+
+class Together:
+    """M models of one shape, each with its seed, in each program of a placement.
+
+    The states of several have an axis of M models, over which `jax.vmap` runs each
+    program; the data are the same for all. Where a `while_loop` ends sooner for one
+    model, its state is kept while the others go on: a model that is told to stop at the
+    step it is at takes no step, and none of another's numbers, NaN included, reach it.
+    One model has no such axis, and runs the placement's own programs.
+
+    Attributes:
+      placement: The placement that programs are made for.
+    """
+
+    def __init__(self, placement: Replicas | Sharded, count: int):
+        """Takes the placement of each, `Replicas` of several models, and M."""
+        self.placement = placement if count == 1 else _Vectorised(placement.devices)
+        self._count = count
+
+    def put_states(self, states: Sequence[Any]) -> Any:
+        """Puts the states of all models, trees of host arrays, on the devices."""
+        return self.placement.put_state(self.joined(states))
+
+    def fetch(self, tree: Any) -> list[Any]:
+        """Returns what a program returned for each model, as host arrays."""
+        tree = self.placement.fetch(tree)
+        if self._count == 1:
+            return [tree]
+        return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(self._count)]
+
+    def joined(self, trees: Sequence[Any]) -> Any:
+        """Returns trees of numbers, one of each model, as an argument of a program."""
+        if self._count == 1:
+            return trees[0]
+        return jax.tree.map(lambda *x: np.stack(x), *trees)
+
+
+class _Vectorised(Replicas):
+    """Replicas whose programs are of M models: all but the data has an axis of them."""
+
+    def program(
+        self, function: Callable, *, num_scalars: int, returns_state: bool
+    ) -> Any:
+        axes = (0, None, *(0,) * num_scalars)
+        return super().program(
+            jax.vmap(function, in_axes=axes),
+            num_scalars=num_scalars,
+            returns_state=returns_state,
+        )

@@ -8,6 +8,7 @@ so that a line that was changed on the disk is noticed, and left out with a warn
 Logs are only appended to and truncated, never rewritten, so that a kill loses no line.
 """
 
+import contextlib
 import io
 import json
 import logging
@@ -16,9 +17,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
@@ -34,17 +33,8 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
     return write(path, json.dumps(contents, indent=2) + "\n")
 
 
-def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Writes arrays by their names as NumPy's `.npz`; see `write`."""
-    return write(path, lambda file: np.savez(file, **arrays))
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file, or None where there is no file.
-
-    Raises:
-      ConfigError: If the file is not readable JSON.
-    """
+    """Returns the object in a JSON file, or None where there is no file."""
     try:
         contents = json.loads(checks.regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,47 +48,30 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return contents
 
 
-class _Line(NamedTuple):
-    start: int  # offset of its first byte
-    end: int  # offset after its last
-    record: dict[str, Any] | None  # None: damaged
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a log, in order; none where there is no file.
 
     A last line that a kill cut off is left out. So is a line that was changed after it
     was written, with a warning.
-
-    Raises:
-      ConfigError: If the file cannot be read.
     """
     lines = _parse(_read_bytes(path))
-    damaged = [str(i) for i, line in enumerate(lines, start=1) if line.record is None]
+    damaged = [str(i) for i, (_, record) in enumerate(lines, start=1) if record is None]
     if damaged:
         listed = ", ".join(damaged[:4]) + ", ..." * (len(damaged) > 4)
         _logger.warning(
             f"{path} is damaged at line{'s' * (len(damaged) > 1)} {listed}: left out."
         )
-    return [line.record for line in lines if line.record is not None]
+    return [record for _, record in lines if record is not None]
 
 
-class LineWriter:
+class LineWriter(contextlib.AbstractContextManager):
     """Appends records to a log, each at once.
 
     Records that a full disk refuses are kept, and written once there is room again.
     """
 
     def __init__(self, path: Path, *, last_step: int | None = None):
-        """Opens the log; creates it and its folder if they are missing.
-
-        Args:
-          path: The log.
-          last_step: Records of a larger "step" are cut off; None: all stay.
-
-        Raises:
-          ConfigError: If it cannot be opened.
-        """
+        """Opens or creates the log; cuts off records of a "step" after `last_step`."""
         self._pending = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,9 +84,6 @@ class LineWriter:
                 self._pending = b"\n"  # a kill left the last line without it
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-
-    def __enter__(self) -> "LineWriter":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -150,18 +120,17 @@ def _read_bytes(path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _parse(content: bytes) -> list[_Line]:
-    """Returns the lines of a log, except a last one that was cut off."""
-    lines, start = [], 0
+def _parse(content: bytes) -> list[tuple[int, dict[str, Any] | None]]:
+    """Returns where each line ends, and its record, None where it is damaged."""
+    lines, end = [], 0
     for text in io.BytesIO(content):
-        end = start + len(text)
-        line = _Line(start, end, _record(text.removesuffix(b"\n")))
-        # A kill leaves the beginning of a line. If the text without its last byte is a
-        # whole record, it was not cut off: its newline was damaged.
-        was_cut = line.record is None and not text.endswith(b"\n")
+        end += len(text)
+        record = _record(text.removesuffix(b"\n"))
+        # A kill leaves the beginning of a line, which is left out. If the text without
+        # its last byte is a whole record, it was not cut off: its newline was damaged.
+        was_cut = record is None and not text.endswith(b"\n")
         if not was_cut or _record(text[:-1]) is not None:
-            lines.append(line)
-        start = end
+            lines.append((end, record))
     return lines
 
 
@@ -177,10 +146,10 @@ def _record(text: bytes) -> dict[str, Any] | None:
 
 def _end_of_kept(content: bytes, last_step: int | None) -> int:
     """Returns how many bytes stay: those before the first record after `last_step`."""
-    end = 0
-    for line in _parse(content):
-        step = -1 if line.record is None else line.record.get("step", -1)
+    kept = 0
+    for end, record in _parse(content):
+        step = -1 if record is None else record.get("step", -1)
         if last_step is not None and step > last_step:
             break
-        end = line.end
-    return end
+        kept = end
+    return kept

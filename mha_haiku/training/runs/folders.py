@@ -61,9 +61,8 @@ class Run(NamedTuple):
     model: models.Model
     params: Any
     step: int
-    placement: devices.Sharded | None = (
-        None  # of model and parameters; None: one device
-    )
+    # Of model and parameters; None: one device.
+    placement: devices.Sharded | None = None
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -101,10 +100,7 @@ class Run(NamedTuple):
 def of_runs(
     folder: Folder, config: configuration.RunConfig
 ) -> list[tuple[configuration.RunConfig, Folder]]:
-    """Returns config and folder of each run that a config describes.
-
-    `folder` is that of the run, or holds a folder for each of several seeds.
-    """
+    """Returns config and folder of each run that a config describes."""
     if config.training.seeds == 1:
         return [(config, folder)]
     return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
@@ -115,9 +111,6 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
 
     Where a new run is to begin at step 0, a checkpoint of that step without a
     config.json, as a kill leaves it, may be there.
-
-    Raises:
-      ConfigError: If it is a file, or cannot be written to.
     """
     root = checks.as_path(workdir)
     try:
@@ -236,10 +229,6 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
     """Returns the resolved config of the run in the folder, or None for a new run.
 
     Fields that the package got after the run have their defaults.
-
-    Raises:
-      ConfigError: If config.json was changed, is of another version, or has a config
-        that is not valid.
     """
     saved = _read_whole(folder)
     if saved is None:
@@ -253,11 +242,7 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:
-    """Returns what the run in the folder stored of its task; None: nothing.
-
-    Raises:
-      ConfigError: If the tokenizer or the data is missing or was changed.
-    """
+    """Returns what the run in the folder stored of its task; None: nothing."""
     saved = _read_whole(folder) or {}
     tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
     data = _verified(folder.data, saved.get("data_sha256"))
@@ -284,11 +269,7 @@ def _verified(path, sha256) -> bytes | None:
 
 
 def changed_task(folder: Folder) -> str | None:
-    """Returns a message if the file of the run's task has changed, else None.
-
-    Raises:
-      ConfigError: If the file is missing.
-    """
+    """Returns a message if the file of the run's task has changed, else None."""
     saved = _read_whole(folder) or {}
     before = saved.get("task_sha256")
     if before is None:
@@ -317,7 +298,7 @@ def write_config(
         files.write(folder.tokenizer, kept.tokenizer)
         digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
     if kept.arrays is not None:
-        files.write_arrays(folder.data, kept.arrays)
+        files.write(folder.data, lambda file: np.savez(file, **kept.arrays))
         data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
     contents = {
         "form": _FORM,
@@ -354,14 +335,9 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    Where that fails or is interrupted, nothing of it is left. What a killed process
-    has left is replaced: config.json is written last.
-
-    No state of an optimizer is stored; the task's tokenizer is kept.
-
-    Raises:
-      ConfigError: If there is a run in the folder, or it cannot be written to.
-      SaveError: If the parameters cannot be written.
+    No state of an optimizer is stored; the task's tokenizer is kept. Where it fails or
+    is interrupted, nothing of it is left. What a killed process has left is replaced:
+    config.json is written last.
     """
     check_free(workdir)
     folder = open_folder(workdir, is_new=True)

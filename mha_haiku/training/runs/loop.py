@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from mha_haiku.core import checks
-from mha_haiku.training import health, tasks
+from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import (
     configuration,
@@ -63,7 +63,6 @@ class Observer:
 
         It must be the same in all processes.
         """
-        del step
         return True
 
     def look(self, step: int, params: Any) -> None:
@@ -139,13 +138,13 @@ def train(
             )
         seconds = time.perf_counter() - started
         for each in opened:
-            own = summaries.get(each.config.seed)
+            seed = each.config.seed
             if each.finished is not None:
-                summaries[each.config.seed] = each.finished
-            elif own is not None:
-                own = summaries[each.config.seed] = own._replace(wall_seconds=seconds)
+                summaries[seed] = each.finished
+            elif seed in summaries:
+                summaries[seed] = summaries[seed]._replace(wall_seconds=seconds)
                 if cluster.is_first():
-                    files.write_json(each.folder.summary, own._asdict())
+                    files.write_json(each.folder.summary, summaries[seed]._asdict())
         summary = opening.whole(summaries, failed)
         if cluster.is_first() and len(opened) > 1:
             files.write_json(root.summary, summary._asdict())
@@ -178,29 +177,23 @@ def _run(
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
     is_first = cluster.is_first()
-    reports = [_reports(each) if is_first else [] for each in opened]
     before = time.perf_counter()
     compiling = f"{task.name}: compiling"
     with progress.during(compiling) if is_first else contextlib.nullcontext():
         model = folders.make_model(config, task, placement)
-        state, programs = trainers.prepare(
-            config, task, model, stored, placement, source
-        )
+        trainer = trainers.Trainer(config, task, model, stored, placement, source)
     compile_seconds = time.perf_counter() - before
     with (
         contextlib.ExitStack() as stack,
         _Interruption() as interruption,
         contextlib.ExitStack() as watching,
     ):
-        logs, console = [metrics_log.Silent()] * len(opened), metrics_log.Silent()
         if is_first:
             if len(opened) > 1:
                 folders.write_config(root, config, placement.devices, task)
-            logs = [
-                stack.enter_context(_open_log(each, its, task, placement))
-                for each, its in zip(opened, reports, strict=True)
-            ]
-            console = stack.enter_context(
+            for each, own in zip(opened, trainer.models, strict=True):
+                own.log = stack.enter_context(_open_log(each, task, placement))
+            trainer.console = stack.enter_context(
                 metrics_log.Console(
                     start=min(each.latest() or 0 for each in stored),
                     steps=training.steps,
@@ -208,15 +201,7 @@ def _run(
                     baseline_name=task.baseline_name,
                 )
             )
-        trainer = trainers.Trainer(
-            state,
-            programs,
-            config=config,
-            stored=stored,
-            logs=logs,
-            console=console,
-            least_rise=health.LEAST_RISE * task.baseline.get("loss", 0.0),
-        )
+        console = trainer.console
         console.say(_opening_line(config, trainer, placement, compile_seconds))
         warmup_steps = config.optimizer.warmup_steps
         if warmup_steps > training.steps:
@@ -227,16 +212,14 @@ def _run(
         if source is not None:
             console.say(str(source))
         observers = [observer for observer in observers if observer.every]
-        watched = {}
         for i, (each, own) in enumerate(zip(opened, trainer.models, strict=True)):
-            its = [copy.copy(observer) if i else observer for observer in observers]
-            watched[own.seed] = its
-            for observer in its if is_first else ():
+            own.observers = [copy.copy(x) if i else x for x in observers]
+            for observer in own.observers if is_first else ():
                 observer.begin(each.folder, each.config, task, own.start)
                 watching.callback(observer.end)
-        _look(trainer, watched)  # observers compile here
+        _look(trainer)  # observers compile here
         console.start_clock()
-        _take_steps(trainer, training, interruption, watched)
+        _take_steps(trainer, training, interruption)
         for each in stored:
             each.close()  # signals are still deferred here, so that saving completes
         if trainer.step < training.steps:
@@ -250,25 +233,21 @@ def _run(
     return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
 
 
-def _reports(opened) -> list[dict[str, Any]]:
-    """Returns the reports of a run so far; warns where it has no checkpoint of them."""
-    reports = metrics_log.read(opened.folder.metrics)
-    if reports and opened.stored.latest() is None:
+def _open_log(opened, task, placement) -> metrics_log.MetricsLog:
+    """Writes the config of a run, unless it has ended, and returns its open log."""
+    folder, latest = opened.folder, opened.stored.latest()
+    if opened.finished is None:
+        folders.write_config(folder, opened.config, placement.devices, task)
+    reports = metrics_log.read(folder.metrics)
+    if reports and latest is None:
         _logger.warning(
-            f"{opened.folder.root} has reports up to step {reports[-1]['step']} and no "
+            f"{folder.root} has reports up to step {reports[-1]['step']} and no "
             f"checkpoint: the run starts from the beginning."
         )
-    return reports
-
-
-def _open_log(opened, reports, task, placement) -> metrics_log.MetricsLog:
-    """Writes the config of a run, unless it has ended, and returns its open log."""
-    if opened.finished is None:
-        folders.write_config(opened.folder, opened.config, placement.devices, task)
-    start = opened.stored.latest() or 0
+    start = latest or 0
     kept = [report for report in reports if report["step"] <= start]
     return metrics_log.MetricsLog(
-        opened.folder.metrics,
+        folder.metrics,
         start=start,
         seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
         tensorboard=opened.config.training.tensorboard,
@@ -294,7 +273,7 @@ def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary
     )
 
 
-def _take_steps(trainer, training, interruption, watched) -> None:
+def _take_steps(trainer, training, interruption) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved.
 
     What is due depends only on the step, so that a resumed run reports, evaluates and
@@ -311,13 +290,13 @@ def _take_steps(trainer, training, interruption, watched) -> None:
         )
         if stops:
             break
-        trainer.take_steps(_next_stop(trainer.step, steps, training, watched))
+        trainer.take_steps(_next_stop(trainer, steps, training))
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
             trainer.report(is_evaluated=is_evaluated)
             reported = trainer.step
-        _look(trainer, watched, is_due)
+        _look(trainer, is_due)
         if is_saved:
             trainer.save()
             saved = trainer.step
@@ -329,12 +308,12 @@ def _take_steps(trainer, training, interruption, watched) -> None:
         trainer.complete()  # killed after its last report and before its summary
 
 
-def _look(trainer, watched, is_due: Callable[[int], bool] = bool) -> None:
+def _look(trainer, is_due: Callable[[int], bool] = bool) -> None:
     """Calls the observers of the models that moved, on the first process."""
     looks = {
         model.seed: [
             each
-            for each in watched[model.seed]
+            for each in model.observers
             if is_due(each.every) and each.wants(model.step)
         ]
         for model in trainer.moved
@@ -346,14 +325,15 @@ def _look(trainer, watched, is_due: Callable[[int], bool] = bool) -> None:
                 observer.look(model.step, params)
 
 
-def _next_stop(step, most, training, watched) -> int:
+def _next_stop(trainer, most, training) -> int:
     """Returns where the next dispatch ends: at most at the next report of any kind."""
     marks = (
         training.report_every,
         training.evaluate_every,
         training.checkpoint_every,
-        *(observer.every for observers in watched.values() for observer in observers),
+        *(each.every for model in trainer.models for each in model.observers),
     )
+    step = trainer.step
     due = min((step // every + 1) * every for every in marks)
     most = min(training.steps_per_dispatch, most)
     return min(due, step + most, training.steps)

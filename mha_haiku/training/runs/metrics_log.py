@@ -1,5 +1,6 @@
 """The output of a run: metrics.jsonl and TensorBoard, and a progress bar or lines."""
 
+import contextlib
 import logging
 import math
 import time
@@ -16,7 +17,7 @@ from mha_haiku.training.runs import files, progress
 _logger = logging.getLogger("mha_haiku")
 
 
-class MetricsLog:
+class MetricsLog(contextlib.AbstractContextManager):
     """Writes the metrics of a run as they arrive.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
@@ -37,12 +38,9 @@ class MetricsLog:
         Args:
           path: metrics.jsonl. Lines of steps after `start` are dropped from it.
           start: The step from which the run starts or resumes.
-          tensorboard: Whether to write TensorBoard's files beside metrics.jsonl.
+          tensorboard: Whether to write TensorBoard's files next to metrics.jsonl.
           seconds: The seconds that the run has trained up to `start`.
           name: What its warnings begin with, where several runs train: "seed 3".
-
-        Raises:
-          ConfigError: If TensorBoard is asked for and tensorboardX is not installed.
         """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
@@ -51,20 +49,13 @@ class MetricsLog:
             self._tensorboard = check_tensorboard().SummaryWriter(str(path.parent))
         self._before = f"{name}: " if name else ""
 
-    def __enter__(self) -> "MetricsLog":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def report(
         self, step: int, metrics: dict[str, Any], *, learning_rate: float
     ) -> None:
-        """Writes one report, at once, with the seconds that the run has trained.
-
-        With an evaluation the metrics have `held_out_loss` and `held_out_accuracy` too.
-        The learning rate is that of the last step.
-        """
+        """Writes one report, at once, with the seconds that the run has trained."""
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}
         self._lines.append({"step": step, **metrics, **more})
@@ -84,7 +75,7 @@ class MetricsLog:
             self._tensorboard.close()
 
 
-class Console:
+class Console(contextlib.AbstractContextManager):
     """Shows the metrics of a run, or of several that train together, as they arrive.
 
     On a terminal a bar on stderr shows the progress, elsewhere each report prints a
@@ -95,13 +86,9 @@ class Console:
     def __init__(
         self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
     ):
-        """Opens the bar; call it when compilation is over, as its clock starts.
+        """Opens the bar from step `start` to `steps`, and starts its clock.
 
-        Args:
-          start: The step from which the run starts or resumes.
-          steps: The step it ends at.
-          baseline: "accuracy" and "loss" of the best answer without the input.
-          baseline_name: The name of that answer, "chance" or "unigram".
+        The baselines are those of the task; evaluations are shown next to them.
         """
         self._steps = steps
         self._baseline = baseline
@@ -109,9 +96,6 @@ class Console:
         self._bar = progress.Bar(
             steps, unit="step", start=start, leave=True, prints=False
         )
-
-    def __enter__(self) -> "Console":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
@@ -149,7 +133,7 @@ class Console:
     def _evaluation_line(self, step, metrics) -> str:
         shown = [
             f"{name.replace('_', ' ')} {_shown(metrics[f'held_out_{name}'], 4)}"
-            f"{self._beside(name)}"
+            f"{self._chance(name)}"
             for name in ("exact_match", "accuracy", "loss")
             if f"held_out_{name}" in metrics
         ]
@@ -161,7 +145,7 @@ class Console:
     def _place(self, step) -> str:
         return f"step {step:>{len(str(self._steps))}}/{self._steps}"
 
-    def _beside(self, name) -> str:
+    def _chance(self, name) -> str:
         if name not in self._baseline:
             return ""
         return f" ({self._baseline_name} {self._baseline[name]:.4f})"
@@ -169,12 +153,6 @@ class Console:
 
 class Silent:
     """The null object of `MetricsLog` and `Console`, where another process has them."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
@@ -200,13 +178,8 @@ def events_of_steps(
     Each has "step" and "event". Event "not_finite" has "what" ("loss" or "gradient")
     and "skipped", the number of steps skipped so far. Event "loss_spike" has the "loss"
     and "deviations", by how many standard deviations it is above the mean of the
-    window; see `training.health`.
-
-    Args:
-      first: The steps taken before the dispatch.
-      report: The report of its steps, as host arrays.
-      skipped: The number of steps skipped before it.
-      least_rise: How far in nats a loss must be above the mean of the window.
+    window; it must be above it by `least_rise` nats, too. See `training.health`.
+    `first` steps were taken before the dispatch, and `skipped` of them skipped.
     """
     events = []
     jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)

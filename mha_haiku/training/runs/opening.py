@@ -95,7 +95,7 @@ def open_runs(
     def open_here():
         folder = folders.open_folder(workdir)
         stack.enter_context(lock.Lock(folder.lock))
-        _check_seeds(folder, config)
+        _check_seeds(folder, folders.read_config(folder), config)
 
     cluster.first_does(open_here)
     root = folders.Folder(checks.as_path(workdir))
@@ -116,28 +116,31 @@ def open_run(
     """Opens a run's folder on the first process, which holds its lock.
 
     The stack releases the lock when it is closed; `override_config` resumes even if the
-    config differs from the run's.
-
-    Raises:
-      ConfigError: On all processes, if the config and the folder do not fit.
+    config differs from the run's. All processes raise ConfigError if it does not fit.
     """
     opened = []
 
     def open_here():
         folder = folders.open_folder(workdir)
         stack.enter_context(lock.Lock(folder.lock))
-        _check_seeds(folder, config)
+        saved = folders.read_config(folder)
+        _check_seeds(folder, saved, config)
         stored = checkpoints.Checkpoints(folder.checkpoints)
-        _check_start(folder, config, stored)
-        is_changed = _check_unchanged(
-            folder, config, override_config, has_begun=stored.latest() != 0
-        )
+        latest, is_changed = stored.latest(), False
+        if saved is not None:
+            if latest is not None:
+                _check_start(folder, saved, config)
+            is_changed = _check_unchanged(
+                folder, saved, config, override_config, has_begun=latest != 0
+            )
         opened.append(stored)
-        finished = None if is_changed else _finished(folder, config, stored)
-        if finished is not None:
-            return {"finished": finished._asdict(), "latest": finished.steps}
-        _check_steps(config, stored)
-        return {"finished": None, "latest": stored.latest()}
+        finished = None if is_changed else _finished(folder, config, latest)
+        if finished is None and (latest or 0) > config.training.steps:
+            raise ConfigError(
+                f"config.training.steps must be at least the {latest} steps that the "
+                f"run has taken, got {config.training.steps}."
+            )
+        return {"finished": finished and finished._asdict(), "latest": latest}
 
     shared = cluster.first_does(open_here)
     stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
@@ -175,9 +178,8 @@ def whole(
     )
 
 
-def _check_seeds(folder, config) -> None:
+def _check_seeds(folder, saved, config) -> None:
     """Refuses a folder that holds a run of one seed for several, or other ones."""
-    saved = folders.read_config(folder)
     if saved is None:
         return
     has, wants = (
@@ -192,11 +194,8 @@ def _check_seeds(folder, config) -> None:
         )
 
 
-def _check_start(folder, config, stored) -> None:
+def _check_start(folder, saved, config) -> None:
     """Refuses to start from another run where there are parameters already."""
-    saved = folders.read_config(folder)
-    if saved is None or stored.latest() is None:
-        return
     if saved["init_from"] != config.init_from:
         raise ConfigError(
             f"config.init_from must be {saved['init_from']!r}, from which the run in "
@@ -205,18 +204,12 @@ def _check_start(folder, config, stored) -> None:
         )
 
 
-def _check_unchanged(folder, config, override, *, has_begun) -> bool:
-    """Returns whether the run's config differs; refuses that without `override`.
-
-    Where parameters are all that there is, how they are trained is still open.
-    """
-    saved = folders.read_config(folder)
-    if saved is None:
-        return False
+def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
+    """Returns whether the run's config differs; refuses that without `override`."""
     lines = configuration.difference(saved, config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
-    if not has_begun:
+    if not has_begun:  # of parameters alone, how they are trained is still open
         fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
         override = override or not any(line.startswith(fixed) for line in lines)
     if config.task.name == saved["task"]["name"]:
@@ -231,21 +224,12 @@ def _check_unchanged(folder, config, override, *, has_begun) -> bool:
     return bool(lines)
 
 
-def _finished(folder, config, stored) -> Summary | None:
+def _finished(folder, config, latest) -> Summary | None:
     """Returns the summary of a run that has taken all its steps, else None."""
     contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None
     summary = Summary(**contents)
     steps = config.training.steps
-    is_whole = summary.steps == stored.latest() == steps and not summary.interrupted
+    is_whole = summary.steps == latest == steps and not summary.interrupted
     return summary if is_whole else None
-
-
-def _check_steps(config, stored) -> None:
-    taken = stored.latest() or 0
-    if taken > config.training.steps:
-        raise ConfigError(
-            f"config.training.steps must be at least the {taken} steps that the run "
-            f"has taken, got {config.training.steps}."
-        )

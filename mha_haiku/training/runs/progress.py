@@ -69,13 +69,9 @@ class Bar:
 
     def __enter__(self) -> "Bar":
         if self.is_drawn:
-            self._beat.enter_context(
-                _repeatedly(self._bar.refresh, _SECONDS_BETWEEN_LOOKS)
-            )
+            self._beat.enter_context(_repeatedly(self._bar.refresh))
         elif self._prints:
-            self._beat.enter_context(
-                _repeatedly(self._print_line, _SECONDS_BETWEEN_LOOKS)
-            )
+            self._beat.enter_context(_repeatedly(self._print_line))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -115,7 +111,7 @@ class Bar:
         self._bar.refresh()
 
     def note(self, text: str) -> None:
-        """Shows a text beside the bar, or in the lines."""
+        """Shows a text next to the bar, or in the lines."""
         self._note = text
         self._bar.set_postfix_str(text)
 
@@ -158,7 +154,7 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def during(what: str) -> Iterator[None]:
-    """Says what goes on, after a second and then every ten; meant for a `with`."""
+    """Says while entered what is done, after a second and then every ten."""
     began = time.perf_counter()
     last = began - _SECONDS_BETWEEN_LINES
 
@@ -169,25 +165,22 @@ def during(what: str) -> Iterator[None]:
             last = now
             _print(f"{what}, {_clock(now - began)} elapsed ...")
 
-    with _repeatedly(still, _SECONDS_BETWEEN_LOOKS):
+    with _repeatedly(still):
         yield
 
 
 def tell(line: str) -> None:
     """Prints a result on stdout, above a bar that is there."""
-    import tqdm
-
-    tqdm.tqdm.write(line, file=sys.stdout)
-    sys.stdout.flush()
+    _print(line, sys.stdout)
 
 
 @contextlib.contextmanager
-def _repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Calls a function every so many seconds while entered, in a thread of its own."""
+def _repeatedly(act: Callable[[], None]) -> Iterator[None]:
+    """Calls a function at each look while entered, in a thread of its own."""
     ended = threading.Event()
 
     def repeat():
-        while not ended.wait(seconds):
+        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
             act()
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -199,11 +192,12 @@ def _repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def _print(line) -> None:
+def _print(line: str, file: TextIO | None = None) -> None:
     import tqdm
 
-    tqdm.tqdm.write(line, file=sys.stderr)  # above a bar that is there
-    sys.stderr.flush()
+    file = file or sys.stderr
+    tqdm.tqdm.write(line, file=file)  # above a bar that is there
+    file.flush()
 
 
 def _clock(seconds: float) -> str:

@@ -3,19 +3,28 @@
 Runs that differ in their seeds alone can share one, whose programs are of all of them.
 """
 
+import dataclasses
 import logging
 import math
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training import devices, evaluation, losses, optimizers, stepping, tasks
+from mha_haiku.training import (
+    devices,
+    evaluation,
+    health,
+    losses,
+    optimizers,
+    stepping,
+    tasks,
+)
 from mha_haiku.training.runs import checkpoints, configuration, metrics_log, warm_start
 
 _logger = logging.getLogger("mha_haiku")
@@ -26,93 +35,6 @@ _SECONDS_PER_DISPATCH = 1.0
 
 class NonFiniteLossError(ArithmeticError):
     """The loss or its gradient became infinite or NaN; the last checkpoint is good."""
-
-
-class Programs(NamedTuple):
-    """The compiled programs, with their arguments that never change."""
-
-    together: devices.Together
-    learning_rate: Any  # from the number of a step, counted from 0; on the host
-    dispatch: Any  # see `stepping.make_dispatch`
-    evaluate: Any  # see `evaluation.make_evaluation`
-    train_data: Any
-    held_out_data: Any
-    seeds: Any  # of all models, as an argument of the programs
-
-
-def prepare(
-    config: configuration.RunConfig,
-    task: tasks.Task,
-    model: models.Model,
-    stored: Sequence[checkpoints.Checkpoints],
-    placement: devices.Placement,
-    source: warm_start.Source | None = None,
-) -> tuple[stepping.TrainState, Programs]:
-    """Returns the states to start from, on their devices, and the compiled programs.
-
-    Each run starts from the newest of its `stored` checkpoints, or anew. Where only
-    parameters are stored, the optimizer starts anew. Those of runs without a checkpoint
-    come from `source`, or from their seeds.
-    """
-    training = config.training
-    together = devices.Together(placement, len(stored))
-    placement = together.placement
-    transformation = optimizers.make(config.optimizer, steps=training.steps)
-    dispatch = stepping.make_dispatch(
-        optimizers.without_frozen(model, config.optimizer),
-        task,
-        transformation,
-        batch_size=training.batch_size,
-        placement=placement,
-        max_steps=training.steps_per_dispatch,
-        max_skips=max_skips(training),
-    )
-    evaluate = evaluation.make_evaluation(
-        model,
-        task,
-        num_examples=training.evaluation_examples,
-        batch_size=training.batch_size,
-        placement=placement,
-    )
-    seeds = [np.uint32(config.seed + i) for i in range(len(stored))]
-    train_data = placement.put(task.train_data)
-    held_out_data = placement.put(task.held_out_data)
-
-    def initial(seed):
-        return stepping.initial_state(model, transformation, task, seed)
-
-    abstract = jax.eval_shape(initial, seeds[0])
-    _check_fits(abstract, len(stored), placement.devices)
-
-    def start(own, seed):
-        if own.latest() is not None:
-            return devices.cluster.first_reads(
-                lambda: _restored(own, abstract, transformation), abstract
-            )
-        new = jax.device_get(jax.jit(initial)(seed))
-        if source is None:
-            return new
-        params = warm_start.params(source, config, task, new.params)
-        return _state_of(params, transformation)
-
-    if source is None and all(each.latest() is None for each in stored):
-        state = together.initial_states(initial, seeds)
-    else:
-        starts = [start(own, seed) for own, seed in zip(stored, seeds, strict=True)]
-        state = together.put_states(starts)
-    schedule = jax.jit(optimizers.schedule(config.optimizer, steps=training.steps))
-    stops = together.joined([np.int32(0)] * len(seeds))
-    seeds = together.joined(seeds)
-    programs = Programs(
-        together=together,
-        learning_rate=lambda step: float(schedule(np.int32(step))),
-        dispatch=dispatch.lower(state, train_data, seeds, stops).compile(),
-        evaluate=evaluate.lower(state.params, held_out_data, seeds).compile(),
-        train_data=train_data,
-        held_out_data=held_out_data,
-        seeds=seeds,
-    )
-    return state, programs
 
 
 def _restored(stored, abstract, transformation) -> stepping.TrainState:
@@ -147,35 +69,23 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
         )
 
 
-def max_skips(training: configuration.TrainingConfig) -> int:
-    """Returns how many steps in a row may be not finite; see `config.training`."""
-    return training.max_skips if training.non_finite == "skip" else 0
-
-
+@dataclasses.dataclass(eq=False)
 class Model:
-    """One of the models that a `Trainer` trains, with its files.
+    """One of the models that a `Trainer` trains, with its files."""
 
-    Attributes:
-      seed: Its `config.seed`.
-      stored: Its checkpoints.
-      log: Its metrics.jsonl.
-      start: The step at which it started or resumed.
-      step: The steps it has taken.
-      skipped: How many of them were not finite.
-      metrics: Those of its last report.
-      failure: Why it goes no further; "" while it does.
-    """
+    seed: int  # its `config.seed`
+    stored: checkpoints.Checkpoints
+    start: int  # the step at which it started or resumed
+    skipped: int  # of the steps it has taken, those that were not finite
+    batch_size: int
+    least_rise: float  # how many nats a loss rises at least that jumps
+    log: metrics_log.MetricsLog | metrics_log.Silent = metrics_log.Silent()
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # last reported
+    failure: str = ""  # why it has ended; "" while it trains
+    observers: Sequence[Any] = ()  # see `loop.Observer`
 
-    def __init__(self, seed, stored, log, state, batch_size, least_rise):
-        self.seed = seed
-        self.stored = stored
-        self.log = log
-        self.start = self.step = int(state.step)
-        self.skipped = int(state.health.skipped)
-        self.metrics: dict[str, float] = {}
-        self.failure = ""
-        self._batch_size = batch_size
-        self._least_rise = least_rise
+    def __post_init__(self):
+        self.step = self.start  # the steps it has taken
         self.open_window(0.0)
 
     def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
@@ -186,7 +96,7 @@ class Model:
             return 0
         self._window.append(jax.tree.map(lambda x: x[:taken], report))
         events = metrics_log.events_of_steps(
-            first, self._window[-1], self.skipped, least_rise=self._least_rise
+            first, self._window[-1], self.skipped, least_rise=self.least_rise
         )
         for event in events:
             self.log.event(event)
@@ -202,7 +112,7 @@ class Model:
         """Sets `metrics` to the means since the window was opened."""
         self.metrics = {}
         if self.step > self._window_start[0]:
-            examples = (self.step - self._window_start[0]) * self._batch_size
+            examples = (self.step - self._window_start[0]) * self.batch_size
             rate = examples / (seconds - self._window_start[1])
             self.metrics = {**_means(self._window), "examples_per_second": rate}
 
@@ -235,37 +145,98 @@ class Trainer:
     """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
 
     Models may be at different steps where a run was killed while it saved: those that
-    are behind catch up. One that fails stays behind, and the others go on.
+    are behind catch up. One that fails stays behind; the others continue.
     """
 
     def __init__(
         self,
-        state: stepping.TrainState,
-        programs: Programs,
-        *,
         config: configuration.RunConfig,
+        task: tasks.Task,
+        model: models.Model,
         stored: Sequence[checkpoints.Checkpoints],
-        logs: Sequence[metrics_log.MetricsLog],
-        console: metrics_log.Console,
-        least_rise: float,
+        placement: devices.Placement,
+        source: warm_start.Source | None = None,
     ):
-        """Takes what it trains, and how many nats a loss rises at least that jumps."""
+        """Compiles the programs, and puts the states to start from on the devices.
+
+        Each run starts from the newest of its `stored` checkpoints, or anew. Where only
+        parameters are stored, the optimizer starts anew. Those of runs without a
+        checkpoint come from `source`, or from their seeds.
+        """
         training = config.training
-        self._together = programs.together
-        states = self._together.fetch(state._replace(params=(), optimizer_state=()))
-        each = enumerate(zip(stored, logs, states, strict=True))
+        self.together = devices.Together(placement, len(stored))
+        placement = self.together.placement
+        self._max_skips = training.max_skips if training.non_finite == "skip" else 0
+        transformation = optimizers.make(config.optimizer, steps=training.steps)
+        dispatch = stepping.make_dispatch(
+            optimizers.without_frozen(model, config.optimizer),
+            task,
+            transformation,
+            batch_size=training.batch_size,
+            placement=placement,
+            max_steps=training.steps_per_dispatch,
+            max_skips=self._max_skips,
+        )
+        evaluate = evaluation.make_evaluation(
+            model,
+            task,
+            num_examples=training.evaluation_examples,
+            batch_size=training.batch_size,
+            placement=placement,
+        )
+        seeds = [np.uint32(config.seed + i) for i in range(len(stored))]
+        self.train_data = placement.put(task.train_data)
+        self._held_out_data = placement.put(task.held_out_data)
+
+        def initial(seed):
+            return stepping.initial_state(model, transformation, task, seed)
+
+        abstract = jax.eval_shape(initial, seeds[0])
+        _check_fits(abstract, len(stored), placement.devices)
+
+        def start(own, seed):
+            if own.latest() is not None:
+                return devices.cluster.first_reads(
+                    lambda: _restored(own, abstract, transformation), abstract
+                )
+            new = jax.device_get(jax.jit(initial)(seed))
+            if source is None:
+                return new
+            params = warm_start.params(source, config, task, new.params)
+            return _state_of(params, transformation)
+
+        if source is None and len(stored) == 1 and stored[0].latest() is None:
+            self.state = placement.initial_state(initial, seeds[0])  # never on the host
+        else:
+            starts = [start(own, seed) for own, seed in zip(stored, seeds, strict=True)]
+            self.state = self.together.put_states(starts)
+        self._schedule = jax.jit(
+            optimizers.schedule(config.optimizer, steps=training.steps)
+        )
+        stops = self.together.joined([np.int32(0)] * len(seeds))
+        self.seeds = self.together.joined(seeds)
+        self.dispatch = dispatch.lower(
+            self.state, self.train_data, self.seeds, stops
+        ).compile()
+        self._evaluation = evaluate.lower(
+            self.state.params, self._held_out_data, self.seeds
+        ).compile()
         self.models = [
-            Model(config.seed + i, *x, training.batch_size, least_rise) for i, x in each
+            Model(
+                config.seed + i,
+                own,
+                start=int(state.step),
+                skipped=int(state.health.skipped),
+                batch_size=training.batch_size,
+                least_rise=health.LEAST_RISE * task.baseline.get("loss", 0.0),
+            )
+            for i, (own, state) in enumerate(zip(stored, self._numbers(), strict=True))
         ]
-        # How many steps a dispatch may take, so that an interruption is noticed in
-        # time.
+        # Of a dispatch, so that an interruption is noticed in time.
         self.affordable_steps = 1
         self.seconds = 0.0  # spent in training steps
         self.moved = list(self.models)  # by the last dispatch; before it, all
-        self._state = state
-        self._programs = programs
-        self._max_skips = max_skips(training)
-        self._console = console
+        self.console: metrics_log.Console | metrics_log.Silent = metrics_log.Silent()
 
     @property
     def step(self) -> int:
@@ -276,31 +247,24 @@ class Trainer:
         """Trains up to the step `stop`, or as far as one dispatch goes.
 
         A model fails where more losses or gradients in a row are not finite than the
-        config allows; nothing of it is saved then.
-
-        Raises:
-          NonFiniteLossError: If no model is left.
+        config allows; nothing of it is saved then. NonFiniteLossError if none is left.
         """
         stops = [
             np.int32(each.step if each.failure else max(each.step, stop))
             for each in self.models
         ]
         before = time.perf_counter()
-        self._state, report = self._programs.dispatch(
-            self._state,
-            self._programs.train_data,
-            self._programs.seeds,
-            self._together.joined(stops),
+        self.state, report = self.dispatch(
+            self.state, self.train_data, self.seeds, self.together.joined(stops)
         )
-        reports = self._together.fetch(report)
+        reports = self.together.fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        states = self._together.fetch(
-            self._state._replace(params=(), optimizer_state=())
-        )
         taken = [
             model.take(report, state, self._max_skips)
-            for model, report, state in zip(self.models, reports, states, strict=True)
+            for model, report, state in zip(
+                self.models, reports, self._numbers(), strict=True
+            )
         ]
         self.affordable_steps = max(
             1, int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
@@ -309,26 +273,22 @@ class Trainer:
             model for model, count in zip(self.models, taken, strict=True) if count
         ]
         self._drop_failed()
-        self._console.advance(self.step)
+        self.console.advance(self.step)
 
     def report(self, *, is_evaluated: bool) -> None:
         """Logs the means since the last report, with an evaluation if asked.
 
-        They are of the models that the last dispatch has moved. The learning rate that
-        is logged is that of the last step.
-
-        Raises:
-          NonFiniteLossError: If an evaluation is not finite, and no model is left.
+        They are of the models that the last dispatch has moved, as is what is saved.
         """
         for model in self.moved:
             model.close_window(self.seconds)
         if is_evaluated:
             self._evaluate(self.moved)
-        learning_rate = self._programs.learning_rate(max(self.step - 1, 0))
+        learning_rate = float(self._schedule(np.int32(max(self.step - 1, 0))))
         for model in self.moved:
             model.log.report(self.step, model.metrics, learning_rate=learning_rate)
             model.open_window(self.seconds)
-        self._console.report(self.step, [model.metrics for model in self.moved])
+        self.console.report(self.step, [model.metrics for model in self.moved])
 
     def complete(self) -> None:
         """Evaluates the models that have come here without a report."""
@@ -338,34 +298,34 @@ class Trainer:
 
     def params(self) -> list[tuple[Model, Any]]:
         """Returns the models that the last dispatch has moved, with parameters."""
-        return self._of_moved(self._state.params)
+        return self._of_moved(self.state.params)
 
     def save(self) -> None:
-        """Starts to save checkpoints, with the held-out loss if the report has it.
-
-        They are of the models that the last dispatch has moved.
-        """
-        for model, state in self._of_moved(self._state):
+        """Starts to save checkpoints, with the held-out loss if the report has it."""
+        for model, state in self._of_moved(self.state):
             loss = model.metrics.get("held_out_loss")
             model.stored.save(self.step, state, held_out_loss=loss)
 
     def _evaluate(self, of: Sequence[Model]) -> None:
         """Adds the held-out loss and accuracy to the metrics of some models."""
-        sums = self._programs.evaluate(
-            self._state.params, self._programs.held_out_data, self._programs.seeds
-        )
-        sums = self._together.fetch(sums)
+        sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
+        sums = self.together.fetch(sums)
         for model, own in zip(self.models, sums, strict=True):
             if model in of:
                 model.evaluate(own)
         self._drop_failed()
 
+    def _numbers(self) -> list[stepping.TrainState]:
+        """Returns the states of all models without their arrays, on the host."""
+        small = self.state._replace(params=(), optimizer_state=())
+        return self.together.fetch(small)
+
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
-        pairs = zip(self.models, self._together.fetch(tree), strict=True)
+        pairs = zip(self.models, self.together.fetch(tree), strict=True)
         return [(model, own) for model, own in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
-        """Warns of models that failed, and goes on with the others if there are any."""
+        """Warns of models that failed; raises an error if no other is left."""
         failed = [model for model in self.moved if model.failure]
         self.moved = [model for model in self.moved if not model.failure]
         if all(model.failure for model in self.models):

@@ -50,11 +50,7 @@ class Source(NamedTuple):
 
 
 def load(config: configuration.RunConfig) -> Source:
-    """Returns the run that `config.init_from` names; with several processes, on all.
-
-    Raises:
-      ConfigError: If there is none, or it reads something else than this one.
-    """
+    """Returns the run that `config.init_from` names; with several processes, on all."""
     path = config.init_from
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
@@ -79,12 +75,8 @@ def params(
 ) -> Params:
     """Returns the parameters to start with.
 
-    A table of tokens may have more or fewer rows than that of the other run, as for
+    A table of tokens may have more or fewer rows than the other run's, as for
     [MASK] or [CLS]: with the same tokenizer, the rows of its tokens come first.
-
-    Raises:
-      ConfigError: If the two models differ in anything but what predicts; it names the
-        parameters and the fields.
     """
     is_scanned = config.model.scan_layers
     own = dict(models.unstacked(new) if is_scanned else new)

@@ -64,7 +64,6 @@ class AssociativeRecall(base.UniformTask):
         return f"v{c}"
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         num_queries = self.sequence_length - 2 * self.num_pairs
         random = sampling.words(key, self.num_keys + self.num_pairs + num_queries)
         for_keys, for_values, for_queries = jnp.split(

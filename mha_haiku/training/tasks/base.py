@@ -7,6 +7,7 @@ sequence is turned into another one, the source has `S` positions and the target
 import abc
 import dataclasses
 import functools
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -23,7 +24,7 @@ class Example(NamedTuple):
     """One example of a task; a batch of them has leading axes on every array."""
 
     inputs: jax.Array
-    """`[T]` int32 tokens, or `[T, D]` float32 features; those of a source `[S]`."""
+    """`[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source."""
     targets: jax.Array
     """`[T]` int32 class of each position; `[]` int32 where there is one: the class of
     the whole example, of a set task the index in the set."""
@@ -103,7 +104,7 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
-    """The task's name in configs and titles; that of the class if left out."""
+    """The task's name in configs and titles; the name of the class if left out."""
     sequence_length: int
     """T, positions of an example's inputs; of a source S."""
     target_length: int | None = None
@@ -173,7 +174,7 @@ class Task(abc.ABC):
 
     @property
     def held_out_data(self) -> Any:
-        """The same for evaluation: has nothing in common with `train_data`."""
+        """The same for evaluation; it shares no example with `train_data`."""
         return self._split[1]
 
     @property
@@ -252,15 +253,13 @@ class Task(abc.ABC):
           positions that decide it; a row of which nothing is known has none. None:
           nothing is known of any.
         """
-        del example
         return None
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
         """Returns what cross-attention is measured against, by names; {}: nothing.
 
-        Returns:
-          "aligned", which is `alignment`, and parts of it that are of interest; the
-          names are those of all examples of the task.
+        "aligned" is `alignment`; the others are parts of it that are of interest. The
+        names are the same for all examples of the task.
         """
         aligned = self.alignment(example)
         return {} if aligned is None else {"aligned": aligned}
@@ -295,7 +294,6 @@ class Task(abc.ABC):
 
     def images(self, example: Example) -> np.ndarray | None:
         """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None."""
-        del example
         return None
 
     def encode(self, text: str) -> np.ndarray:
@@ -328,7 +326,7 @@ class Task(abc.ABC):
         return np.array([tokens[word] for word in words], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text for a causal model to go on with."""
+        """Returns the tokens of a text for a causal model to continue."""
         return self.encode(text)
 
     def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:
@@ -365,16 +363,73 @@ class UniformTask(Task):
         return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataTask(Task):
+    """A task over data from outside of the package, of which `_split` has both parts.
+
+    Attributes:
+      kept: What a run stored of this task. The data is then read only once examples are
+        needed, and must be the run's.
+    """
+
+    kept: dataclasses.InitVar[Kept | None] = None
+
+    def __post_init__(self, kept: Kept | None):
+        super().__post_init__()
+        object.__setattr__(self, "_kept", kept)
+        if kept is None:
+            _ = self._split  # reads the data, so that its errors show now
+
+    def keep(self) -> Kept:
+        if self._kept is not None and self._kept.text is not None:
+            return self._kept
+        return self._to_keep()
+
+    @abc.abstractmethod
+    def _to_keep(self) -> Kept:
+        """Returns what a new run stores."""
+
+    def _check_same(self, text: Mapping[str, Any]) -> None:
+        """Raises ConfigError unless `text`, as in `Kept`, is the run's."""
+        before = None if self._kept is None else self._kept.text
+        if before is not None and before["sha256"] != text["sha256"]:
+            raise checks.ConfigError(
+                f"The run has learnt from other data: {before['name']} had the sha256 "
+                f"{before['sha256'][:12]}..., and {text['name']} has "
+                f"{text['sha256'][:12]}....\n"
+                "Training and held-out examples need that data; inputs of your own do "
+                "not."
+            )
+
+
+def check_parts(
+    option: str, fraction: float, train: int, held_out: int, what: str, least: int = 1
+) -> None:
+    """Raises ConfigError unless both parts of the data have enough examples."""
+    if min(train, held_out) < least:
+        raise checks.ConfigError(
+            f"{option} must leave {what} to both parts, got {fraction!r}, which leaves "
+            f"{train:,} to train on and {held_out:,} held out."
+        )
+
+
+def package(name: str, needed_by: str) -> Any:
+    """Returns a package of `mha_haiku[data]`; ConfigError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise checks.ConfigError(
+            f"{needed_by} needs {name.partition('.')[0]}: "
+            "pip install 'mha_haiku[data]'."
+        ) from error
+
+
 def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
     """Returns the chance level of always giving the frequencies of training targets.
 
-    Args:
-      learnt: `[C]`, how often each class is a target of the training part.
-      met: `[C]`, the same of the held-out part, on which it is measured.
-
-    Returns:
-      "accuracy" of always giving the commonest, and "loss" of the frequencies, with one
-      added to every count so that none is zero.
+    `learnt` and `met`, `[C]`, are how often each class is a target of the training and
+    of the held-out part. The accuracy is of the commonest class, and the loss of the
+    frequencies, with one added to every count so that none is zero.
     """
     log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
     return {

@@ -92,7 +92,6 @@ class BigramBackcopy(base.Task):
         return f"t{c}" if c < self.num_triggers else f"{c}"
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         random = sampling.words(key, self.sequence_length)
         not_triggers = self.num_symbols - self.num_triggers
         first = self.num_triggers + sampling.integers(random[0], not_triggers)

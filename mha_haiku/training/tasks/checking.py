@@ -14,12 +14,7 @@ _LONGEST = 300  # characters of an error of the user's code
 
 
 def check_class(name: str, task: Any) -> None:
-    """Raises ConfigError unless a class is a frozen dataclass with what a task needs.
-
-    Args:
-      name: What the message calls it.
-      task: The class.
-    """
+    """Raises ConfigError unless a class is a frozen dataclass with all a task needs."""
     if not isinstance(task, type) or not issubclass(task, Task):
         raise checks.ConfigError(f"{name} must be a subclass of mha_haiku.tasks.Task.")
     if "__dataclass_fields__" not in vars(task) or not task.__dataclass_params__.frozen:
@@ -73,15 +68,15 @@ def _faults_of_attributes(task) -> list[str]:
         value = getattr(task, attribute)
         if not _is_count(value):
             faults.append(
-                f"{attribute} must be an integer above 0, not {_short(value)}"
+                f"{attribute} must be an integer above 0, not {described(value)}"
             )
     sizes = {x: getattr(task, x) for x in ("num_tokens", "feature_size")}
     given = [x for x, value in sizes.items() if value is not None]
     if len(given) != 1 or not _is_count(sizes[given[0]]):
         faults.append(
             "either num_tokens or feature_size must be an integer above 0 and the "
-            f"other None, not {_short(sizes['num_tokens'])} and "
-            f"{_short(sizes['feature_size'])}"
+            f"other None, not {described(sizes['num_tokens'])} and "
+            f"{described(sizes['feature_size'])}"
         )
     levels = task.baseline
     wanted = [x for x in ("accuracy", "loss") if x in task.metrics]
@@ -90,7 +85,7 @@ def _faults_of_attributes(task) -> list[str]:
     ):
         faults.append(
             f"baseline must have numbers for {' and '.join(wanted)}, not "
-            f"{_short(levels)}"
+            f"{described(levels)}"
         )
     return faults
 
@@ -135,8 +130,9 @@ def _faults_of_shapes(task, example) -> list[str]:
         kind = np.integer if is_integer else np.floating
         if x is None or x.shape != wanted or not np.issubdtype(x.dtype, kind):
             called = "integers" if is_integer else "floats"
-            got = "None" if x is None else f"{x.dtype} of shape {x.shape}"
-            faults.append(f"{part} must be {called} of shape {wanted}, got {got}")
+            faults.append(
+                f"{part} must be {called} of shape {wanted}, got {described(x)}"
+            )
     return faults
 
 
@@ -144,9 +140,11 @@ def _faults_of_values(task) -> list[str]:
     """Returns which integers of the first examples are outside of their range."""
     keys = jax.random.split(jax.random.key(0), 8)
     examples = jax.vmap(lambda key: task.example(key, task.train_data))(keys)
+    is_set = examples.targets.ndim == 1 and not task.labels_whole
+    num_targets = task.sequence_length if is_set else task.num_classes
     limits = {
         "inputs": ("num_tokens", task.num_tokens),
-        "targets": ("num_classes", _num_targets(task, examples)),
+        "targets": ("num_classes", num_targets),
         "decoder_inputs": ("num_classes", task.num_classes),
     }
     faults = []
@@ -163,17 +161,12 @@ def _faults_of_values(task) -> list[str]:
     return faults
 
 
-def _num_targets(task, examples) -> int:
-    """Returns the number of what targets count: of a set task its elements."""
-    is_set = examples.targets.ndim == 1 and not task.labels_whole
-    return task.sequence_length if is_set else task.num_classes
-
-
 def _is_count(value) -> bool:
     return isinstance(value, (int, np.integer)) and value >= 1 and value is not True
 
 
-def _short(value) -> str:
-    if isinstance(value, (np.ndarray, jax.Array)):
+def described(value: Any) -> str:
+    """Returns dtype and shape of an array; anything else as it is shown in messages."""
+    if hasattr(value, "dtype"):
         return f"{value.dtype} of shape {value.shape}"
     return checks.shown(value)

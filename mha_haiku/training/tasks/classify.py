@@ -5,8 +5,12 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import json
 import platform
+import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
@@ -15,7 +19,6 @@ import numpy as np
 
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
-    bag_of_words,
     base,
     python_expressions,
     sampling,
@@ -24,6 +27,7 @@ from mha_haiku.training.tasks import (
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
+_WORD = re.compile(r"\w+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,7 @@ class Classify(text.TextTask):
     A text is held out by its sha256: texts that are equal are in the same part.
 
     Metric: accuracy, the share of texts with the right label. It is compared with a bag
-    of words, see `bag_of_words.score`. Without a file the texts are expressions of
+    of words, see `bag_of_words`. Without a file the texts are expressions of
     Python's own library, by their outermost operation: `f(a + b)` is a call, `f(a) + b`
     is arithmetic. Their words say little of it, their brackets much.
     """
@@ -68,11 +72,7 @@ class Classify(text.TextTask):
 
     @functools.cached_property
     def corpus(self) -> text.Corpus:
-        """The texts of both parts, each with the number of its label.
-
-        Raises:
-          ConfigError: If they cannot be read, or are not those of the run.
-        """
+        """The texts of both parts, each with the number of its label."""
         rows = read_table(self.path) if self.path else list(python_expressions.load())
         sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         name = self.path or f"library of Python {platform.python_version()}"
@@ -82,16 +82,13 @@ class Classify(text.TextTask):
                 f"path must have texts of at least 2 labels, got {self.path!r}, where "
                 f"all have the label {labels[0]!r}."
             )
-        numbered = [(each, labels.index(label)) for each, label in rows]
         parts: tuple[list, list] = [], []
-        for pair in numbered:
-            parts[sampling.is_held_out(pair[0], self.held_out_fraction)].append(pair)
-        if not all(parts):
-            raise checks.ConfigError(
-                "held_out_fraction must leave texts to both parts, got "
-                f"{self.held_out_fraction!r}, which leaves {len(parts[0])} to train on "
-                f"and {len(parts[1])} held out."
-            )
+        for each, label in rows:
+            part = parts[sampling.is_held_out(each, self.held_out_fraction)]
+            part.append((each, labels.index(label)))
+        base.check_parts(
+            "held_out_fraction", self.held_out_fraction, *map(len, parts), "texts"
+        )
         described = {"name": name, "sha256": sha256, "labels": labels}
         whole = "\n".join(each for each, _ in parts[0])
         return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
@@ -132,7 +129,7 @@ class Classify(text.TextTask):
     def baseline(self) -> dict[str, float]:
         """A bag of words of the training part, measured on the held-out."""
         corpus = self.corpus
-        return bag_of_words.score(corpus.train, corpus.held_out, self.num_classes)
+        return bag_of_words(corpus.train, corpus.held_out, self.num_classes)
 
     def token_label(self, token: int) -> str:
         is_own = token == self.encoder.num_tokens and not self.encoder.before
@@ -157,13 +154,9 @@ class Classify(text.TextTask):
 def read_table(path: str) -> list[tuple[str, str]]:
     """Returns the texts and labels of a file, without spaces around them.
 
-    Args:
-      path: A UTF-8 file whose first line names its columns, `text` and `label` among
-        them: with tabs between the columns if that line has a tab (then quotes are
-        characters like all others), else with commas.
-
-    Raises:
-      ConfigError: If it cannot be read, lacks a column, or has an empty line.
+    The first line of the UTF-8 file names its columns, `text` and `label` among them:
+    with tabs between the columns if that line has a tab (then quotes are characters
+    like all others), else with commas.
     """
     content = text.read_file(path)
     header = content.partition("\n")[0]
@@ -202,3 +195,34 @@ def read_table(path: str) -> list[tuple[str, str]]:
     if not pairs:
         raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
     return pairs
+
+
+def bag_of_words(
+    train: Sequence[tuple[str, int]], held_out: Sequence[tuple[str, int]], labels: int
+) -> dict[str, float]:
+    """Returns accuracy and loss (nats per text) of multinomial naive Bayes.
+
+    Words are runs of letters, digits and underscores, in lower case. Counts of the
+    training texts have one added to each; words that these lack are passed over.
+
+    Source: McCallum and Nigam 1998, https://www.cs.cmu.edu/~knigam/papers/multinomial-aaaiws98.pdf.
+    """
+    counts = [Counter() for _ in range(labels)]
+    for each, label in train:
+        counts[label].update(_words(each))
+    places = {word: i for i, word in enumerate(dict.fromkeys(itertools.chain(*counts)))}
+    table = np.array([[own[word] + 1.0 for own in counts] for word in places])
+    of_words = np.log(table / table.sum(0))  # [words, labels]
+    of_labels = np.bincount([label for _, label in train], minlength=labels) + 1
+    of_labels = np.log(of_labels / of_labels.sum())
+    right, loss = 0, 0.0
+    for each, label in held_out:
+        known = [places[word] for word in _words(each) if word in places]
+        scores = of_labels + of_words[known].sum(0)
+        right += int(scores.argmax() == label)
+        loss += np.logaddexp.reduce(scores) - scores[label]
+    return {"accuracy": right / len(held_out), "loss": float(loss / len(held_out))}
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())

@@ -60,13 +60,15 @@ class DigitsAnomaly(base.Task):
 
     def __post_init__(self):
         super().__post_init__()
-        for part, images in zip(("training", "held-out"), self._split, strict=True):
-            if images.counts.min() < self.sequence_length:
-                raise checks.ConfigError(
-                    f"held_out_fraction must leave {self.sequence_length} images of "
-                    f"each digit to the {part} part, got {self.held_out_fraction!r}, "
-                    f"which leaves {images.counts.min()}."
-                )
+        counts = (images.counts.min() for images in self._split)
+        what = f"{self.sequence_length} images of each digit"
+        base.check_parts(
+            "held_out_fraction",
+            self.held_out_fraction,
+            *counts,
+            what,
+            self.sequence_length,
+        )
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -139,13 +141,7 @@ class DigitsAnomaly(base.Task):
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
     """Returns the pixels `[N, 64]` and digits `[N]` of all images, sorted by digit."""
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise checks.ConfigError(
-            "task.name 'digits_anomaly' needs scikit-learn: "
-            "pip install 'mha_haiku[data]'."
-        ) from error
+    datasets = base.package("sklearn.datasets", "task.name 'digits_anomaly'")
     digits = datasets.load_digits()
     order = np.argsort(digits.target, kind="stable")
     pixels = digits.data[order].astype(np.float32) / _LARGEST_PIXEL

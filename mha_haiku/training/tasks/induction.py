@@ -52,7 +52,6 @@ class Induction(base.UniformTask):
         checks.integer_in("num_tokens", self.num_tokens, half, sampling.LARGEST)
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         half = self.sequence_length // 2
         random = sampling.words(key, self.num_tokens + 1)
         first = sampling.distinct(random[1:], half)

@@ -20,9 +20,9 @@ class LanguageModel(text.TextTask):
         targets  o ␣ b e ␣
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions but those of special tokens, which the file of a
+    Metric: accuracy over all positions except special tokens, which the file of a
     tokenizer may put around the window. Chance is the unigram predictor, see
-    `TextTask.baseline`. Attributes are those of `TextTask`.
+    `TextTask.baseline`.
     """
 
     name: ClassVar[str] = "language_model"

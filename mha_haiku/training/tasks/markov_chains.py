@@ -43,7 +43,6 @@ class MarkovChains(base.UniformTask):
     )
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         count = self.num_tokens
         random = sampling.words(key, count**2 + self.sequence_length + 1)
         # In (0, 1), 24 bits each. Exponential variables, divided by their sum, are a

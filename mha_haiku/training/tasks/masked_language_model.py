@@ -32,9 +32,8 @@ class MaskedLanguageModel(text.TextTask):
 
     Special tokens, which the file of a tokenizer may put around the window, are never
     chosen. Metric: accuracy over the chosen positions. Chance is the unigram predictor,
-    see `TextTask.baseline`. Attributes are those of `TextTask`. The mask is that of the
-    tokenizer; where it has none, the last token, `num_tokens - 1`, which is no class. A
-    user's text may contain `[MASK]`.
+    see `TextTask.baseline`. The mask is the tokenizer's; where it has none, the last
+    token, `num_tokens - 1`, which is no class. A user's text may contain `[MASK]`.
 
     Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
     """

@@ -59,7 +59,6 @@ class MaxRetrieval(base.UniformTask):
         ]
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         random = sampling.words(key, 2 * self.max_items + 1)
         choices = self.max_items - self.min_items + 1
         count = self.min_items + sampling.integers(random[0], choices)

@@ -47,12 +47,8 @@ class ModularAddition(base.UniformTask):
 
     def __post_init__(self):
         super().__post_init__()
-        for part, pairs in zip(("training", "held-out"), self._split, strict=True):
-            if not len(pairs):
-                raise checks.ConfigError(
-                    f"train_fraction must leave a sum to the {part} part of the table "
-                    f"of modulus {self.modulus}, got {self.train_fraction!r}."
-                )
+        counts = map(len, self._split)
+        base.check_parts("train_fraction", self.train_fraction, *counts, "sums")
 
     @property
     def num_tokens(self) -> int:

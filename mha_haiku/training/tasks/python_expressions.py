@@ -36,14 +36,7 @@ _BYTES = range(16, 48)  # of an expression
 
 @functools.cache
 def load() -> tuple[tuple[str, str], ...]:
-    """Returns expressions of 16 to 47 bytes, each once and with its kind.
-
-    Returns:
-      Pairs (expression, kind), in the order of the modules; kinds are `KINDS`.
-
-    Raises:
-      ConfigError: If Python's library is not there as text.
-    """
+    """Returns expressions of 16 to 47 bytes, each once and with its kind, by module."""
     kinds: dict[str, str] = {}
     for name in _MODULES:
         source = _source(name)
@@ -57,10 +50,7 @@ def load() -> tuple[tuple[str, str], ...]:
 
 
 def expressions(source: str) -> list[tuple[str, str]]:
-    """Returns the expressions of a module that are as long, with their kinds.
-
-    Those inside of others count, too; parentheses around them are left out.
-    """
+    """Returns expressions of a module and their kinds, those inside of others too."""
     lines = [line.encode() for line in source.splitlines()]
     found = []
     for node in ast.walk(ast.parse(source)):

@@ -28,9 +28,9 @@ class Sentences(text.TextTask):
         lengths  6
 
     Metric: drift, how far an intervention turns the mean of a model's outputs; see
-    `heads.measured_by_drift`. Attributes are as of `TextTask`. A sentence ends with a
-    full stop, a question or an exclamation mark and has at least 4 words; longer ones
-    are cut. No sentence is there twice in a part.
+    `heads.measured_by_drift`. A sentence ends with a full stop, a question or an
+    exclamation mark and has at least 4 words; longer ones are cut. No sentence is twice
+    in a part.
     """
 
     name: ClassVar[str] = "sentences"
@@ -51,8 +51,8 @@ class Sentences(text.TextTask):
     ) -> base.Example:
         tokens, lengths = map(jnp.asarray, data)
         place = sampling.integers(sampling.words(key), len(tokens))
-        nothing = jnp.zeros(self.sequence_length, jnp.float32)
-        return base.Example(tokens[place], tokens[place], nothing, lengths[place])
+        weights = jnp.zeros(self.sequence_length, jnp.float32)
+        return base.Example(tokens[place], tokens[place], weights, lengths[place])
 
     @functools.cached_property
     def train_data(self) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +64,7 @@ class Sentences(text.TextTask):
         return self._encoded("held-out")
 
     def _encoded(self, part) -> tuple[np.ndarray, np.ndarray]:
-        _ = self.corpus  # which sees to it that the text is that of the run
+        _ = self.corpus  # checks that the text is the run's
         whole = text.read(self.path)
         cut = round(len(whole) * (1 - self.held_out_fraction))
         texts = sentences(whole[:cut] if part == "training" else whole[cut:])

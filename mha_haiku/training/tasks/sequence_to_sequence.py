@@ -6,6 +6,7 @@ target.
 
 import abc
 import functools
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -15,8 +16,6 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.training.tasks import base, sampling, tokenization
 
-# What a source is filled up with; masked as its length says, so any token would do.
-_PADDING = 0
 LARGEST_VOCABULARY = 2**14  # tokens of a text; rows are int16
 
 
@@ -27,6 +26,14 @@ class Pairs(NamedTuple):
     source_lengths: np.ndarray  # [N] int32
     targets: np.ndarray  # [N, T] integers, without end tokens
     target_lengths: np.ndarray  # [N] int32, at most T - 1
+
+    @classmethod
+    def of(
+        cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> "Pairs":
+        """Returns the pairs of some tokens, with room for an end token."""
+        length = 1 + max(map(len, targets))
+        return cls(*tokenization.padded(sources), *tokenization.padded(targets, length))
 
     def at(self, chosen: np.ndarray) -> "Pairs":
         """Returns some of the pairs, by index or as booleans `[N]`."""
@@ -85,11 +92,7 @@ class SequenceToSequence(base.Task):
         return self.fitting(super().encode(text))
 
     def fitting(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the tokens of a user's source, which are at most S.
-
-        Raises:
-          ConfigError: If they are more.
-        """
+        """Returns the tokens of a user's source; ConfigError if more than S."""
         if len(tokens) > self.sequence_length:
             raise checks.ConfigError(
                 f"text must have at most {self.sequence_length} tokens, as the longest "
@@ -98,10 +101,10 @@ class SequenceToSequence(base.Task):
         return tokens
 
     def labels(self, example: base.Example) -> list[str]:
-        return _padded_labels(super().labels(example), example.lengths)
+        return _padded(super().labels(example), example.lengths)
 
     def decoder_labels(self, example: base.Example) -> list[str]:
-        return _padded_labels(super().decoder_labels(example), example.decoder_lengths)
+        return _padded(super().decoder_labels(example), example.decoder_lengths)
 
     def pair(
         self,
@@ -110,13 +113,9 @@ class SequenceToSequence(base.Task):
         target: jax.Array,
         target_length: jax.Array,
     ) -> base.Example:
-        """Returns the example of a source and a target.
+        """Returns the example of a source `[S]` and a target `[T]`, without end token.
 
-        Args:
-          source: `[S]` integers; what stands behind its length is ignored.
-          source_length: `[]` integer, 0 to S.
-          target: `[T]` integers; what stands behind its length is ignored.
-          target_length: `[]` integer, 0 to T - 1: without the end token.
+        Lengths are `[]` integers; what stands behind them is ignored.
         """
         position = jnp.arange(self.target_length)
         in_source = jnp.arange(self.sequence_length) < source_length
@@ -124,7 +123,7 @@ class SequenceToSequence(base.Task):
         target = target.astype(jnp.int32)
         start = jnp.full(1, self.start_token, jnp.int32)
         return base.Example(
-            inputs=jnp.where(in_source, source, _PADDING).astype(jnp.int32),
+            inputs=jnp.where(in_source, source, 0).astype(jnp.int32),
             targets=target,
             weights=(position <= target_length).astype(jnp.float32),
             lengths=jnp.asarray(source_length, jnp.int32),
@@ -133,20 +132,22 @@ class SequenceToSequence(base.Task):
         )
 
 
-class PairsTask(SequenceToSequence):
+class PairsTask(base.DataTask, SequenceToSequence):
     """Draws examples from `Pairs`, uniformly."""
 
     baseline_name = "unigram"
 
-    @property
-    @abc.abstractmethod
-    def _split(self) -> tuple[Pairs, Pairs]:
-        """The pairs to train on, and those to evaluate on."""
-
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """The unigram predictor; see `unigram_baseline`."""
-        return unigram_baseline(*self._split, self.num_classes)
+        """`base.unigram` of the targets, end tokens included."""
+
+        def counts(pairs):
+            counted = np.arange(pairs.targets.shape[1]) < pairs.target_lengths[:, None]
+            tokens = np.bincount(pairs.targets[counted], minlength=self.num_classes)
+            tokens[self.end_token] += len(pairs.targets)
+            return tokens
+
+        return base.unigram(*map(counts, self._split))
 
     def example(self, key: jax.Array, data: Pairs) -> base.Example:
         index = sampling.integers(sampling.words(key), len(data.sources))
@@ -200,41 +201,7 @@ class TextPairsTask(PairsTask):
         return pieces.decode(errors="replace")
 
 
-def padded(tokens: np.ndarray, lengths: np.ndarray, length: int) -> np.ndarray:
-    """Returns rows of tokens as one array, `[N, length]` int16.
-
-    Args:
-      tokens: The tokens of all rows on end.
-      lengths: `[N]`, how many of them each row has.
-      length: That of what is returned, at least the longest.
-    """
-    rows = np.full((len(lengths), length), _PADDING, np.int16)
-    rows[np.arange(length) < lengths[:, None]] = tokens
-    return rows
-
-
-def unigram_baseline(
-    train: Pairs, held_out: Pairs, num_classes: int
-) -> dict[str, float]:
-    """Returns `base.unigram` of the targets of pairs, end tokens included.
-
-    Args:
-      train: The pairs whose targets are counted.
-      held_out: Those on which it is measured.
-      num_classes: C, with the end token as the last class.
-    """
-
-    def counts(pairs):
-        counted = np.arange(pairs.targets.shape[1]) < pairs.target_lengths[:, None]
-        tokens = np.bincount(pairs.targets[counted], minlength=num_classes)
-        tokens[-1] += len(pairs.targets)
-        return tokens
-
-    return base.unigram(counts(train), counts(held_out))
-
-
-def _padded_labels(labels: list[str], length: jax.Array | None) -> list[str]:
-    return [
-        label if length is None or position < length else "<pad>"
-        for position, label in enumerate(labels)
-    ]
+def _padded(labels: list[str], length: jax.Array | None) -> list[str]:
+    if length is None:
+        return labels
+    return labels[:length] + ["<pad>"] * (len(labels) - int(length))

@@ -12,6 +12,7 @@ import unicodedata
 from typing import NamedTuple
 
 from mha_haiku.core import checks
+from mha_haiku.training.tasks import base
 
 LARGEST = 999_999
 _NUM_COMPARED = 300
@@ -88,17 +89,21 @@ def parts(language: str, number: int) -> tuple[Part, ...]:
     said = _plain(language, number)
     if number < 100:
         return _below_100(language, number)
-    name, base = ("thousand", 1000) if number >= 1000 else ("hundred", 100)
-    count, rest = divmod(number, base)
-    head = _common_prefix(said, _plain(language, count * base))
+    name, power = ("thousand", 1000) if number >= 1000 else ("hundred", 100)
+    count, rest = divmod(number, power)
+    head = _common_prefix(said, _plain(language, count * power))
     in_head = _beginning(said[:head], _plain(language, count))
     digits = [
-        Part(_of(base, each.meaning), each.start, min(each.stop, in_head))
+        Part(
+            "hundreds" if power == 100 else f"{each.meaning} of thousands",
+            each.start,
+            min(each.stop, in_head),
+        )
         for each in parts(language, count)
         if each.start < in_head
     ]
     name_part = Part(name, *_letters(said, in_head, head))
-    if base == 100 and not digits:
+    if power == 100 and not digits:
         digits = [Part("hundreds", *name_part[1:])]
     found = [*digits, name_part]
     if rest:
@@ -134,10 +139,6 @@ def _below_100(language: str, number: int) -> tuple[Part, ...]:
     cut = len(said) - last
     of_units = _beginning(said[:cut], word_of_units) or cut
     return Part("units", *_letters(said, 0, of_units)), Part("tens", cut, len(said))
-
-
-def _of(base: int, meaning: str) -> str:
-    return "hundreds" if base == 100 else f"{meaning} of thousands"
 
 
 def _plain(language: str, number: int) -> str:
@@ -177,10 +178,4 @@ def _letters(said: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def _num2words():
-    try:
-        import num2words
-    except ImportError as error:
-        raise checks.ConfigError(
-            "task.name 'number_words' needs num2words: pip install 'mha_haiku[data]'."
-        ) from error
-    return num2words
+    return base.package("num2words", "task.name 'number_words'")

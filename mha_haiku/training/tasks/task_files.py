@@ -21,7 +21,7 @@ _given: dict[tuple[str, str], type[Task]] = {}
 
 
 def is_name(name: Any) -> bool:
-    """Returns whether a name is that of a task of the user."""
+    """Returns whether a name means a task of the user."""
     return isinstance(name, str) and ":" in name
 
 
@@ -46,12 +46,7 @@ def register(task: type[Task]) -> str:
 
 
 def load(name: str) -> type[Task]:
-    """Returns the class of that name.
-
-    Raises:
-      ConfigError: If there is no such file or class, the file raises, or the class is
-        no task.
-    """
+    """Returns the class of that name, which must be a task."""
     file, _, class_name = name.rpartition(":")
     if not file and ("", class_name) not in _given:
         raise checks.ConfigError(
@@ -69,11 +64,7 @@ def load(name: str) -> type[Task]:
 
 
 def digest(name: str) -> str | None:
-    """Returns the sha256 of the file of a task of the user; None: it has no file.
-
-    Raises:
-      ConfigError: If there is no such file.
-    """
+    """Returns the sha256 of the file of a task of the user; None: it has no file."""
     if not is_name(name) or name.startswith(":"):
         return None
     return hashlib.sha256(_read(name)).hexdigest()

@@ -16,17 +16,12 @@ import numpy as np
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import base, sampling, tokenization
 
-_TOKENIZERS = {
-    "characters": tokenization.Characters.train,
-    "bpe": tokenization.BytePairs.train,
-}
-
 
 def _tokenizer_name(name: str, value: Any) -> str:
     """Checks that a value names a kind of tokenizer or a file."""
     if isinstance(value, str) and value.endswith(".json"):
         return value
-    return checks.choice(name, value, (*_TOKENIZERS, "tokenizer.json"))
+    return checks.choice(name, value, (*tokenization.TRAINERS, "tokenizer.json"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Corpus:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextTask(base.Task):
+class TextTask(base.DataTask):
     """What the tasks over text share: the corpus, its labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
@@ -50,10 +45,6 @@ class TextTask(base.Task):
     A tokenizer is trained on the training part alone; or it is of a file, whose special
     tokens go around every window and are no targets. Models may have more classes than
     a file names.
-
-    Attributes:
-      kept: What a run stored of this task. Its tokenizer is used, and the text is read
-        only once examples are needed; it must then be the text of the run.
     """
 
     baseline_name = "unigram"
@@ -86,21 +77,9 @@ class TextTask(base.Task):
         section="data",
     )
 
-    kept: dataclasses.InitVar[base.Kept | None] = None
-
-    def __post_init__(self, kept: base.Kept | None):
-        super().__post_init__()
-        object.__setattr__(self, "_kept", kept)
-        if kept is None:
-            _ = self.corpus  # reads the files, so that their errors show now
-
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The text of both parts.
-
-        Raises:
-          ConfigError: If it cannot be read, or is not the text of the run.
-        """
+        """The text of both parts."""
         if self.held_out_fraction == 0:
             raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
@@ -118,33 +97,20 @@ class TextTask(base.Task):
     def made_tokenizer(
         self, text: str, described: dict[str, Any]
     ) -> tokenization.Tokenizer:
-        """Returns the tokenizer of the run, that of a file, or one trained on a text.
+        """Returns the tokenizer of the run, of a file, or one trained on a text.
 
-        Args:
-          text: What a new one is trained on.
-          described: The "name" and "sha256" of all the text of the task.
-
-        Raises:
-          ConfigError: If the text is not that of the run.
+        `described` has the "name" and "sha256" of all the text of the task.
         """
-        kept = self._kept
-        if kept is None:
-            if self.tokenizer in _TOKENIZERS:
-                return _TOKENIZERS[self.tokenizer](text, self.vocabulary_size)
-            return tokenization.read_file(self.tokenizer, self.vocabulary_size)
-        if kept.text is not None and kept.text["sha256"] != described["sha256"]:
-            raise checks.ConfigError(
-                "The text is not the one that the run has learnt from: "
-                f"{described['name']} has the sha256 {described['sha256'][:12]}..., "
-                f"and {kept.text['name']} had {kept.text['sha256'][:12]}....\n"
-                "Training and held-out examples need that text; a text or tokens of "
-                "your own do not."
-            )
-        return self.encoder
+        if self._kept is not None:
+            self._check_same(described)
+            return self.encoder
+        if train := tokenization.TRAINERS.get(self.tokenizer):
+            return train(text, self.vocabulary_size)
+        return tokenization.read_file(self.tokenizer, self.vocabulary_size)
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
-        """The tokenizer: that of the run, or one trained on the text."""
+        """The tokenizer, of the run or trained on the text."""
         if self._kept is None:
             return self.corpus.tokenizer
         return tokenization.from_json(self._kept.tokenizer)
@@ -153,9 +119,7 @@ class TextTask(base.Task):
     def data_shapes(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
 
-    def keep(self) -> base.Kept:
-        if self._kept is not None and self._kept.text is not None:
-            return self._kept
+    def _to_keep(self) -> base.Kept:
         return base.Kept(self.encoder.to_json(), self.corpus.text)
 
     @property
@@ -173,14 +137,9 @@ class TextTask(base.Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """The unigram predictor: counts of the training part, measured on the held-out.
-
-        Its accuracy is that of always saying the commonest token; its loss that of the
-        frequencies, with one added to every count so that none is zero.
-        """
-        parts = self.corpus.train, self.corpus.held_out
+        """The unigram predictor; see `base.unigram`."""
         return base.unigram(
-            *(np.bincount(tokens, minlength=self.num_classes) for tokens in parts)
+            *(np.bincount(tokens, minlength=self.num_classes) for tokens in self._split)
         )
 
     def token_label(self, token: int) -> str:
@@ -198,11 +157,7 @@ class TextTask(base.Task):
         return self.encoder.end
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text, special ones around it included.
-
-        Raises:
-          ConfigError: If there are none, or the text is not Unicode.
-        """
+        """Returns the tokens of a user's text, special ones around it included."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -213,16 +168,10 @@ class TextTask(base.Task):
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
-        if not self._num_special:
-            return tokens
-        return np.array([*self.before, *tokens, *self.after], np.int32)
+        return np.concatenate([self.before, tokens, self.after]).astype(np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text to go on with: no special ones behind it.
-
-        Raises:
-          ConfigError: If there are none, or the tokenizer lacks a part of the text.
-        """
+        """Returns the tokens of a text to continue: no special ones after it."""
         tokens = self.encode(text)
         self.encoder.check_known(text)
         return tokens[: len(tokens) - len(self.after)]
@@ -230,13 +179,9 @@ class TextTask(base.Task):
     def window(
         self, word: jax.Array, data: np.ndarray, length: int
     ) -> tuple[jax.Array, np.ndarray]:
-        """Returns tokens from a random position of `data`, special ones around them.
+        """Returns `[length]` tokens from a random place of `data`, special ones around.
 
-        Returns:
-          Tokens `[T]`, T the length, and which are not special, `[T]` booleans.
-
-        Raises:
-          ConfigError: If the length leaves no room between special tokens.
+        The second array, booleans, says which are not special.
         """
         before, after, room = self.before, self.after, self._room(length)
         start = sampling.integers(word, len(data) - room + 1)
@@ -244,19 +189,18 @@ class TextTask(base.Task):
         if self._num_special:
             first, last = (np.array(each, np.int32) for each in (before, after))
             tokens = jnp.concatenate([first, tokens, last])
-        is_text = np.arange(length)
-        is_text = (is_text >= len(before)) & (is_text < length - len(after))
+        is_text = np.zeros(length, bool)
+        is_text[len(before) : length - len(after)] = True
         return tokens, is_text
 
     def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens `[N, T]` of texts, cut or padded, and their lengths `[N]`."""
         room = self._room(self.sequence_length)
-        rows = np.zeros((len(texts), self.sequence_length), np.int32)
-        lengths = np.zeros(len(texts), np.int32)
-        for i, text in enumerate(texts):
-            tokens = [*self.before, *self.encoder.encode(text)[:room], *self.after]
-            rows[i, : len(tokens)], lengths[i] = tokens, len(tokens)
-        return rows, lengths
+        rows = [
+            [*self.before, *self.encoder.encode(text)[:room], *self.after]
+            for text in texts
+        ]
+        return tokenization.padded(rows, self.sequence_length, np.int32)
 
     def _room(self, length: int) -> int:
         """Returns how many tokens of a text have room between special ones."""
@@ -274,7 +218,7 @@ class TextTask(base.Task):
 
     @property
     def after(self) -> tuple[int, ...]:
-        """Those behind it."""
+        """Special tokens that stand after it."""
         return self.encoder.after
 
     @property
@@ -301,9 +245,6 @@ def read(path: str) -> str:
 
     Files of a folder and its folders are joined by an empty line, in the order of their
     paths; hidden ones are left out. A byte order mark is dropped, and `\r\n` is `\n`.
-
-    Raises:
-      ConfigError: If there is no such file, or it is empty, binary, or not UTF-8.
     """
     if not isinstance(path, str):
         raise checks.ConfigError(f"path must be a text, got {path!r}.")
@@ -325,11 +266,7 @@ def read(path: str) -> str:
 
 
 def read_file(path: str) -> str:
-    """Returns the text of a file; see `read`.
-
-    Raises:
-      ConfigError: If it is a folder, and as `read` does.
-    """
+    """Returns the text of a file, which may be no folder; see `read`."""
     if os.path.isdir(os.path.expanduser(path)):
         raise checks.ConfigError(
             f"path must be a file, got {path!r}, which is a folder."

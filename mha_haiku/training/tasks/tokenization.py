@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mha_haiku.core import checks
+from mha_haiku.training.tasks import base
 
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     Attributes:
       before: Special tokens that stand before every text.
-      after: Those behind it.
+      after: Special tokens that stand after it.
       mask: The token that hides another, and its text; None: there is none.
       end: The token that ends a text; None: there is none.
     """
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
         """Returns the text of a token."""
 
     def piece(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes that a token adds to a text that goes on with it.
+        """Returns the UTF-8 bytes that a token adds to a text that it continues.
 
         A token may be a part of a character: texts are joined from bytes.
         """
@@ -75,12 +75,7 @@ class Characters(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
-        """Returns the tokens of `text`'s characters, the commonest if there are more.
-
-        Args:
-          text: The text to train on.
-          vocabulary_size: Upper limit of `num_tokens`, at least 2.
-        """
+        """Returns the tokenizer of a text's characters, the commonest if too many."""
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
@@ -112,9 +107,10 @@ class Characters(Tokenizer):
                 f"{text[unknown[0]]!r} at character {unknown[0]}.\nIt knows {known}."
             )
 
-    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of all texts on end, and how many each has, int32."""
-        return self.encode("".join(texts)), np.array(list(map(len, texts)), np.int32)
+    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the tokens of each of several texts."""
+        ends = np.cumsum(list(map(len, texts)))
+        return np.split(self.encode("".join(texts)), ends[:-1])
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns where in a text each of its tokens begins and ends."""
@@ -148,10 +144,7 @@ class BytePairs(Tokenizer):
     def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
         """Returns the tokenizer that merges byte pairs, the commonest in `text` first.
 
-        Args:
-          text: The text to train on.
-          vocabulary_size: Number of tokens, at least 256; fewer if `text` has no more
-            pairs to merge.
+        It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
         tokenizers = library()
@@ -180,10 +173,8 @@ class BytePairs(Tokenizer):
             np.int32
         )
 
-    def encode_each(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
-        tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
-        return tokens, np.array(list(map(len, ids)), np.int32)
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        return [each.ids for each in self.tokenizer.encode_batch(list(texts))]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns where in a text of one line each of its tokens begins and ends.
@@ -201,11 +192,11 @@ class BytePairs(Tokenizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class Pretrained(Tokenizer):
     """A tokenizer that others have trained, as a file of `tokenizers` describes it.
 
-    Its special tokens go around a whole text: `encode` gives the text's own tokens,
-    `before` and `after` those around.
+    Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
+    them out.
 
     Attributes:
       content: The contents of a tokenizer.json.
@@ -232,13 +223,8 @@ class Pretrained:
     def num_tokens(self) -> int:
         return max(self.least_tokens, 1 + max(self._ids.values()))
 
-    @property
-    def before(self) -> tuple[int, ...]:
-        return self._around[0]
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        return self._around[1]
+    before = property(lambda self: self._around[0])
+    after = property(lambda self: self._around[1])
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
@@ -265,7 +251,7 @@ class Pretrained:
         return np.array(encoding.ids, np.int32)
 
     def label(self, token: int) -> str:
-        r"""Returns what a token adds to a text that goes on with it, by its decoder.
+        r"""Returns what a token adds to a text that it continues, by its decoder.
 
         Parts of a character are `\xe2`, special tokens are their names, and tokens that
         only the model knows are `<49153>`.
@@ -338,26 +324,21 @@ class Pretrained:
 
 
 def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
-    """Returns the tokenizer in a tokenizer.json.
-
-    Raises:
-      ConfigError: If it cannot be read, or describes no tokenizer.
-    """
+    """Returns the tokenizer in a tokenizer.json."""
     return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
 
 
-def from_json(text: str) -> Tokenizer:
-    """Returns the tokenizer that `to_json` described.
-
-    Raises:
-      ValueError: If it describes none.
-    """
-    contents = json.loads(text)
+def from_json(text: str | dict[str, Any]) -> Tokenizer:
+    """Returns the tokenizer that `to_json` described, as text or as its object."""
+    contents = json.loads(text) if isinstance(text, str) else text
     if "characters" in contents:
         return Characters(contents["characters"])
     if "pretrained" in contents:
         return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
-    return BytePairs(library().Tokenizer.from_str(text))
+    return BytePairs(library().Tokenizer.from_str(json.dumps(contents)))
+
+
+TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 
 
 @contextlib.contextmanager
@@ -376,7 +357,7 @@ def errors_named(file: str) -> Iterator[None]:
         # A bare Exception of tokenizers, or a panic of Rust, which is none.
         except BaseException as error:
             raise checks.ConfigError(
-                f"{file} is damaged, or not that of a tokenizer: {error}."
+                f"{file} is damaged, or describes no tokenizer: {error}."
             ) from None
         finally:
             os.dup2(stderr, 2)
@@ -384,18 +365,22 @@ def errors_named(file: str) -> Iterator[None]:
 
 
 def library() -> Any:
-    """Returns the package `tokenizers`.
+    """Returns the package `tokenizers`; ConfigError if it is not installed."""
+    return base.package("tokenizers", "This tokenizer")
 
-    Raises:
-      ConfigError: If it is not installed.
+
+def padded(
+    rows: Sequence[Sequence[int]], length: int | None = None, dtype: Any = np.int16
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of tokens, `[N, length]`, filled up with 0, and their lengths `[N]`.
+
+    The length is by default the longest row's.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise checks.ConfigError(
-            "This tokenizer needs tokenizers: pip install 'mha_haiku[data]'."
-        ) from error
-    return tokenizers
+    lengths = np.array(list(map(len, rows)), np.int32)
+    length = int(lengths.max()) if length is None else length
+    filled = np.zeros((len(rows), length), dtype)
+    filled[np.arange(length) < lengths[:, None]] = np.concatenate(rows)
+    return filled, lengths
 
 
 def _bytes_of_letters(letters: str) -> bytes:

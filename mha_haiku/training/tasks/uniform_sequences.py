@@ -71,18 +71,12 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 
     @abc.abstractmethod
     def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
-        """Returns where in the source the tokens of the target stand.
+        """Returns where in the source the target's tokens at `[T]` positions stand.
 
-        Args:
-          position: `[T]` integers, positions of the target.
-          length: `[]` integer, of the source.
-
-        Returns:
-          `[T]` integers; what stands behind the length does not matter.
+        What it says of positions behind the `length` of the source does not matter.
         """
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         random = sampling.words(key, self.max_length + 1)
         choices = self.max_length - self.min_length + 1
         length = self.min_length + sampling.integers(random[0], choices)

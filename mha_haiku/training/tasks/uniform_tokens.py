@@ -1,10 +1,14 @@
-"""Repeat a sequence of independent, uniform tokens, as it is or in reverse order."""
+"""Copy, reverse, sort or count independent, uniform tokens."""
 
 import abc
 import dataclasses
+import functools
+import math
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku.core import fields
 from mha_haiku.training.tasks import base, sampling
@@ -26,7 +30,6 @@ class UniformTokensTask(base.UniformTask):
         """Returns the `[T]` int32 targets of `[T]` int32 tokens."""
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        del data
         random = sampling.words(key, self.sequence_length)
         inputs = sampling.integers(random, self.num_tokens)
         return base.Example(inputs, self.targets(inputs), base.all_count(inputs))
@@ -71,3 +74,88 @@ class Reverse(UniformTokensTask):
 
     def targets(self, inputs: jax.Array) -> jax.Array:
         return inputs[::-1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sort(UniformTokensTask):
+    """The target at position t is the t-th smallest token, counted with repeats.
+
+    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
+
+        inputs   3 1 4 1 5
+        targets  1 1 3 4 5
+        weights  1 1 1 1 1
+
+    Metric: accuracy over all positions. Chance: the likeliest token at each
+    position, since small tokens come first. That is well above 1 / num_tokens; computed
+    exactly, from the binomial distribution of the number of tokens that are at most c.
+    """
+
+    name: ClassVar[str] = "sort"
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level, of the distribution of the target at each position."""
+        from scipy import special  # jax needs scipy; imported late as it is slow
+
+        t = np.arange(self.sequence_length)[:, None]
+        at_most = np.arange(1, self.num_tokens)[None, :] / self.num_tokens
+        # The t-th smallest is at most c when more than t tokens are.
+        cumulative = special.bdtrc(t, self.sequence_length, at_most)
+        probabilities = np.diff(cumulative, axis=1, prepend=0.0, append=1.0)
+        probabilities = np.maximum(probabilities, 0.0)
+        return {
+            "accuracy": float(probabilities.max(axis=1).mean()),
+            "loss": float(special.entr(probabilities).sum(axis=1).mean()),
+        }
+
+    def targets(self, inputs: jax.Array) -> jax.Array:
+        return jnp.sort(inputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Histogram(UniformTokensTask):
+    """The target at position t is how often the token at t occurs in the sequence.
+
+    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
+
+        inputs   3 1 4 1 5
+        targets  1 2 1 2 1
+        weights  1 1 1 1 1
+
+    Metric: accuracy over all positions. Chance: the likeliest count. A count is 1
+    plus a binomial variable of T - 1 trials with probability 1 / num_tokens, whose
+    largest probability and entropy are computed exactly.
+
+    Class c is the count c (0 never occurs).
+
+    Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981.
+    """
+
+    name: ClassVar[str] = "histogram"
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: the counts 0 to T."""
+        return self.sequence_length + 1
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level, from the distribution of a count."""
+        trials = self.sequence_length - 1
+        hit, miss = math.log(1 / self.num_tokens), math.log1p(-1 / self.num_tokens)
+        logs = [
+            math.lgamma(trials + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(trials - k + 1)
+            + k * hit
+            + (trials - k) * miss
+            for k in range(trials + 1)
+        ]
+        loss = -sum(math.exp(log) * log for log in logs)
+        return {"accuracy": math.exp(max(logs)), "loss": loss}
+
+    def targets(self, inputs: jax.Array) -> jax.Array:
+        tokens = jnp.arange(self.num_tokens, dtype=jnp.int32)
+        counts = jnp.sum(inputs[:, None] == tokens[None, :], axis=0, dtype=jnp.int32)
+        return counts[inputs]

@@ -40,26 +40,23 @@ def prepare(
 
     def prepared(own, count):
         stored = [checkpoints.Elsewhere(None)] * count
-        return trainers.prepare(own, task, model, stored, placement)
+        return trainers.Trainer(own, task, model, stored, placement)
 
     ready = [] if compiles else list(map(prepared, configs, counts))
-    starts = [programs.together.fetch(state) for state, programs in ready]
+    starts = [trainer.together.fetch(trainer.state) for trainer in ready]
 
     def reset():
-        ready[:] = [
-            (programs.together.put_states(start), programs)
-            for start, (_, programs) in zip(starts, ready, strict=True)
-        ]
+        for trainer, start in zip(ready, starts, strict=True):
+            trainer.state = trainer.together.put_states(start)
 
     def run():
         for i, (own, count) in enumerate(zip(configs, counts, strict=True)):
-            state, programs = prepared(own, count) if compiles else ready[i]
-            taken = 0
+            trainer, taken = prepared(own, count) if compiles else ready[i], 0
             while taken < size:
                 taken = min(size, taken + config.training.steps_per_dispatch)
-                stops = programs.together.scalars([np.int32(taken)] * count)
-                state, report = programs.dispatch(
-                    state, programs.train_data, programs.seeds, stops
+                stops = trainer.together.joined([np.int32(taken)] * count)
+                trainer.state, report = trainer.dispatch(
+                    trainer.state, trainer.train_data, trainer.seeds, stops
                 )
                 jax.block_until_ready(report)
 

@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 
 from mha_haiku.core import arrays, checks
 
-_ROOM = 2**16  # bytes that a checkpoint takes besides its arrays
+_ROOM = 2**16  # bytes that a checkpoint takes in addition to its arrays
 _FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
 
 
@@ -32,7 +32,7 @@ def describe(tree: Any) -> dict[str, dict[str, Any]]:
 
 def fields(names: Iterable[str]) -> set[str]:
     """Returns the fields of a tree: the first parts of its arrays' names, ".params"."""
-    return {_FIELD.match(name)[0] for name in names if _FIELD.match(name)}
+    return {match[0] for match in map(_FIELD.match, names) if match}
 
 
 def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
@@ -43,11 +43,7 @@ def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
 def compare(
     saved: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], where: str
 ) -> None:
-    """Raises an error unless the saved arrays are those that are wanted.
-
-    Raises:
-      ConfigError: If they differ in names, shapes or dtypes; it names the parameter.
-    """
+    """Raises ConfigError, with the parameter, unless saved arrays are those wanted."""
     missing = [name for name in wanted if name not in saved]
     unknown = [name for name in saved if name not in wanted]
     if differ := checks.lacks_and_has(missing, unknown, 3):
@@ -65,12 +61,7 @@ def compare(
 
 
 def write(path: Path, tree: Any) -> None:
-    """Writes a tree of host arrays as one safetensors file.
-
-    Raises:
-      ValueError: If two arrays have one name, or a name is reserved.
-      OSError: If the disk has no room for them.
-    """
+    """Writes a tree of host arrays as one safetensors file; OSError without room."""
     import safetensors.numpy
 
     leaves = jax.tree.leaves_with_path(tree)
@@ -88,13 +79,8 @@ def write(path: Path, tree: Any) -> None:
 def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
     """Returns a tree of arrays of a safetensors file, on the host.
 
-    Args:
-      path: What `write` wrote.
-      abstract: A tree of the shapes and dtypes to read; see `compare`.
-      names: The names of all arrays of the file; None: those of the tree.
-
-    Raises:
-      ValueError: If the file holds anything else, or is damaged.
+    The file must hold the arrays of these names, by default those of `abstract`, a tree
+    of the shapes and dtypes to read; else it is damaged, a ValueError.
     """
     wanted = describe(abstract)
     stored = arrays.read_safetensors(path)

@@ -45,11 +45,7 @@ def write(
 
 
 def read(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint, without checking the files.
-
-    Raises:
-      DamageError: If there is none, or it was changed.
-    """
+    """Returns the manifest of a checkpoint, without checking the files."""
     path = folder / NAME
     if folder.is_symlink():
         raise DamageError("it is a link")
@@ -73,11 +69,7 @@ def read(folder: Path) -> Manifest:
 
 
 def check(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint, after checking all its files.
-
-    Raises:
-      DamageError: At the first thing that differs.
-    """
+    """Returns the manifest of a checkpoint, after checking all its files."""
     manifest = read(folder)
     if folder.name != str(manifest.step):
         raise DamageError(f"{NAME} is that of step {manifest.step}")

@@ -5,6 +5,7 @@ kill leaves half written has another. So a `<step>/` that does not match its man
 or has none, was damaged later.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -29,7 +30,7 @@ class SaveError(RuntimeError):
     """The newest checkpoint could not be written; the others are unchanged."""
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints in one folder: the newest two and the best.
 
     Saving runs in the background; `close` (or leaving the `with`) waits for it, and so
@@ -38,15 +39,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False):
-        """Opens the folder, which the first save creates.
+        """Opens the folder of the steps, which the first save creates.
 
-        Args:
-          folder: The folder of the steps, one sub-folder each.
-          read_only: Whether only to restore; then the folder must exist. Otherwise no
-            other process may write to it; the lock of the run's folder sees to that.
-
-        Raises:
-          ConfigError: If there is no such folder to read.
+        A `read_only` one must exist (ConfigError). Otherwise no other process may write
+        to it; the lock of the run's folder sees to that.
         """
         self._root = Path(folder).absolute()
         self._damage: dict[int, str | None] = {}  # of the steps that were checked
@@ -61,9 +57,6 @@ class Checkpoints:
         elif not self._root.is_dir():
             raise ConfigError(f"There are no checkpoints in {folder}.")
 
-    def __enter__(self) -> "Checkpoints":
-        return self
-
     def __exit__(self, kind: object, *exception: object) -> None:
         if kind is None:
             self.close()
@@ -71,10 +64,7 @@ class Checkpoints:
             self._join()
 
     def steps(self) -> list[int]:
-        """Returns the steps that exist, good or not, ascending.
-
-        Anything with the name of a step counts: a link, for instance, is a damaged one.
-        """
+        """Returns the steps that exist, good or not (such as a link), ascending."""
         self._join()
         return self._steps()
 
@@ -82,10 +72,7 @@ class Checkpoints:
         """Returns the newest good step, or None where nothing has been saved.
 
         It logs a warning about each damaged step after it, once, and renames that to
-        `<step>.damaged` unless this is read-only.
-
-        Raises:
-          ConfigError: If there are checkpoints, and none of them is good.
+        `<step>.damaged` unless this is read-only. ConfigError if none is good.
         """
         damaged = {}
         for step in reversed(self.steps()):
@@ -106,13 +93,8 @@ class Checkpoints:
     def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
         """Starts to save a tree of host arrays; waits for the save before it.
 
-        Args:
-          step: Its step; a good checkpoint of this step is kept as it is.
-          tree: Arrays, which must not be changed afterwards.
-          held_out_loss: The smallest marks the best step; None is never the best.
-
-        Raises:
-          ValueError: If `held_out_loss` is not finite.
+        The arrays must not be changed afterwards. A good checkpoint of this step is
+        kept as it is. The smallest `held_out_loss` marks the best step.
         """
         if held_out_loss is not None and not math.isfinite(held_out_loss):
             raise ValueError(f"held_out_loss must be finite, got {held_out_loss}.")
@@ -135,18 +117,17 @@ class Checkpoints:
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
     ) -> Any:
-        """Returns the tree saved at a step, as host arrays.
+        """Returns the tree saved at a step (None: the newest good one), on the host.
 
         Args:
           abstract: A tree with the structure, shapes and dtypes of what was saved, as
             from `jax.eval_shape`.
-          step: Which step; None means the newest good one.
+          step: Which step.
           partly: Whether the checkpoint may have more fields at the top of the tree,
             which are not read.
 
         Raises:
-          ConfigError: If there is no such step, it is damaged, or it holds a tree of
-            other names, shapes or dtypes.
+          ConfigError: If there is no such step, it is damaged, or it differs.
         """
         step = self._existing(step)
         where = f"The checkpoint of step {step} in {self._root}"
@@ -161,11 +142,7 @@ class Checkpoints:
             raise ConfigError(f"{where} is damaged: {error}") from error
 
     def close(self) -> None:
-        """Waits until everything is on disk.
-
-        Raises:
-          SaveError: If the newest checkpoint could not be written.
-        """
+        """Waits until everything is on disk; SaveError if the newest is not."""
         self._join()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -288,15 +265,12 @@ class Checkpoints:
                 self._damage.pop(step, None)
 
 
-class Elsewhere:
+class Elsewhere(contextlib.AbstractContextManager):
     """The null object of `Checkpoints`, on processes that do not write them."""
 
     def __init__(self, latest: int | None):
         """Takes the newest good step."""
         self._latest = latest
-
-    def __enter__(self) -> "Elsewhere":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         pass
@@ -307,7 +281,6 @@ class Elsewhere:
 
     def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
         """Remembers the step."""
-        del tree, held_out_loss
         self._latest = step
 
     def close(self) -> None:
