@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core import sites
-from mha_haiku.lab.heads import programs
+from mha_haiku.lab.heads import importance, programs
 from tests.heads.conftest import (
     NUM_TOKENS,
     B,
@@ -304,7 +304,7 @@ def test_layers_below_the_ablated_head_do_not_run_again(subject):
         lowered = program(subject.model, **given).lower(subject.params, batch, *args)
         return lowered.compile().cost_analysis()["flops"]
 
-    assert flops(programs.changes) < 0.75 * flops(programs.metrics, gates)
+    assert flops(importance.changes) < 0.75 * flops(importance.gated, gates)
 
 
 @pytest.mark.parametrize("is_scanned", [False, True])

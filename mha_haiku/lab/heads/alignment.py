@@ -29,11 +29,7 @@ def label(name: str) -> str:
 def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
     """Returns where the rows of a batch should look, booleans `[N, T, S]` by name.
 
-    An example of which it is not known has no such row.
-
-    Args:
-      align: The alignments of an example.
-      example: A batch of N, on the host.
+    An example whose alignment is not known has no such row. The batch is on the host.
     """
     if example.decoder_inputs is None:
         return {}
@@ -50,26 +46,20 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
 
 
 def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
-    """Returns how often a head looks where it should.
-
-    That is the share of the rows with an aligned key whose largest weight lies on one.
-
-    Args:
-      weights: `[N, H, T, S]`.
-      alignment: Booleans `[N, T, S]`, true where a row should look.
-
-    Returns:
-      `[N, H]` in [0, 1]; NaN in an example without an aligned row.
-    """
+    """Returns `shares` from weights `[N, H, T, S]`."""
     return shares(np.asarray(weights).argmax(-1), alignment)
 
 
 def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
-    """Returns what `scores` does, from the places of the largest weights.
+    """Returns the share of rows with an aligned key that look at one.
 
     Args:
-      places: `[N, H, T]` integers; below 0 in a row that sees nothing.
+      places: `[N, H, T]`, the key with the largest weight of each row; below 0 in a row
+        that sees nothing.
       alignment: Booleans `[N, T, S]`, true where a row should look.
+
+    Returns:
+      `[N, H]` in [0, 1]; NaN in an example without an aligned row.
     """
     places = np.asarray(places)[..., None]
     aligned = np.asarray(alignment, bool)[:, None]
@@ -82,7 +72,7 @@ def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
 
 
 def evidence(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns what `heads.role_evidence` says of alignment, from `shares` by names."""
+    """Returns the part of `heads.role_evidence` on alignment, from `shares` by name."""
     if "aligned" not in found:
         return {}
     known = ~np.isnan(found["aligned"])

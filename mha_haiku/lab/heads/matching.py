@@ -44,8 +44,8 @@ def match(
 ) -> Matching:
     """Returns the pairs of heads of two models, such as two seeds, that attend alike.
 
-    Any layers may be paired, of encoder-decoders those of one kind; the pairs are those
-    of the least total divergence.
+    Any layers may be paired, of encoder-decoders those of one kind; the pairs have the
+    least total divergence.
 
     Args:
       first: A model and its parameters.
@@ -59,21 +59,16 @@ def match(
 
     @jax.jit
     def diverge(one, other, example):
-        rows, columns = (
-            [
-                (running.kind_of(name), each)
-                for name, each in running.look(*own, example, ["*/map"])[1].items()
-            ]
-            for own in ((first[0], one), (second[0], other))
-        )
+        _, rows = running.look(first[0], one, example, ["*/map"])
+        _, columns = running.look(second[0], other, example, ["*/map"])
 
-        def compared(kind, a, other_kind, b):
-            if kind == other_kind:
-                return a.divergence(b).mean(0)
-            return jnp.full((a.shape[-3], b.shape[-3]), _APART)
+        def compared(row, column):
+            if running.kind_of(row) == running.kind_of(column):
+                return rows[row].divergence(columns[column]).mean(0)
+            return jnp.full((rows[row].shape[-3], columns[column].shape[-3]), _APART)
 
         return jnp.block(
-            [[compared(*row, *column) for column in columns] for row in rows]
+            [[compared(row, column) for column in columns] for row in rows]
         )
 
     divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))

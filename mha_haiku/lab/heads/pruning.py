@@ -1,8 +1,9 @@
 """Pruning: a smaller model without some heads or hidden units, for good.
 
-L layers, H heads of a layer, G key/value heads, D width, F hidden units. A
-head is named by its index in the unpruned layer. In an encoder-decoder "layers" of
-heads are its attention parts, in the order of `models.heads_of_layers`.
+L layers, H heads of a layer, F hidden units of a layer. A head is named by its index in
+the unpruned layer. In an encoder-decoder "layers" of heads are its attention parts, in
+the order of `models.heads_of_layers`. `config` is `config.model`, which describes the
+parameters; these may be stacked (scanned layers), or pruned before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,8 @@ def prune(
     table of T5's position biases) stay whole.
 
     Args:
-      params: The parameters, pruned before or not; stacked (scanned) layers too.
-      config: `config.model`, which describes them.
+      params: The parameters.
+      config: Their config.
       keep: The heads that each of the L layers keeps, by their names; or `[L, H]`
         booleans, True for these.
 
@@ -76,8 +77,8 @@ def prune_units(
     """Removes hidden units of the feed-forward parts.
 
     Args:
-      params: The parameters; stacked (scanned) layers too.
-      config: `config.model`, which describes them.
+      params: The parameters.
+      config: Their config.
       keep: The indices of the hidden units that each of the L layers keeps, at least
         one; or `[L, F]` booleans.
 
@@ -114,12 +115,7 @@ def prune_units(
 def open_gates(
     config: "ml_collections.ConfigDict", keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Returns gates that close the heads `prune` removes: L arrays `[H]` of 0 and 1.
-
-    Args:
-      config: `config.model`.
-      keep: As in `prune`.
-    """
+    """Returns gates, L arrays `[H]`: 0 for heads that `prune` removes, else 1."""
     layers = models.heads_of_layers(config)
     keep = _names(keep, layers)
     return [
@@ -131,13 +127,9 @@ def open_gates(
 def scaled(
     params: Params, config: "ml_collections.ConfigDict", gates: Sequence[np.ndarray]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with gates multiplied into them.
+    """Returns the parameters with gates, L arrays `[H]`, multiplied into them.
 
-    Args:
-      params: The parameters.
-      config: `config.model`, which describes them.
-      gates: L arrays `[H]`; gate h multiplies the rows of the output projection that
-        belong to head h.
+    A gate multiplies the rows of the output projection that belong to its head.
 
     Raises:
       ValueError: If the parameters of a layer have no heads by the names that

@@ -70,8 +70,7 @@ ROLES = {
     ),
 }
 MIXED = "mixed"
-# The largest offset that has a count of its own; likewise the largest distance from the
-# anti-diagonal.
+# The largest offset, and distance from the anti-diagonal, that has a count of its own.
 _FARTHEST = 128
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
@@ -81,11 +80,10 @@ class Roles(NamedTuple):
     """The roles of heads.
 
     Attributes:
-      names: `[L, H]` strings: the role whose score goes furthest from its threshold (0)
-        to 1; "mixed" where no score reaches its threshold, "" where there is no head.
+      names: `[L, H]` strings, see `role_of`; "" where there is no head.
       scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head,
-        or none such for its kind; without "separator" if none are given, and without
-        scores of tokens if inputs are features.
+        or its kind has no such score; without "separator" if none are given, and
+        without scores of tokens if inputs are features.
       offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
         with its largest weight; up to 128 positions.
       kinds: The kind of each of the L layers; () where there is one kind.
@@ -133,7 +131,7 @@ def roles(
       params: Its parameters.
       batches: The data.
       separators: Tokens that count as separators; of an encoder-decoder in its source.
-      align: Where cross heads should look, such as a task's `alignments`.
+      align: The positions where cross heads should look, as a task's `alignments`.
 
     Source: positional heads (0.9) Voita et al. 2019, section 5.1,
     https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
@@ -157,13 +155,10 @@ def roles(
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
-    """Returns the role whose score goes furthest from its threshold to 1; its score.
+    """Returns the role of a head whose score goes furthest from its threshold to 1.
 
-    Args:
-      scores: Of one head, by the names of `SCORES`.
-
-    Returns:
-      "mixed" and NaN where no score reaches its threshold.
+    Scores, by the names of `SCORES`, come in, and the role's score comes out with it;
+    "mixed" and NaN where no score reaches its threshold.
     """
     margins = {}
     for name, role in ROLES.items():
@@ -176,7 +171,7 @@ def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
 
 @running.compiled
 def _observed(model, params, example, aligned, *, separators):
-    """Returns for each map the sum of `role_evidence` over a batch."""
+    """Returns the sum of `role_evidence` over a batch for each map."""
     separators = jnp.array(separators, jnp.int32)
 
     def summed(attention_map, kind):
@@ -211,10 +206,10 @@ def role_evidence(
     """Returns what tells the roles of the heads of a map; sums over examples add up.
 
     Args:
-      attention_map: Of N examples in all.
+      attention_map: A map of N examples in all.
       statistics: `attention_map.statistics(tokens=..., positions=separators)`.
       kind: The kind of its layer.
-      tokens: `[B..., T]`, of the queries; None: not known.
+      tokens: `[B..., T]`, at the queries; None: not known.
       lengths: `[N]`, numbers of valid keys; None: all are.
       aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
 
@@ -267,10 +262,8 @@ def role_evidence(
 
 
 def _counts(values, seen) -> Array:
-    """Returns how often each of -128 to 128 is there where seen, and what else is.
-
-    By comparisons: examples on several devices are counted where they are.
-    """
+    """Returns the counts of -128 to 128 among seen values, and of all others."""
+    # By comparisons: examples on several devices are counted where they are.
     wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
     is_there = (values[..., None] == wanted) & seen[..., None]
     counts = is_there.sum(-2, dtype=jnp.float32)
@@ -290,17 +283,17 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Returns correlations `[B, H]` of the places of queries and of their keys.
+    """Returns correlations `[B, H]` of positions of seen queries and of their keys.
 
-    Of those queries that are seen; 0 where all keys or all queries are at one place.
+    They are 0 where all keys or all queries are at one position.
     """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
-    x, y = (
-        jnp.where(
-            seen, each - jnp.where(seen, each, 0).sum(-1, keepdims=True) / count, 0
-        )
-        for each in (rows, places)
-    )
+
+    def centered(x):
+        mean = jnp.where(seen, x, 0).sum(-1, keepdims=True) / count
+        return jnp.where(seen, x - mean, 0)
+
+    x, y = centered(rows), centered(places)
     squares = (x**2).sum(-1) * (y**2).sum(-1)
     return (x * y).sum(-1) / jnp.sqrt(jnp.where(squares > 0, squares, jnp.inf))
 
