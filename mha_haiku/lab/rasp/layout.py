@@ -49,21 +49,17 @@ class Layout:
 
     Attributes:
       program: The program.
-      heads: Its heads, each behind those that it reads.
-      slots: Where in the stream each stored sequence is.
+      heads: Its heads, each after the heads that it reads.
+      slots: The slice of the stream of each stored sequence.
       stream_size: D.
       num_layers: L.
-      domain: From a sequence to its values.
-      senders: From a sequence to the heads whose output it is made of, through no other
-        head.
+      domain: A function from a sequence to its values.
+      senders: A function from a sequence to the heads whose output it is made of,
+        through no other head.
     """
 
     def __init__(self, program: Program):
-        """Lays a program out.
-
-        Raises:
-          ValueError: If it needs no head, or its output is a mean.
-        """
+        """Lays out a program, whose output needs a head and is no mean."""
         self.program = program
         self.domain = functools.cache(program.domain)
         self.senders = functools.cache(self._senders)
@@ -171,7 +167,6 @@ class Layout:
         return 2 * ((before + 1) // 2) + 1 if _is_looked_up(part) else before
 
     def _senders(self, part: Sequence) -> frozenset[Head]:
-        """See `senders` of the class."""
         if isinstance(part, Head):
             return frozenset([part])
         inputs = language.inputs_of(part).get("", [])

@@ -66,10 +66,8 @@ def _offered(
 ) -> Callable[[Callable[[int], Sequence]], Callable[..., Program]]:
     """Enters the function below in `PROGRAMS`, as one that returns its program.
 
-    Args:
-      vocabulary: The tokens; None: 0 to n - 1, which name positions.
-      is_causal: See `Program`.
-      sample: `sample(generator, count, n, size of the vocabulary)` gives inputs.
+    Without a vocabulary the tokens are 0 to n - 1, which name positions. `sample(
+    generator, count, n, size of the vocabulary)` returns inputs.
     """
 
     def offer(make):
