@@ -43,11 +43,13 @@ class Changes:
       per_example: `[N, ...]`, by each patched thing; NaN where there is none.
       base: `[N]`, the metric of the run that is changed.
       other: `[N]`, the metric of the run where the patches come from.
+      unit: The unit of the changes.
     """
 
     per_example: np.ndarray
     base: np.ndarray
     other: np.ndarray
+    unit: str = dataclasses.field(default="change of the metric", kw_only=True)
 
     def __repr__(self) -> str:
         return display.record(self)
@@ -87,13 +89,11 @@ class Patched(Changes):
         "head" and "position".
       kinds: The kind of each part; () where there is one kind.
       tokens: The text at each position, where one pair of texts was patched.
-      unit: The unit of the changes.
     """
 
     axes: tuple[str, ...]
     kinds: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
-    unit: str = "change of the metric"
 
     def rows(self) -> list[dict[str, int | float]]:
         """Returns a row for each patched place, by `axes` and its numbers."""
@@ -111,13 +111,11 @@ class Edges(Changes):
       senders: `[E, 2]`, part and head that write.
       receivers: `[E, 2]`, part and head that read; -1 and -1 for the logits.
       kinds: `[E]`, through which they read: "q", "k" and "v", or "logits".
-      unit: The unit of the changes.
     """
 
     senders: np.ndarray
     receivers: np.ndarray
     kinds: np.ndarray
-    unit: str = "change of the metric"
 
     def rows(self) -> list[dict[str, int | float | str]]:
         """Returns a row for each edge: its ends, its kind and its numbers."""
