@@ -15,7 +15,7 @@ _FIELDS = {
 _SIZES = (
     tables.Setting("num_tokens", "vocab_size", 30522),
     *rules.sizes(12, 768, 12, 3072),
-    tables.Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
+    rules.activation("hidden_act", "gelu"),
     tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
     tables.Setting("embedding.segments", "type_vocab_size", 2),
 )
@@ -55,8 +55,8 @@ def _heads(
 ) -> tuple[tables.Head, ...]:
     """Returns the heads for masked words, texts and positions, and one without logits.
 
-    `activation` is the field of `config.json` that says the activation of the hidden
-    layer for masked words; None: it is gelu.
+    `activation` is the field of `config.json` with the activation of the hidden layer
+    for masked words; None: it is gelu.
     """
     table, hidden, normed, decoder, bias = words
     pooled, pooled_activation, logits = texts
@@ -176,9 +176,7 @@ DISTILBERT = tables.Family(
         *rules.sizes(
             6, 768, 12, 3072, names=("n_layers", "dim", "n_heads", "hidden_dim")
         ),
-        tables.Setting(
-            "feed_forward.activation", "activation", "gelu", rules.ACTIVATIONS
-        ),
+        rules.activation("activation", "gelu"),
         tables.Setting("embedding.max_length", "max_position_embeddings", 512),
     ),
     rows=(

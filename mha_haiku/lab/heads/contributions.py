@@ -22,15 +22,14 @@ Array = jax.Array
 class Contributions(NamedTuple):
     """The parts of logits; they add up to them.
 
-    Attributes:
-      heads: Of each of the P attention parts `[B, T, H, C]`, without C where classes
-        were chosen, and without T where the model pools positions. 0 for the heads of
-        an encoder with a decoder: logits do not read them themselves.
-      rest: `[B, T, C]` likewise, all else: embeddings, feed-forward parts, biases.
+    Arrays have no axis C where classes were chosen, and no T where the model pools
+    positions.
     """
 
+    # `[B, T, H, C]` of each attention part; 0 in an encoder with a decoder, which the
+    # logits do not read.
     heads: tuple[Array, ...]
-    rest: Array
+    rest: Array  # `[B, T, C]`: embeddings, feed-forward parts, biases
 
 
 def logit_attribution(
@@ -211,5 +210,5 @@ def _pooled(config, x, valid) -> Array:
 
 
 def _last(vector, x) -> Array:
-    """Returns `[D]` beside `[..., D]`."""
+    """Returns `[D]` with the axes of x."""
     return jnp.reshape(vector, (1,) * (x.ndim - 1) + (-1,))

@@ -75,18 +75,13 @@ class Importance(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A measure of the importance of heads, as scripts and pictures offer it.
+    """A measure of the importance of heads, as scripts and pictures offer it."""
 
-    Attributes:
-      measure: `measure(subject, ablation_value=...) -> Importance`.
-      unit: The unit of the importance; None: the unit of the metric. A measure with a
-        unit of its own is taken of the loss.
-      label: What is measured, in a few words; `{metric}` stands for the metric's name.
-    """
-
-    measure: Callable[..., Importance]
+    measure: Callable[..., Importance]  # `measure(subject, ablation_value=...)`
+    # The unit of the importance; None: of the metric. A measure that has one is taken
+    # of the loss.
     unit: str | None
-    label: str
+    label: str  # in a few words; `{metric}` stands for the metric's name
 
 
 MEASURES: dict[str, Measure] = {}

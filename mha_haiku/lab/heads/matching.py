@@ -20,17 +20,11 @@ _APART = 10.0
 
 
 class Matching(NamedTuple):
-    """Heads of two models, one to one.
+    """Heads of two models, one to one."""
 
-    Attributes:
-      first: `[P, 2]`, (layer, head) in the first model.
-      second: `[P, 2]`, (layer, head) of its counterpart in the second model.
-      divergence: `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of the
-        weights of the two.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
+    first: np.ndarray  # `[P, 2]`, (layer, head) in the first model
+    second: np.ndarray  # `[P, 2]`, (layer, head) of its counterpart in the second
+    # `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of their weights.
     divergence: np.ndarray
 
     def __repr__(self) -> str:

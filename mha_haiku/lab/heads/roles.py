@@ -21,19 +21,12 @@ Array = jax.Array
 
 
 class Role(NamedTuple):
-    """What a head can be.
+    """A role that a head can have."""
 
-    Attributes:
-      threshold: The lowest score of the role.
-      label: What is scored, in [0, 1], as a mean over queries and examples.
-      limit: Scores must be below this.
-      score: The name of the score; None: the name of the role.
-    """
-
-    threshold: float
-    label: str
-    limit: float = float("inf")
-    score: str | None = None
+    threshold: float  # the lowest score of the role
+    label: str  # what is scored, in [0, 1], as a mean over queries and examples
+    limit: float = float("inf")  # scores must be below
+    score: str | None = None  # the name of the score; None: the name of the role
 
 
 ROLES = {
@@ -299,15 +292,13 @@ def _correlations(rows, places, seen) -> Array:
 
 
 def _entropy_of_equal_weights(attention_map) -> Array:
-    """Returns the mean entropy `[B..., H]` of equal weights on all unmasked keys.
-
-    H is 1 where all heads have the same mask. Queries without a key do not count.
-    """
+    """Returns the mean entropy `[B..., H or 1]` of equal weights on unmasked keys."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     weighting = attention_map.weighting
     found = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
     found = tiles.lifted(found, len(batch_shape) + 2)
     entropies = jnp.log(jnp.maximum(found, 1))
+    # Queries without a key do not count.
     return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
 
 
@@ -317,7 +308,7 @@ def roles_of_evidence(
     columns: Sequence[Sequence[int]] | None = None,
     kinds: Iterable[str] = (),
 ) -> Roles:
-    """Returns roles from the sums over examples of `role_evidence`, `[H, ...]`.
+    """Returns roles from sums over examples of `role_evidence`, `[H, ...]` per layer.
 
     Args:
       found: A dictionary for each layer; layers may differ in H.
@@ -333,8 +324,7 @@ def roles_of_evidence(
         own = {}
         for name, x in sums.items():
             if x.shape[-1] == 2:
-                counts = x[:, 1] if len(x) else np.zeros(0)
-                own[name] = x[:, 0] / np.maximum(counts, 1e-9)
+                own[name] = x[:, 0] / np.maximum(x[:, 1], 1e-9)
             else:
                 own[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
         if "aligned" in own:  # NaN where nothing is known
