@@ -13,7 +13,7 @@ parameters another library computes plain softmax attention. No other library is
 imported.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -156,8 +156,8 @@ def to_torch(
 def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
     """Returns the parameters of a `MultiHeadAttention`.
 
-    `params` are those of `flax.linen.MultiHeadDotProductAttention`
-    (`variables["params"]`), or of `flax.nnx.MultiHeadAttention`
+    `params` come from `flax.linen.MultiHeadDotProductAttention`
+    (`variables["params"]`) or `flax.nnx.MultiHeadAttention`
     (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`): kernels `[D, H, K]` and `[H, V,
     D]`. The norms of `normalize_qk`, which subtract the mean, are unknown.
     """
@@ -179,7 +179,7 @@ def to_flax(
     """Returns the parameters of an attention of Flax, linen's or nnx's.
 
     Args:
-      params: Parameters that hold those of a `MultiHeadAttention`.
+      params: Parameters that include a `MultiHeadAttention`.
       num_heads: H.
       num_key_value_heads: G; H if left out, as it must be for linen.
       name: The module's path in `params`.
@@ -218,7 +218,7 @@ def to_equinox(
     """Returns an attention of Equinox with other parameters.
 
     Args:
-      params: Parameters that hold those of a `MultiHeadAttention`.
+      params: Parameters that include a `MultiHeadAttention`.
       module: An `equinox.nn.MultiheadAttention` of the same sizes and biases.
       name: The attention's path in `params`.
     """
@@ -232,9 +232,12 @@ def to_equinox(
                 f"module must have {key} of shape {found.get(key, 'none')} as params "
                 f"have it, got {there.get(key, 'none')}."
             )
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: written.get(_full_name(path), leaf), module
-    )
+
+    def replaced(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return written.get(name, leaf)
+
+    return jax.tree_util.tree_map_with_path(replaced, module)
 
 
 def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
@@ -247,7 +250,7 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
         leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
     flat = {}
     for path, leaf in leaves:
-        name = _full_name(path, separator)
+        name = jax.tree_util.keystr(path, simple=True, separator=separator)
         try:
             flat[name] = np.asarray(leaf).copy()
         except (TypeError, RuntimeError, ValueError) as error:
@@ -259,14 +262,8 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
     return flat
 
 
-def _full_name(path: Sequence[Any], separator: str = ".") -> str:
-    """Returns a name such as `query_proj.weight` from a path in a tree."""
-    keys = [getattr(key, "key", getattr(key, "name", None)) for key in path]
-    return separator.join(map(str, keys))
-
-
 def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
-    """Returns parameters by our names, from those of another library."""
+    """Returns parameters by our names, from another library's."""
     rows = [row for row in table if row.theirs[0] in flat]
     unknown = set(flat) - {row.theirs[0] for row in table}
     names = {ours: prefix + row.theirs[0] for row in table for ours in row.ours}

@@ -162,7 +162,7 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
-    """Returns the head that config.json names; without a name, that of the arrays."""
+    """Returns the head that config.json names, or else the one that fits the arrays."""
     given = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
     if given:

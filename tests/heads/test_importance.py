@@ -361,20 +361,6 @@ def test_parameters_of_a_function_may_be_any_tree():
     np.testing.assert_allclose(found.per_example[..., 0].T, wanted, atol=1e-6)
 
 
-def test_layer_normalized_means_have_norm_one(subject):
-    found = heads.gradient(subject).layer_normalized()
-    np.testing.assert_allclose((found.mean**2).sum(-1), np.ones(L), rtol=1e-6)
-
-
-def test_layers_without_importance_stay_so_and_absent_heads_do_not_count():
-    absent = np.nan
-    found = heads.Importance(
-        np.array([[[2.0, 4.0, absent], [0, 0, 0]], [[4.0, 4.0, absent], [0, 0, 0]]])
-    )
-    wanted = [[0.6, 0.8, absent], [0, 0, 0]]
-    np.testing.assert_allclose(found.layer_normalized().mean, wanted)
-
-
 def test_no_batches_are_refused(subject):
     with pytest.raises(ValueError, match="batches must not be empty"):
         heads.gradient(subject._replace(batches=[]))

@@ -63,16 +63,6 @@ class Importance(NamedTuple):
         """`[L, H]`, of the mean, from the spread of the examples; NaN for one."""
         return means.standard_error(self.per_example)
 
-    def layer_normalized(self) -> "Importance":
-        """Returns the importance over the Euclidean norm of its layer's means.
-
-        Source: Molchanov et al. 2017, https://arxiv.org/abs/1611.06440; Michel et
-        al. 2019, section 4.1.
-        """
-        norm = np.sqrt(np.nansum(self.mean**2, axis=-1, keepdims=True))
-        per_example = self.per_example / np.where(norm > 0, norm, 1)
-        return self._replace(per_example=per_example)
-
 
 class Measure(NamedTuple):
     """A measure of the importance of heads, as scripts and pictures offer it."""
@@ -128,7 +118,7 @@ def gradient(
     """Returns the absolute derivative of the metric with respect to each head's gate.
 
     A metric that is at its best with all heads open, such as a distance to the whole
-    model's own output, has slopes of 0 but for rounding: a warning tells of it.
+    model's output, has slopes of 0 but for rounding, and logs a warning.
 
     Raises:
       ValueError: If the metric is the drift, which has no slope at the whole model.
@@ -190,8 +180,8 @@ def attribution(
     """Returns integrated gradients: each head's share of the cost of ablating all.
 
     The gradients of the gates are integrated along the straight line from all gates
-    open to all closed, by Gauss-Legendre quadrature with so many `points`. So for each
-    example the heads' shares add up to the change of the metric when every head is
+    open to all closed, by Gauss-Legendre quadrature of `points` points. For each
+    example the heads' shares add up to the change of the metric when all heads are
     ablated, as far as the quadrature is exact.
 
     Source: Sundararajan et al. 2017, eq. 1, https://arxiv.org/abs/1703.01365;

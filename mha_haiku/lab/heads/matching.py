@@ -38,8 +38,7 @@ def match(
 ) -> Matching:
     """Returns the pairs of heads of two models, such as two seeds, that attend alike.
 
-    Any layers may be paired, of encoder-decoders those of one kind; the pairs have the
-    least total divergence.
+    Any layers of one kind may be paired; the pairs have the least total divergence.
 
     Args:
       first: A model and its parameters.

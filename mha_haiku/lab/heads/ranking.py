@@ -163,8 +163,8 @@ def greedy_order(
     return order
 
 
-# Patterns of gates that a step of the greedy order measures in one call. It is always
-# so many, so that one compiled program serves all steps.
+# Patterns of gates that a step of the greedy order measures in one call: a constant, so
+# that one compiled program serves all steps.
 _PATTERNS = 16
 
 

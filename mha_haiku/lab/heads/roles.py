@@ -48,7 +48,7 @@ ROLES = {
     "anti_diagonal": Role(
         0.9, "share of queries with the largest weight at one sum of both positions"
     ),
-    # Of cross-attention alone, whose positions are those of two texts.
+    # Of cross-attention alone, between positions of two texts.
     "monotonic": Role(
         0.9, "correlation, up or down, of a query's place and its largest weight's"
     ),

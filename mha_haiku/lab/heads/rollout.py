@@ -50,11 +50,11 @@ def rollout(
 ) -> Array:
     """Returns attention roll-out: rows of the product of the layers' mean attention.
 
-    A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads. A
-    row is that of I where the query is fully masked in all heads (padding), and in a
-    layer without heads (all pruned); a head where the query is fully masked is left out
-    of the mean. So rows sum to 1; where those of maps do not, as with sinks, A is the
-    sum over heads divided by what its rows sum to. `rollout(maps[i : i + 1], rows,
+    A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads;
+    it is I in rows where the query is fully masked in all heads (padding), and in a
+    layer without heads (all pruned). A head where the query is fully masked is left out
+    of the mean. So rows sum to 1; where the rows of maps do not, as with sinks, A is
+    the sum over heads divided by its row sums. `rollout(maps[i : i + 1], rows,
     residual=0)` is the mean attention of layer i, except for such rows.
 
     Args:

@@ -95,9 +95,8 @@ def look(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the model's `Output` on a batch, and what is at sites, by name.
 
-    `at` and the options are as in `sites.look`. Sites of an encoder come first, then
-    those of a decoder's own attention and all else, then those of cross-attention: in
-    this order attention parts are counted.
+    `at` and the options are as in `sites.look`. Sites of an encoder come first, sites
+    of cross-attention last: in this order attention parts are counted.
     """
     looked = sites.look(functools.partial(run, model), at, **options)
     output, found = looked(params, example)
@@ -118,7 +117,7 @@ _ORDER = ("encoder", "", "decoder", "cross")
 def kind_of(name: str) -> str:
     """Returns the kind of attention that a site belongs to; "" where there is one.
 
-    One stack of layers alone is called encoder too, which the order does not mind.
+    A single stack of layers is called encoder too, which the order does not mind.
     """
     if name.startswith("decoder/"):
         return "cross" if "/cross_attention" in name else "decoder"
@@ -190,7 +189,7 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
 
 
 def exists(counts: Sequence[int]) -> np.ndarray:
-    """Returns `[P, H]` booleans, true where a part with so many heads has one."""
+    """Returns `[P, H]` booleans of heads that exist, from the number in each part."""
     return np.arange(max(counts))[None] < np.array(counts)[:, None]
 
 

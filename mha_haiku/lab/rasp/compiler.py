@@ -22,7 +22,7 @@ from mha_haiku.lab.rasp import language, layout
 from mha_haiku.lab.rasp.language import Head, Program
 from mha_haiku.training import tasks
 
-_LOGIT = 12.0  # of the right answer; that of None is half of it
+_LOGIT = 12.0  # of the right answer; None has half of it
 
 Place = tuple[int, int]  # layer and head
 
@@ -182,7 +182,7 @@ def _sizes(own: layout.Layout) -> Sizes:
 
 
 def _places(own, num_heads, generator) -> dict[Head, Place]:
-    """Returns where the program's heads are among those of their layers."""
+    """Returns random places for the program's heads in their layers."""
     places = {}
     for layer in range(own.num_layers):
         heads = [each for each in own.heads if own.layer(each) == layer]

@@ -187,7 +187,7 @@ class Program:
             return self.domain(sequence.values)
         if sequence.gathers == "share":
             return [Fraction(1, 1 + k) for k in range(self.length, -1, -1)]
-        # All means of 1 to n numbers, and that of none.
+        # All means of 1 to n numbers, and 0 for none.
         numbers = [Fraction(x) for x in self.domain(sequence.values)]
         sums, means = {Fraction(0)}, {Fraction(0)}
         for count in range(1, self.length + 1):

@@ -74,7 +74,7 @@ class Layout:
         self._maps = [part for part in parts if _is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self._maps]
         sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]
-        ends = np.cumsum([1, *sizes])  # behind the entry of the first position
+        ends = np.cumsum([1, *sizes])  # after the entry of the first position
         self.stream_size = int(ends[-1])
         self.slots = {
             each: slice(int(start), int(stop))
@@ -98,9 +98,9 @@ class Layout:
     def head(self, head: Head) -> HeadMatrices:
         """Returns the matrices of a head.
 
-        The score of a key is the weight of a condition for each that holds, and the
-        orders; that of the first position lies half a step below those of selected
-        keys, or, where a share is wanted, is the same.
+        The score of a key is the weight of a condition for each that holds, plus its
+        place in the order. The first position scores half a step less than selected
+        keys, or the same where a share is wanted.
         """
         order, most = self._order(head.selector)
         is_share = head.gathers == "share"
