@@ -28,7 +28,7 @@ def sample(log_alpha: Array, rng: Array) -> Array:
 
 
 def open_probability(log_alpha: Array) -> Array:
-    """Returns the probability that a gate is not 0, the L0 penalty of it; eq. 12."""
+    """Returns P(gate is not 0), whose sum over gates is the L0 penalty; eq. 12."""
     return jax.nn.sigmoid(log_alpha - TEMPERATURE * math.log(-LOW / HIGH))
 
 

@@ -10,6 +10,7 @@ metric (`statistic`: the more the statistic shows). `ablation_value` is the valu
 ablated heads pass on.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +28,8 @@ Array = jax.Array
 _logger = logging.getLogger("mha_haiku")
 
 
-class Importance(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Importance(means.PerExample):
     """How much each head matters; from `unit_gradient`, each hidden unit (F for H).
 
     Attributes:
@@ -36,7 +38,6 @@ class Importance(NamedTuple):
       kinds: The kind of each of the L layers; () where there is one kind.
     """
 
-    per_example: np.ndarray
     kinds: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -50,18 +51,6 @@ class Importance(NamedTuple):
                     f"largest of {running.label(self.kinds, layer)}, head {head}"
                 )
         return f"Importance({shown})"
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
-
-    @property
-    def mean(self) -> np.ndarray:
-        """`[L, H]`, over the examples."""
-        return means.mean(self.per_example)
-
-    @property
-    def standard_error(self) -> np.ndarray:
-        """`[L, H]`, of the mean, from the spread of the examples; NaN for one."""
-        return means.standard_error(self.per_example)
 
 
 class Measure(NamedTuple):
@@ -149,8 +138,7 @@ def unit_gradient(subject: running.Measured) -> Importance:
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
     _check_slope(subject)
-    found = _measured(subject, _unit_slopes, metric=subject.metric)
-    return found._replace(kinds=())
+    return Importance(_results(subject, _unit_slopes, metric=subject.metric))
 
 
 @running.compiled

@@ -51,18 +51,16 @@ def match(
     import scipy.optimize
 
     @jax.jit
-    def diverge(one, other, example):
-        _, rows = running.look(first[0], one, example, ["*/map"])
-        _, columns = running.look(second[0], other, example, ["*/map"])
+    def diverge(params, other_params, example):
+        _, rows = running.look(first[0], params, example, ["*/map"])
+        _, columns = running.look(second[0], other_params, example, ["*/map"])
 
         def compared(row, column):
             if running.kind_of(row) == running.kind_of(column):
                 return rows[row].divergence(columns[column]).mean(0)
             return jnp.full((rows[row].shape[-3], columns[column].shape[-3]), _APART)
 
-        return jnp.block(
-            [[compared(row, column) for column in columns] for row in rows]
-        )
+        return jnp.block([[compared(row, other) for other in columns] for row in rows])
 
     divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.mean(divergences, axis=0, dtype=np.float64)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, display, sites
+from mha_haiku.core import checks, sites
 from mha_haiku.lab.heads import (
     ablation_values,
     circuits,
@@ -36,35 +36,18 @@ LOGITS = (-1, -1)  # stands for the logits among receiving heads
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Changes:
-    """The changes of the metric by what is patched; arrays of the host.
+class Changes(means.PerExample):
+    """The changes of the metric by each patched thing; arrays of the host.
 
     Attributes:
-      per_example: `[N, ...]`, by each patched thing; NaN where there is none.
       base: `[N]`, the metric of the run that is changed.
       other: `[N]`, the metric of the run where the patches come from.
       unit: The unit of the changes.
     """
 
-    per_example: np.ndarray
     base: np.ndarray
     other: np.ndarray
     unit: str = dataclasses.field(default="change of the metric", kw_only=True)
-
-    def __repr__(self) -> str:
-        return display.record(self)
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
-
-    @property
-    def mean(self) -> np.ndarray:
-        """`[...]`, the mean over the examples."""
-        return means.mean(self.per_example)
-
-    @property
-    def standard_error(self) -> np.ndarray:
-        """`[...]`, of the mean, from the spread of the examples; NaN for one."""
-        return means.standard_error(self.per_example)
 
     @property
     def share(self) -> np.ndarray:
@@ -326,7 +309,9 @@ def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
         for kind, ends in enumerate(_READ.values())
         if end in ends
     }
-    units_held = edits.on_parts(units, [ours[name] for name in units], _replaced)
+    units_held = edits.on_parts(
+        units, [ours[name] for name in units], lambda _, clean: clean
+    )
 
     def held(sender):
         """Returns what is read, and logits, where only the sender has changed."""
@@ -367,10 +352,6 @@ def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
 
 # Of which sites an edge of a kind is read; gates are made of what queries are.
 _READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
-
-
-def _replaced(_, other) -> Array:
-    return other
 
 
 def _is_head(head, part, values) -> Array:
