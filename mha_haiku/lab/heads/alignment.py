@@ -7,9 +7,12 @@ import operator
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.training import tasks
+
+Array = jax.Array | np.ndarray
 
 UNIT = "share"
 
@@ -50,7 +53,7 @@ def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
     return shares(np.asarray(weights).argmax(-1), alignment)
 
 
-def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
+def shares(places: Array, alignment: Array) -> Array:
     """Returns the share of rows with an aligned key that look at one.
 
     Args:
@@ -61,19 +64,22 @@ def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
     Returns:
       `[N, H]` in [0, 1]; NaN in an example without an aligned row.
     """
-    places = np.asarray(places)[..., None]
-    aligned = np.asarray(alignment, bool)[:, None]
-    broad = np.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))
-    is_right = (np.take_along_axis(broad, places, -1) & (places >= 0))[..., 0]
-    has_key = aligned.any(-1)
-    count = has_key.sum(-1)
-    right = (is_right & has_key).sum(-1)
-    return np.where(count > 0, right / np.maximum(count, 1), np.nan)
+    xnp = _module_of(places)
+    places = xnp.asarray(places)[..., None]
+    aligned = xnp.asarray(alignment, bool)[:, None]
+    broad = xnp.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))
+    is_right = (xnp.take_along_axis(broad, places, -1) & (places >= 0))[..., 0]
+    count = aligned.any(-1).sum(-1)
+    return xnp.where(count > 0, is_right.sum(-1) / xnp.maximum(count, 1), xnp.nan)
 
 
-def evidence(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
     """Returns the part of `heads.role_evidence` on alignment, from `shares` by name."""
     if "aligned" not in found:
         return {}
-    known = ~np.isnan(found["aligned"])
-    return {"aligned": np.stack([np.nan_to_num(found["aligned"]), known], -1)}
+    xnp, share = _module_of(found["aligned"]), found["aligned"]
+    return {"aligned": xnp.stack([xnp.nan_to_num(share), ~xnp.isnan(share)], -1)}
+
+
+def _module_of(x):
+    return jnp if isinstance(x, jax.Array) else np

@@ -236,17 +236,14 @@ def role_evidence(
         tokens = tokens.reshape(lines[0], num_queries)
         repeated = _repeated(tokens, seen.any(1))[:, None]
         shares["induction_of_repeated"] = jnp.broadcast_to(repeated, lines)
-    if kind == "cross" and aligned is not None:
-        has_key = aligned.any(-1)[:, None]
-        right = jnp.take_along_axis(aligned[:, None], places[..., None], -1)[..., 0]
-        right = (right & seen).sum(-1)
-        scores["aligned"] = right / jnp.maximum(has_key.sum(-1), 1)
-        shares["aligned"] = jnp.broadcast_to(has_key.any(-1), lines)
     found = {
         name: jnp.stack([x.reshape(lines), shares[name]], -1)
         for name, x in scores.items()
         if x is not None
     }
+    if kind == "cross" and aligned is not None:
+        right = alignment.shares(jnp.where(seen, places, -1), aligned)
+        found |= alignment.evidence({"aligned": right})
     last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
     return found | {
         "positional": _counts(rows - places, seen),
