@@ -31,12 +31,9 @@ def measured_by_drift(
 ) -> running.Measured:
     """Returns the subject whose metric is `metrics.drift`.
 
-    Args:
-      model: The model; its `Output` must have `output`.
-      params: Its parameters.
-      batches: The examples; their targets do not matter.
-      whole: Model and parameters to compare with, such as before pruning; None: the
-        same, without edits.
+    The model's `Output` must have `output`, and targets do not matter. `whole` are the
+    model and parameters to compare with, such as before pruning; None: the same,
+    without edits.
     """
     compared = _Compared(batches, *(whole or (model, params)))
     return running.Measured(mean_pooled(model), metrics.drift, params, compared)

@@ -52,11 +52,10 @@ def replace(at: int | str, values: Array) -> Edits:
 
 
 def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
-    """Returns the edit that multiplies heads by gates, those of each layer by its own.
+    """Returns the edit that multiplies the heads of each of L layers by its gates.
 
-    Args:
-      gates: `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`; or a list of L of them.
-      at: The paths of the attentions, of which the first number is the layer.
+    These are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
+    are the paths of the attentions, of which the first number is the layer.
     """
     return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
 

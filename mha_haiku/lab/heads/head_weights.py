@@ -54,7 +54,7 @@ def weights(
 
     Raises:
       ValueError: If the model is not of `models.build`, there is no such layer or head,
-        or `folded` finds no norm in front (norms after the parts).
+        or `folded` finds no norm in front.
 
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix

@@ -38,12 +38,8 @@ def match(
 ) -> Matching:
     """Returns the pairs of heads of two models, such as two seeds, that attend alike.
 
-    Any layers of one kind may be paired; the pairs have the least total divergence.
-
-    Args:
-      first: A model and its parameters.
-      second: Another model that reads the same inputs, and its parameters.
-      batches: The data.
+    Each model comes with its parameters, and both read the same inputs. Any layers of
+    one kind may be paired; the pairs have the least total divergence.
 
     Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
     heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.

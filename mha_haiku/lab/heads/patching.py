@@ -2,7 +2,9 @@
 
 The two runs read a clean and a corrupted example, which differ in what the model should
 answer by. Activation patching puts one activation into the other run; path patching
-changes what one head alone reads of another.
+changes what one head alone reads of another. The batches of the subject are the clean
+examples, whose targets the metric takes in all runs; `corrupted` are as many batches of
+the same shapes, and example i of both is pair i.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head, L
 layers, N pairs of examples, E edges.
@@ -122,12 +124,11 @@ def activation_patching(
 ) -> Patched:
     """Returns what changes when one activation is taken from the other run.
 
-    All that follows the patched activation is computed anew. The metric takes the clean
-    example in all runs, so its targets are the answer that is measured.
+    All that follows the patched activation is computed anew.
 
     Args:
-      subject: The model to measure; its batches are the clean examples.
-      corrupted: As many batches of the same shapes: example i completes pair i.
+      subject: The model to measure, with the clean examples.
+      corrupted: The other examples of the pairs.
       what: "heads": the output of a head; "layers": the residual stream in front of a
         layer, of a model with one stack of layers.
       per_position: Whether each position is patched alone; else all at once.
@@ -219,29 +220,26 @@ def path_patching(
     An edge goes from a head to the queries, keys or values of a later head, or to the
     logits. In the clean run the sender passes on its output of the corrupted run, and
     all other heads and all feed-forward parts are held at their clean outputs: so the
-    change reaches later residual streams by itself, through residual connections and
-    norms (which are computed anew) alone. The receiver reads this stream for its
-    queries, say, and the clean one for the rest. Its output is put into the clean run,
-    in which all that follows is computed anew. For the logits the metric is taken of
-    the held run. Gates of attention are read with the queries.
+    change reaches later streams through residual connections and norms (which are
+    computed anew) alone. The receiver reads this stream for its queries, say, and the
+    clean one for the rest; its output is put into the clean run, and all that follows
+    is computed anew. For the logits the metric is taken of the held run. Gates of
+    attention are read with the queries.
 
-    Each edge takes two runs of the model, in the first of which no attention and no
-    feed-forward part that is held is computed. Memory does not grow with the number of
-    edges.
+    Each edge takes two runs of the model, in the first of which what is held is not
+    computed. Memory does not grow with the number of edges.
 
     Args:
-      subject: The model to measure; its batches are the clean examples, whose targets
-        the metric takes.
-      corrupted: As many batches of the same shapes: example i completes pair i.
+      subject: The model to measure, with the clean examples.
+      corrupted: The other examples of the pairs.
       senders: Pairs of a part's index and a head; None: all.
       receivers: Pairs of a part's index and a head; None: all.
       kinds: Of "q", "k", "v" and "logits".
-      through_units: Whether feed-forward parts in between pass the sender's change on
-        (a path through them counts as direct, as Wang et al. have it), in place of
-        being held.
+      through_units: Whether feed-forward parts in between pass the change on instead of
+        being held: a path through them is direct, as in Wang et al.
 
     Returns:
-      All edges of these that there are: to layers above, and from an encoder to keys
+      All edges that there are among these: to layers above, and from an encoder to keys
       and values of cross-attention. `base` is of the clean run, `other` of the
       corrupted one.
 

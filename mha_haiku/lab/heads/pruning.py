@@ -41,8 +41,8 @@ def prune(
       `keep`.
 
     Raises:
-      ValueError: If a head is kept that is not there, or the parameters of a layer have
-        no heads by the names that `modules.anatomy` knows.
+      ValueError: If a head is kept that is not there, or parameters have other names
+        than `modules.anatomy` knows.
 
     Source: Michel et al. 2019, section 4, https://arxiv.org/abs/1905.10650.
     """
@@ -88,8 +88,7 @@ def prune_units(
 
     Raises:
       ValueError: If a layer has no feed-forward part, a unit is kept that is not there,
-        or none is, or the parameters of a layer have no hidden units by the names that
-        `modules.anatomy` knows.
+        or none is kept, or parameters have other names than `modules.anatomy` knows.
     """
     keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
     for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
@@ -129,11 +128,10 @@ def scaled(
 ) -> dict[str, dict[str, Any]]:
     """Returns the parameters with gates, L arrays `[H]`, multiplied into them.
 
-    A gate multiplies the rows of the output projection that belong to its head.
+    A gate multiplies the rows of its head in the output projection.
 
     Raises:
-      ValueError: If the parameters of a layer have no heads by the names that
-        `modules.anatomy` knows.
+      ValueError: If parameters have other names than `modules.anatomy` knows.
     """
 
     def with_gates(i, axis, leaf):

@@ -116,15 +116,8 @@ def roles(
 ) -> Roles:
     """Returns the role of each head on some data.
 
-    A cross head can be aligned, monotonic, positional, uniform or broad, or a sink of
-    the first token or of separators.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      batches: The data.
-      separators: Tokens that count as separators; of an encoder-decoder in its source.
-      align: The positions where cross heads should look, as a task's `alignments`.
+    `separators` are tokens (of an encoder-decoder, of its source), and `align` says
+    where cross heads should look, as a task's `alignments` do.
 
     Source: positional heads (0.9) Voita et al. 2019, section 5.1,
     https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
