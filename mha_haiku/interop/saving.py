@@ -60,17 +60,12 @@ def save(
       The folder.
 
     Raises:
-      ConfigError: If the family, or no family, can hold the model; the message says
-        why. Or if the folder cannot be written.
+      ConfigError: If the family cannot hold the model, or none can, and the message
+        says why; or if the folder cannot be written.
     """
     sizes = loading.sizes_of(config, params)
     if family == loading.OWN:
-        contents = {
-            "model_type": loading.OWN,
-            "model": fields.flattened(config.to_dict()),
-            "sizes": sizes._asdict(),
-        }
-        stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}
+        contents, stored = _own(config, params, sizes)
     else:
         looped = models.unstacked(params) if config.scan_layers else params
         if config.attention.kept_heads is not None:
@@ -192,15 +187,14 @@ def _meaning(config, sizes) -> dict[str, Any]:
 
 def _said(config, sizes) -> dict[str, Any]:
     """Returns all fields and sizes, with numbers for the defaults of heads."""
-    attention, size = config.attention, models.key_size(config)
-    return {
-        **fields.flattened(config.to_dict()),
-        **sizes._asdict(),
-        "attention.key_size": size,
-        "attention.num_key_value_heads": attention.num_key_value_heads
-        or attention.num_heads,
-        "attention.scale": attention.scale or size**-0.5,
-    }
+    said = {**fields.flattened(config.to_dict()), **sizes._asdict()}
+    size = models.key_size(config)
+    said["attention.key_size"] = size
+    said["attention.num_key_value_heads"] = (
+        config.attention.num_key_value_heads or config.attention.num_heads
+    )
+    said["attention.scale"] = config.attention.scale or size**-0.5
+    return said
 
 
 def _frequencies(config, given):
@@ -231,6 +225,17 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
             f"{checks.listed(sorted(left))}."
         )
     return result
+
+
+def _own(config, params, sizes):
+    """Returns config.json and the arrays in the layout of this package."""
+    contents = {
+        "model_type": loading.OWN,
+        "model": fields.flattened(config.to_dict()),
+        "sizes": sizes._asdict(),
+    }
+    stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}
+    return contents, stored
 
 
 def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:
