@@ -36,20 +36,19 @@ def export(
 
     The program takes inputs of the shape of `inputs` and their lengths `[B]`, int32,
     and returns a dict: "logits" (where the model has them), "output", the `[B, T, D]`
-    that the last norm returns, and "weights", where asked for.
+    that the last norm returns, and optionally "weights".
 
     Args:
-      file: Where to.
+      file: The file to write.
       model: The model.
       params: Its parameters.
       inputs: An example: tokens `[B, T]` or features `[B, T, D]`; the shape counts.
-      decoder_inputs: The same of what a decoder reads, `[B, T]`, of models with one;
+      decoder_inputs: An example of the inputs of a decoder, `[B, T]`, if there is one;
         the program takes these and their lengths after the first two.
       weights: Whether it also returns all attention weights, `[L, B, H, T, T]`; all
         layers must have the same number of heads then. With a decoder they are
         "encoder_weights", "decoder_weights" and "cross_weights".
-      platforms: What it is to run on, of "cpu", "cuda", "rocm" and "tpu"; None: what it
-        is written on.
+      platforms: Where it will run, of "cpu", "cuda", "rocm" and "tpu"; None: as here.
 
     Returns:
       The file.
@@ -58,32 +57,23 @@ def export(
       ConfigError: If the file cannot be written, or flatbuffers is missing.
     """
     _check_flatbuffers()
-    given = [jnp.asarray(x) for x in (inputs, decoder_inputs) if x is not None]
 
     def forward(inputs, lengths, *read):
-        names = "decoder_inputs", "decoder_lengths"
+        given = dict(zip(("decoder_inputs", "decoder_lengths"), read, strict=False))
         output = model.apply(
-            params,
-            None,
-            inputs,
-            lengths=lengths,
-            **dict(zip(names, read, strict=False)),
-            is_training=False,
+            params, None, inputs, lengths=lengths, **given, is_training=False
         )
         results = {"output": output.output, "logits": output.logits}
         if weights:
             results |= _weights(output.maps)
+        # Not as an `Output`, which could not be read where this package is missing.
         return {name: x for name, x in results.items() if x is not None}
 
-    # A type of its own could not be read where this package is missing.
-    shapes = [
-        shape
-        for x in given
-        for shape in (
-            jax.ShapeDtypeStruct(x.shape, x.dtype),
-            jax.ShapeDtypeStruct(x.shape[:1], np.int32),
-        )
-    ]
+    given = (inputs,) if decoder_inputs is None else (inputs, decoder_inputs)
+    shapes = []
+    for x in map(jnp.asarray, given):
+        shapes.append(jax.ShapeDtypeStruct(x.shape, x.dtype))
+        shapes.append(jax.ShapeDtypeStruct(x.shape[:1], np.int32))
     exported = jax.export.export(jax.jit(forward), platforms=platforms)(*shapes)
     return checks.write_file(file, exported.serialize())
 

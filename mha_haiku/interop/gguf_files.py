@@ -67,18 +67,14 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 def translated(
     path: Path, fields: Mapping[str, Any], stored: Mapping[str, arrays.Stored]
 ) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
-    """Returns what a `config.json` would say, and the arrays by their names there.
-
-    Raises:
-      ConfigError: If its architecture, or an option of it, is not supported.
-    """
+    """Returns what a `config.json` would say, and the arrays by their names there."""
     kind = fields.get("general.architecture")
     with checks.user_mistakes():
         checks.choice(f"{path}: the architecture", kind, _CLASSES)
-    width, num_heads = (
-        _count(path, fields, f"{kind}.{name}")
-        for name in ("embedding_length", "attention.head_count")
-    )
+        width, num_heads = (
+            checks.positive_integer(f"{path}: {name}", fields.get(name))
+            for name in (f"{kind}.embedding_length", f"{kind}.attention.head_count")
+        )
     size = fields.get(f"{kind}.attention.key_length", width // num_heads)
     for name, accepted in {**_SUPPORTED, "rope.dimension_count": (size,)}.items():
         value = fields.get(f"{kind}.{name}")
@@ -119,10 +115,7 @@ def translated(
 def tokenizer(
     path: Path, fields: Mapping[str, Any], least_tokens: int = 0
 ) -> tokenization.Pretrained | None:
-    """Returns the tokenizer that the file describes.
-
-    None where it has none, or one of a kind that is not read, of which a warning tells.
-    """
+    """Returns the tokenizer of the file; None, with a warning if it is not read."""
     kind = fields.get("tokenizer.ggml.model")
     if kind is None:
         return None
@@ -201,12 +194,6 @@ def _cutting(library: Any, split: str) -> Any:
         before = [kinds.Digits(individual_digits=True)]
     to_bytes = kinds.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     return kinds.Sequence([*before, to_bytes])
-
-
-def _count(path: Path, fields: Mapping[str, Any], name: str) -> int:
-    """Returns a field that must be there, a positive integer."""
-    with checks.user_mistakes():
-        return checks.positive_integer(f"{path}: {name}", fields.get(name))
 
 
 def _renamed(name: str) -> str:

@@ -2,101 +2,84 @@
 
 D model width, H heads, G key/value heads, K query/key and V value size per head, F
 hidden units. Parameters of ours are Haiku's, `{"attention/query": {"w": ..., "b":
-...}}`; those of others are mappings of arrays under the names that their library gives
-them. Values are moved, never computed with: there and back is the same bit for bit.
+...}}`, of a `MultiHeadAttention` at the path `name`; parameters of others are mappings
+of arrays under the names that their library gives them. Values are moved, never
+computed with: there and back is the same bit for bit. A parameter that is missing,
+unknown, or of a shape that does not fit is a ValueError.
+
 What our module does without parameters (another score or temperature, a sink of a
 given number, weights without a denominator) is not moved and not seen here: with its
 parameters another library computes plain softmax attention. No other library is
 imported.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.core.modules import anatomy
+from mha_haiku.interop.families import changes, tables
 
 Params = dict[str, dict[str, np.ndarray]]
 Flat = dict[str, np.ndarray]  # by full name
+Table = tuple[tables.Row, ...]  # ours are names below the module
 
 _NAME = "multi_head_attention"  # what Haiku calls a MultiHeadAttention without a name
 _LAYER_NAME = "encoder_layer"
 _PROJECTIONS = "query", "key", "value"
 _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
-
-class _Entry(NamedTuple):
-    """Where a parameter of ours stands in another library."""
-
-    name: str  # its name there
-    # Whether it is a matrix `[out, in]` there; ours are `[in, out]`.
-    is_transposed: bool = False
-    # Which of three parts of that parameter it is; None: all of it.
-    third: int | None = None
-
-
-def _linears(
-    names: Mapping[str, str], weight: str = "weight", is_transposed: bool = True
-) -> dict[str, _Entry]:
-    """Returns the entries of linear maps, from our names and the beginnings of theirs.
-
-    By the names of our parameters below the module, as in all tables.
-    """
-    entries = {}
-    for ours, theirs in names.items():
-        entries[f"{ours}/w"] = _Entry(f"{theirs}{weight}", is_transposed)
-        entries[f"{ours}/b"] = _Entry(f"{theirs}bias")
-    return entries
-
-
-_HAIKU = {
-    f"{part}/{leaf}": _Entry(f"{part}/{leaf}")
+_HAIKU = tuple(
+    tables.row(f"{part}/{leaf}", f"{part}/{leaf}")
     for part in (*_PROJECTIONS, "linear")
     for leaf in ("w", "b")
-}
-_EQUINOX = _linears(
-    {
-        "query": "query_proj.",
-        "key": "key_proj.",
-        "value": "value_proj.",
-        "linear": "output_proj.",
-    }
 )
-_FLAX = _linears(
-    {"query": "query.", "key": "key.", "value": "value.", "linear": "out."},
-    "kernel",
-    False,
+_EQUINOX = (
+    *tables.linear("query", "query_proj"),
+    *tables.linear("key", "key_proj"),
+    *tables.linear("value", "value_proj"),
+    *tables.linear("linear", "output_proj"),
 )
-_TORCH = {
-    **{
-        f"{part}/w": _Entry("in_proj_weight", True, i)
-        for i, part in enumerate(_PROJECTIONS)
-    },
-    **{
-        f"{part}/b": _Entry("in_proj_bias", third=i)
-        for i, part in enumerate(_PROJECTIONS)
-    },
-    **_linears({"linear": "out_proj."}),
-}
+_IN_FLAX = {"query": "query", "key": "key", "value": "value", "linear": "out"}
+_FLAX = tuple(
+    tables.row(f"{ours}/{leaf}", f"{theirs}.{their_leaf}")
+    for ours, theirs in _IN_FLAX.items()
+    for leaf, their_leaf in (("w", "kernel"), ("b", "bias"))
+)
+_WEIGHTS, _BIASES = (tuple(f"{part}/{leaf}" for part in _PROJECTIONS) for leaf in "wb")
+_TORCH = (
+    tables.Row(
+        _WEIGHTS,
+        ("in_proj_weight",),
+        changes.chain(changes.transposed, changes.thirds),
+    ),
+    tables.Row(_BIASES, ("in_proj_bias",), changes.thirds),
+    *tables.linear("linear", "out_proj"),
+)
 # Where queries, keys and values have other widths (kdim, vdim).
-_TORCH_OF_WIDTHS = _TORCH | {
-    f"{part}/w": _Entry(f"{part[0]}_proj_weight", True) for part in _PROJECTIONS
-}
-_TORCH_LAYER = {
-    **{
-        f"attention/{ours}": entry._replace(name=f"self_attn.{entry.name}")
-        for ours, entry in _TORCH.items()
-    },
-    **_linears({"feed_forward/hidden": "linear1.", "feed_forward/output": "linear2."}),
-    **{
-        f"norm_{i}/{ours}": _Entry(f"norm{i}.{theirs}")
-        for i in (1, 2)
-        for ours, theirs in (("scale", "weight"), ("offset", "bias"))
-    },
-}
+_TORCH_OF_WIDTHS = (
+    tables.row("query/w", "q_proj_weight", changes.transposed),
+    tables.row("key/w", "k_proj_weight", changes.transposed),
+    tables.row("value/w", "v_proj_weight", changes.transposed),
+    *_TORCH[1:],
+)
+_TORCH_LAYER = (
+    *(
+        tables.Row(
+            tuple(f"attention/{ours}" for ours in row.ours),
+            tuple(f"self_attn.{theirs}" for theirs in row.theirs),
+            row.change,
+        )
+        for row in _TORCH
+    ),
+    *tables.linear("feed_forward/hidden", "linear1"),
+    *tables.linear("feed_forward/output", "linear2"),
+    *tables.norm("norm_1", "norm1"),
+    *tables.norm("norm_2", "norm2"),
+)
 
 
 def from_haiku(
@@ -105,10 +88,7 @@ def from_haiku(
     """Returns the parameters of one `hk.MultiHeadAttention` under another name.
 
     Both modules name and shape them alike, so that it serves for the way back too. The
-    attention's path in `params`, those of a whole Haiku model, becomes `name`.
-
-    Raises:
-      ValueError: If a parameter is missing, unknown, or of a shape that does not fit.
+    attention's path in the parameters of a whole Haiku model becomes `name`.
     """
     own = _checked(_flat(params, "params", separator="/"), path, _HAIKU)
     return _nested(own, name)
@@ -120,23 +100,23 @@ def from_torch(
     """Returns the parameters of a `MultiHeadAttention` or an `EncoderLayer`.
 
     Args:
-      state_dict: Of `torch.nn.MultiheadAttention`, or of
+      state_dict: The state of `torch.nn.MultiheadAttention`, or of
         `torch.nn.TransformerEncoderLayer`, whose equal is `EncoderLayer(...,
         norm_position="post")` (`"pre"` for `norm_first=True`) with the activation
         `jax.nn.relu` in its `FeedForward`, unless torch was given another.
       prefix: What the names begin with, as `encoder.layers.0.`; others are left out.
       name: The module's path; None: "multi_head_attention" or "encoder_layer".
-
-    Raises:
-      ValueError: If a parameter is missing, unknown, or of a shape that does not fit.
     """
-    flat = _flat(state_dict, "state_dict")
-    below = {key.removeprefix(prefix) for key in flat if key.startswith(prefix)}
-    if any(key.startswith("self_attn.") for key in below):
+    flat = {
+        key.removeprefix(prefix): array
+        for key, array in _flat(state_dict, "state_dict").items()
+        if key.startswith(prefix)
+    }
+    if any(key.startswith("self_attn.") for key in flat):
         table, name = _TORCH_LAYER, name or _LAYER_NAME
     else:
-        table = _TORCH_OF_WIDTHS if "q_proj_weight" in below else _TORCH
-    return _nested(_read("state_dict", flat, table, prefix=prefix), name or _NAME)
+        table = _TORCH_OF_WIDTHS if "q_proj_weight" in flat else _TORCH
+    return _nested(_read("state_dict", flat, table, prefix), name or _NAME)
 
 
 def to_torch(
@@ -144,13 +124,9 @@ def to_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the state dict of a `torch.nn.MultiheadAttention` or encoder layer.
 
-    Args:
-      params: Parameters that hold those of a `MultiHeadAttention` or `EncoderLayer`.
-      name: The module's path in them; None: as in `from_torch`.
-
-    Returns:
-      Arrays by torch's names; `torch.from_numpy` makes tensors of them. Where queries,
-      keys and values are of one width they are one `in_proj_weight`, as in torch.
+    `torch.from_numpy` makes tensors of its arrays. Where queries, keys and values are
+    of one width they are one `in_proj_weight`, as in torch. `name` is as in
+    `from_torch`.
 
     Raises:
       ValueError: If torch has no such module: heads whose sizes do not make up the
@@ -180,25 +156,16 @@ def to_torch(
 def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
     """Returns the parameters of a `MultiHeadAttention`.
 
-    Args:
-      params: Of `flax.linen.MultiHeadDotProductAttention` (`variables["params"]`), or
-        of `flax.nnx.MultiHeadAttention` (`nnx.to_pure_dict(nnx.state(module,
-        nnx.Param))`): kernels `[D, H, K]` and `[H, V, D]`.
-      name: The module's path.
-
-    Raises:
-      ValueError: If a parameter is missing, unknown (as the norms of `normalize_qk`,
-        which subtract the mean), or of a shape that does not fit.
+    `params` come from `flax.linen.MultiHeadDotProductAttention`
+    (`variables["params"]`) or `flax.nnx.MultiHeadAttention`
+    (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`): kernels `[D, H, K]` and `[H, V,
+    D]`. The norms of `normalize_qk`, which subtract the mean, are unknown.
     """
     flat = _flat(params, "params")
-    ours = {entry.name: ours for ours, entry in _FLAX.items()}
-    for name_there, array in flat.items():
-        if name_there in ours:
-            module, leaf = ours[name_there].split("/")
-            axis = anatomy.axis_of(module, leaf)
-            if axis is not None:
-                ndim = {"w": 2, "b": 1}[leaf]
-                flat[name_there] = _joined(name_there, array, axis, ndim)
+    for (ours,), (theirs,), _ in _FLAX:
+        axis = anatomy.axis_of(*ours.split("/"))
+        if theirs in flat and axis is not None:
+            flat[theirs] = _joined(theirs, flat[theirs], axis)
     return _nested(_read("params", flat, _FLAX), name)
 
 
@@ -212,16 +179,13 @@ def to_flax(
     """Returns the parameters of an attention of Flax, linen's or nnx's.
 
     Args:
-      params: Parameters that hold those of a `MultiHeadAttention`, at the path `name`.
+      params: Parameters that include a `MultiHeadAttention`.
       num_heads: H.
       num_key_value_heads: G; H if left out, as it must be for linen.
-      name: The module's path.
+      name: The module's path in `params`.
 
     Returns:
       `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
-
-    Raises:
-      ValueError: If a parameter is missing, unknown, or does not hold H heads.
     """
     checks.positive_integer("num_heads", num_heads)
     counts = {
@@ -229,14 +193,12 @@ def to_flax(
         anatomy.KEY_VALUE_HEADS: num_key_value_heads or num_heads,
     }
     own = _checked(_flat(params, "params", separator="/"), name, _FLAX)
-    split = {}
     for ours, array in own.items():
         axis = anatomy.axis_of(*ours.split("/"))
-        split[ours] = (
-            array if axis is None else _split(f"{name}/{ours}", array, axis, counts)
-        )
+        if axis is not None:
+            own[ours] = _split(f"{name}/{ours}", array, axis, counts)
     result = {}
-    for key, array in _written(split, _FLAX).items():
+    for key, array in _written(own, _FLAX).items():
         module, _, leaf = key.rpartition(".")
         result.setdefault(module, {})[leaf] = array
     return result
@@ -245,12 +207,7 @@ def to_flax(
 def from_equinox(module: Any, *, name: str = _NAME) -> Params:
     """Returns the parameters of a `MultiHeadAttention`.
 
-    Args:
-      module: An `equinox.nn.MultiheadAttention`, or a mapping of its arrays by name.
-      name: The module's path.
-
-    Raises:
-      ValueError: If a parameter is missing, unknown, or of a shape that does not fit.
+    `module` is an `equinox.nn.MultiheadAttention`, or a mapping of its arrays by name.
     """
     return _nested(_read("module", _flat(module, "module"), _EQUINOX), name)
 
@@ -261,12 +218,9 @@ def to_equinox(
     """Returns an attention of Equinox with other parameters.
 
     Args:
-      params: Parameters that hold those of a `MultiHeadAttention`.
-      module: An `equinox.nn.MultiheadAttention` of these sizes and biases.
+      params: Parameters that include a `MultiHeadAttention`.
+      module: An `equinox.nn.MultiheadAttention` of the same sizes and biases.
       name: The attention's path in `params`.
-
-    Raises:
-      ValueError: If names or shapes of the two differ.
     """
     own = _checked(_flat(params, "params", separator="/"), name, _EQUINOX)
     written = _written(own, _EQUINOX)
@@ -278,9 +232,12 @@ def to_equinox(
                 f"module must have {key} of shape {found.get(key, 'none')} as params "
                 f"have it, got {there.get(key, 'none')}."
             )
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: written.get(_full_name(path), leaf), module
-    )
+
+    def replaced(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return written.get(name, leaf)
+
+    return jax.tree_util.tree_map_with_path(replaced, module)
 
 
 def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
@@ -293,7 +250,7 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
         leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
     flat = {}
     for path, leaf in leaves:
-        name = _full_name(path, separator)
+        name = jax.tree_util.keystr(path, simple=True, separator=separator)
         try:
             flat[name] = np.asarray(leaf).copy()
         except (TypeError, RuntimeError, ValueError) as error:
@@ -305,53 +262,38 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
     return flat
 
 
-def _full_name(path: Sequence[Any], separator: str = ".") -> str:
-    """Returns a name such as `query_proj.weight` from a path in a tree."""
-    keys = [getattr(key, "key", getattr(key, "name", None)) for key in path]
-    return separator.join(map(str, keys))
-
-
-def _read(argument: str, flat: Flat, table: dict[str, _Entry], prefix: str = ""):
-    """Returns parameters by our names, from those of another library."""
-    given = {
-        name.removeprefix(prefix): array
-        for name, array in flat.items()
-        if name.startswith(prefix)
-    }
-    theirs = {entry.name for entry in table.values()}
-    names = {ours: entry.name for ours, entry in table.items() if entry.name in given}
-    unknown = sorted(prefix + name for name in set(given) - theirs)
-    _check_names(argument, table, names, unknown, lambda x: prefix + table[x].name)
+def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
+    """Returns parameters by our names, from another library's."""
+    rows = [row for row in table if row.theirs[0] in flat]
+    unknown = set(flat) - {row.theirs[0] for row in table}
+    names = {ours: prefix + row.theirs[0] for row in table for ours in row.ours}
+    found = [ours for row in rows for ours in row.ours]
+    _check_names(argument, found, [prefix + name for name in unknown], names)
     own = {}
-    for ours, name in names.items():
-        array, entry = given[name], table[ours]
-        if entry.third is not None:
-            if not array.ndim or len(array) % 3:
-                raise ValueError(
-                    f"{argument} must have {prefix}{name} of three equal parts, got "
-                    f"shape {array.shape}."
-                )
-            array = np.split(array, 3)[entry.third]
-        if entry.is_transposed:
-            array = array.T
-        own[ours] = np.ascontiguousarray(array)
-    _check_fit(argument, own, lambda ours: prefix + names[ours])
+    for row in rows:
+        array = flat[row.theirs[0]]
+        if len(row.ours) == 3 and (not array.ndim or len(array) % 3):
+            raise ValueError(
+                f"{argument} must have {prefix}{row.theirs[0]} of three equal parts, "
+                f"got shape {array.shape}."
+            )
+        parts = map(np.ascontiguousarray, row.change.to_ours([array], None))
+        own |= zip(row.ours, parts, strict=True)
+    _check_fit(argument, own, names)
     return own
 
 
-def _written(own: Flat, table: dict[str, _Entry]) -> Flat:
+def _written(own: Flat, table: Table) -> Flat:
     """Returns parameters by the names of another library, from ours."""
-    parts = {}
-    for ours, entry in table.items():
-        if ours in own:
-            array = own[ours].T if entry.is_transposed else own[ours]
-            parts.setdefault(entry.name, []).append(array)
-    return {
-        name: np.concatenate(x) if x[1:] else x[0].copy() for name, x in parts.items()
-    }
+    written = {}
+    for row in table:
+        if row.ours[0] in own:
+            (array,) = row.change.to_theirs([own[ours] for ours in row.ours], None)
+            written[row.theirs[0]] = np.ascontiguousarray(array)
+    return written
 
 
-def _checked(flat: Flat, path: str, table: dict[str, _Entry]) -> Flat:
+def _checked(flat: Flat, path: str, table: Table) -> Flat:
     """Returns the parameters below a path, all of which a table must know."""
     own = {
         name.removeprefix(f"{path}/"): array
@@ -364,53 +306,52 @@ def _checked(flat: Flat, path: str, table: dict[str, _Entry]) -> Flat:
             f"params must have a module {path!r}, and have none below it."
             f"{checks.nearest(path, sorted(modules))}"
         )
-    full = f"{path}/{{}}".format
-    unknown = sorted(full(name) for name in set(own) - set(table))
-    _check_names("params", table, own, unknown, full)
-    _check_fit("params", own, full)
+    names = {ours: f"{path}/{ours}" for row in table for ours in row.ours}
+    unknown = [f"{path}/{name}" for name in set(own) - set(names)]
+    _check_names("params", own, unknown, names)
+    _check_fit("params", own, names)
     return own
 
 
 def _check_names(
     argument: str,
-    table: dict[str, _Entry],
-    own: Mapping[str, Any],
-    unknown: Sequence[str],
-    full_name: Callable[[str], str],
+    own: Iterable[str],
+    unknown: Iterable[str],
+    names: Mapping[str, str],
 ) -> None:
     """Raises ValueError unless all that is there is known, and all that must be there.
 
-    Biases may be missing: those of query, key and value together, as those of the two
-    maps of a feed-forward part.
+    `names` has all of ours, as the caller knows them. Biases may be missing: of query,
+    key and value together, and of the two maps of a feed-forward part together.
     """
     if unknown:
-        options = [name for name in unknown if name.endswith(_OF_OURS_ALONE)]
         hint = ""
-        if options:
+        if any(name.endswith(_OF_OURS_ALONE) for name in unknown):
             hint = (
                 " Sinks, gates, additive scores and smeared keys are of our module "
                 "alone; interop.save writes whole models with them."
             )
         raise ValueError(
-            f"{argument} has what the module has not: {', '.join(unknown)}.{hint}"
+            f"{argument} has what the module has not: {', '.join(sorted(unknown))}."
+            f"{hint}"
         )
-    missing = [ours for ours in table if ours not in own and not ours.endswith("/b")]
+    missing = [ours for ours in names if ours not in own and not ours.endswith("/b")]
     for group in (("query/b", "key/b", "value/b"), ("hidden/b", "output/b")):
-        biases = [ours for ours in table if ours.endswith(group)]
+        biases = [ours for ours in names if ours.endswith(group)]
         if any(ours in own for ours in biases):
             missing += [ours for ours in biases if ours not in own]
     if missing:
-        names = dict.fromkeys(map(full_name, missing))
-        raise ValueError(f"{argument} must have {', '.join(names)}, and has not.")
+        missing = dict.fromkeys(names[ours] for ours in missing)
+        raise ValueError(f"{argument} must have {', '.join(missing)}, and has not.")
 
 
-def _check_fit(argument: str, own: Flat, full_name: Callable[[str], str]) -> None:
+def _check_fit(argument: str, own: Flat, names: Mapping[str, str]) -> None:
     """Raises ValueError where shapes do not make up a module."""
 
     def check(ours: str, shape: tuple[int, ...], why: str) -> None:
         if ours in own and own[ours].shape != shape:
             raise ValueError(
-                f"{argument} must have {full_name(ours)} that makes shape {shape} of "
+                f"{argument} must have {names[ours]} that makes shape {shape} of "
                 f"ours, {why}; got {own[ours].shape}."
             )
 
@@ -418,25 +359,23 @@ def _check_fit(argument: str, own: Flat, full_name: Callable[[str], str]) -> Non
     for ours, weight in weights.items():
         if weight.ndim != 2:
             raise ValueError(
-                f"{argument} must have a matrix {full_name(ours)}, got shape "
+                f"{argument} must have a matrix {names[ours]}, got shape "
                 f"{weight.shape}."
             )
-        check(f"{ours[:-1]}b", weight.shape[-1:], f"as {full_name(ours)} says")
+        check(f"{ours[:-1]}b", weight.shape[-1:], f"as {names[ours]} says")
     scope = "attention/" if "attention/query/w" in own else ""
-    query, key, value, linear = (
-        weights[f"{scope}{part}/w"].shape for part in (*_PROJECTIONS, "linear")
-    )
+    parts = [f"{scope}{part}/w" for part in (*_PROJECTIONS, "linear")]
+    query, key, value, linear = (weights[part].shape for part in parts)
     # Of H and G heads these are H K, G K, G V and H V.
     if query[-1] * value[-1] != key[-1] * linear[0] or query[-1] % key[-1]:
-        names = [full_name(f"{scope}{part}/w") for part in (*_PROJECTIONS, "linear")]
         raise ValueError(
-            f"{argument} must have {', '.join(names)} of the same heads, got, as "
-            f"[in, out], {query}, {key}, {value} and {linear}."
+            f"{argument} must have {', '.join(names[part] for part in parts)} of the "
+            f"same heads, got, as [in, out], {query}, {key}, {value} and {linear}."
         )
     if scope:
         width = (linear[-1],)
-        for part, shape in zip(_PROJECTIONS, (query, key, value), strict=True):
-            check(f"attention/{part}/w", (*width, shape[-1]), "the width and heads")
+        for part, shape in zip(parts, (query, key, value), strict=False):
+            check(part, (*width, shape[-1]), "the width and heads")
         for part in ("norm_1", "norm_2"):
             for leaf in ("scale", "offset"):
                 check(f"{part}/{leaf}", width, "the width")
@@ -445,8 +384,9 @@ def _check_fit(argument: str, own: Flat, full_name: Callable[[str], str]) -> Non
         check("feed_forward/output/w", (hidden[-1], *width), "F and the width")
 
 
-def _joined(name: str, array: np.ndarray, axis: anatomy.Axis, ndim: int) -> np.ndarray:
+def _joined(name: str, array: np.ndarray, axis: anatomy.Axis) -> np.ndarray:
     """Returns an array whose heads have an axis of their own, without it."""
+    ndim = 2 if name.endswith(".kernel") else 1
     if array.ndim != ndim + 1:
         raise ValueError(
             f"params must have {name} with an axis of heads, {ndim + 1} axes in all, "

@@ -27,23 +27,16 @@ _LAYER = "encoder/layer_{}/"
 
 
 class Imported(NamedTuple):
-    """A model from elsewhere.
-
-    Attributes:
-      config: `config.model`.
-      params: Its parameters.
-      tokenizer: Its tokenizer; None: it has none.
-      model: The model as pure functions.
-    """
+    """A model from elsewhere."""
 
     config: models.ModelConfig
     params: Params
-    tokenizer: tokenization.Pretrained | None
-    model: models.Model
+    tokenizer: tokenization.Pretrained | None  # None: it has none
+    model: models.Model  # as pure functions
 
 
 class Sizes(NamedTuple):
-    """What `models.build` is told beside the config; see there."""
+    """The arguments of `models.build` next to the config; see there."""
 
     num_tokens: int | None
     feature_size: int | None
@@ -55,17 +48,16 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
 
     Args:
       source: A folder in the layout of the hub (config.json, model.safetensors or its
-        shards, tokenizer.json), a `.safetensors` file in one, a `.gguf` file,
-        `package:NAME` of an installed Python package that holds either, or a name on
-        the hub, `owner/name`, of which safetensors are fetched. What `save` wrote is a
-        folder of this layout.
-      dtype: That of the parameters, as "bfloat16"; None: float32. Files of float16 and
-        bfloat16 load as either.
+        shards, tokenizer.json), as `save` writes it, a `.safetensors` file in one, a
+        `.gguf` file, `package:NAME` of an installed Python package that holds either,
+        or a name on the hub, `owner/name`, of which safetensors are fetched.
+      dtype: The dtype of the parameters, as "bfloat16"; None: float32. Files of float16
+        and bfloat16 load as either.
 
     Raises:
       ConfigError: If there is no such model, its family or an option of it is not
-        supported, or its arrays are not those of its config; the message names them.
-      ValueError: If `dtype` is none of floating-point numbers.
+        supported, or its arrays do not fit its config; the message names them.
+      ValueError: If `dtype` is not floating-point.
     """
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -115,18 +107,16 @@ def sizes_of(
     config: models.ModelConfig, params: Mapping[str, Mapping[str, Any]]
 ) -> Sizes:
     """Returns the vocabulary or width of the inputs, and the number of classes."""
-    embedding = params["embedding"]
     num_tokens = feature_size = None
-    if "embeddings" in embedding:
-        num_tokens = embedding["embeddings"].shape[0]
+    if "embeddings" in params["embedding"]:
+        num_tokens = params["embedding"]["embeddings"].shape[0]
     else:
-        feature_size = embedding["w"].shape[0]
-    logits = params.get("logits", {})
+        feature_size = params["embedding"]["w"].shape[0]
     num_classes = num_tokens or 1
     if "decoder_embedding" in params:
         num_classes = params["decoder_embedding"]["embeddings"].shape[0]
-    if "w" in logits:
-        num_classes = logits["w"].shape[-1]
+    if "w" in params.get("logits", {}):
+        num_classes = params["logits"]["w"].shape[-1]
     return Sizes(num_tokens, feature_size, num_classes)
 
 
@@ -150,11 +140,7 @@ class PlacedRow(NamedTuple):
 
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
-    """Returns the arrays of a file, but for buffers, by the names that rows have.
-
-    Raises:
-      ConfigError: If two arrays get the same name.
-    """
+    """Returns the arrays of a file, but for buffers, by the names that rows have."""
     own = {name for head in family.heads for row in head.rows for name in row.theirs}
     own |= {name for head in family.heads for name in head.copies}
     result: dict[str, arrays.Stored] = {}
@@ -175,7 +161,7 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
-    """Returns the head that config.json names; without a name, that of the arrays."""
+    """Returns the head that config.json names, or else the one that fits the arrays."""
     given = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
     if given:
@@ -196,7 +182,7 @@ def head_of(
 def read_config(
     theirs: Mapping[str, Any],
 ) -> tuple[models.ModelConfig, Sizes]:
-    """Returns `config.model`, and the sizes beside it, that a config.json describes.
+    """Returns `config.model`, and the sizes next to it, that a config.json describes.
 
     Raises:
       ConfigError: If its family or an option of it is not supported.
@@ -216,11 +202,7 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 def read_fields(
     family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
 ) -> tuple[models.ModelConfig, Sizes]:
-    """Returns what config.json says of a model of that family and head.
-
-    Raises:
-      ConfigError: If an option of it is not supported.
-    """
+    """Returns what config.json says of a model of that family and head."""
     for name, accepted in family.supported.items():
         if name in theirs and theirs[name] not in accepted:
             raise checks.ConfigError(
@@ -259,11 +241,7 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 def rows_of(
     family: tables.Family, head: tables.Head, config: models.ModelConfig, sizes: Sizes
 ) -> Iterator[PlacedRow]:
-    """Yields the rows that a model of this config has parameters for.
-
-    Raises:
-      RuntimeError: If the table lacks one.
-    """
+    """Yields the rows that a model of this config has parameters for."""
     wanted = set(one_layer_shapes(config, sizes))
     layer_prefix = family.prefix + family.layer
     placed = [
@@ -316,7 +294,7 @@ def shapes(config: models.ModelConfig, model: models.Model, sizes: Sizes) -> Any
 
 
 def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns parameters by the names of their module and their own together."""
+    """Returns parameters by names of module and parameter together."""
     leaves = hk.data_structures.traverse(params)
     return {f"{module}/{name}": x for module, name, x in leaves}
 
@@ -340,7 +318,7 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
 
 
 def _check_copies(found, head, needed, stored) -> None:
-    """Takes arrays out that repeat another; raises ConfigError where they differ."""
+    """Removes arrays that repeat another; raises ConfigError where they differ."""
     for copy, of in head.copies.items():
         if copy in stored and of in stored and copy not in needed:
             if not np.array_equal(stored[copy].read(), stored[of].read()):
@@ -367,14 +345,12 @@ def _check_names(found, head, needed, stored) -> None:
 
 
 def _check_shapes(found, row, place, expected, stored) -> None:
-    """Raises ConfigError unless the arrays of a row have the shapes of the model's.
-
-    The change's inverse, of arrays of the shapes that the model has, tells which.
-    """
+    """Raises ConfigError unless a row's arrays have the shapes that the model needs."""
     first = [
         name.replace(_LAYER.format(row.layer), _LAYER.format(0), 1) for name in row.ours
     ]
-    # Broadcast zeros take no memory until a change touches them.
+    # The inverse of the change tells the shapes; broadcast zeros take no memory until
+    # it touches them.
     ours = [np.broadcast_to(np.float32(0), expected[name].shape) for name in first]
     wanted = row.change.to_theirs(ours, place)
     for name, x in zip(row.theirs, wanted, strict=True):

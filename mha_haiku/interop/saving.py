@@ -47,21 +47,21 @@ def save(
     """Writes a model as config.json, model.safetensors and tokenizer.json.
 
     Args:
-      folder: Where to; it is made if it is missing.
+      folder: The folder to write; it is made if it is missing.
       config: `config.model`.
-      params: The model's parameters; those of scanned layers, too. Their dtype is kept.
+      params: The model's parameters, looped or stacked. Their dtype is kept.
       tokenizer: Its tokenizer, if it is one of `tokenizers`.
-      family: The layout: a family of `transformers`, as "llama", whose class opens it
-        then; None: the first family that can hold the model. Pruned heads are there
-        with weights of 0, which a warning says. "mha_haiku" holds every model as it
-        is, and is read by `load`.
+      family: The layout: a family of `transformers`, as "llama", whose class then opens
+        it; None: the first family that can hold the model. Pruned heads are written
+        with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is
+        read by `load`.
 
     Returns:
       The folder.
 
     Raises:
-      ConfigError: If the family, or none, can hold the model; the message says what is
-        in the way. Or if the folder cannot be written.
+      ConfigError: If the family cannot hold the model, or none can, and the message
+        says why; or if the folder cannot be written.
     """
     sizes = loading.sizes_of(config, params)
     if family == loading.OWN:
@@ -90,7 +90,7 @@ def save(
 
 
 def _with_all_heads(config, params, sizes):
-    """Returns config and parameters of the model with weights of 0 for pruned heads."""
+    """Returns config and parameters with weights of 0 for pruned heads."""
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     model = models.build(whole, **sizes._asdict())
@@ -147,11 +147,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
         for name, value in setting.write(ours).items():
             if theirs.setdefault(name, value) != value:
                 raise tables.CannotSayError(f"{name} of two values")
-    theirs = {
-        "architectures": [head.architecture],
-        "model_type": family.name,
-        **theirs,
-    }
+    theirs = {"architectures": [head.architecture], "model_type": family.name, **theirs}
     try:
         again, again_sizes = loading.read_fields(family, head, theirs)
     except checks.ConfigError as error:
@@ -167,7 +163,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
 
 
 def _meaning(config, sizes) -> dict[str, Any]:
-    """Returns the values of fields, those that can be said in several ways in one."""
+    """Returns the values of fields, in one form where a file has several for them."""
     said = _said(config, sizes)
     for name in _FREE:
         del said[name]
@@ -208,19 +204,17 @@ def _frequencies(config, given):
 
 def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:
     """Returns the arrays by the names of a family."""
-    bare = not head.rows and not head.has
-    prefix = family.prefix if bare else ""
+    prefix = "" if head.rows or head.has else family.prefix
     result: dict[str, np.ndarray] = {}
     left = loading.flat(params)
     for row in loading.rows_of(family, head, config, sizes):
         place = changes.Place(config, theirs, row.layer)
-        ours = []
-        for name in row.ours:
-            if name not in left:
-                raise checks.ConfigError(
-                    f"params must have {name}, as the config says."
-                )
-            ours.append(np.asarray(left.pop(name)))
+        missing = [name for name in row.ours if name not in left]
+        if missing:
+            raise checks.ConfigError(
+                f"params must have {missing[0]}, as the config says."
+            )
+        ours = [np.asarray(left.pop(name)) for name in row.ours]
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
     if left:

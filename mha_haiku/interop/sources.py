@@ -33,11 +33,7 @@ class Source(NamedTuple):
 
 
 def find(source: str | os.PathLike) -> Source:
-    """Returns the model at a place; see `interop.load`.
-
-    Raises:
-      ConfigError: If there is no model, or it cannot be read.
-    """
+    """Returns the model at a place; see `interop.load`."""
     text = os.fspath(source)
     if text.startswith(_PACKAGE):
         return _open(_in_package(text.removeprefix(_PACKAGE)))
@@ -95,9 +91,7 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
 
     def read_tokenizer(least_tokens):
         file = folder / _TOKENIZER
-        if not file.exists():
-            return None
-        return tokenization.read_file(file, least_tokens)
+        return tokenization.read_file(file, least_tokens) if file.exists() else None
 
     return Source(str(folder), arrays.read_json(config), stored, read_tokenizer)
 

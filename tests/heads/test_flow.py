@@ -7,8 +7,7 @@ import pytest
 from scipy import optimize
 
 from mha_haiku import attention, masks
-from mha_haiku.lab.heads.flow import flow
-from mha_haiku.lab.heads.rollout import rollout
+from mha_haiku.lab.heads.rollout import flow, rollout
 
 B, T, K = 2, 4, 3
 HEADS = (2, 2, 2)

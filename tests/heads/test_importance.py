@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core import sites
-from mha_haiku.lab.heads import programs
+from mha_haiku.lab.heads import importance, programs
 from tests.heads.conftest import (
     NUM_TOKENS,
     B,
@@ -304,7 +304,7 @@ def test_layers_below_the_ablated_head_do_not_run_again(subject):
         lowered = program(subject.model, **given).lower(subject.params, batch, *args)
         return lowered.compile().cost_analysis()["flops"]
 
-    assert flops(programs.changes) < 0.75 * flops(programs.metrics, gates)
+    assert flops(importance.changes) < 0.75 * flops(importance.gated, gates)
 
 
 @pytest.mark.parametrize("is_scanned", [False, True])
@@ -359,20 +359,6 @@ def test_parameters_of_a_function_may_be_any_tree():
         wanted.append(first(run(params, example().inputs), None) - both[:, 0])
     assert np.abs(wanted).max() > 1e-3
     np.testing.assert_allclose(found.per_example[..., 0].T, wanted, atol=1e-6)
-
-
-def test_layer_normalized_means_have_norm_one(subject):
-    found = heads.gradient(subject).layer_normalized()
-    np.testing.assert_allclose((found.mean**2).sum(-1), np.ones(L), rtol=1e-6)
-
-
-def test_layers_without_importance_stay_so_and_absent_heads_do_not_count():
-    absent = np.nan
-    found = heads.Importance(
-        np.array([[[2.0, 4.0, absent], [0, 0, 0]], [[4.0, 4.0, absent], [0, 0, 0]]])
-    )
-    wanted = [[0.6, 0.8, absent], [0, 0, 0]]
-    np.testing.assert_allclose(found.layer_normalized().mean, wanted)
 
 
 def test_no_batches_are_refused(subject):

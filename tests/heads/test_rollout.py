@@ -11,10 +11,10 @@ import pytest
 
 from mha_haiku import attention, masks, models, modules
 from mha_haiku.core.attention.tiled import engine, sweep
-from mha_haiku.lab.heads import layer_chain
 from mha_haiku.lab.heads.rollout import (
     gradient_rollout,
     output_gradients,
+    positions_of,
     rollout,
     value_rollout,
 )
@@ -201,7 +201,7 @@ def test_a_layer_without_heads_passes_all_on():
 )
 def test_rows_are_chosen_as_tiles_are(rows, same):
     maps, _ = _layers()
-    found = layer_chain.positions_of(maps, rows)
+    found = positions_of(maps, rows)
     np.testing.assert_array_equal(found, np.broadcast_to(same, (B, len(same))))
 
 
@@ -211,7 +211,7 @@ def test_examples_may_have_rows_of_their_own():
     rows = np.array([[3, 1], [5, 0]])
     found = jax.jit(rollout)(maps, rows)
     _close(found, [expected[0, [3, 1]], expected[1, [5, 0]]])
-    found = layer_chain.positions_of(maps, [[-1], [-7]])
+    found = positions_of(maps, [[-1], [-7]])
     np.testing.assert_array_equal(found, [[6], [0]])
 
 

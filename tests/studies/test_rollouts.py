@@ -14,8 +14,7 @@ from scipy import stats
 
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab.heads.flow import flow
-from mha_haiku.lab.heads.rollout import rollout
+from mha_haiku.lab.heads.rollout import flow, rollout
 from mha_haiku.subjects.studies import rollouts
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation

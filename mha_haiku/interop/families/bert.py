@@ -15,51 +15,39 @@ _FIELDS = {
 _SIZES = (
     tables.Setting("num_tokens", "vocab_size", 30522),
     *rules.sizes(12, 768, 12, 3072),
-    tables.Setting("feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS),
+    rules.activation("hidden_act", "gelu"),
     tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
     tables.Setting("embedding.segments", "type_vocab_size", 2),
 )
+_MAX_LENGTH = tables.Setting("embedding.max_length", "max_position_embeddings", 512)
 _EMBEDDINGS = (
     tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
     tables.row("segments/embeddings", "embeddings.token_type_embeddings.weight"),
     *tables.norm("embedding_norm", "embeddings.LayerNorm"),
 )
-_POSITIONS = "embeddings.position_embeddings.weight"
-_LAYER = (
-    *tables.linear("attention/query", "attention.self.query"),
-    *tables.linear("attention/key", "attention.self.key"),
-    *tables.linear("attention/value", "attention.self.value"),
-    *tables.linear("attention/linear", "attention.output.dense"),
-    *tables.norm("norm_1", "attention.output.LayerNorm"),
-    *tables.linear("feed_forward/hidden", "intermediate.dense"),
-    *tables.linear("feed_forward/output", "output.dense"),
-    *tables.norm("norm_2", "output.LayerNorm"),
-)
-_OF_ALL = {
-    "supported": {**rules.SUPPORTED, "position_embedding_type": ("absolute",)},
-    "buffers": ("embeddings.position_ids",),
-    "renamed": {
-        "LayerNorm.gamma": "LayerNorm.weight",
-        "LayerNorm.beta": "LayerNorm.bias",
-    },
-}
+_POSITIONS = tables.row("positions/positions", "embeddings.position_embeddings.weight")
 
 
 def _heads(
     name: str,
-    words: tuple[str, str, str, str, str],
-    texts: tuple[str, str, str],
     *,
-    activation: str | None,
+    activation: str | None = None,
+    hidden: str,
+    norm: str,
+    decoder: str,
+    bias: str,
+    pooled: str,
+    pooled_activation: str,
+    classifier: str = "classifier",
     unused: tuple[str, ...] = (),
 ) -> tuple[tables.Head, ...]:
     """Returns the heads for masked words, texts and positions, and one without logits.
 
-    `activation` is the field of `config.json` that says the activation of the hidden
-    layer for masked words; None: it is gelu.
+    `hidden`, `norm`, `decoder` and `bias` are arrays for masked words, and `activation`
+    is the field of `config.json` for the activation in between; None: it is gelu.
+    `pooled` and `classifier` are arrays for texts.
     """
-    table, hidden, normed, decoder, bias = words
-    pooled, pooled_activation, logits = texts
+    table = f"{name.lower()}.embeddings.word_embeddings.weight"
     settings = [tables.Setting("output.tied", "tie_word_embeddings", True)]
     if activation is not None:
         settings.append(
@@ -71,7 +59,7 @@ def _heads(
             {"output.hidden": "gelu", "output.norm": True, "output.with_bias": True},
             (
                 *tables.linear("output_hidden", hidden),
-                *tables.norm("output_norm", normed),
+                *tables.norm("output_norm", norm),
                 tables.row("logits/w", f"{decoder}.weight", changes.transposed),
                 tables.row("logits/b", bias),
             ),
@@ -87,7 +75,10 @@ def _heads(
                 "output.hidden": pooled_activation,
                 "output.with_bias": True,
             },
-            (*tables.linear("output_hidden", pooled), *tables.linear("logits", logits)),
+            (
+                *tables.linear("output_hidden", pooled),
+                *tables.linear("logits", classifier),
+            ),
             has=f"{pooled}.weight",
             unused=unused,
             settings=(rules.LABELS,),
@@ -106,66 +97,64 @@ def _heads(
 
 _BERT_HEADS = _heads(
     "Bert",
-    (
-        "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
-    ),
-    ("bert.pooler.dense", "tanh", "classifier"),
     activation="hidden_act",
+    hidden="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    decoder="cls.predictions.decoder",
+    bias="cls.predictions.bias",
+    pooled="bert.pooler.dense",
+    pooled_activation="tanh",
     unused=("bert.pooler.", "cls.seq_relationship."),
 )
-
 BERT = tables.Family(
     name="bert",
     prefix="bert.",
     layer="encoder.layer.{}.",
     fields=_FIELDS,
-    settings=(
-        *_SIZES,
-        tables.Setting("embedding.max_length", "max_position_embeddings", 512),
+    settings=(*_SIZES, _MAX_LENGTH),
+    rows=(*_EMBEDDINGS, _POSITIONS),
+    layer_rows=(
+        *tables.linear("attention/query", "attention.self.query"),
+        *tables.linear("attention/key", "attention.self.key"),
+        *tables.linear("attention/value", "attention.self.value"),
+        *tables.linear("attention/linear", "attention.output.dense"),
+        *tables.norm("norm_1", "attention.output.LayerNorm"),
+        *tables.linear("feed_forward/hidden", "intermediate.dense"),
+        *tables.linear("feed_forward/output", "output.dense"),
+        *tables.norm("norm_2", "output.LayerNorm"),
     ),
-    rows=(*_EMBEDDINGS, tables.row("positions/positions", _POSITIONS)),
-    layer_rows=_LAYER,
     heads=(*_BERT_HEADS, _BERT_HEADS[0]._replace(architecture="BertForPreTraining")),
-    **_OF_ALL,
+    supported={**rules.SUPPORTED, "position_embedding_type": ("absolute",)},
+    buffers=("embeddings.position_ids",),
+    renamed={
+        "LayerNorm.gamma": "LayerNorm.weight",
+        "LayerNorm.beta": "LayerNorm.bias",
+    },
 )
 
-ROBERTA = tables.Family(
+# Positions of RoBERTa count from pad_token_id + 1; those before are unused.
+_AFTER_PADDING = changes.rows_from(
+    lambda place: place.theirs.get("pad_token_id", 1) + 1
+)
+ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",
-    layer="encoder.layer.{}.",
-    fields=_FIELDS,
     settings=(*_SIZES, rules.positions_after_padding(512)),
-    rows=(
-        *_EMBEDDINGS,
-        # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
-        tables.row(
-            "positions/positions",
-            _POSITIONS,
-            changes.rows_from(lambda place: place.theirs.get("pad_token_id", 1) + 1),
-        ),
-    ),
-    layer_rows=_LAYER,
+    rows=(*_EMBEDDINGS, _POSITIONS._replace(change=_AFTER_PADDING)),
     heads=_heads(
         "Roberta",
-        (
-            "roberta.embeddings.word_embeddings.weight",
-            "lm_head.dense",
-            "lm_head.layer_norm",
-            "lm_head.decoder",
-            "lm_head.bias",
-        ),
-        ("classifier.dense", "tanh", "classifier.out_proj"),
-        activation=None,
+        hidden="lm_head.dense",
+        norm="lm_head.layer_norm",
+        decoder="lm_head.decoder",
+        bias="lm_head.bias",
+        pooled="classifier.dense",
+        pooled_activation="tanh",
+        classifier="classifier.out_proj",
         unused=("roberta.pooler.",),
     ),
-    **_OF_ALL,
 )
 
-DISTILBERT = tables.Family(
+DISTILBERT = BERT._replace(
     name="distilbert",
     prefix="distilbert.",
     layer="transformer.layer.{}.",
@@ -176,14 +165,12 @@ DISTILBERT = tables.Family(
         *rules.sizes(
             6, 768, 12, 3072, names=("n_layers", "dim", "n_heads", "hidden_dim")
         ),
-        tables.Setting(
-            "feed_forward.activation", "activation", "gelu", rules.ACTIVATIONS
-        ),
-        tables.Setting("embedding.max_length", "max_position_embeddings", 512),
+        rules.activation("activation", "gelu"),
+        _MAX_LENGTH,
     ),
     rows=(
         tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
-        tables.row("positions/positions", _POSITIONS),
+        _POSITIONS,
         *tables.norm("embedding_norm", "embeddings.LayerNorm"),
     ),
     layer_rows=(
@@ -198,15 +185,12 @@ DISTILBERT = tables.Family(
     ),
     heads=_heads(
         "DistilBert",
-        (
-            "distilbert.embeddings.word_embeddings.weight",
-            "vocab_transform",
-            "vocab_layer_norm",
-            "vocab_projector",
-            "vocab_projector.bias",
-        ),
-        ("pre_classifier", "relu", "classifier"),
         activation="activation",
+        hidden="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector",
+        bias="vocab_projector.bias",
+        pooled="pre_classifier",
+        pooled_activation="relu",
     ),
-    **_OF_ALL,
 )

@@ -73,13 +73,7 @@ thirds = Change(
 convolution = Change(
     lambda arrays, place: [x.reshape(len(x), -1).T for x in arrays],
     lambda arrays, place: [
-        x.T.reshape(
-            x.shape[1],
-            place.theirs.get("num_channels", 3),
-            place.theirs["patch_size"],
-            place.theirs["patch_size"],
-        )
-        for x in arrays
+        x.T.reshape(x.shape[1], -1, *[place.theirs["patch_size"]] * 2) for x in arrays
     ],
 )
 
@@ -95,11 +89,7 @@ def _class_token_to_ours(arrays, place):
 # its bias: what the token has beyond that goes into the first position.
 class_token = Change(
     _class_token_to_ours,
-    lambda arrays, place: [
-        arrays[0][None],
-        arrays[1].reshape(1, 1, -1),
-        arrays[1],
-    ],
+    lambda arrays, place: [arrays[0][None], arrays[1].reshape(1, 1, -1), arrays[1]],
 )
 
 
@@ -133,11 +123,8 @@ def by_heads(order: Callable[[Place], np.ndarray]) -> Change:
     """Returns the change from `[H 3 K, ...]` to three of `[H K, ...]`, head by head.
 
     GPT-NeoX stores a head's query, key and value one after the other. Mixing this up
-    with `thirds` gives wrong numbers and no error.
-
-    Args:
-      order: From a place to the features `[K]` of queries and keys in the order that
-        pairs those K/2 apart, which is how rotary positions turn them.
+    with `thirds` gives wrong numbers and no error. `order(place)` has the features
+    `[K]` of queries and keys in the order that puts rotary pairs K/2 apart.
     """
 
     def to_ours(arrays, place):

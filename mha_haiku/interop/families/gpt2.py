@@ -42,12 +42,7 @@ GPT2 = tables.Family(
             },
             lambda ours: {"n_inner": ours["feed_forward.hidden_size"]},
         ),
-        tables.Setting(
-            "feed_forward.activation",
-            "activation_function",
-            "gelu_new",
-            rules.ACTIVATIONS,
-        ),
+        rules.activation("activation_function", "gelu_new"),
         tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
         tables.Rule(
             _scale, lambda ours: {"scale_attn_weights": ours["attention.scale"] != 1.0}

@@ -33,9 +33,7 @@ GPT_NEOX = tables.Family(
     settings=(
         tables.Setting("num_tokens", "vocab_size", 50432),
         *rules.sizes(44, 6144, 64, 24576),
-        tables.Setting(
-            "feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS
-        ),
+        rules.activation("hidden_act", "gelu"),
         tables.Setting("feed_forward.parallel", "use_parallel_residual", True),
         tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),
         tables.Setting("embedding.max_length", "max_position_embeddings", 2048),

@@ -1,4 +1,4 @@
-"""Llama and its likes: causal, rotary positions, gated feed-forward parts.
+"""Llama and similar models: causal, rotary positions, gated feed-forward parts.
 
 Llama (SmolLM2 is one), Mistral, Qwen2, Qwen3, OLMo 2, Gemma, Gemma 2 and Gemma 3 differ
 in a few fields each; they share one table of names.
@@ -19,12 +19,6 @@ _FIELDS = {
     "attention.output_bias": False,
     "feed_forward.with_bias": False,
 }
-
-
-def _activation(name: str, default: str) -> tables.Setting:
-    return tables.Setting(
-        "feed_forward.activation", name, default, rules.GATED_ACTIVATIONS
-    )
 
 
 _NORM_2 = tables.norm("norm_2", "post_attention_layernorm")
@@ -52,7 +46,7 @@ def _family(
     tied: bool = False,
     head_settings: tuple = (),
 ) -> tables.Family:
-    """Returns a family; `kv_heads`, `head_size`, `tied` are those of `transformers`."""
+    """Returns a family; `kv_heads`, `head_size` and `tied` are defaults of theirs."""
     return tables.Family(
         name=name,
         prefix="model.",
@@ -101,21 +95,17 @@ def _family(
     )
 
 
-def _inverse_root(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attention.scale": theirs.get("query_pre_attn_scalar", 256) ** -0.5}
-
-
-def _scalar(ours: Mapping[str, Any]) -> dict[str, Any]:
-    scale = ours["attention.scale"]
-    return {"query_pre_attn_scalar": round(scale**-2)}
-
-
 _EMBEDDING_SCALE = tables.Rule(
     lambda theirs: {"embedding.scale": math.sqrt(theirs["hidden_size"])},
     lambda ours: {},
 )
-_QUERY_SCALE = tables.Rule(_inverse_root, _scalar)
-_GATE = _activation("hidden_act", "silu")
+_QUERY_SCALE = tables.Rule(
+    lambda theirs: {
+        "attention.scale": theirs.get("query_pre_attn_scalar", 256) ** -0.5
+    },
+    lambda ours: {"query_pre_attn_scalar": round(ours["attention.scale"] ** -2)},
+)
+_GATE = rules.activation("hidden_act", "silu", rules.GATED_ACTIVATIONS)
 _QWEN_WINDOWS = rules.windows(
     lambda theirs, i: i >= theirs.get("max_window_layers", 28), 4096, optional=True
 )
@@ -183,7 +173,7 @@ GEMMA = _family(
     "Gemma",
     rules.rotary(),
     rules.biases(False),
-    _activation("hidden_act", "gelu_pytorch_tanh"),
+    rules.activation("hidden_act", "gelu_pytorch_tanh", rules.GATED_ACTIVATIONS),
     _EMBEDDING_SCALE,
     kv_heads=16,
     head_size=256,
@@ -202,7 +192,9 @@ def _later_gemma(
         title,
         *settings,
         rules.biases(False),
-        _activation("hidden_activation", "gelu_pytorch_tanh"),
+        rules.activation(
+            "hidden_activation", "gelu_pytorch_tanh", rules.GATED_ACTIVATIONS
+        ),
         _EMBEDDING_SCALE,
         _QUERY_SCALE,
         kv_heads=4,

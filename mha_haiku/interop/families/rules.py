@@ -84,6 +84,13 @@ def sizes(
     return tuple(map(Setting, ours, names, defaults or [tables.REQUIRED] * 4))
 
 
+def activation(
+    theirs: str, default: str, names: Mapping[str, str] = ACTIVATIONS
+) -> Setting:
+    """Returns the setting of the feed-forward parts' activation."""
+    return Setting("feed_forward.activation", theirs, default, names)
+
+
 def next_token(
     name: str, logits: str, embeddings: str, *settings: Setting | Rule, tied: bool
 ) -> tables.Head:
@@ -100,19 +107,15 @@ def next_token(
 def positions_after_padding(default: int) -> Rule:
     """Returns the rule of a table of positions whose first rows are unused."""
 
-    def unused(theirs):
-        return theirs.get("pad_token_id", 1) + 1
+    def read(theirs):
+        rows = theirs.get("max_position_embeddings", default)
+        return {"embedding.max_length": rows - theirs.get("pad_token_id", 1) - 1}
 
-    return Rule(
-        lambda theirs: {
-            "embedding.max_length": theirs.get("max_position_embeddings", default)
-            - unused(theirs)
-        },
-        lambda ours: {
-            "max_position_embeddings": ours["embedding.max_length"] + 2,
-            "pad_token_id": 1,
-        },
-    )
+    def write(ours):
+        rows = ours["embedding.max_length"] + 2
+        return {"max_position_embeddings": rows, "pad_token_id": 1}
+
+    return Rule(read, write)
 
 
 def biases(default: bool) -> Rule:
@@ -137,9 +140,9 @@ def windows(
 
     Args:
       is_local: Whether a layer has a window, where `layer_types` does not say it.
-      default: The window where `sliding_window` is left out, the query itself included.
-      optional: Whether the window counts with `use_sliding_window` alone: in Qwen's
-        configs there is one that most models do not use.
+      default: The window where `sliding_window` is left out, including the query.
+      optional: Whether the window counts only with `use_sliding_window`: Qwen's configs
+        have one that most models do not use.
     """
 
     def read(theirs):
@@ -154,12 +157,10 @@ def windows(
                 checks.choice("config.json's layer_types", kind, known)
         if window is None:
             return {"attention.window": None}
-        # Theirs counts the query itself, ours those before it.
-        return {
-            "attention.window": _alike(
-                [window - 1 if kind == "sliding_attention" else None for kind in kinds]
-            )
-        }
+        # Theirs counts the query itself, ours the positions before it.
+        sizes = [window - 1 if kind == "sliding_attention" else None for kind in kinds]
+        is_one = all(size == sizes[0] for size in sizes)
+        return {"attention.window": sizes[0] if is_one else sizes}
 
     def sliding_window(theirs):
         if optional and not theirs.get("use_sliding_window", False):
@@ -199,9 +200,9 @@ def one_window(default: int | None) -> Rule:
 
 
 def rotary(share: float = 1.0) -> Rule:
-    """Returns the rule of rotary positions: one kind for all layers.
+    """Returns the rule of rotary positions of one kind, by which a `share` turns.
 
-    A share of a head's features turns, where `config.json` does not say which.
+    The share of a head's features counts where `config.json` does not say it.
     """
 
     def read(theirs):
@@ -218,12 +219,10 @@ def rotary(share: float = 1.0) -> Rule:
 
 
 def rotary_by_layer(theta: float, local_theta: float, kinds: Rule) -> Rule:
-    """Returns the rule of Gemma 3: layers with a window have a base of their own.
+    """Returns the rule of Gemma 3: layers with a window have another base.
 
-    Args:
-      theta: The base of layers without a window, unless `config.json` says it.
-      local_theta: That of layers with one.
-      kinds: The rule of windows, which tells the layers apart.
+    The bases count where `config.json` does not say them; `kinds` is the rule of
+    windows, which tells the layers apart.
     """
 
     def read(theirs):
@@ -282,42 +281,30 @@ def _rope(theirs: Theirs, theta: float, share: float = 1.0) -> dict[str, Any]:
     if given is None:
         given = dict(theirs.get("rope_scaling") or {})
         given.setdefault("rope_type", given.pop("type", "default"))
-        given["rope_theta"] = theirs.get(
-            "rope_theta", theirs.get("rotary_emb_base", theta)
-        )
-        given["partial_rotary_factor"] = theirs.get(
-            "rotary_pct", theirs.get("partial_rotary_factor", share)
-        )
-    rope = {
-        "rope_type": "default",
-        "rope_theta": theta,
-        "partial_rotary_factor": share,
-        **given,
-    }
+        theta = theirs.get("rope_theta", theirs.get("rotary_emb_base", theta))
+        share = theirs.get("rotary_pct", theirs.get("partial_rotary_factor", share))
+        given |= {"rope_theta": theta, "partial_rotary_factor": share}
+    defaults = {"rope_type": "default", "rope_theta": theta}
+    rope = {**defaults, "partial_rotary_factor": share, **given}
     with checks.user_mistakes():
-        checks.choice(
-            "config.json's kind of rotary positions (rope_type)",
-            rope["rope_type"],
-            _ROTARY_KINDS,
-        )
+        name = "config.json's kind of rotary positions (rope_type)"
+        checks.choice(name, rope["rope_type"], _ROTARY_KINDS)
     return rope
 
 
 def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]:
     """Returns the fields of rotary positions of one kind, or of one per layer."""
-    if all(rope == ropes[0] for rope in ropes):
-        rope = ropes[0]
-        if rope["rope_type"] == "default" and rope["partial_rotary_factor"] == 1:
-            return {
-                "embedding.rotary_period": float(rope["rope_theta"]),
-                "embedding.frequencies": None,
-            }
-        frequencies = _frequencies(rope, size)
-    else:
+    first = ropes[0]
+    if any(rope != first for rope in ropes):
         frequencies = [_frequencies(rope, size) for rope in ropes]
+    elif first["rope_type"] == "default" and first["partial_rotary_factor"] == 1:
+        frequencies = None
+    else:
+        frequencies = _frequencies(first, size)
+    # Unused next to frequencies, but says where they come from.
     period = max(float(rope["rope_theta"]) for rope in ropes)
     return {
-        "embedding.rotary_period": period,  # unused, but says where they come from
+        "embedding.rotary_period": period,
         "embedding.frequencies": frequencies,
     }
 
@@ -390,8 +377,3 @@ def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]
 def _rounded(number: float) -> float:
     """Returns the number with 9 digits, which takes away the rounding of powers."""
     return float(f"{number:.9g}")
-
-
-def _alike(values: list[Any]) -> Any:
-    """Returns the one value that all are, or the list."""
-    return values[0] if all(value == values[0] for value in values) else values

@@ -77,11 +77,7 @@ class Setting(NamedTuple):
     names: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `config.json` says of fields of `config.model`.
-
-        Raises:
-          ConfigError: If the field is missing, or has a value that is not supported.
-        """
+        """Returns what `config.json` says of fields of `config.model`."""
         value = theirs.get(self.theirs, self.default)
         if value is REQUIRED:
             raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
@@ -110,14 +106,9 @@ class Rule(NamedTuple):
 
 
 class CannotSayError(Exception):
-    """A family has no words for what a config asks for.
+    """A family has no words for what a config asks for, in `count` of its fields."""
 
-    Attributes:
-      count: In how many fields; at least one.
-    """
-
-    def __init__(self, what: str, count: int = 100):
-        """Initialises the error; where nobody counted, there are many."""
+    def __init__(self, what: str, count: int = 100):  # many, where nobody counted
         super().__init__(what)
         self.count = count
 

@@ -9,7 +9,7 @@ from mha_haiku.interop.families import changes, rules, tables
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
-    """Returns what a ViT reads of images: a row of zeros, for the class, and patches.
+    """Returns the inputs of a ViT: a row of zeros, for the class, and patches.
 
     Args:
       images: `[B, channels, height, width]`, normalised as the model wants it.
@@ -19,7 +19,7 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
       `[B, 1 + N, channels * size * size]`, patches row by row.
 
     Raises:
-      ValueError: If the size divides the image's not.
+      ValueError: If the size does not divide the image's.
     """
     batch, channels, height, width = images.shape
     if height % size or width % size:
@@ -68,9 +68,7 @@ VIT = tables.Family(
         tables.Rule(_image, _write_image),
         *rules.sizes(12, 768, 12, 3072),
         tables.Setting("attention.with_bias", "qkv_bias", True),
-        tables.Setting(
-            "feed_forward.activation", "hidden_act", "gelu", rules.ACTIVATIONS
-        ),
+        rules.activation("hidden_act", "gelu"),
         tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
     ),
     rows=(

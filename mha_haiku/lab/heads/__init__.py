@@ -20,7 +20,6 @@ from mha_haiku.lab.heads.contributions import (
     logit_lens,
 )
 from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
-from mha_haiku.lab.heads.flow import flow
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -40,8 +39,12 @@ from mha_haiku.lab.heads.importance import (
     unit_gradient,
 )
 from mha_haiku.lab.heads.matching import Matching, match
-from mha_haiku.lab.heads.patching import Patched, activation_patching
-from mha_haiku.lab.heads.paths import Edges, path_patching
+from mha_haiku.lab.heads.patching import (
+    Edges,
+    Patched,
+    activation_patching,
+    path_patching,
+)
 from mha_haiku.lab.heads.pruning import open_gates, prune, prune_units, scaled
 from mha_haiku.lab.heads.ranking import (
     Step,
@@ -62,6 +65,7 @@ from mha_haiku.lab.heads.roles import (
     roles_of_evidence,
 )
 from mha_haiku.lab.heads.rollout import (
+    flow,
     gradient_rollout,
     output_gradients,
     rollout,

@@ -55,12 +55,10 @@ def mean(
 
 @running.compiled
 def _sums(model, params, example) -> list[tuple[Array, Array]]:
-    """Returns the sum of what heads of each part pass on, and over how many."""
-
-    def total(name, values):
-        kind = running.kind_of(name)
-        counted = 1.0 * running.valid(values.shape[1], example, kind)
-        return jnp.einsum("bt,bthv->hv", counted, values), counted.sum()
-
+    """Returns the sums of the outputs of heads of each part, and their counts."""
     _, found = running.look(model, params, example, ["*/heads"])
-    return [total(name, values) for name, values in found.items()]
+    sums = []
+    for name, values in found.items():
+        counted = 1.0 * running.valid(values.shape[1], example, running.kind_of(name))
+        sums.append((jnp.einsum("bt,bthv->hv", counted, values), counted.sum()))
+    return sums

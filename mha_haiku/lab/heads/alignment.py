@@ -7,9 +7,12 @@ import operator
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.training import tasks
+
+Array = jax.Array | np.ndarray
 
 UNIT = "share"
 
@@ -29,11 +32,7 @@ def label(name: str) -> str:
 def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
     """Returns where the rows of a batch should look, booleans `[N, T, S]` by name.
 
-    An example of which it is not known has no such row.
-
-    Args:
-      align: The alignments of an example.
-      example: A batch of N, on the host.
+    An example whose alignment is not known has no such row. The batch is on the host.
     """
     if example.decoder_inputs is None:
         return {}
@@ -50,40 +49,37 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
 
 
 def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
-    """Returns how often a head looks where it should.
+    """Returns `shares` from weights `[N, H, T, S]`."""
+    return shares(np.asarray(weights).argmax(-1), alignment)
 
-    That is the share of the rows with an aligned key whose largest weight lies on one.
+
+def shares(places: Array, alignment: Array) -> Array:
+    """Returns the share of rows with an aligned key that look at one.
 
     Args:
-      weights: `[N, H, T, S]`.
+      places: `[N, H, T]`, the key with the largest weight of each row; below 0 in a row
+        that sees nothing.
       alignment: Booleans `[N, T, S]`, true where a row should look.
 
     Returns:
       `[N, H]` in [0, 1]; NaN in an example without an aligned row.
     """
-    return shares(np.asarray(weights).argmax(-1), alignment)
+    xnp = _module_of(places)
+    places = xnp.asarray(places)[..., None]
+    aligned = xnp.asarray(alignment, bool)[:, None]
+    broad = xnp.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))
+    is_right = (xnp.take_along_axis(broad, places, -1) & (places >= 0))[..., 0]
+    count = aligned.any(-1).sum(-1)
+    return xnp.where(count > 0, is_right.sum(-1) / xnp.maximum(count, 1), xnp.nan)
 
 
-def shares(places: np.ndarray, alignment: np.ndarray) -> np.ndarray:
-    """Returns what `scores` does, from the places of the largest weights.
-
-    Args:
-      places: `[N, H, T]` integers; below 0 in a row that sees nothing.
-      alignment: Booleans `[N, T, S]`, true where a row should look.
-    """
-    places = np.asarray(places)[..., None]
-    aligned = np.asarray(alignment, bool)[:, None]
-    broad = np.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))
-    is_right = (np.take_along_axis(broad, places, -1) & (places >= 0))[..., 0]
-    has_key = aligned.any(-1)
-    count = has_key.sum(-1)
-    right = (is_right & has_key).sum(-1)
-    return np.where(count > 0, right / np.maximum(count, 1), np.nan)
-
-
-def evidence(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns what `heads.role_evidence` says of alignment, from `shares` by names."""
+def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the part of `heads.role_evidence` on alignment, from `shares` by name."""
     if "aligned" not in found:
         return {}
-    known = ~np.isnan(found["aligned"])
-    return {"aligned": np.stack([np.nan_to_num(found["aligned"]), known], -1)}
+    xnp, share = _module_of(found["aligned"]), found["aligned"]
+    return {"aligned": xnp.stack([xnp.nan_to_num(share), ~xnp.isnan(share)], -1)}
+
+
+def _module_of(x):
+    return jnp if isinstance(x, jax.Array) else np

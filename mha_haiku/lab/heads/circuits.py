@@ -39,12 +39,12 @@ def copying_score(
     that makes the same tokens likelier.
 
     Args:
-      weights: Of one head; of several, the result has their leading axis.
-      embedding: `[N, D]`, such as `token_embedding` gives; None: no end.
-      unembedding: `[D, C]`, such as `unembedding` gives; C is N.
+      weights: Weights of one head; of several, the result has their leading axis.
+      embedding: `[N, D]`, such as from `token_embedding`; None: no end.
+      unembedding: `[D, C]`, such as from `unembedding`; C is N.
 
     Raises:
-      ValueError: If one end is given, or tokens and classes are not the same.
+      ValueError: If only one end is given, or tokens and classes are not the same.
 
     Source: Elhage et al. 2021, "Detecting copying behavior".
     """
@@ -70,14 +70,14 @@ def matching_score(
 ) -> np.ndarray:
     """Returns `copying_score` of the QK circuit: 1 where a head looks for equal tokens.
 
-    With an earlier head its keys are what that one has written: 1 where the head looks
-    for positions whose other token, that of the earlier head, equals its own, which is
-    induction where the earlier head looks one back.
+    With an earlier head, of a layer below, keys are made of what that head has written:
+    1 where the head looks for positions at which the earlier head has read the query's
+    token, which is induction where the earlier head looks one back.
 
     Args:
-      weights: Of one head; of several, the result has their leading axis.
-      embedding: `[N, D]`, tokens as both sides read them; None: of the whole stream.
-      earlier: A head of a layer below, whose writing keys are made from.
+      weights: Weights of one head; of several, the result has their leading axis.
+      embedding: `[N, D]`, tokens as both sides read them; None: the whole stream.
+      earlier: Weights of an earlier head.
 
     Source: Elhage et al. 2021, "Checking the mechanistic theory".
     """
@@ -85,9 +85,9 @@ def matching_score(
     if embedding is not None:
         inner = embedding.T @ embedding
     if earlier is not None:  # keys are tokens, through OV of the earlier head
-        inner = _transposed(ov(earlier)) @ inner
+        inner = ov(earlier).mT @ inner
     # E Q K^T (E OV)^T, and K^T OV^T E^T E Q of the same eigenvalues.
-    return _positivity(_transposed(weights.key) @ inner @ weights.query)
+    return _positivity(weights.key.mT @ inner @ weights.query)
 
 
 def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
@@ -95,19 +95,16 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
 
     The Frobenius norm of the product of the two circuits over the product of their
     norms: of `OV` of the earlier head with `QK` (kind q), its transpose (k), or `OV`
-    (v) of the later one. Random weights do not give 0, but about one over the root of
+    (v) of the later head. Random weights do not give 0, but about one over the root of
     D: compare heads with each other.
 
     Args:
       kind: Whether it is read for queries "q", keys "k" or values "v".
-      earlier: The head that writes, or H of them.
-      later: The head that reads, or H' of them, of a layer above.
+      earlier: Weights of the head that writes, or of H of them.
+      later: Weights of the head that reads, of a layer above, or of H' of them.
 
     Returns:
-      `[H, H']`, without the axes that are not there.
-
-    Raises:
-      ValueError: If the kind is another.
+      `[H, H']`, without an axis for a single head.
 
     Source: Elhage et al. 2021, "Three kinds of composition".
     """
@@ -115,20 +112,20 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     read, rest = {
         "q": (later.query, later.key),
         "k": (later.key, later.query),
-        "v": (later.value, _transposed(later.output)),
+        "v": (later.value, later.output.mT),
     }[kind]
     # |X M Y^T| = |R M S^T| with X = Q R and Y = P S: small matrices instead of D x D.
-    written = _triangle(earlier.value) @ earlier.output  # [H.., V, D]
-    taken = read @ _transposed(_triangle(rest))  # [H'.., D, K]
-    sizes = _norm(written), _norm(taken)
+    written = np.linalg.qr(earlier.value, mode="r") @ earlier.output  # [H.., V, D]
+    taken = read @ np.linalg.qr(rest, mode="r").mT  # [H'.., D, K]
     both = np.einsum(
         "gvd,hdk->ghvk",
         written.reshape(-1, *written.shape[-2:]),
         taken.reshape(-1, *taken.shape[-2:]),
         optimize=True,
     )
-    both = _norm(both).reshape((*written.shape[:-2], *taken.shape[:-2]))
-    return both / np.multiply.outer(*sizes)
+    norms = map(np.linalg.matrix_norm, (written, taken))
+    sizes = np.multiply.outer(*norms)
+    return np.linalg.matrix_norm(both).reshape(sizes.shape) / sizes
 
 
 def compositions(
@@ -136,15 +133,9 @@ def compositions(
 ) -> np.ndarray:
     """Returns `composition` of all heads with all heads that can read them.
 
-    Args:
-      model: As `models.build` or `interop.load` makes it.
-      params: Its parameters.
-      kind: As in `composition`.
-      folded: As in `heads.weights`.
-
-    Returns:
-      `[P, H, P, H]`, the earlier head first; NaN where there is no such head, or
-      nothing of the first can be read by the second before another head reads it.
+    Model and `folded` are as in `heads.weights`. The result is `[P, H, P, H]` for P
+    attention parts, the earlier head first; NaN where there is no such head, or the
+    second does not read the first without other heads in between.
     """
     checks.choice("kind", kind, KINDS)
     places = models.heads_of_layers(head_weights.config_of(model))
@@ -165,10 +156,10 @@ def compositions(
 
 
 def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
-    """Returns through which of q, k and v heads of one part read those of another.
+    """Returns through which of q, k and v heads of one part read heads of another.
 
-    Without other heads in between: "" where they do not, as those of a layer below.
-    `kinds` has the kind of every part, "" where there is one kind.
+    "" where they do not without other heads in between, as in a layer below. `kinds`
+    has the kind of every part, "" where there is one kind.
     """
     first, second = kinds[sender], kinds[receiver]
     if first == "encoder" and second == "cross":
@@ -189,15 +180,3 @@ def _positivity(matrix: np.ndarray) -> np.ndarray:
     values = np.linalg.eigvals(matrix)
     sizes = np.abs(values).sum(-1)
     return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
-
-
-def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.linalg.qr(x, mode="r")
-
-
-def _norm(x: np.ndarray) -> np.ndarray:
-    return np.sqrt((x**2).sum((-2, -1)))
-
-
-def _transposed(x: np.ndarray) -> np.ndarray:
-    return np.swapaxes(x, -1, -2)

@@ -22,15 +22,14 @@ Array = jax.Array
 class Contributions(NamedTuple):
     """The parts of logits; they add up to them.
 
-    Attributes:
-      heads: Of each of the P attention parts `[B, T, H, C]`, without C where classes
-        were chosen, and without T where the model pools positions. 0 for the heads of
-        an encoder with a decoder: logits do not read them themselves.
-      rest: `[B, T, C]` likewise, all else: embeddings, feed-forward parts, biases.
+    Arrays have no axis C where classes were chosen, and no T where the model pools
+    positions.
     """
 
+    # `[B, T, H, C]` of each attention part; 0 in an encoder with a decoder, which the
+    # logits do not read.
     heads: tuple[Array, ...]
-    rest: Array
+    rest: Array  # `[B, T, C]`: embeddings, feed-forward parts, biases
 
 
 def logit_attribution(
@@ -43,12 +42,12 @@ def logit_attribution(
     """Returns direct logit attribution: each head's own part of the logits.
 
     The residual stream is a sum, of which a head's output is one term, and logits are
-    linear in it once the factors of the norms in between are held at what they are.
-    What the head does to the logits through other heads and feed-forward parts is not
-    in it. A `soft_cap` of logits comes after the sum.
+    linear in it once the factors of the norms in between are held constant. Effects
+    through other heads and feed-forward parts are not included. A `soft_cap` of logits
+    comes after the sum.
 
     Args:
-      model: As `models.build` or `interop.load` makes it.
+      model: A model of `models.build` or `interop.load`.
       params: Its parameters.
       example: A batch.
       classes: `[B, T]` integers (`[B]` where positions are pooled), the class of which
@@ -90,11 +89,11 @@ def logit_lens(
     """Returns the logits that each layer's input would give, as if it were the last.
 
     Args:
-      model: Of one stack of layers, as `models.build` or `interop.load` makes it.
+      model: A model of one stack of layers, of `models.build` or `interop.load`.
       params: Its parameters.
       example: A batch.
-      of: What is kept of the logits of a layer, such as a metric of `heads.metrics`: a
-        function of logits and batch; None: all, `[B, T, C]`.
+      of: Reduces the logits of a layer, as a function of logits and batch, such as a
+        metric of `heads.metrics`; None: all are returned, `[B, T, C]`.
 
     Returns:
       Arrays with a leading axis L + 1: what enters layer 0, 1, ..., L - 1, and what
@@ -130,7 +129,7 @@ class _Weights(NamedTuple):
     """What is read of the parameters, on the host."""
 
     outputs: list  # of each part [H, V, D]
-    after: list  # the norms behind the parts
+    after: list  # the norms after the parts
     ends: list  # the norms before the logits
     unembedding: Array  # [D, C]
     bias: Array  # [C]
@@ -148,8 +147,7 @@ def _weights(config, params, model) -> _Weights:
     ends = head_weights.end_norms(config, params)
     matrix = head_weights.unembedding(model, params)
     bias = params.get("logits", {}).get("b", np.zeros(matrix.shape[1]))
-    weights = _Weights(outputs, after, ends, matrix, bias)
-    return jax.tree.map(np.float32, weights)
+    return jax.tree.map(np.float32, _Weights(outputs, after, ends, matrix, bias))
 
 
 @running.compiled
@@ -164,7 +162,7 @@ def _contributions(model, params, example, weights, classes):
         classes = jnp.zeros(example.inputs.shape[:2], int)
 
     def read(x):
-        """Returns the logits `[B, T, C]` of what leaves the last layer, or chosen."""
+        """Returns logits of the last layer's output, `[B, T, C]` or of `classes`."""
         x = _normed(config, x, weights.ends[0])
         x = _pooled(config, x, valid)
         for norm in weights.ends[1:]:
@@ -212,5 +210,5 @@ def _pooled(config, x, valid) -> Array:
 
 
 def _last(vector, x) -> Array:
-    """Returns `[D]` beside `[..., D]`."""
+    """Returns `[D]` with the axes of x."""
     return jnp.reshape(vector, (1,) * (x.ndim - 1) + (-1,))

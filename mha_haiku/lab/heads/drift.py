@@ -1,9 +1,8 @@
-"""Drift: how far the vectors of texts turn when a model is intervened in.
+"""Drift: how far the vectors of texts turn when a model is edited.
 
-A model without targets, such as a sentence encoder, has no loss. Its mean-pooled
-outputs are compared with those of the whole model instead. They stand where other
-models have logits, and those of the whole model where others have targets, so that
-every measure takes a `measured_by_drift` as it is.
+A model without targets, such as a sentence encoder, has no loss. Instead its
+mean-pooled outputs, in the place of logits, are compared with the outputs of the whole
+model, in the place of targets: every measure takes a `measured_by_drift` as it is.
 
 B batch, T positions, D width.
 """
@@ -30,14 +29,11 @@ def measured_by_drift(
     *,
     whole: tuple[models.Model, Any] | None = None,
 ) -> running.Measured:
-    """Returns what is measured by `metrics.drift`.
+    """Returns the subject whose metric is `metrics.drift`.
 
-    Args:
-      model: The model; its `Output` must have `output`.
-      params: Its parameters.
-      batches: The examples; their targets do not matter.
-      whole: The model and the parameters to compare with, such as those before pruning;
-        None: the same, without edits.
+    The model's `Output` must have `output`, and targets do not matter. `whole` are the
+    model and parameters to compare with, such as before pruning; None: the same,
+    without edits.
     """
     compared = _Compared(batches, *(whole or (model, params)))
     return running.Measured(mean_pooled(model), metrics.drift, params, compared)
@@ -70,14 +66,9 @@ def vectors(
 
 
 def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
-    """Returns the share of vectors whose nearest other one stays the same.
+    """Returns the share of vectors `[N, D]` whose nearest, by cosine, stays the same.
 
-    Args:
-      before: `[N, D]`, no two alike; N is at least 2.
-      after: `[N, D]`, the same examples.
-
-    Returns:
-      In [0, 1]; the nearest has the largest cosine.
+    N is at least 2, and no two vectors are alike.
     """
     nearest = []
     for each in (before, after):

@@ -24,7 +24,7 @@ Edits = dict[str, Callable]
 def ablate(
     at: int | str, heads: int | Sequence[int], value: Array | float = 0
 ) -> Edits:
-    """Returns the edit that ablates heads: they pass on a value of no use.
+    """Returns the edit that ablates heads: they pass on a value without information.
 
     Args:
       at: The layer; or the path of the attention, such as "decoder/layer_0/attention",
@@ -44,27 +44,24 @@ def ablate(
 
 
 def replace(at: int | str, values: Array) -> Edits:
-    """Returns the edit after which an attention's heads pass on `[B..., T, H, V]`.
+    """Returns the edit that replaces the heads' outputs, `[B..., T, H, V]`, of a part.
 
-    Args:
-      at: See `ablate`.
-      values: What they pass on.
+    `at` is as in `ablate`.
     """
     return {_heads(at): lambda _: values}
 
 
 def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
-    """Returns the edit that multiplies heads by gates, those of each layer by its own.
+    """Returns the edit that multiplies the heads of each of L layers by its gates.
 
-    Args:
-      gates: `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`; or a list of L of them.
-      at: The paths of the attentions, of which the first number is the layer.
+    These are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
+    are the paths of the attentions, of which the first number is the layer.
     """
     return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
 
 
 def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
-    """Returns the edit that sets a site to a value, such as that of another run.
+    """Returns the edit that sets a site to a value, such as from another run.
 
     Args:
       name: The name of the site, or a pattern.
@@ -90,7 +87,7 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
     Args:
       layer: The layer, or a path such as "decoder/layer_0".
       vector: `[D]`, or `[B..., T, D]`.
-      scale: By which it is multiplied.
+      scale: The factor of the vector.
 
     Source: Turner et al. 2023, https://arxiv.org/abs/2308.10248.
     """
@@ -104,12 +101,10 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
 
 
 def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edits:
-    """Returns the edit that holds the pattern of an attention at that of another run.
+    """Returns the edit that sets the weights of an attention to another run's.
 
-    Args:
-      at: See `ablate`.
-      attention_map: The map, whose weights are applied to the values that the edited
-        run has; or weights `[B..., H, T, S]`.
+    They are applied to the values of the edited run, and come from a map or as an
+    array `[B..., H, T, S]`. `at` is as in `ablate`.
     """
     is_map = isinstance(attention_map, attention.AttentionMap)
     weights = attention_map.weights() if is_map else attention_map
@@ -119,14 +114,10 @@ def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edit
 def on_parts(
     names: Iterable[str], given: Iterable[Any], change: Callable[[Array, Any], Array]
 ) -> Edits:
-    """Returns edits that call a change with what is given for each part.
+    """Returns edits of the sites `names` of P parts, such as their heads.
 
+    `change` takes the value of the site and the tree of arrays `given` for the part.
     Layers that are alike have one edit, which a model that scans them runs as one.
-
-    Args:
-      names: The sites of P parts, such as their heads.
-      given: A tree of arrays for each part.
-      change: From the value of the site and what is given to the changed value.
     """
     stacks: dict[str, dict[int | None, Any]] = {}
     for name, own in zip(names, given, strict=True):
@@ -136,16 +127,12 @@ def on_parts(
 
 
 def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
-    """Returns heads' outputs, or hidden units, as far as their gates are open.
+    """Returns `gate * output + (1 - gate) * replacement` of heads.
 
     Args:
-      values: `[B..., T, H, V]`, or of units `[B..., T, F]` with gates `[..., F, 1]`.
+      values: The heads' outputs, `[B..., T, H, V]`.
       gates: `[H]`, `[B..., H]` or `[B..., T, H]`.
-      replacement: What ablated heads pass on, a number, `[H, V]` or `[B..., T, H, V]`:
-        the output becomes `gate * output + (1 - gate) * replacement`; None: zeros.
-
-    Returns:
-      `[B..., T, H, V]`.
+      replacement: A number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
 
     Raises:
       ValueError: If shapes do not fit.
@@ -161,7 +148,7 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
 
 
 def _aligned(gates, shape):
-    """Returns gates with all axes of `[B..., T, H]`, of size 1 where they had none."""
+    """Returns gates with all axes of `[B..., T, H]`, new ones of size 1."""
     alone, per_example = shape[-1:], (*shape[:-2], shape[-1])
     if gates.shape == shape:
         return gates

@@ -19,12 +19,7 @@ TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1
 
 
 def sample(log_alpha: Array, rng: Array) -> Array:
-    """Returns random gates in [0, 1], eq. 10 to 12.
-
-    Args:
-      log_alpha: The logits of the gates, of any shape.
-      rng: A PRNG key.
-    """
+    """Returns random gates in [0, 1] from their logits; eq. 10 to 12."""
     # Drawn above 0, so that its logarithm is finite.
     tiny = jnp.finfo(log_alpha.dtype).tiny
     uniform = jax.random.uniform(rng, log_alpha.shape, log_alpha.dtype, tiny, 1.0)
@@ -33,20 +28,12 @@ def sample(log_alpha: Array, rng: Array) -> Array:
 
 
 def open_probability(log_alpha: Array) -> Array:
-    """Returns the probability that a gate is not 0; its sum is the L0 penalty (eq. 12).
-
-    Args:
-      log_alpha: Any shape.
-    """
+    """Returns P(gate is not 0), whose sum over gates is the L0 penalty; eq. 12."""
     return jax.nn.sigmoid(log_alpha - TEMPERATURE * math.log(-LOW / HIGH))
 
 
 def settled(log_alpha: Array) -> Array:
-    """Returns the gates without noise, for use after training; eq. 13.
-
-    Args:
-      log_alpha: Any shape.
-    """
+    """Returns the gates without noise, for use after training; eq. 13."""
     return _stretched(jax.nn.sigmoid(log_alpha))
 
 

@@ -16,24 +16,16 @@ from mha_haiku.core.modules import anatomy
 class HeadWeights(NamedTuple):
     """The weights of a head; of all heads of a layer, with a leading axis H.
 
-    Attributes:
-      query: `[D, K]`, from what the head reads to its queries.
-      key: `[D, K]`.
-      value: `[D, V]`.
-      output: `[V, D]`, from what it passes on to the residual stream. The bias of that
-        map is the layer's, and no head's.
-      query_bias: `[K]`; zeros where the model has none, as those below.
-      key_bias: `[K]`.
-      value_bias: `[V]`.
+    The bias of the output is the layer's, and no head's.
     """
 
-    query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    output: np.ndarray
-    query_bias: np.ndarray
-    key_bias: np.ndarray
-    value_bias: np.ndarray
+    query: np.ndarray  # `[D, K]`, from what the head reads to its queries
+    key: np.ndarray  # `[D, K]`
+    value: np.ndarray  # `[D, V]`
+    output: np.ndarray  # `[V, D]`, from what it passes on to the residual stream
+    query_bias: np.ndarray  # `[K]`; zeros where the model has no biases
+    key_bias: np.ndarray  # `[K]`
+    value_bias: np.ndarray  # `[V]`
 
 
 def weights(
@@ -46,23 +38,23 @@ def weights(
 ) -> HeadWeights:
     """Returns the four matrices of one head, float64.
 
-    Grouped heads have the key and value of their group. What comes behind these maps
-    (rotary positions, norms of queries and keys, smeared keys, the score's scale and
+    Grouped heads have the key and value of their group. What follows these maps (rotary
+    positions, norms of queries and keys, smeared keys, the score's scale and
     temperature, sinks and gates) is in none of them.
 
     Args:
-      model: As `models.build` or `interop.load` makes it.
+      model: A model of `models.build` or `interop.load`.
       params: Its parameters, looped or stacked, pruned or not.
       layer: The attention part: its index, or its address such as "cross.3".
       head: The head's place in the layer, as gates count them; None: all H of them.
       folded: Whether the norm in front of the layer is in the weights: its scale times
         the rows of query, key and value, its offset in their biases, and layer norm's
         subtraction of the mean. What is left of the norm is a factor per position. Keys
-        and values of cross-attention are read through that of the encoder's end.
+        and values of cross-attention are read through the norm at the encoder's end.
 
     Raises:
       ValueError: If the model is not of `models.build`, there is no such layer or head,
-        or `folded` finds no norm in front (norms after the parts).
+        or `folded` finds no norm in front.
 
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
@@ -84,10 +76,10 @@ def weights(
     groups = place.groups or [h * num_groups // num_heads for h in range(num_heads)]
     maps = []
     for name in ("query", "key", "value"):
-        own = leaves_of(params, f"{place.path}/{name}")
+        leaves = leaves_of(params, f"{place.path}/{name}")
         count = num_heads if name == "query" else num_groups
-        w = own["w"].reshape(len(own["w"]), count, -1).swapaxes(0, 1)
-        b = own.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
+        w = leaves["w"].reshape(len(leaves["w"]), count, -1).swapaxes(0, 1)
+        b = leaves.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
         if name != "query":
             w, b = w[np.asarray(groups)], b[np.asarray(groups)]
         if folded:
@@ -105,7 +97,7 @@ def weights(
 
 
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
-    """Returns what tokens put into the residual stream, `[N, D]` float64.
+    """Returns the embeddings of tokens in the residual stream, `[N, D]` float64.
 
     Without positions, segments and a norm of embeddings. ValueError if the model's
     inputs are no tokens.
@@ -121,29 +113,25 @@ def unembedding(
 ) -> np.ndarray:
     """Returns the linear map from the residual stream to logits, `[D, C]` float64.
 
-    Args:
-      model: As `models.build` or `interop.load` makes it.
-      params: Its parameters.
-      folded: Whether the norms behind the last layer are in it, as in `weights`.
+    With `folded` the norms after the last layer are in it, as in `weights`.
 
     Raises:
       ValueError: If something that is not linear stands in between
         (`config.model.output.hidden`), or there are no logits.
     """
     config = config_of(model)
-    own = config.output
-    if own.hidden is not None or not own.logits:
+    output = config.output
+    if output.hidden is not None or not output.logits:
         raise ValueError(
             "the model must have logits that are linear in its last vectors, got "
-            f"output.hidden = {own.hidden!r} and output.logits = {own.logits}."
+            f"output.hidden = {output.hidden!r} and output.logits = {output.logits}."
         )
-    if not own.tied:
+    if not output.tied:
         matrix = _float64(params["logits"]["w"])
     else:
-        name = "embedding"
-        if config.family == "encoder_decoder":
-            name = "decoder_embedding"
-        matrix = _float64(params[name]["embeddings"]).T
+        has_decoder = config.family == "encoder_decoder"
+        table = "decoder_embedding" if has_decoder else "embedding"
+        matrix = _float64(params[table]["embeddings"]).T
         if "logits" in params:  # its bias tells how many classes there are
             matrix = matrix[:, : len(params["logits"]["b"])]
     if folded:
@@ -153,17 +141,11 @@ def unembedding(
 
 
 class Norm(NamedTuple):
-    """A norm as a map that is linear but for a factor per position.
+    """A norm as a map that is linear but for a factor per position."""
 
-    Attributes:
-      scale: `[D]`; ones where there is no norm.
-      offset: `[D]`.
-      is_centered: Whether the mean over the D features is subtracted first.
-    """
-
-    scale: np.ndarray
-    offset: np.ndarray
-    is_centered: bool
+    scale: np.ndarray  # `[D]`; ones where there is no norm
+    offset: np.ndarray  # `[D]`
+    is_centered: bool  # whether the mean over the D features is subtracted first
 
     @property
     def matrix(self) -> np.ndarray:
@@ -175,9 +157,9 @@ class Norm(NamedTuple):
 def norm_of(config: models.ModelConfig, params: Any, module: str) -> Norm:
     """Returns a norm of a model; see `leaves_of`."""
     size = config.model_size
-    own = {"scale": np.ones(size), "offset": np.zeros(size)}
-    own |= leaves_of(params, module)
-    return Norm(own["scale"], own["offset"], config.norm.kind == "layer_norm")
+    leaves = {"scale": np.ones(size), "offset": np.zeros(size)}
+    leaves |= leaves_of(params, module)
+    return Norm(leaves["scale"], leaves["offset"], config.norm.kind == "layer_norm")
 
 
 def end_norms(config: models.ModelConfig, params: Any) -> list[Norm]:
@@ -190,20 +172,15 @@ def end_norms(config: models.ModelConfig, params: Any) -> list[Norm]:
 
 
 def norm_name(place: models.LayerHeads) -> str:
-    """Returns the module of the norm in front of an attention part.
-
-    The one after the part has "_after" behind it.
-    """
+    """Returns the module of the norm before a part; the one after ends in "_after"."""
     layer, _, attention = place.path.rpartition("/")
     return f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
 
 
 def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a module, float64 by name; {}: there are none.
+    """Returns the arrays of a module of looped layers, float64 by name, or {}.
 
-    Args:
-      params: The parameters, looped or stacked.
-      module: The module's name, as looped layers have it.
+    The parameters may be looped or stacked.
     """
     leaves, layer = params.get(module), anatomy.layer_of(module)
     if leaves is None and layer is not None:

@@ -20,17 +20,11 @@ _APART = 10.0
 
 
 class Matching(NamedTuple):
-    """Heads of two models, one to one.
+    """Heads of two models, one to one."""
 
-    Attributes:
-      first: `[P, 2]`, (layer, head) in the first model.
-      second: `[P, 2]`, (layer, head) of its counterpart in the second model.
-      divergence: `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of the
-        weights of the two.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
+    first: np.ndarray  # `[P, 2]`, (layer, head) in the first model
+    second: np.ndarray  # `[P, 2]`, (layer, head) of its counterpart in the second
+    # `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of their weights.
     divergence: np.ndarray
 
     def __repr__(self) -> str:
@@ -44,13 +38,8 @@ def match(
 ) -> Matching:
     """Returns the pairs of heads of two models, such as two seeds, that attend alike.
 
-    Any layers may be paired, of encoder-decoders those of one kind; the pairs are those
-    of the least total divergence.
-
-    Args:
-      first: A model and its parameters.
-      second: Another model that reads the same inputs, and its parameters.
-      batches: The data.
+    Each model comes with its parameters, and both read the same inputs. Any layers of
+    one kind may be paired; the pairs have the least total divergence.
 
     Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
     heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
@@ -58,23 +47,16 @@ def match(
     import scipy.optimize
 
     @jax.jit
-    def diverge(one, other, example):
-        rows, columns = (
-            [
-                (running.kind_of(name), each)
-                for name, each in running.look(*own, example, ["*/map"])[1].items()
-            ]
-            for own in ((first[0], one), (second[0], other))
-        )
+    def diverge(params, other_params, example):
+        _, rows = running.look(first[0], params, example, ["*/map"])
+        _, columns = running.look(second[0], other_params, example, ["*/map"])
 
-        def compared(kind, a, other_kind, b):
-            if kind == other_kind:
-                return a.divergence(b).mean(0)
-            return jnp.full((a.shape[-3], b.shape[-3]), _APART)
+        def compared(row, column):
+            if running.kind_of(row) == running.kind_of(column):
+                return rows[row].divergence(columns[column]).mean(0)
+            return jnp.full((rows[row].shape[-3], columns[column].shape[-3]), _APART)
 
-        return jnp.block(
-            [[compared(*row, *column) for column in columns] for row in rows]
-        )
+        return jnp.block([[compared(row, other) for other in columns] for row in rows])
 
     divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.mean(divergences, axis=0, dtype=np.float64)

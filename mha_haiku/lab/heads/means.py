@@ -1,35 +1,53 @@
 """The mean over examples and its standard error, as all of the package takes them."""
 
+import dataclasses
+
 import numpy as np
+
+from mha_haiku.core import display
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Returns the mean over the first axis, float64; NaN are left out.
-
-    Args:
-      values: `[N, ...]`.
-
-    Returns:
-      `[...]`; NaN where all values are NaN.
-    """
+    """Returns the mean over the first axis, float64; NaN are left out, if not all."""
     values = np.asarray(values, np.float64)
-    known = ~np.isnan(values)
-    count = known.sum(0)
-    return np.where(known, values, 0).sum(0) / np.where(count, count, np.nan)
+    count = (~np.isnan(values)).sum(0)
+    return np.nansum(values, 0) / np.where(count, count, np.nan)
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
     """Returns the standard error of `mean`, from the spread of independent values.
 
-    Args:
-      values: `[N, ...]`; NaN are left out.
-
-    Returns:
-      `[...]`; NaN where fewer than two values are not NaN.
+    NaN where fewer than two values are not NaN.
     """
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)
     count = known.sum(0)
     squares = np.where(known, values - mean(values), 0) ** 2
     variance = squares.sum(0) / np.where(count > 1, count - 1, np.nan)
-    return np.sqrt(variance / np.where(count, count, np.nan))
+    return np.sqrt(variance / np.maximum(count, 1))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PerExample:
+    """Numbers of N examples, with their means.
+
+    Attributes:
+      per_example: `[N, ...]` float64; NaN where there is no such number.
+    """
+
+    per_example: np.ndarray
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @property
+    def mean(self) -> np.ndarray:
+        """`[...]`, the mean over the examples."""
+        return mean(self.per_example)
+
+    @property
+    def standard_error(self) -> np.ndarray:
+        """`[...]`, of the mean, from the spread of the examples; NaN for one."""
+        return standard_error(self.per_example)

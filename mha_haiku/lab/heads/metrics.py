@@ -1,7 +1,7 @@
 """Metrics of a batch: a number per example, mostly the lower the better.
 
 B batch, T positions, C classes. `logits` are `[B, T, C]` with an answer per position,
-or `[B, C]` with one per example.
+or `[B, C]` with one per example. Targets of weight 0 do not count.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,7 @@ Array = jax.Array
 
 
 def loss(logits: Array, example: tasks.Example) -> Array:
-    """Returns the mean cross-entropy of each example's targets, `[B]` nats.
-
-    Args:
-      logits: `[B, T, C]` or `[B, C]`.
-      example: The batch; targets of weight 0 do not count.
-    """
+    """Returns the mean cross-entropy of each example's targets, `[B]` nats."""
     targets = example.targets
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_shares = jax.nn.log_softmax(logits)
@@ -66,10 +61,7 @@ def failures(
 ) -> "Metric":
     """Returns the metric that is 1 for an example with any wrong answer, else 0.
 
-    Its mean is one minus the share of exact matches.
-
-    Args:
-      correct: As `mistakes` takes it.
+    Its mean is one minus the share of exact matches. `correct` is as in `mistakes`.
     """
     correct = correct or _likeliest
 
@@ -83,12 +75,10 @@ def failures(
 def drift(logits: Array, example: tasks.Example) -> Array:
     """Returns one minus the cosine of two vectors of each example, `[B]` in [0, 2].
 
-    At the whole model it is 0, its least value, and so is its slope by any gate: a
-    measure by the gradient there says nothing.
-
-    Args:
-      logits: `[B, D]`, vectors of an intervened model; see `heads.measured_by_drift`.
-      example: The batch; its `targets` are the vectors of the whole model.
+    `logits` are `[B, D]`, the vectors of an edited model, and the batch's targets are
+    the vectors of the whole model; see `heads.measured_by_drift`. At the whole model
+    the drift is 0, its least value, and so is its slope by any gate: a measure by the
+    gradient there says nothing.
     """
     # Half the squared distance of unit vectors: 1 - cosine, without its cancellation.
     difference = _unit(logits) - _unit(example.targets)
@@ -98,9 +88,8 @@ def drift(logits: Array, example: tasks.Example) -> Array:
 def logit_difference(logits: Array, example: tasks.Example) -> Array:
     """Returns the logit of a wrong answer less the right one's, `[B]`.
 
-    Args:
-      logits: `[B, T, C]`, of which the last valid position answers, or `[B, C]`.
-      example: The batch; its `targets` are `[B, 2]`, the right and the wrong class.
+    The batch's `targets` are `[B, 2]`, the right and the wrong class. Of logits `[B, T,
+    C]` the last valid position answers.
 
     Source: Wang et al. 2022, section 3, https://arxiv.org/abs/2211.00593.
     """

@@ -1,72 +1,142 @@
-"""Activation patching: what one activation of another run changes in the answer.
+"""Patching: what changes in the answer if a part of one run is put into another.
 
-B batch, T positions, P attention parts, H heads of a part, L layers, N examples.
+The two runs read a clean and a corrupted example, which differ in what the model should
+answer by. Activation patching puts one activation into the other run; path patching
+changes what one head alone reads of another. The batches of the subject are the clean
+examples, whose targets the metric takes in all runs; `corrupted` are as many batches of
+the same shapes, and example i of both is pair i.
+
+B batch, T positions, P attention parts, H heads of a part, V value size per head, L
+layers, N pairs of examples, E edges.
 """
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks
-from mha_haiku.lab.heads import ablation_values, paired_runs, programs, running
+from mha_haiku.core import checks, sites
+from mha_haiku.lab.heads import (
+    ablation_values,
+    circuits,
+    edits,
+    means,
+    programs,
+    running,
+)
 from mha_haiku.training import tasks
 
 Array = jax.Array
+Heads = Sequence[tuple[int, int]]
+
+KINDS = (*circuits.KINDS, "logits")  # through which an edge is read
+LOGITS = (-1, -1)  # stands for the logits among receiving heads
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Patched(paired_runs.Changes):
-    """What it changes to patch each place.
+class Changes(means.PerExample):
+    """The changes of the metric by each patched thing; arrays of the host.
 
     Attributes:
-      axes: Those of `per_example` behind N: of "layer" (which part, for heads), "head"
-        and "position".
+      base: `[N]`, the metric of the run that is changed.
+      other: `[N]`, the metric of the run where the patches come from.
+      unit: The unit of the changes.
+    """
+
+    base: np.ndarray
+    other: np.ndarray
+    unit: str = dataclasses.field(default="change of the metric", kw_only=True)
+
+    @property
+    def share(self) -> np.ndarray:
+        """`[...]`, the mean over the change by patching all: 0 none of it, 1 all of it.
+
+        Not finite where patching all changes nothing.
+        """
+        return self.mean / (self.other - self.base).mean()
+
+    def _numbers(self, place: tuple[int, ...]) -> dict[str, float]:
+        """Returns the numbers of one place of the arrays, by their names."""
+        names = ("mean", "standard_error", "share")
+        return {name: float(getattr(self, name)[place]) for name in names}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Patched(Changes):
+    """The change of the metric by patching each place.
+
+    Attributes:
+      axes: The axes of `per_example` after N: of "layer" (which part, for heads),
+        "head" and "position".
       kinds: The kind of each part; () where there is one kind.
       tokens: The text at each position, where one pair of texts was patched.
-      unit: The unit of the changes.
     """
 
     axes: tuple[str, ...]
     kinds: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
-    unit: str = "change of the metric"
 
     def rows(self) -> list[dict[str, int | float]]:
         """Returns a row for each patched place, by `axes` and its numbers."""
         return [
-            dict(zip(self.axes, place, strict=True)) | self.numbers(tuple(place))
+            dict(zip(self.axes, place, strict=True)) | self._numbers(tuple(place))
             for place in np.argwhere(~np.isnan(self.mean)).tolist()
         ]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Edges(Changes):
+    """The change of the clean run's metric by patching each edge, `[N, E]`.
+
+    Attributes:
+      senders: `[E, 2]`, part and head that write.
+      receivers: `[E, 2]`, part and head that read; -1 and -1 for the logits.
+      kinds: `[E]`, through which they read: "q", "k" and "v", or "logits".
+    """
+
+    senders: np.ndarray
+    receivers: np.ndarray
+    kinds: np.ndarray
+
+    def rows(self) -> list[dict[str, int | float | str]]:
+        """Returns a row for each edge: its ends, its kind and its numbers."""
+        ends = ("sender_layer", "sender_head", "receiver_layer", "receiver_head")
+        places = np.concatenate([self.senders, self.receivers], axis=1).tolist()
+        return [
+            dict(zip(ends, place, strict=True))
+            | {"kind": str(kind)}
+            | self._numbers((i,))
+            for i, (place, kind) in enumerate(zip(places, self.kinds, strict=True))
+        ]
+
+
 def activation_patching(
-    of: running.Measured,
+    subject: running.Measured,
     corrupted: Iterable[tasks.Example],
     *,
     what: str = "heads",
     per_position: bool = False,
     into: str = "clean",
 ) -> Patched:
-    """Returns what changes when one activation is that of the other run.
+    """Returns what changes when one activation is taken from the other run.
 
-    Everything behind the patched activation is computed anew.
+    All that follows the patched activation is computed anew.
 
     Args:
-      of: What is measured; its batches are the clean examples. The metric takes the
-        clean example in all runs, so its targets are what is asked for.
-      corrupted: As many batches of the same shapes: example i is the other one of a
-        pair.
-      what: "heads": what a head passes on; "layers": the residual stream in front of a
+      subject: The model to measure, with the clean examples.
+      corrupted: The other examples of the pairs.
+      what: "heads": the output of a head; "layers": the residual stream in front of a
         layer, of a model with one stack of layers.
       per_position: Whether each position is patched alone; else all at once.
       into: Which run is patched, "clean" or "corrupted", with activations of the other:
         what breaks the answer, or what mends it.
 
     Raises:
-      TypeError: If batches can be gone through only once.
+      TypeError: If batches can be iterated over only once.
       ValueError: If batches do not pair, or the model has no such streams.
 
     Source: Meng et al. 2022, section 2.1, https://arxiv.org/abs/2202.05262; Vig et al.
@@ -74,24 +144,25 @@ def activation_patching(
     """
     checks.choice("what", what, ("heads", "layers"))
     checks.choice("into", into, ("clean", "corrupted"))
-    program = _changes(
-        of.model, metric=of.metric, what=what, per_position=per_position, into=into
+    program = _activations(
+        subject.model,
+        metric=subject.metric,
+        what=what,
+        per_position=per_position,
+        into=into,
     )
-    changes, base, other = paired_runs.over_pairs(of, corrupted, program)
-    axes, kinds = ("layer", "position"), ()
-    if what == "heads":
-        axes = ("layer", "head", "position")
-        kinds = tuple(running.kinds_of(of.model))
-    if not per_position:
-        axes, changes = axes[:-1], changes[..., 0]
-    return Patched(changes, base, other, axes, kinds)
+    changes = _over_pairs(subject, corrupted, program)
+    axes = ("layer", "head") if what == "heads" else ("layer",)
+    axes = (*axes, "position") if per_position else axes
+    kinds = running.kinds_of(subject.model) if what == "heads" else ()
+    return Patched(*changes, axes, tuple(kinds))
 
 
 @running.compiled
-def _changes(model, params, clean, corrupted, *, metric, what, per_position, into):
-    """Returns changes `[B, P, H, T or 1]` or `[B, L, T or 1]`, and both metrics."""
+def _activations(model, params, clean, corrupted, *, metric, what, per_position, into):
+    """Returns changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
-    pair = paired_runs.both(model, params, *examples, programs.AT)
+    pair = _both(model, params, *examples, programs.AT)
     ours, theirs = (
         programs.Clean.of(
             model,
@@ -112,7 +183,7 @@ def _changes(model, params, clean, corrupted, *, metric, what, per_position, int
 
 
 def _of_layers(ours, theirs, per_position) -> Array:
-    """Returns what changes by the streams of another run, `[B, L, T or 1]`."""
+    """Returns what the streams of another run change, `[B, L]` or `[B, L, T]`."""
     if not ours.streams:
         raise ValueError(
             "what must be 'heads' for a model that has no streams of one stack of "
@@ -131,4 +202,212 @@ def _of_layers(ours, theirs, per_position) -> Array:
         return programs.over(patched, positions, ours.example)
 
     after = ours.each_layer(of_layer, layers) - ours.before[None]
-    return after.T.reshape(-1, len(layers), len(positions))
+    changes = after.T.reshape(-1, len(layers), len(positions))
+    return changes if per_position else changes[..., 0]
+
+
+def path_patching(
+    subject: running.Measured,
+    corrupted: Iterable[tasks.Example],
+    *,
+    senders: Heads | None = None,
+    receivers: Heads | None = None,
+    kinds: Sequence[str] = KINDS,
+    through_units: bool = False,
+) -> Edges:
+    """Returns what changes when one head reads another as it is in the other run.
+
+    An edge goes from a head to the queries, keys or values of a later head, or to the
+    logits. In the clean run the sender passes on its output of the corrupted run, and
+    all other heads and all feed-forward parts are held at their clean outputs: so the
+    change reaches later streams through residual connections and norms (which are
+    computed anew) alone. The receiver reads this stream for its queries, say, and the
+    clean one for the rest; its output is put into the clean run, and all that follows
+    is computed anew. For the logits the metric is taken of the held run. Gates of
+    attention are read with the queries.
+
+    Each edge takes two runs of the model, in the first of which what is held is not
+    computed. Memory does not grow with the number of edges.
+
+    Args:
+      subject: The model to measure, with the clean examples.
+      corrupted: The other examples of the pairs.
+      senders: Pairs of a part's index and a head; None: all.
+      receivers: Pairs of a part's index and a head; None: all.
+      kinds: Of "q", "k", "v" and "logits".
+      through_units: Whether feed-forward parts in between pass the change on instead of
+        being held: a path through them is direct, as in Wang et al.
+
+    Returns:
+      All edges that there are among these: to layers above, and from an encoder to keys
+      and values of cross-attention. `base` is of the clean run, `other` of the
+      corrupted one.
+
+    Raises:
+      TypeError: If batches can be iterated over only once.
+      ValueError: If batches do not pair, there is no such head, kind or edge, or
+        feed-forward parts of a model that `models.build` did not make should be held.
+
+    Source: Wang et al. 2022, section 3.1, https://arxiv.org/abs/2211.00593; Goldowsky-
+    Dill et al. 2023, section 2, https://arxiv.org/abs/2304.05969.
+    """
+    for kind in kinds:
+        checks.choice("kinds", kind, KINDS)
+    if subject.model.config is None and not through_units:
+        raise ValueError(
+            "through_units must be True for a model that models.build did not make, "
+            "whose feed-forward parts cannot be held."
+        )
+    example = next(iter(subject.batches))
+    counts = running.num_heads(subject.model, subject.params, example)
+    parts = running.kinds_of(subject.model) or [""] * len(counts)
+    senders = _checked("senders", senders, counts)
+    receivers = _checked("receivers", receivers, counts)
+    edges = [
+        (sender, receiver, kind)
+        for sender in senders
+        for receiver in receivers
+        for kind in circuits.kinds_read(parts, sender[0], receiver[0])
+        if kind in kinds
+    ]
+    if "logits" in kinds:  # which do not read an encoder
+        direct = [head for head in senders if parts[head[0]] != "encoder"]
+        edges += [(head, LOGITS, "logits") for head in direct]
+    if not edges:
+        raise ValueError(
+            f"senders and receivers must have edges of kinds {tuple(kinds)}, got none."
+        )
+    numbers = np.array(
+        [(*sender, *receiver, KINDS.index(kind)) for sender, receiver, kind in edges]
+    )
+    program = _edges(subject.model, metric=subject.metric, through_units=through_units)
+    changes = _over_pairs(subject, corrupted, program, numbers)
+    return Edges(*changes, *map(np.array, zip(*edges, strict=True)))
+
+
+@running.compiled
+def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
+    """Returns changes `[B, E]` by edges `[E, 5]`, and both metrics.
+
+    An edge is part and head of its sender and of its receiver, and the kind.
+    """
+    at = ["*/heads", *(f"*/{name}" for names in _READ.values() for name in names)]
+    if not through_units:
+        at.append("feed_forward/output")
+    pair = _both(model, params, clean, corrupted, at)
+    (base, ours), (other, theirs) = pair
+    before, after = (metric(x.logits, clean) for x in (base, other))
+    parts = [name for name in ours if name.endswith("/heads")]
+    units = [name for name in ours if name.endswith("feed_forward/output")]
+    heads = [(part, ours[name], theirs[name]) for part, name in enumerate(parts)]
+    read = {
+        name: (parts.index(f"{path}/heads"), kind)
+        for name in ours
+        for path, _, end in [name.rpartition("/")]
+        for kind, ends in enumerate(_READ.values())
+        if end in ends
+    }
+    units_held = edits.on_parts(
+        units, [ours[name] for name in units], lambda _, clean: clean
+    )
+
+    def held(sender):
+        """Returns what is read, and logits, where only the sender has changed."""
+
+        def passed(_, given):
+            part, own, other = given
+            return jnp.where(_is_head(sender, part, own), other, own)
+
+        changed = edits.on_parts(parts, heads, passed) | units_held
+        run = sites.edit(functools.partial(running.run, model, params), changed)
+        return sites.look(run, list(read), strict=False)(clean)
+
+    def change(edge):
+        sender, receiver, kind = edge[:2], edge[2:4], edge[4]
+        output, changed = held(sender)
+
+        # The whole part of the receiver reads the changed values; its other heads are
+        # then set back to their clean outputs.
+        def read_anew(own, given):
+            part, own_kind, other = given
+            return jnp.where((part == receiver[0]) & (kind == own_kind), other, own)
+
+        def kept_but_one(values, given):
+            part, own, _ = given
+            is_kept = (part == receiver[0]) & ~_is_head(receiver, part, own)
+            return jnp.where(is_kept, own, values)
+
+        anew = [(*place, changed[name]) for name, place in read.items()]
+        patched = edits.on_parts(read, anew, read_anew)
+        patched |= edits.on_parts(parts, heads, kept_but_one)
+        after = running.run_edited(model, params, clean, patched)
+        is_direct = kind == KINDS.index("logits")
+        logits = jnp.where(is_direct, output.logits, after.logits)
+        return metric(logits, clean) - before
+
+    return programs.over(change, edges, clean).T, before, after
+
+
+# Of which sites an edge of a kind is read; gates are made of what queries are.
+_READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
+
+
+def _is_head(head, part, values) -> Array:
+    """Returns which of a part's heads is this one, booleans `[1, 1, H, 1]`."""
+    is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
+    return is_it[None, None, :, None]
+
+
+def _checked(name, heads, counts) -> list[tuple[int, int]]:
+    """Returns the wanted heads, or all."""
+    every = [(part, head) for part, size in enumerate(counts) for head in range(size)]
+    if heads is None:
+        return every
+    heads = [tuple(map(operator.index, head)) for head in heads]
+    for head in heads:
+        if head not in every:
+            raise ValueError(
+                f"{name} must be pairs of a part and one of its heads, of which there "
+                f"are {counts}, got {head}."
+            )
+    return heads
+
+
+def _over_pairs(
+    subject: running.Measured,
+    corrupted: Iterable[tasks.Example],
+    program: Callable,
+    *arrays: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """Returns the results of a program on all pairs of batches, float64 `[N, ...]`."""
+    for batches in (subject.batches, corrupted):
+        running.check_batches(batches)
+    cleans, others = list(subject.batches), list(corrupted)
+    if len(cleans) != len(others):
+        raise ValueError(
+            "corrupted must have as many batches as the clean examples, "
+            f"{len(cleans)}, got {len(others)}."
+        )
+    # A metric reads the clean targets alone, which may be other than tokens: vectors.
+    pairs = [
+        (clean, other._replace(targets=clean.targets, weights=clean.weights))
+        for clean, other in zip(cleans, others, strict=True)
+    ]
+    for clean, other in pairs:
+        shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                "corrupted must have inputs of the shapes of the clean examples', "
+                f"{shapes[0]}, got {shapes[1]}."
+            )
+    results = running.over(pairs, lambda pair: program(subject.params, *pair, *arrays))
+    return jax.tree.map(lambda *x: np.concatenate(x).astype(np.float64), *results)
+
+
+def _both(model, params, one, other, at):
+    """Returns what `running.look` does for two batches; the model is compiled once."""
+    pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
+    found = jax.lax.map(
+        lambda example: running.look(model, params, example, at, strict=False), pair
+    )
+    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(2)]

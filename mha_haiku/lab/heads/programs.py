@@ -1,8 +1,8 @@
-"""The compiled programs of the measures of importance: looks and edits of a model.
+"""A run of a model, and what edits of its heads or streams do to the metric.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head, L
-layers, F hidden units of a layer, X patterns of gates. Gates and results are `[P, H]`
-with P as wide as its widest part; where there is no head results are NaN.
+layers, X runs. Gates and results are `[P, H]`, as wide as the widest part; where there
+is no head results are NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import models, sites
+from mha_haiku.core import sites
 from mha_haiku.lab.heads import edits, running
 from mha_haiku.training import tasks
 
@@ -27,26 +27,15 @@ AT = ("*/heads", "layer_*/stream")  # what a clean run looks at
 
 
 class Clean(NamedTuple):
-    """A run without edits, and what edits of its heads do to the metric.
-
-    Attributes:
-      example: The batch.
-      run: From edits to the metric `[B]`.
-      before: The metric without any.
-      heads: What the heads of P parts pass on, `[B, T, H, V]` by the name of the site.
-      values: What ablated heads pass on, see `edits.gated`.
-      streams: What enters each layer, by the name of the site; {} where the model is
-        not one stack of layers.
-      is_scanned: Whether the model scans its layers.
-    """
+    """A run without edits, with which the edited runs are compared."""
 
     example: tasks.Example
-    run: Callable[[edits.Edits], Array]
-    before: Array
-    heads: dict[str, Array]
-    values: list[Array | None]
-    streams: dict[str, Array]
-    is_scanned: bool
+    run: Callable[[edits.Edits], Array]  # from edits to the metric `[B]`
+    before: Array  # the metric without edits
+    heads: dict[str, Array]  # the outputs `[B, T, H, V]` of P parts, by their sites
+    values: list[Array | None]  # what ablated heads pass on, see `edits.gated`
+    streams: dict[str, Array]  # inputs of the layers; {}: they are not one stack
+    is_scanned: bool  # whether the model scans its layers
 
     @classmethod
     def of(cls, model, params, example, metric, ablation_value, seen=None) -> "Clean":
@@ -66,10 +55,8 @@ class Clean(NamedTuple):
             edited = running.run_edited(model, params, example, edits)
             return metric(edited.logits, example)
 
-        before, values = (
-            metric(output.logits, example),
-            ablation_value([*heads.values()]),
-        )
+        before = metric(output.logits, example)
+        values = ablation_value([*heads.values()])
         is_scanned = running.is_scanned(model, params)
         return cls(example, run, before, heads, values, streams, is_scanned)
 
@@ -88,22 +75,15 @@ class Clean(NamedTuple):
         return self.run(edits.on_parts(self.heads, [*enumerate(self.values)], change))
 
     def slopes(self, gate: Array) -> Array:
-        """Returns the slopes of the metric by gates, where all are the same.
-
-        They are `[B, P, H]`, NaN where there is no head.
-        """
+        """Returns the slopes `[B, P, H]` of the metric where all gates are `gate`."""
         gates = jnp.full((len(self.before), *self.exists.shape), gate, jnp.float32)
         found = jax.grad(lambda gates: self.gated(gates).sum())(gates)
         return jnp.where(self.exists[None], found, jnp.nan)
 
     def ablated(self, *, per_position: bool = False) -> Array:
-        """Returns the change of the metric when one head is ablated.
+        """Returns the change of the metric when one head is ablated, `[B, P, H]`.
 
-        Args:
-          per_position: Whether it is ablated at each position alone; else at all.
-
-        Returns:
-          `[B, P, H, T or 1]`, NaN where there is no such head or position.
+        With `per_position`, at each position alone: `[B, P, H, T]`.
         """
         lengths = [x.shape[-3] if per_position else 1 for x in self.heads.values()]
         exists = self.exists[..., None] & running.exists(lengths)[:, None]
@@ -141,7 +121,8 @@ class Clean(NamedTuple):
             run = lambda place: self.run(ablation(*place))  # noqa: E731
             after = over(run, places, self.example)
         changes = jnp.full((len(self.before), *exists.shape), jnp.nan)
-        return changes.at[:, *places.T].set((after - self.before[None]).T)
+        changes = changes.at[:, *places.T].set((after - self.before[None]).T)
+        return changes if per_position else changes[..., 0]
 
     def from_layer(self, layer: int | Array, stream: Array) -> edits.Edits:
         """Returns the edits of a run that begins with what enters a layer."""
@@ -149,12 +130,7 @@ class Clean(NamedTuple):
         return {pattern: sites.Resume(layer, stream)}
 
     def each_layer(self, function: Callable, layers: Sequence[Any]) -> Array:
-        """Returns `[X, B]`, the concatenated results of a function of each layer.
-
-        Args:
-          function: Of a layer's index and what is given for it.
-          layers: What is given for each of the L layers.
-        """
+        """Returns `[X, B]`, the concatenated results of `function(index, layer)`."""
         if not self.is_scanned:
             return jnp.concatenate([function(*each) for each in enumerate(layers)])
         # One layer is compiled, and which one runs first is an array.
@@ -164,89 +140,10 @@ class Clean(NamedTuple):
         return found.reshape(-1, found.shape[-1])
 
 
-@running.compiled
-def changes(model, params, example, *, metric, ablation_value) -> Array:
-    """Returns the change of the metric when one head is ablated, `[B, P, H]`."""
-    return Clean.of(model, params, example, metric, ablation_value).ablated()[..., 0]
-
-
-@running.compiled
-def slopes(model, params, example, *, metric, ablation_value) -> Array:
-    """Returns the absolute slopes of the metric by gates, `[B, P, H]`."""
-    return jnp.abs(Clean.of(model, params, example, metric, ablation_value).slopes(1.0))
-
-
-@running.compiled
-def shares(model, params, example, *, metric, ablation_value, points) -> Array:
-    """Returns integrated gradients of the gates, `[B, P, H]`."""
-    nodes, weights = np.polynomial.legendre.leggauss(points)
-    nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
-    clean = Clean.of(model, params, example, metric, ablation_value)
-
-    def add(total, point):
-        node, weight = point
-        return total - weight * clean.slopes(node), None
-
-    init = jnp.zeros((len(clean.before), *clean.exists.shape))
-    return jax.lax.scan(add, init, (nodes, weights))[0]
-
-
-@running.compiled
-def metrics(model, params, example, gates, *, metric, ablation_value) -> Array:
-    """Returns the metric under patterns of gates `[X, P, H]`, `[B, X]`."""
-    clean = Clean.of(model, params, example, metric, ablation_value)
-    return over(clean.gated, gates, example).T
-
-
-@running.compiled
-def unit_slopes(model, params, example, *, metric) -> Array:
-    """Returns the absolute slopes of the metric by gates of units, `[B, L, F]`."""
-    _, hidden = running.look(model, params, example, ["*/hidden"])
-    sizes = [x.shape[-1] for x in hidden.values()]
-    if model.config is not None:  # which knows of layers without any, too
-        sizes = models.hidden_sizes(model.config)
-    layers, exists = np.flatnonzero(sizes).tolist(), running.exists(sizes)
-
-    def total(gates):
-        def change(units, layer):
-            return units * gates[:, layer, None, : units.shape[-1]]
-
-        gated = edits.on_parts(hidden, layers, change)
-        output = running.run_edited(model, params, example, gated)
-        return metric(output.logits, example).sum()
-
-    found = jax.grad(total)(jnp.ones((len(example.inputs), *exists.shape)))
-    return jnp.where(exists[None], jnp.abs(found), jnp.nan)
-
-
-@running.compiled
-def numbers(model, params, example, *, name) -> Array:
-    """Returns a statistic of the maps, `[B, P, H]`."""
-
-    def number(attention_map, kind):
-        tokens = running.tokens(example, kind)
-        values = getattr(attention_map.statistics(tokens=tokens), name)
-        if values is None and kind == "cross":  # two texts have no equal tokens
-            return jnp.full(attention_map.shape[:-2], jnp.nan)
-        if values is None or values.shape != attention_map.shape[:-2]:
-            raise ValueError(f"{name!r} is not one number per head.")
-        return values
-
-    _, found = running.look(model, params, example, running.by_kind(number, model))
-    exists = running.exists([x.shape[-1] for x in found.values()])
-    result = jnp.full((len(example.inputs), *exists.shape), jnp.nan)
-    return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
-
-
 def over(function: Callable, rows: Any, example: tasks.Example) -> Any:
-    """Returns the function of each row; runs as many at once as is fastest.
+    """Returns a function of each row, running as many at once as is fastest.
 
-    Memory is that of those at once.
-
-    Args:
-      function: Of a row, to a tree of arrays.
-      rows: `[X, ...]`, or a tree of such.
-      example: A batch of the size that each row runs.
+    `rows` is a tree of arrays `[X, ...]`, and each row runs a batch like `example`.
     """
     inputs = example.inputs, example.decoder_inputs
     length = max(x.shape[1] for x in inputs if x is not None)

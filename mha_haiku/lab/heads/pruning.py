@@ -1,8 +1,9 @@
 """Pruning: a smaller model without some heads or hidden units, for good.
 
-L layers, H heads of a layer, G key/value heads, D width, F hidden units. A
-head is named by its index in the unpruned layer. In an encoder-decoder "layers" of
-heads are its attention parts, in the order of `models.heads_of_layers`.
+L layers, H heads of a layer, F hidden units of a layer. A head is named by its index in
+the unpruned layer. In an encoder-decoder "layers" of heads are its attention parts, in
+the order of `models.heads_of_layers`. `config` is `config.model`, which describes the
+parameters; these may be stacked (scanned layers), or pruned before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,8 @@ def prune(
     table of T5's position biases) stay whole.
 
     Args:
-      params: The parameters, pruned before or not; stacked (scanned) layers too.
-      config: `config.model`, which describes them.
+      params: The parameters.
+      config: Their config.
       keep: The heads that each of the L layers keeps, by their names; or `[L, H]`
         booleans, True for these.
 
@@ -37,8 +38,8 @@ def prune(
       `keep`.
 
     Raises:
-      ValueError: If a head is kept that is not there, or the parameters of a layer have
-        no heads by the names that `modules.anatomy` knows.
+      ValueError: If a head is kept that is not there, or parameters have other names
+        than `modules.anatomy` knows.
 
     Source: Michel et al. 2019, section 4, https://arxiv.org/abs/1905.10650.
     """
@@ -74,8 +75,8 @@ def prune_units(
     """Removes hidden units of the feed-forward parts.
 
     Args:
-      params: The parameters; stacked (scanned) layers too.
-      config: `config.model`, which describes them.
+      params: The parameters.
+      config: Their config.
       keep: The indices of the hidden units that each of the L layers keeps, at least
         one; or `[L, F]` booleans.
 
@@ -85,8 +86,7 @@ def prune_units(
 
     Raises:
       ValueError: If a layer has no feed-forward part, a unit is kept that is not there,
-        or none is, or the parameters of a layer have no hidden units by the names that
-        `modules.anatomy` knows.
+        or none is kept, or parameters have other names than `modules.anatomy` knows.
     """
     keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
     for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
@@ -113,12 +113,7 @@ def prune_units(
 def open_gates(
     config: models.ModelConfig, keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Returns gates that close the heads `prune` removes: L arrays `[H]` of 0 and 1.
-
-    Args:
-      config: `config.model`.
-      keep: As in `prune`.
-    """
+    """Returns gates, L arrays `[H]`: 0 for heads that `prune` removes, else 1."""
     layers = models.heads_of_layers(config)
     keep = _names(keep, layers)
     return [
@@ -130,17 +125,12 @@ def open_gates(
 def scaled(
     params: Params, config: models.ModelConfig, gates: Sequence[np.ndarray]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with gates multiplied into them.
+    """Returns the parameters with gates, L arrays `[H]`, multiplied into them.
 
-    Args:
-      params: The parameters.
-      config: `config.model`, which describes them.
-      gates: L arrays `[H]`; gate h multiplies the rows of the output projection that
-        belong to head h.
+    A gate multiplies the rows of its head in the output projection.
 
     Raises:
-      ValueError: If the parameters of a layer have no heads by the names that
-        `modules.anatomy` knows.
+      ValueError: If parameters have other names than `modules.anatomy` knows.
     """
 
     def with_gates(i, axis, leaf):

@@ -11,10 +11,11 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab.heads import importance, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+from mha_haiku.lab.heads.importance import Importance
 
 
 def rank_intervals(
-    found: importance.Importance,
+    found: Importance,
     *,
     level: float = 0.95,
     resamples: int = 1000,
@@ -25,7 +26,7 @@ def rank_intervals(
     Args:
       found: The importance; its examples are drawn with replacement.
       level: The share of resamples that an interval holds, in (0, 1).
-      resamples: How many are drawn.
+      resamples: The number of draws.
       seed: The seed of the draws.
 
     Returns:
@@ -51,21 +52,11 @@ def rank_intervals(
     return result
 
 
-def rank_correlation(
-    first: importance.Importance, second: importance.Importance
-) -> float:
-    """Returns Spearman's correlation of two measures' means, or of one in two models.
+def rank_correlation(first: Importance, second: Importance) -> float:
+    """Returns Spearman's correlation, in [-1, 1], of the means of two importances.
 
-    Args:
-      first: The importance by one measure.
-      second: That of the same heads by another measure, or of a model with other
-        parameters by the same measure.
-
-    Returns:
-      In [-1, 1]; NaN where one of them is constant over the heads.
-
-    Raises:
-      ValueError: If they are not of the same heads.
+    They are of the same heads, by two measures or with two sets of parameters; else a
+    ValueError. NaN where one of them is constant over the heads.
     """
     import scipy.stats
 
@@ -89,19 +80,21 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(head) for head in heads[ranks].tolist()]
 
 
-def pairs(of: running.Measured, *, ablation_value: AblationValue = zero) -> np.ndarray:
+def pairs(
+    subject: running.Measured, *, ablation_value: AblationValue = zero
+) -> np.ndarray:
     """Returns the mean change of the metric when two heads are ablated.
 
     It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
     """
-    exists = _existing(of)
+    exists = _existing(subject)
     heads = np.argwhere(exists)
     firsts, seconds = np.triu_indices(len(heads))
     gates = np.ones((1 + len(firsts), *exists.shape), np.float32)
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    metric = importance.closed(of, gates, ablation_value=ablation_value).mean(0)
+    metric = importance.closed(subject, gates, ablation_value=ablation_value).mean(0)
     change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
         change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
@@ -109,14 +102,14 @@ def pairs(of: running.Measured, *, ablation_value: AblationValue = zero) -> np.n
 
 
 class Step(NamedTuple):
-    """A step of a greedy order: the head that is closed next, and the metric then."""
+    """A step of a greedy order: the head that is ablated next, and the metric then."""
 
     head: tuple[int, int]  # (layer, index in the layer)
-    metric: float  # mean over the examples, with it and all before it closed
+    metric: float  # mean over the examples, with it and all before it ablated
 
 
 def greedy_order(
-    of: running.Measured,
+    subject: running.Measured,
     *,
     ablation_value: AblationValue = zero,
     steps: int | None = None,
@@ -124,19 +117,19 @@ def greedy_order(
     tries: int | None = None,
     progress: Callable = iter,
 ) -> list[Step]:
-    """Closes head after head, each time the one that harms the metric least.
+    """Ablates head after head, each time the one that harms the metric least.
 
     Unlike an order by single ablations, it keeps one of two heads that do the same.
 
     Args:
-      of: What is measured.
-      ablation_value: What closed heads pass on.
-      steps: How many heads are closed at most; None: all.
+      subject: The model to measure.
+      ablation_value: What ablated heads pass on.
+      steps: How many heads are ablated at most; None: all.
       worst: The order ends before the mean metric is above this; None: it does not.
       tries: How many heads a step tries at a time, those first that harmed least when
         they were tried last. It ends where all others harmed more then than the best
         does now: ablating more seldom makes a head harmless. None: each step tries all
-        that are open, and none is missed.
+        remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Returns:
@@ -145,7 +138,7 @@ def greedy_order(
     for name, value in (("steps", steps), ("tries", tries)):
         if value is not None:
             checks.positive_integer(name, value)
-    exists = _existing(of)
+    exists = _existing(subject)
     gates = exists.astype(np.float32)
     found = np.where(exists, -np.inf, np.inf)  # the metric when a head was tried last
     order = []
@@ -159,7 +152,7 @@ def greedy_order(
             if last[chunk[0]] > least:
                 break
             tried = candidates[np.sort(chunk)]
-            metric = _one_more_closed(of, gates, tried, ablation_value)
+            metric = _one_more_ablated(subject, gates, tried, ablation_value)
             found[tuple(tried.T)] = metric
             if metric.min() < least:
                 least, best = metric.min(), tuple(tried[metric.argmin()].tolist())
@@ -170,25 +163,25 @@ def greedy_order(
     return order
 
 
-# Patterns of gates that a step of the greedy order measures in one call. It is always
-# so many, so that one compiled program serves all steps.
+# Patterns of gates that a step of the greedy order measures in one call: a constant, so
+# that one compiled program serves all steps.
 _PATTERNS = 16
 
 
-def _one_more_closed(of, gates, heads, ablation_value) -> np.ndarray:
-    """Returns the mean metric with one more of these heads `[P, 2]` closed: `[P]`."""
+def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
+    """Returns the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
     found = []
     size = min(_PATTERNS, int(np.size(gates)))
     for start in range(0, len(heads), size):
         own = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
         patterns[(np.arange(len(own)), *own.T)] = 0
-        metric = importance.closed(of, patterns, ablation_value=ablation_value).mean(0)
-        found.append(metric[: len(own)])
+        metric = importance.closed(subject, patterns, ablation_value=ablation_value)
+        found.append(metric.mean(0)[: len(own)])
     return np.concatenate(found)
 
 
-def _existing(of) -> np.ndarray:
+def _existing(subject) -> np.ndarray:
     """Returns `[L, H]` booleans, True where the layer has that head."""
-    example = next(iter(of.batches))
-    return running.exists(running.num_heads(of.model, of.params, example))
+    example = next(iter(subject.batches))
+    return running.exists(running.num_heads(subject.model, subject.params, example))

@@ -21,19 +21,12 @@ Array = jax.Array
 
 
 class Role(NamedTuple):
-    """What a head can be.
+    """A role that a head can have."""
 
-    Attributes:
-      threshold: The lowest score of the role.
-      label: What is scored, in [0, 1], as a mean over queries and examples.
-      limit: Scores must be below this.
-      score: The name of the score; None: the name of the role.
-    """
-
-    threshold: float
-    label: str
-    limit: float = float("inf")
-    score: str | None = None
+    threshold: float  # the lowest score of the role
+    label: str  # what is scored, in [0, 1], as a mean over queries and examples
+    limit: float = float("inf")  # scores must be below
+    score: str | None = None  # the name of the score; None: the name of the role
 
 
 ROLES = {
@@ -55,7 +48,7 @@ ROLES = {
     "anti_diagonal": Role(
         0.9, "share of queries with the largest weight at one sum of both positions"
     ),
-    # Of cross-attention alone, whose positions are those of two texts.
+    # Of cross-attention alone, between positions of two texts.
     "monotonic": Role(
         0.9, "correlation, up or down, of a query's place and its largest weight's"
     ),
@@ -70,8 +63,7 @@ ROLES = {
     ),
 }
 MIXED = "mixed"
-# The largest offset that has a count of its own; likewise the largest distance from the
-# anti-diagonal.
+# The largest offset, and distance from the anti-diagonal, that has a count of its own.
 _FARTHEST = 128
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
@@ -81,11 +73,10 @@ class Roles(NamedTuple):
     """The roles of heads.
 
     Attributes:
-      names: `[L, H]` strings: the role whose score goes furthest from its threshold (0)
-        to 1; "mixed" where no score reaches its threshold, "" where there is no head.
+      names: `[L, H]` strings, see `role_of`; "" where there is no head.
       scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head,
-        or none such for its kind; without "separator" if none are given, and without
-        scores of tokens if inputs are features.
+        or its kind has no such score; without "separator" if none are given, and
+        without scores of tokens if inputs are features.
       offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
         with its largest weight; up to 128 positions.
       kinds: The kind of each of the L layers; () where there is one kind.
@@ -125,15 +116,8 @@ def roles(
 ) -> Roles:
     """Returns the role of each head on some data.
 
-    A cross head can be aligned, monotonic, positional, uniform or broad, or a sink of
-    the first token or of separators.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      batches: The data.
-      separators: Tokens that count as separators; of an encoder-decoder in its source.
-      align: Where cross heads should look, such as a task's `alignments`.
+    `separators` are tokens (of an encoder-decoder, of its source), and `align` says
+    where cross heads should look, as a task's `alignments` do.
 
     Source: positional heads (0.9) Voita et al. 2019, section 5.1,
     https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
@@ -157,13 +141,10 @@ def roles(
 
 
 def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
-    """Returns the role whose score goes furthest from its threshold to 1; its score.
+    """Returns the role of a head whose score goes furthest from its threshold to 1.
 
-    Args:
-      scores: Of one head, by the names of `SCORES`.
-
-    Returns:
-      "mixed" and NaN where no score reaches its threshold.
+    Scores, by the names of `SCORES`, come in, and the role's score comes out with it;
+    "mixed" and NaN where no score reaches its threshold.
     """
     margins = {}
     for name, role in ROLES.items():
@@ -176,7 +157,7 @@ def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
 
 @running.compiled
 def _observed(model, params, example, aligned, *, separators):
-    """Returns for each map the sum of `role_evidence` over a batch."""
+    """Returns the sum of `role_evidence` over a batch for each map."""
     separators = jnp.array(separators, jnp.int32)
 
     def summed(attention_map, kind):
@@ -211,10 +192,10 @@ def role_evidence(
     """Returns what tells the roles of the heads of a map; sums over examples add up.
 
     Args:
-      attention_map: Of N examples in all.
+      attention_map: A map of N examples in all.
       statistics: `attention_map.statistics(tokens=..., positions=separators)`.
       kind: The kind of its layer.
-      tokens: `[B..., T]`, of the queries; None: not known.
+      tokens: `[B..., T]`, at the queries; None: not known.
       lengths: `[N]`, numbers of valid keys; None: all are.
       aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
 
@@ -248,17 +229,14 @@ def role_evidence(
         tokens = tokens.reshape(lines[0], num_queries)
         repeated = _repeated(tokens, seen.any(1))[:, None]
         shares["induction_of_repeated"] = jnp.broadcast_to(repeated, lines)
-    if kind == "cross" and aligned is not None:
-        has_key = aligned.any(-1)[:, None]
-        right = jnp.take_along_axis(aligned[:, None], places[..., None], -1)[..., 0]
-        right = (right & seen).sum(-1)
-        scores["aligned"] = right / jnp.maximum(has_key.sum(-1), 1)
-        shares["aligned"] = jnp.broadcast_to(has_key.any(-1), lines)
     found = {
         name: jnp.stack([x.reshape(lines), shares[name]], -1)
         for name, x in scores.items()
         if x is not None
     }
+    if kind == "cross" and aligned is not None:
+        right = alignment.shares(jnp.where(seen, places, -1), aligned)
+        found |= alignment.evidence({"aligned": right})
     last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
     return found | {
         "positional": _counts(rows - places, seen),
@@ -267,10 +245,8 @@ def role_evidence(
 
 
 def _counts(values, seen) -> Array:
-    """Returns how often each of -128 to 128 is there where seen, and what else is.
-
-    By comparisons: examples on several devices are counted where they are.
-    """
+    """Returns the counts of -128 to 128 among seen values, and of all others."""
+    # By comparisons: examples on several devices are counted where they are.
     wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
     is_there = (values[..., None] == wanted) & seen[..., None]
     counts = is_there.sum(-2, dtype=jnp.float32)
@@ -290,31 +266,29 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Returns correlations `[B, H]` of the places of queries and of their keys.
+    """Returns correlations `[B, H]` of positions of seen queries and of their keys.
 
-    Of those queries that are seen; 0 where all keys or all queries are at one place.
+    They are 0 where all keys or all queries are at one position.
     """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
-    x, y = (
-        jnp.where(
-            seen, each - jnp.where(seen, each, 0).sum(-1, keepdims=True) / count, 0
-        )
-        for each in (rows, places)
-    )
+
+    def centered(x):
+        mean = jnp.where(seen, x, 0).sum(-1, keepdims=True) / count
+        return jnp.where(seen, x - mean, 0)
+
+    x, y = centered(rows), centered(places)
     squares = (x**2).sum(-1) * (y**2).sum(-1)
     return (x * y).sum(-1) / jnp.sqrt(jnp.where(squares > 0, squares, jnp.inf))
 
 
 def _entropy_of_equal_weights(attention_map) -> Array:
-    """Returns the mean entropy `[B..., H]` of equal weights on all unmasked keys.
-
-    H is 1 where all heads have the same mask. Queries without a key do not count.
-    """
+    """Returns the mean entropy `[B..., H or 1]` of equal weights on unmasked keys."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     weighting = attention_map.weighting
     found = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
     found = tiles.lifted(found, len(batch_shape) + 2)
     entropies = jnp.log(jnp.maximum(found, 1))
+    # Queries without a key do not count.
     return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
 
 
@@ -324,7 +298,7 @@ def roles_of_evidence(
     columns: Sequence[Sequence[int]] | None = None,
     kinds: Iterable[str] = (),
 ) -> Roles:
-    """Returns roles from the sums over examples of `role_evidence`, `[H, ...]`.
+    """Returns roles from sums over examples of `role_evidence`, `[H, ...]` per layer.
 
     Args:
       found: A dictionary for each layer; layers may differ in H.
@@ -340,8 +314,7 @@ def roles_of_evidence(
         own = {}
         for name, x in sums.items():
             if x.shape[-1] == 2:
-                counts = x[:, 1] if len(x) else np.zeros(0)
-                own[name] = x[:, 0] / np.maximum(counts, 1e-9)
+                own[name] = x[:, 0] / np.maximum(x[:, 1], 1e-9)
             else:
                 own[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
         if "aligned" in own:  # NaN where nothing is known

@@ -1,8 +1,12 @@
-"""Roll-out: how much of each input reaches a position through all layers.
+"""Roll-out and flow: how much of each input reaches a position through all layers.
 
 `B...` batch axes, T query positions, S = T key positions, H heads, V value size per
-head, D model width, R chosen rows, L layers. R vectors go down through the layers, tile
-by tile, and no `[T, T]` array is made: memory is `O(H R T)` at any length.
+head, D model width, R chosen rows, L layers.
+
+A layer's matrix `[B..., T, T]` says how much of what enters at each position reaches
+each position above. Row t of the product over layers is `((e_t^T A_L) ... A_2) A_1`: R
+vectors go down through the layers, tile by tile, and no `[T, T]` array is made. So
+memory is `O(H R T)` at any length.
 
 The gradient of an answer with respect to the attention weight `a[t, s]` is the dot
 product of the gradient of the head's output at query t with the value at key s, times
@@ -11,19 +15,26 @@ the gates of t where attention is gated. So `[T, V]` and `[S, V]` are kept, and 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from mha_haiku.core import attention, checks, models
+from mha_haiku.core import attention, checks, models, tiles
 from mha_haiku.core.attention import observation
-from mha_haiku.lab.heads import edits, layer_chain, running
+from mha_haiku.lab.heads import edits, running
 from mha_haiku.training import tasks
 
 Array = jax.Array
 Maps = Sequence[attention.AttentionMap]
+Rows = int | tiles.Index
+
+# Multiplies columns `[B..., T, R]` by the transposed matrix of a layer: a function of
+# its map, of the argument of that layer, and of the columns.
+Layer = Callable[[attention.AttentionMap, Any, Array], Array]
 
 # From the logits of a batch and the batch itself to a number per example, `[B]`: the
 # score of the answer to be explained, such as its logit.
@@ -32,24 +43,24 @@ Answer = Callable[[Array, tasks.Example], Array]
 
 def rollout(
     maps: Maps,
-    rows: layer_chain.Rows,
+    rows: Rows,
     *,
     residual: float = 0.5,
     per_layer: bool = False,
 ) -> Array:
     """Returns attention roll-out: rows of the product of the layers' mean attention.
 
-    A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads. A
-    row is that of I where the query is fully masked in all heads (padding), and in a
-    layer without heads (all pruned); a head where the query is fully masked is left out
-    of the mean. So rows sum to 1; where those of maps do not, as with sinks, A is the
-    sum over heads divided by what its rows sum to. `rollout(maps[i : i + 1], rows,
+    A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads;
+    it is I in rows where the query is fully masked in all heads (padding), and in a
+    layer without heads (all pruned). A head where the query is fully masked is left out
+    of the mean. So rows sum to 1; where the rows of maps do not, as with sinks, A is
+    the sum over heads divided by its row sums. `rollout(maps[i : i + 1], rows,
     residual=0)` is the mean attention of layer i, except for such rows.
 
     Args:
       maps: One per layer, of shape (B..., H, T, T); H may differ.
       rows: Which of the T positions of the last layer, `slice(None)` for all; see
-        `layer_chain.positions_of`.
+        `positions_of`.
       residual: Share of the residual connection, in [0, 1).
       per_layer: Whether to return the roll-outs up to each layer too; one pass in all.
 
@@ -67,12 +78,12 @@ def rollout(
     def layer(attention_map, _, columns):
         return _mixed(attention_map, None, residual, columns)
 
-    return layer_chain.chained(layer, maps, rows, per_layer=per_layer)
+    return _chained(layer, maps, rows, per_layer=per_layer)
 
 
 def value_rollout(
     maps: Maps,
-    rows: layer_chain.Rows,
+    rows: Rows,
     *,
     output_weights: Sequence[Array] | None = None,
     residual: float = 0.5,
@@ -85,20 +96,9 @@ def value_rollout(
     over heads is divided by its sum over s. Norms are added per head, so that heads
     which cancel each other count in full.
 
-    Args:
-      maps: As in `rollout`, with values.
-      rows: As in `rollout`, like the rest.
-      output_weights: Per layer `[H, V, D]`, the output projection W of each head; None:
-        the norms are those of the values themselves.
-      residual: Share of the residual connection.
-      per_layer: Whether to return the roll-outs up to each layer too.
-
-    Returns:
-      As `rollout` does.
-
-    Raises:
-      ValueError: If maps are not of self-attention, have no values, or rows or weights
-        do not fit.
+    Arguments, result and errors are as in `rollout`; maps must have values.
+    `output_weights` are the output projections W of the heads, `[H, V, D]` per layer;
+    None: the norms are of the values themselves.
 
     Source: Kobayashi et al. 2020, eq. 4 and 8, https://arxiv.org/abs/2004.10102.
     """
@@ -107,7 +107,7 @@ def value_rollout(
     def layer(attention_map, weights, columns):
         return _by_sizes(attention_map, weights, residual, columns)
 
-    return layer_chain.chained(
+    return _chained(
         layer, maps, rows, per_layer=per_layer, output_weights=output_weights
     )
 
@@ -115,35 +115,22 @@ def value_rollout(
 def gradient_rollout(
     maps: Maps,
     gradients: Sequence[Array],
-    rows: layer_chain.Rows,
+    rows: Rows,
     *,
     per_layer: bool = False,
 ) -> Array:
     """Returns the roll-out of attention weighted by the gradient of an answer.
 
     A layer's matrix is `I + A`, with A the mean over heads of `max(a g, 0)`, where g is
-    the gradient of the answer with respect to the weight a. Rows do not sum to 1. Needs
-    `O(H R T)` memory and one tile.
+    the gradient of the answer with respect to the weight a. Rows do not sum to 1.
 
-    Args:
-      maps: As in `rollout`, with values.
-      gradients: Per layer `[B..., T, H, V]`, from `output_gradients`; not read for a
-        layer without heads.
-      rows: As in `rollout`.
-      per_layer: Whether to return the roll-outs up to each layer too.
-
-    Returns:
-      As `rollout` does.
-
-    Raises:
-      ValueError: If maps are not of self-attention, have no values, or rows or
-        gradients do not fit.
+    Arguments, result and errors are as in `rollout`; maps must have values. `gradients`
+    are `[B..., T, H, V]` per layer, from `output_gradients`; a layer without heads does
+    not read them.
 
     Source: Chefer et al. 2021, eq. 5 and 6, https://arxiv.org/abs/2103.15679.
     """
-    return layer_chain.chained(
-        _by_gradients, maps, rows, per_layer=per_layer, gradients=gradients
-    )
+    return _chained(_by_gradients, maps, rows, per_layer=per_layer, gradients=gradients)
 
 
 def output_gradients(
@@ -151,18 +138,9 @@ def output_gradients(
 ) -> tuple[models.Output, tuple[Array, ...]]:
     """Returns the model's output and the answer's gradients of the heads' outputs.
 
-    One backward pass, for all layers. Meant to be called under jit.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      example: The batch.
-      answer: What is differentiated; the number of an example may depend on the
-        logits of that example only.
-
-    Returns:
-      The output on the batch, and for each layer `[B, T, H, V]`, for
-      `gradient_rollout`; `[B, T, 0, V]` for one without heads.
+    The gradients are `[B, T, H, V]` for each layer (H is 0 for a layer without heads),
+    as `gradient_rollout` takes them. The answer of an example may depend on the logits
+    of that example only. One backward pass for all layers; call it under jit.
     """
     output, heads = running.look(model, params, example, ["*/heads"])
 
@@ -176,15 +154,149 @@ def output_gradients(
     return output, tuple(jax.grad(score)(zeros))
 
 
-def _mixed(attention_map, sizes, residual, columns) -> Array:
-    """Returns the transposed matrix of weights times sizes, times columns.
+# scipy's maximum flow takes integer capacities; this is a capacity of 1.
+_UNIT = 2**30
 
-    Args:
-      attention_map: The map of the layer.
-      sizes: `[B..., S, H]`; None: all are 1.
-      residual: Share of the residual connection.
-      columns: `[B..., T, R]`.
+
+def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
+    """Returns attention flow: the largest flows from positions to single inputs.
+
+    The graph has T nodes below each layer and T above the last. Entry (t, s) of a
+    layer's matrix, as `rollout` multiplies them, is the capacity of the edge from
+    position s below the layer to position t above it. SciPy computes each flow on the
+    host, one per row and input, in a graph of L T^2 edges: for short inputs.
+
+    Arguments and errors are as in `rollout`.
+
+    Returns:
+      `[B..., R, T]` float64, in [0, 1]; a row may sum to more than 1. Capacities are
+      rounded to 2^-30.
+
+    Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
     """
+    from scipy.sparse import csgraph
+
+    positions = np.asarray(positions_of(maps, rows))
+    matrices = [_matrix(layer, residual) for layer in maps]
+    matrices = np.stack(jax.device_get(matrices)).astype(np.float64)
+    num_layers, size = matrices.shape[0], matrices.shape[-1]
+    flows = np.zeros((*positions.shape, size))
+    for example in np.ndindex(positions.shape[:-1]):
+        edges = _capacities(matrices[:, *example])
+        for r, s in np.ndindex(flows.shape[-2:]):
+            source = num_layers * size + positions[*example, r]
+            flow_value = csgraph.maximum_flow(edges, source, s).flow_value
+            flows[*example, r, s] = flow_value / _UNIT
+    return flows
+
+
+def positions_of(maps: Maps, rows: Rows) -> Array:
+    """Returns the positions `[B..., R]` that `rows` choose.
+
+    They are a position; or R of them as a slice, a range or integers `[R]`; or integers
+    `[B..., R]`, different for each example. Negative ones count from the end if they
+    are known when tracing.
+
+    Raises:
+      ValueError: If maps are not of self-attention, or rows do not fit.
+    """
+    _check_maps(maps)
+    *batch_shape, _, size, _ = maps[0].shape
+    shape = (-1,)
+    if not isinstance(rows, slice | range):
+        rows = rows if isinstance(rows, jax.Array) else np.asarray(rows)
+        if rows.ndim > 1 and rows.shape[:-1] != tuple(batch_shape):
+            raise ValueError(
+                "rows must be [R] or [B..., R] with B... = "
+                f"{tuple(batch_shape)}, got shape {rows.shape}."
+            )
+        shape, rows = rows.shape or (1,), rows.reshape(-1)
+    positions = tiles.positions(rows, size).reshape(shape)
+    if positions.ndim == 1:
+        positions = positions.reshape(*(1,) * len(batch_shape), -1)
+    xnp = jnp if isinstance(positions, jax.Array) else np
+    return xnp.broadcast_to(positions, (*batch_shape, positions.shape[-1]))
+
+
+def _check_maps(maps) -> None:
+    """Raises ValueError unless maps are of layers of self-attention over one input."""
+    if not maps:
+        raise ValueError("maps must have at least one layer, got none.")
+    if isinstance(maps, models.Maps):
+        raise ValueError(
+            "maps must be of one stack of layers, got those of an encoder-decoder; "
+            "output.maps.encoder are such."
+        )
+    shapes = [(*layer.shape[:-3], *layer.shape[-2:]) for layer in maps]
+    if len(set(shapes)) > 1 or shapes[0][-1] != shapes[0][-2]:
+        raise ValueError(
+            "maps must be (B..., H, T, T) with the same B... and T in each layer, got "
+            f"{', '.join(str(layer.shape) for layer in maps)}."
+        )
+
+
+def _chained(
+    layer: Layer,
+    maps: Maps,
+    rows: Rows,
+    *,
+    per_layer: bool,
+    **given: Sequence[Any] | None,
+) -> Array:
+    """Returns rows of the product of the layers' matrices, see `rollout`.
+
+    `given` is at most one argument, which has an entry for each layer or is None.
+    """
+    rows = jnp.asarray(positions_of(maps, rows))
+    size, dtype = maps[0].shape[-1], maps[0].dtype
+    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
+    ((name, given),) = given.items() or [("", None)]
+    if given is not None and len(given) != len(maps):
+        raise ValueError(
+            f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
+        )
+    given = given or [None] * len(maps)
+    # Going down, each layer adds its own start columns: those that began at layer l end
+    # as the product of layers 0 to l.
+    columns = start[..., :0]
+    for i in reversed(range(len(maps))):
+        if per_layer or i == len(maps) - 1:
+            columns = jnp.concatenate([columns, start], axis=-1)
+        if maps[i].shape[-3]:
+            columns = layer(maps[i], given[i], columns)
+    rows = jnp.swapaxes(columns, -1, -2)
+    if not per_layer:
+        return rows
+    by_layer = (len(maps), start.shape[-1], start.shape[-2])
+    rows = rows.reshape(*rows.shape[:-2], *by_layer)
+    return jnp.moveaxis(rows, -3, 0)[::-1]
+
+
+def _with_residual(totals, gather, residual, columns) -> Array:
+    """Multiplies columns by the transposed `residual I + (1 - residual) A`.
+
+    Rows of A are divided by their sums `totals` `[B..., T]`; where a sum is 0, the row
+    is taken from I. `gather` multiplies columns by A transposed, before that division.
+    """
+    share = jnp.where(totals == 0, 0, 1 - residual)
+    scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
+    return columns * (1 - share)[..., None] + gather(scaled)
+
+
+def _values_of(attention_map) -> Array:
+    """Returns the values that each head reads, `[B..., S, H, V]`."""
+    if attention_map.value is None:
+        raise ValueError(
+            "maps must have values, as attend makes them; got one with value=None."
+        )
+    num_heads = attention_map.shape[-3]
+    value = attention_map.value
+    value = jnp.repeat(value, num_heads // value.shape[-2], axis=-2)
+    return value.astype(attention_map.dtype)
+
+
+def _mixed(attention_map, sizes, residual, columns) -> Array:
+    """Multiplies columns by the transposed weights times sizes `[B..., S, H]` or 1."""
     if sizes is not None:
         totals = attention_map.apply(sizes[..., None]).sum((-1, -2))
     elif attention_map.rows_sum_to != "1":
@@ -199,12 +311,12 @@ def _mixed(attention_map, sizes, residual, columns) -> Array:
             received = received * sizes[..., None]
         return received.sum(-2)
 
-    return layer_chain.mixed(totals, gather, residual, columns)
+    return _with_residual(totals, gather, residual, columns)
 
 
 def _by_sizes(attention_map, weights, residual, columns) -> Array:
-    """Returns what `_mixed` does, for the norms of what weights move."""
-    values = layer_chain.values_of(attention_map)
+    """Multiplies as `_mixed` does, for the norms of what weights move."""
+    values = _values_of(attention_map)
     upper, gates = _upper(weights, values), attention_map.weighting.gates
     if gates is not None and gates.shape[-1] > 1:  # another norm for each query
         parts = jnp.einsum("...shv,huv->...shvu", values, upper)
@@ -222,12 +334,12 @@ def _by_sizes(attention_map, weights, residual, columns) -> Array:
 
     totals = observed(columns[..., :1]).queries
     gather = lambda columns: observed(columns).keys  # noqa: E731
-    return layer_chain.mixed(totals, gather, residual, columns)
+    return _with_residual(totals, gather, residual, columns)
 
 
 def _by_gradients(attention_map, gradient, columns) -> Array:
-    """Returns `(I + A)^T` times columns `[B..., T, R]`; see `gradient_rollout`."""
-    values = layer_chain.values_of(attention_map)
+    """Multiplies columns by `(I + A)^T`; see `gradient_rollout`."""
+    values = _values_of(attention_map)
     if jnp.shape(gradient) != values.shape:  # S = T
         raise ValueError(
             "gradients must be [B..., T, H, V] of each layer, "
@@ -303,3 +415,22 @@ class _GradientWeighted(observation.Observation):
         gradients = output_gradients @ tile.given.keys.T
         weights = tile.weights * jnp.maximum(gradients, 0)
         return sums._replace(keys=sums.keys + weights.T @ columns)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _matrix(layer, residual):
+    return rollout([layer], slice(None), residual=residual)
+
+
+def _capacities(matrices):
+    """Returns the capacities as a sparse matrix; node `l T + t` is t below layer l."""
+    from scipy import sparse
+
+    num_layers, size, _ = matrices.shape
+    capacities = np.rint(matrices * _UNIT).astype(np.int32)
+    layers, above, below = np.nonzero(capacities)
+    ends = (layers + 1) * size + above, layers * size + below
+    count = (num_layers + 1) * size
+    return sparse.csr_array(
+        (capacities[layers, above, below], ends), shape=(count, count)
+    )

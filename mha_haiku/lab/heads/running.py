@@ -1,7 +1,6 @@
 """What the head measures look at: a model, its data, and a number per example.
 
-B batch, T positions, L layers, H heads of a layer, V value size per head, N examples.
-Of an encoder-decoder L counts the attention parts of all kinds.
+B batch, T positions, P attention parts (layers of heads), H heads of a part.
 """
 
 import collections
@@ -28,12 +27,13 @@ Metric = Callable[[Array, tasks.Example], Array]
 
 
 class Measured(NamedTuple):
-    """What is measured.
+    """The subject of a measure: a model, its data, and a metric of the two.
 
     Attributes:
-      model: The model; `models.build` makes one, and any other pure functions of the
-        same arguments serve as well.
-      metric: How badly the model does on each example of a batch.
+      model: The model, of `models.build` or any other pure functions of the same
+        arguments.
+      metric: How badly the model does on each example of a batch. Measures that
+        differentiate it want a loss, which is differentiable.
       params: The model's parameters.
       batches: Batches of examples, all of one size, that can be iterated over more
         than once: a list, say, but no generator. A `tqdm` around a list shows progress.
@@ -46,16 +46,7 @@ class Measured(NamedTuple):
 
 
 def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
-    """Returns the results of a function on each batch, as host arrays.
-
-    Args:
-      batches: As a `Measured` has them.
-      function: From a batch to a tree of arrays.
-
-    Raises:
-      TypeError: If the batches can be gone through only once, like a generator.
-      ValueError: If there are none.
-    """
+    """Returns a function's results (trees of arrays) on each batch, as host arrays."""
     check_batches(batches)
     results = [fetched(function(example)) for example in batches]
     if not results:
@@ -64,7 +55,7 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
 
 
 def check_batches(batches: Iterable[tasks.Example]) -> None:
-    """Raises TypeError if batches can be gone through only once."""
+    """Raises TypeError if batches can be iterated over only once."""
     if iter(batches) is batches:
         raise TypeError(
             "batches must be a list, or something else that can be gone through again, "
@@ -73,14 +64,12 @@ def check_batches(batches: Iterable[tasks.Example]) -> None:
 
 
 def compiled(function: Callable) -> Callable:
-    """Returns what makes the program of a function, by model and keywords.
+    """Returns a function of a model and keywords that returns a compiled program.
 
-    Programs are kept, so that measuring again, for instance at each evaluation of a
-    training, compiles nothing. Layers that are many and alike are scanned in them.
-
-    Args:
-      function: Of a model, its parameters, a batch and other arrays; and by keyword of
-        what is known when compiling, such as a metric.
+    The decorated function takes the model, its parameters, a batch and other arrays,
+    and by keyword what is known when compiling, such as a metric; its program takes
+    all from the parameters on. Programs are kept, so that measuring again, for instance
+    at each evaluation of a training, compiles nothing.
     """
 
     @functools.lru_cache(maxsize=8)
@@ -102,27 +91,14 @@ def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
 
 
 def look(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    at: Any,
-    *,
-    strict: bool = True,
+    model: models.Model, params: Any, example: tasks.Example, at: Any, **options: bool
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the model's `Output` on a batch, and what is at sites, by name.
 
-    Args:
-      model: The model.
-      params: Its parameters.
-      example: The batch.
-      at: See `sites.look`.
-      strict: Likewise.
-
-    Returns:
-      Sites of an encoder come first, then those of a decoder's own attention and all
-      else, then those of cross-attention: in this order attention parts are counted.
+    `at` and the options are as in `sites.look`. Sites of an encoder come first, sites
+    of cross-attention last: in this order attention parts are counted.
     """
-    looked = sites.look(functools.partial(run, model), at, strict=strict)
+    looked = sites.look(functools.partial(run, model), at, **options)
     output, found = looked(params, example)
     names = sorted(found, key=lambda name: _ORDER.index(kind_of(name)))
     return output, collections.OrderedDict((name, found[name]) for name in names)
@@ -131,7 +107,7 @@ def look(
 def run_edited(
     model: models.Model, params: Any, example: tasks.Example, edits: Any
 ) -> Any:
-    """Returns the model's `Output` on a batch with edits, see `sites.edit`."""
+    """Returns the model's `Output` on a batch with the edits of `sites.edit`."""
     return sites.edit(functools.partial(run, model), edits)(params, example)
 
 
@@ -141,7 +117,7 @@ _ORDER = ("encoder", "", "decoder", "cross")
 def kind_of(name: str) -> str:
     """Returns the kind of attention that a site belongs to; "" where there is one.
 
-    One stack of layers alone is called encoder too, which the order does not mind.
+    A single stack of layers is called encoder too, which the order does not mind.
     """
     if name.startswith("decoder/"):
         return "cross" if "/cross_attention" in name else "decoder"
@@ -173,16 +149,16 @@ def kinds_of(model: models.Model) -> list[str]:
 
 
 def label(kinds: Sequence[str], layer: int) -> str:
-    """Returns what a layer among those of all kinds is called: "cross 0", "layer 3"."""
+    """Returns the label of an attention part: "cross 0", or "layer 3" without kinds."""
     if not kinds:
         return f"layer {layer}"
     return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
 
 
 def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
-    """Returns what stands at the queries of maps of a kind, and how many are valid.
+    """Returns the inputs at the queries of maps of a kind, and their valid lengths.
 
-    They are tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
+    Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
     """
     if kind in ("decoder", "cross"):
         return example.decoder_inputs, example.decoder_lengths
@@ -205,7 +181,7 @@ def key_lengths(example: tasks.Example, kind: str) -> Array | None:
 
 
 def valid(size: int, example: tasks.Example, kind: str) -> Array:
-    """Returns which of so many queries of maps of a kind are valid, `[B, T]`."""
+    """Returns which of `size` queries of maps of a kind are valid, `[B, T]`."""
     _, lengths = queries(example, kind)
     if lengths is None:
         return jnp.ones((len(example.inputs), size), bool)
@@ -213,7 +189,7 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
 
 
 def exists(counts: Sequence[int]) -> np.ndarray:
-    """Returns `[P, H]` booleans: where parts of so many heads have one."""
+    """Returns `[P, H]` booleans of heads that exist, from the number in each part."""
     return np.arange(max(counts))[None] < np.array(counts)[:, None]
 
 
@@ -230,12 +206,10 @@ def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[
 def by_kind(
     function: Callable[[Any, str], Any], model: models.Model
 ) -> dict[str, Callable]:
-    """Returns what `look` takes to call a function of each map and its kind.
+    """Returns the `at` of `look` that calls a function of each map and its kind.
 
-    Args:
-      function: Of a map, and by keyword `kind`: one of `models.KINDS`, or "" in models
-        of one kind. What stands at queries and keys depends on it.
-      model: The model.
+    The keyword `kind` is one of `models.KINDS`, or "" in models of one kind; the inputs
+    at queries and keys depend on it.
     """
     if not kinds_of(model):
         return {"*/map": functools.partial(function, kind="")}

@@ -1,8 +1,8 @@
 """Programs turned into models whose heads, and the edges between them, are known.
 
-`layout` says what the program's heads and hidden units are; here they stand in a model
-of `models.build`. The other heads are random, every second one as sure of itself as
-those of the program are, and write a little everywhere.
+`layout` says what the program's heads and hidden units are; here they are put into a
+model of `models.build`. The other heads are random, every second one with weights as
+sharp as the program's, and write a little everywhere.
 
 D width, K key and value size, F hidden units, L layers, H heads of a layer, T = n + 1
 positions.
@@ -20,19 +20,19 @@ from mha_haiku.lab.rasp import language, layout
 from mha_haiku.lab.rasp.language import Head, Program
 from mha_haiku.training import tasks
 
-_LOGIT = 12.0  # of the right answer; that of None is half of it
+_LOGIT = 12.0  # of the right answer; None has half of it
 
 Place = tuple[int, int]  # layer and head
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model, beside its heads and its length."""
+    """The sizes of a model, without its number of heads and its length."""
 
     num_layers: int  # L
     model_size: int  # D
     key_size: int  # K
     hidden_size: int  # F
-    num_tokens: int  # those of the program, and the one that stands first
+    num_tokens: int  # the program's tokens, and the one that stands first
     num_classes: int  # the program's answers, and None
 
     def __or__(self, other: "Sizes") -> "Sizes":
@@ -47,9 +47,9 @@ class Compiled:
     Attributes:
       program: The program.
       config: `config.model` of the model, of the family encoder or causal.
-      model: The model. Its tokens are the places in the program's vocabulary, and
-        behind them the one that stands first in each input. Its classes are the places
-        in `answers`.
+      model: The model. Its tokens are the places in the program's vocabulary, followed
+        by the one that stands first in each input. Its classes are the places in
+        `answers`.
       params: Its parameters, as host arrays.
       answers: The values of the output, the last one None.
       heads: What the heads of the program do, by (layer, head).
@@ -76,39 +76,27 @@ class Compiled:
     @property
     def is_real(self) -> np.ndarray:
         """`[L, H]` booleans: the heads of the program."""
-        own = self.config
-        result = np.zeros((own.num_layers, own.attention.num_heads), bool)
-        result[tuple(np.array(list(self.heads)).T)] = True
-        return result
+        layers = range(self.config.num_layers)
+        heads = range(self.config.attention.num_heads)
+        return np.array([[(i, h) in self.heads for h in heads] for i in layers])
 
     def examples(self, count: int, *, seed: int = 0) -> tasks.Example:
-        """Returns a batch of `[B, T]` inputs and the program's answers to them.
+        """Returns a batch of `count` random inputs and the program's answers to them.
 
-        Args:
-          count: B.
-          seed: Of the inputs.
-
-        Returns:
-          Targets `[B, T]`, places in `answers`; the first position does not count.
+        Targets `[B, T]` are places in `answers`; the first position does not count.
         """
         checks.positive_integer("count", count)
         program = self.program
         inputs = program.sample(np.random.default_rng(seed), count)
-        classes = {answer: i for i, answer in enumerate(self.answers)}
-        targets = [
-            [classes[x] for x in program([program.vocabulary[i] for i in row])]
-            for row in inputs.tolist()
+        answers = [
+            program([program.vocabulary[i] for i in row]) for row in inputs.tolist()
         ]
-        first = np.full((count, 1), len(program.vocabulary))
-        nothing = np.full((count, 1), len(self.answers) - 1)
-        return tasks.Example(
-            np.concatenate([first, inputs], axis=1).astype(np.int32),
-            np.concatenate([nothing, targets], axis=1).astype(np.int32),
-            np.broadcast_to(
-                np.float32(np.arange(program.length + 1) > 0),
-                (count, program.length + 1),
-            ),
-        )
+        targets = [[self.answers.index(x) for x in row] for row in answers]
+        inputs = np.insert(np.int32(inputs), 0, len(program.vocabulary), axis=1)
+        targets = np.insert(np.int32(targets), 0, len(self.answers) - 1, axis=1)
+        weights = np.ones(targets.shape, np.float32)
+        weights[:, 0] = 0
+        return tasks.Example(inputs, targets, weights)
 
 
 def sizes(program: Program) -> Sizes:
@@ -126,18 +114,18 @@ def compile(
 ) -> Compiled:
     """Returns a model that computes a program.
 
-    Heads stand in the first layer where what they read is there.
+    Heads stand in the first layer that can read their inputs.
 
     Args:
-      program: What it computes.
-      num_heads: H, of all layers; those that the program does not need are random.
+      program: The program.
+      num_heads: H of each layer; heads that the program does not need are random.
       noise: About how much all random heads together add to an entry of the stream,
-        where codes are 0 or 1. Programs that count bear least, 2e-4 of those here;
-        copying ones bear a hundred times more.
-      sizes: The least ones, so that what is jitted of one program serves others of the
+        where codes are 0 or 1. Programs that count tolerate least, 2e-4 in `PROGRAMS`;
+        programs that copy a hundred times more.
+      sizes: The least sizes, so that what is jitted of one program serves others of the
         same length and kind: `functools.reduce(operator.or_, map(sizes, programs))`.
         None: no larger than the program needs.
-      seed: Of the random heads, and of where the program's heads are among them.
+      seed: The seed of the random heads, and of the program's places among them.
 
     Raises:
       ValueError: If a layer needs more heads, the program needs none, or its output is
@@ -192,7 +180,7 @@ def _sizes(own: layout.Layout) -> Sizes:
 
 
 def _places(own, num_heads, generator) -> dict[Head, Place]:
-    """Returns where the program's heads are among those of their layers."""
+    """Returns random places for the program's heads in their layers."""
     places = {}
     for layer in range(own.num_layers):
         heads = [each for each in own.heads if own.layer(each) == layer]
@@ -222,10 +210,8 @@ def _config(program, num_heads, sizes) -> models.ModelConfig:
 def _built(
     config: models.ModelConfig, num_tokens: int, num_classes: int
 ) -> tuple[models.Model, Any]:
-    """Returns the model and the shapes of its parameters.
-
-    Cached, so that whatever is jitted of the model is compiled once for all seeds.
-    """
+    """Returns the model and the shapes of its parameters."""
+    # Cached: what is jitted of the model is compiled once for all seeds.
     model = models.build(
         config, num_tokens=num_tokens, feature_size=None, num_classes=num_classes
     )
@@ -256,7 +242,7 @@ def _set_units(params, layer, units) -> None:
 
 
 def _set_head(params, config, place, head) -> None:
-    """Puts a head of the program in the place of a random one."""
+    """Replaces a random head by a head of the program."""
     layer, number = place
     size, width = config.attention.key_size, len(head.query)
     start = number * size
@@ -273,7 +259,7 @@ def _set_head(params, config, place, head) -> None:
 
 
 def _set_random_heads(params, config, noise, generator) -> None:
-    """Sets all heads to random ones, every second one as sure as those of a program."""
+    """Sets all heads to random ones, every second one as sharp as a program's."""
     width, size = config.model_size, config.attention.key_size
     num_layers, num_heads = config.num_layers, config.attention.num_heads
     noise = noise / np.sqrt(num_layers * num_heads)  # independent of each other

@@ -29,7 +29,7 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaf(Sequence):
-    """What is given: `tokens`, or `indices`, which are 0 to n - 1."""
+    """An input: `tokens`, or `indices`, which are 0 to n - 1."""
 
     name: str
 
@@ -52,17 +52,14 @@ class Condition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Selector:
-    """Which positions (keys) each position (query) selects: those of all conditions.
+    """Which positions (keys) each position (query) selects: where all conditions hold.
 
     `one & other` has the conditions of both.
-
-    Attributes:
-      conditions: At least one.
-      orders: Of the selected keys only those with the largest values of these sequences
-        are left, the first sequence first; (): all are.
     """
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]  # at least one
+    # Of the selected keys only those with the largest values of these sequences are
+    # left, the first sequence first; (): all are.
     orders: tuple[Sequence, ...] = ()
 
     def __and__(self, other: "Selector") -> "Selector":
@@ -71,8 +68,7 @@ class Selector:
     def best(self, *orders: Sequence) -> "Selector":
         """Returns the selector of the keys with the largest values of the orders.
 
-        Args:
-          *orders: Integers, None at no selected key.
+        These are integers, and None at no selected key.
         """
         _refuse_numbers("orders", *orders)
         return Selector(self.conditions, self.orders + orders)
@@ -104,14 +100,9 @@ indices = Leaf("indices")
 
 
 def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
-    """Returns the function of the values at each position.
+    """Returns a function of the values at each position; None: there is no result.
 
-    Args:
-      function: Called with a value of each input; None where there is no result.
-      *inputs: One or two sequences that are no numbers, or one of numbers.
-
-    Raises:
-      ValueError: If there are other inputs.
+    Its inputs are one or two sequences that are no numbers, or one of numbers.
     """
     numbers = [each.is_number for each in inputs]
     if len(inputs) not in (1, 2) or (len(inputs) == 2 and any(numbers)):
@@ -127,8 +118,7 @@ def select(
 ) -> Selector:
     """Returns the selector of keys of which `predicate(key, query)` holds.
 
-    Raises:
-      ValueError: If one of the sequences is of means, which have no code to compare.
+    The sequences are not means, which have no code to compare.
     """
     _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
@@ -162,31 +152,21 @@ def selector_width(selector: Selector, *, name: str) -> Sequence:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A sequence to be computed, and the inputs that it is for.
+    """A sequence to be computed, and the inputs that it is for."""
 
-    Attributes:
-      name: Of one word.
-      output: What is computed.
-      vocabulary: The tokens, any Python values.
-      length: n.
-      is_causal: Whether queries select among themselves and earlier positions only.
-      sample: `sample(generator, count)` gives inputs, `[count, n]` places in the
-        vocabulary.
-    """
-
-    name: str
+    name: str  # one word
     output: Sequence
-    vocabulary: tuple[Any, ...]
-    length: int
-    is_causal: bool
+    vocabulary: tuple[Any, ...]  # the tokens, any Python values
+    length: int  # n
+    is_causal: bool  # whether queries select only themselves and earlier positions
+    # `sample(generator, count)` returns inputs, `[count, n]` places in the vocabulary.
     sample: Callable[[np.random.Generator, int], np.ndarray]
 
     def __call__(self, inputs: Values[Any]) -> list[Any]:
-        """Returns the output's value at each position.
+        """Returns the output's value at each position of n inputs.
 
         Raises:
-          ValueError: If there are more or fewer, or keys that a head selects do not
-            agree on their value.
+          ValueError: If keys that a head selects do not agree on their value.
         """
         if len(inputs) != self.length:
             raise ValueError(f"inputs must be {self.length} tokens, got {len(inputs)}.")
@@ -207,7 +187,7 @@ class Program:
             return self.domain(sequence.values)
         if sequence.gathers == "share":
             return [Fraction(1, 1 + k) for k in range(self.length, -1, -1)]
-        # All means of 1 to n numbers, and that of none.
+        # All means of 1 to n numbers, and 0 for none.
         numbers = [Fraction(x) for x in self.domain(sequence.values)]
         sums, means = {Fraction(0)}, {Fraction(0)}
         for count in range(1, self.length + 1):
@@ -217,12 +197,7 @@ class Program:
 
 
 def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
-    """Returns what a sequence is computed from.
-
-    Returns:
-      By "q", "k" and "v" what queries, keys and values of a head are; by "" the inputs
-      of a map.
-    """
+    """Returns the inputs of a sequence: "q", "k" and "v" of a head, or "" of a map."""
     if isinstance(sequence, Map):
         return {"": list(sequence.inputs)}
     if isinstance(sequence, Leaf):
@@ -241,7 +216,7 @@ def _refuse_numbers(argument: str, *sequences: Sequence) -> None:
 
 
 def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
-    """Returns the values of a sequence; `known` has those of others, and gets more."""
+    """Returns the values of a sequence; `known` caches the values of all sequences."""
     if sequence in known:
         return known[sequence]
     for each in itertools.chain(*inputs_of(sequence).values()):

@@ -49,21 +49,17 @@ class Layout:
 
     Attributes:
       program: The program.
-      heads: Its heads, each behind those that it reads.
-      slots: Where in the stream each stored sequence is.
+      heads: Its heads, each after the heads that it reads.
+      slots: The slice of the stream of each stored sequence.
       stream_size: D.
       num_layers: L.
-      domain: From a sequence to its values.
-      senders: From a sequence to the heads whose output it is made of, through no other
-        head.
+      domain: A function from a sequence to its values.
+      senders: A function from a sequence to the heads whose output it is made of,
+        through no other head.
     """
 
     def __init__(self, program: Program):
-        """Lays a program out.
-
-        Raises:
-          ValueError: If it needs no head, or its output is a mean.
-        """
+        """Lays out a program, whose output needs a head and is no mean."""
         self.program = program
         self.domain = functools.cache(program.domain)
         self.senders = functools.cache(self._senders)
@@ -78,7 +74,7 @@ class Layout:
         self._maps = [part for part in parts if _is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self._maps]
         sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]
-        ends = np.cumsum([1, *sizes])  # behind the entry of the first position
+        ends = np.cumsum([1, *sizes])  # after the entry of the first position
         self.stream_size = int(ends[-1])
         self.slots = {
             each: slice(int(start), int(stop))
@@ -102,9 +98,9 @@ class Layout:
     def head(self, head: Head) -> HeadMatrices:
         """Returns the matrices of a head.
 
-        The score of a key is the weight of a condition for each that holds, and the
-        orders; that of the first position lies half a step below those of selected
-        keys, or, where a share is wanted, is the same.
+        The score of a key is the weight of a condition for each that holds, plus its
+        place in the order. The first position scores half a step less than selected
+        keys, or the same where a share is wanted.
         """
         order, most = self._order(head.selector)
         is_share = head.gathers == "share"
@@ -171,7 +167,6 @@ class Layout:
         return 2 * ((before + 1) // 2) + 1 if _is_looked_up(part) else before
 
     def _senders(self, part: Sequence) -> frozenset[Head]:
-        """See `senders` of the class."""
         if isinstance(part, Head):
             return frozenset([part])
         inputs = language.inputs_of(part).get("", [])

@@ -66,10 +66,8 @@ def _offered(
 ) -> Callable[[Callable[[int], Sequence]], Callable[..., Program]]:
     """Enters the function below in `PROGRAMS`, as one that returns its program.
 
-    Args:
-      vocabulary: The tokens; None: 0 to n - 1, which name positions.
-      is_causal: See `Program`.
-      sample: `sample(generator, count, n, size of the vocabulary)` gives inputs.
+    Without a vocabulary the tokens are 0 to n - 1, which name positions. `sample(
+    generator, count, n, size of the vocabulary)` returns inputs.
     """
 
     def offer(make):
@@ -92,7 +90,7 @@ def _offered(
 
 
 def _at(offset: int) -> Selector:
-    """Returns the selector of the position so many places after the query's."""
+    """Returns the selector of the position at an offset from the query's."""
     return select(indices, indices, lambda key, query: key == query + offset)
 
 
@@ -110,6 +108,21 @@ def _same(sequence: Sequence) -> Selector:
 
 def _previous(sequence: Sequence = tokens, name: str = "previous_token") -> Sequence:
     return aggregate(_at(-1), sequence, name=name)
+
+
+def _token_at(place: Callable[[int], int], name: str) -> Sequence:
+    """Returns the token at a place that depends on the query's place alone."""
+    there = select(indices, indices, lambda key, query: key == place(query))
+    return aggregate(there, tokens, name=name)
+
+
+def _count(token: str) -> Sequence:
+    found = select(tokens, indices, lambda key, query: key == token)
+    return selector_width(found, name=f"count of {token}")
+
+
+def _in_order(rank: Sequence) -> Sequence:
+    return aggregate(select(rank, indices, operator.eq), tokens, name="of own rank")
 
 
 # One layer.
@@ -136,15 +149,13 @@ def shift(length):
 @_offered()
 def reverse(length):
     """The token at the mirrored position."""
-    mirrored = select(indices, indices, lambda key, query: key == length - 1 - query)
-    return aggregate(mirrored, tokens, name="mirrored position")
+    return _token_at(lambda i: length - 1 - i, "mirrored position")
 
 
 @_offered()
 def first_token(length):
     """The token that stands first."""
-    first = select(indices, indices, lambda key, query: key == 0)
-    return aggregate(first, tokens, name="first token")
+    return _token_at(lambda i: 0, "first token")
 
 
 @_offered("abcdefghijkl")
@@ -172,34 +183,32 @@ def skip_trigram(length):
 
 @_offered(None)
 def named_position(length):
-    """The token at the position that the own token names."""
+    """The token at the position that the token here names."""
     named = select(indices, tokens, operator.eq)
     return aggregate(named, tokens, name="named position")
 
 
 @_offered()
 def histogram(length):
-    """How often the own token occurs."""
+    """How often the token here occurs."""
     return selector_width(_same(tokens), name="same token")
 
 
 @_offered(is_causal=True)
 def count(length):
     """How often a has occurred so far."""
-    of_a = select(tokens, indices, lambda key, query: key == "a")
-    return selector_width(of_a, name="count of a")
+    return _count("a")
 
 
 @_offered("ab", is_causal=True)
 def parity(length):
     """Whether a has occurred an odd number of times so far."""
-    of_a = select(tokens, indices, lambda key, query: key == "a")
-    return map(lambda number: number % 2, selector_width(of_a, name="count of a"))
+    return map(lambda number: number % 2, _count("a"))
 
 
 @_offered(is_causal=True)
 def seen_before(length):
-    """Whether the own token has occurred before."""
+    """Whether the token here has occurred before."""
     earlier = selector_width(_same(tokens) & _before(), name="same token before")
     return map(bool, earlier)
 
@@ -216,14 +225,14 @@ def majority(length):
 
 @_offered("abcdefghijkl", is_causal=True, sample=_repeated)
 def induction(length):
-    """What followed the own token last time."""
+    """What followed the token here last time."""
     again = select(_previous(), tokens, operator.eq)
     return aggregate(again.last(), tokens, name="induction")
 
 
 @_offered(is_causal=True)
 def preceding_again(length):
-    """What preceded the own token last time."""
+    """What preceded the token here last time."""
     earlier = (_same(tokens) & _before()).last()
     return aggregate(earlier, _previous(), name="same token before")
 
@@ -243,8 +252,7 @@ def two_hops(length):
 @_offered()
 def shift_by_name(length):
     """The token as many places before as the first token says, a for none."""
-    first = select(indices, indices, lambda key, query: key == 0)
-    named = aggregate(first, tokens, name="first token")
+    named = _token_at(lambda i: 0, "first token")
     place = map(lambda index, token: index - (ord(token) - ord("a")), indices, named)
     return aggregate(select(indices, place, operator.eq), tokens, name="named shift")
 
@@ -253,15 +261,13 @@ def shift_by_name(length):
 def sort_different(length):
     """The tokens, all different, in order."""
     smaller = select(tokens, tokens, operator.lt)
-    rank = selector_width(smaller, name="smaller tokens")
-    return aggregate(select(rank, indices, operator.eq), tokens, name="of own rank")
+    return _in_order(selector_width(smaller, name="smaller tokens"))
 
 
 @_offered("abc", sample=_mirrored)
 def is_palindrome(length):
     """Whether the tokens are the same backwards."""
-    mirrored = select(indices, indices, lambda key, query: key == length - 1 - query)
-    other = aggregate(mirrored, tokens, name="mirrored position")
+    other = _token_at(lambda i: length - 1 - i, "mirrored position")
     differs = map(operator.ne, tokens, other)
     wrong = select(differs, indices, lambda key, query: key)
     return map(operator.not_, selector_width(wrong, name="differences"))
@@ -295,14 +301,14 @@ def most_frequent(length):
 
 @_offered()
 def as_frequent(length):
-    """How many positions hold a token that occurs as often as the own one."""
+    """How many positions hold a token that occurs as often as the one here."""
     often = selector_width(_same(tokens), name="same token")
     return selector_width(_same(often), name="same frequency")
 
 
 @_offered("abcd", is_causal=True)
 def two_token_induction(length):
-    """What followed the own token and the one before it last time."""
+    """What followed the token here and the one before it last time."""
     before = _previous()
     second = aggregate(_at(-2), tokens, name="positional")
     again = select(before, tokens, operator.eq) & select(second, before, operator.eq)
@@ -329,8 +335,7 @@ def sort(length):
     """The tokens in order."""
     unique = map(lambda token, index: ord(token) * length + index, tokens, indices)
     smaller = select(unique, unique, operator.lt)
-    rank = selector_width(smaller, name="smaller tokens")
-    return aggregate(select(rank, indices, operator.eq), tokens, name="of own rank")
+    return _in_order(selector_width(smaller, name="smaller tokens"))
 
 
 @_offered()
@@ -348,23 +353,19 @@ def by_frequency(length):
     """The tokens in order of how often they occur, of equal ones the earlier first."""
     often = selector_width(_same(tokens), name="same token")
     key = map(lambda number, index: number * length - index, often, indices)
-    before = selector_width(select(key, key, operator.gt), name="more frequent")
-    return aggregate(select(before, indices, operator.eq), tokens, name="of own rank")
+    return _in_order(
+        selector_width(select(key, key, operator.gt), name="more frequent")
+    )
 
 
 @_offered("()", is_causal=True)
 def bracket_depth(length):
     """How many brackets are open, by the counts of both kinds."""
-
-    def number(kind):
-        own = select(tokens, indices, lambda key, query: key == kind)
-        return selector_width(own, name=f"count of {kind}")
-
-    return map(lambda a, b: max(a - b, 0), number("("), number(")"))
+    return map(lambda a, b: max(a - b, 0), _count("("), _count(")"))
 
 
 def _hops(number: int) -> Sequence:
-    """Returns the token at the end of so many hops, each to the position it names."""
+    """Returns the token at the end of hops, each to the position that a token names."""
     here = tokens
     for i in range(number):
         named = select(indices, here, operator.eq)

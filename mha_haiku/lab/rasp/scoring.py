@@ -4,18 +4,14 @@ import numpy as np
 
 
 def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
-    """Returns the probability that a real one is ranked above another.
+    """Returns the probability that a real head or edge is ranked above another.
+
+    1 where all real ones are above all others, 0.5 for chance; ties count half.
 
     Args:
       values: Of heads or edges, any shape, the larger the more important; NaN where
         there is none.
-      is_real: Booleans of the same shape.
-
-    Returns:
-      1 where all real ones are above all others, 0.5 for chance; ties count half.
-
-    Raises:
-      ValueError: If all are real, or none.
+      is_real: Booleans of the same shape, not all equal.
 
     Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
     """
