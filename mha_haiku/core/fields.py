@@ -335,11 +335,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return os.fspath(value) if isinstance(value, os.PathLike) else repr(value)
-
-
-option = field
-text = boolean = None
-
-
-def optional(check):
-    return check

@@ -30,7 +30,7 @@ class Step(tasks.Task):
 
     sequence_length: int = 6
     step: int = 1
-    odds: float = fields.option(0.5, "unused", fields.portion)
+    odds: float = fields.field(0.5, "unused", fields.portion)
     num_tokens = num_classes = 5
     baseline = {"accuracy": 0.2, "loss": 1.609}
 

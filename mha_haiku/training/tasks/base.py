@@ -77,7 +77,7 @@ class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
     Its fields are those of `config.task` beside the name, and of `config.data`; each is
-    declared by `fields.option` with its default, its meaning and its check; of one of
+    declared by `fields.field` with its default, its meaning and its check; of one of
     your own a plain default will do. The metric of every task is its accuracy: the mean
     of `correct` over the positions that count. A whole one, to say which of two tokens
     is larger, for `mha_haiku.train(Larger(), "runs/larger")`:

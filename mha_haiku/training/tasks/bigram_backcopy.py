@@ -37,11 +37,11 @@ class BigramBackcopy(base.Task):
     name: ClassVar[str] = "bigram_backcopy"
     continues: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 32}
-    sequence_length: int = fields.option(32, "tokens in an example", sampling.count(3))
-    num_symbols: int = fields.option(
+    sequence_length: int = fields.field(32, "tokens in an example", sampling.count(3))
+    num_symbols: int = fields.field(
         16, "number of different symbols", fields.integer(2, 256)
     )
-    num_triggers: int = fields.option(
+    num_triggers: int = fields.field(
         3,
         "symbols after which the one before them comes again",
         fields.integer(0, 255),

@@ -59,14 +59,13 @@ class Classify(text.TextTask):
     labels_whole: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 64}
     baseline_name = "bag of words"
-    path: str = fields.option(
+    path: str = fields.field(
         "",
         "a CSV or TSV file with the columns text and label; empty: expressions of "
         "Python's library, by their outermost operation",
-        fields.text,
         section="data",
     )
-    held_out_fraction: float = fields.option(
+    held_out_fraction: float = fields.field(
         0.1, "share of the texts to evaluate on", checks.fraction, section="data"
     )
 

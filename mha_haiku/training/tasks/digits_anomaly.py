@@ -51,10 +51,10 @@ class DigitsAnomaly(base.Task):
     feature_size: ClassVar[int] = _NUM_PIXELS
     num_classes: ClassVar[int] = 1
     model_defaults = {"family": "set_classifier"}
-    sequence_length: int = fields.option(
+    sequence_length: int = fields.field(
         10, "images in a set", fields.integer(3, _LARGEST_SET)
     )
-    held_out_fraction: float = fields.option(
+    held_out_fraction: float = fields.field(
         0.2, "share of the images of each digit to evaluate on", checks.fraction
     )
 

@@ -37,10 +37,10 @@ class Induction(base.UniformTask):
     name: ClassVar[str] = "induction"
     continues: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 32}
-    sequence_length: int = fields.option(
+    sequence_length: int = fields.field(
         32, "tokens in an example, an even number", sampling.count(4)
     )
-    num_tokens: int = fields.option(32, "number of different tokens", sampling.count(2))
+    num_tokens: int = fields.field(32, "number of different tokens", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()

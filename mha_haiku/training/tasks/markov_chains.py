@@ -37,8 +37,8 @@ class MarkovChains(base.UniformTask):
     name: ClassVar[str] = "markov_chains"
     continues: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 64}
-    sequence_length: int = fields.option(64, "tokens in an example", sampling.count(1))
-    num_tokens: int = fields.option(
+    sequence_length: int = fields.field(64, "tokens in an example", sampling.count(1))
+    num_tokens: int = fields.field(
         3, "states of a chain", fields.integer(2, _MOST_STATES)
     )
 

@@ -31,9 +31,9 @@ class MaxRetrieval(base.UniformTask):
     num_tokens: ClassVar[None] = None
     labels_whole: ClassVar[bool] = True
     model_defaults = {"embedding.max_length": 17}
-    min_items: int = fields.option(8, "fewest items of an example", sampling.count(1))
-    max_items: int = fields.option(16, "most items of an example", sampling.count(1))
-    num_classes: int = fields.option(10, "classes of items", sampling.count(2))
+    min_items: int = fields.field(8, "fewest items of an example", sampling.count(1))
+    max_items: int = fields.field(16, "most items of an example", sampling.count(1))
+    num_classes: int = fields.field(10, "classes of items", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()

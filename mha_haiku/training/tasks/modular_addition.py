@@ -36,10 +36,10 @@ class ModularAddition(base.UniformTask):
 
     name: ClassVar[str] = "modular_addition"
     sequence_length: ClassVar[int] = 4
-    modulus: int = fields.option(
+    modulus: int = fields.field(
         47, "p: numbers are 0 to p - 1", fields.integer(2, _LARGEST_MODULUS)
     )
-    train_fraction: float = fields.option(
+    train_fraction: float = fields.field(
         0.8,
         "share of the addition table to train on; the rest is held out",
         checks.fraction,

@@ -42,26 +42,26 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     """
 
     name: ClassVar[str] = "number_words"
-    source_language: str = fields.option(
-        "en", "language of the source, as num2words names it", fields.text
+    source_language: str = fields.field(
+        "en", "language of the source, as num2words names it"
     )
-    target_language: str = fields.option(
-        "de", "language of the target, as num2words names it", fields.text
+    target_language: str = fields.field(
+        "de", "language of the target, as num2words names it"
     )
-    largest: int = fields.option(
+    largest: int = fields.field(
         9_999, "numbers are 0 to largest", fields.integer(1, spelling.LARGEST)
     )
-    tokenizer: str = fields.option(
+    tokenizer: str = fields.field(
         "characters",
         "what a token is (bpe: byte-pair encoding)",
         fields.OneOf(tokenization.TRAINERS),
     )
-    vocabulary_size: int = fields.option(
+    vocabulary_size: int = fields.field(
         320,
         "largest number of tokens of either language",
         fields.integer(2, sequence_to_sequence.LARGEST_VOCABULARY),
     )
-    held_out_fraction: float = fields.option(
+    held_out_fraction: float = fields.field(
         0.1, "share of the numbers to evaluate on", checks.fraction
     )
 

@@ -45,10 +45,10 @@ class _Held(base.DataTask):
     and more data leaves each example in its own.
     """
 
-    held_out_fraction: float = fields.option(
+    held_out_fraction: float = fields.field(
         0.1, "share of the examples to evaluate on", checks.fraction, section="data"
     )
-    sha256: str = fields.option("", "of the data", fields.text, section="data")
+    sha256: str = fields.field("", "of the data", section="data")
 
     def __post_init__(self, kept: base.Kept | None):
         if kept is None or kept.arrays is None:
@@ -92,15 +92,13 @@ class Arrays(_Held):
 
     name: ClassVar[str] = "arrays"
     baseline_name = "unigram"
-    sequence_length: int = fields.option(
-        1, "positions of an example", sampling.count(1)
-    )
-    num_tokens: int | None = fields.option(
+    sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
+    num_tokens: int | None = fields.field(
         None,
         "number of different tokens; None: inputs are features",
-        fields.optional(sampling.count(1)),
+        sampling.count(1),
     )
-    num_classes: int = fields.option(1, "number of classes", sampling.count(1))
+    num_classes: int = fields.field(1, "number of classes", sampling.count(1))
 
     @property
     def feature_size(self) -> int | None:

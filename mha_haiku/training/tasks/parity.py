@@ -33,9 +33,9 @@ class Parity(base.UniformTask):
 
     name: ClassVar[str] = "parity"
     num_classes: ClassVar[int] = 2
-    sequence_length: int = fields.option(16, "tokens of an example", sampling.count(1))
-    has_start: bool = fields.option(
-        False, "whether a start token takes the first bit's place", fields.boolean
+    sequence_length: int = fields.field(16, "tokens of an example", sampling.count(1))
+    has_start: bool = fields.field(
+        False, "whether a start token takes the first bit's place"
     )
 
     def __post_init__(self):

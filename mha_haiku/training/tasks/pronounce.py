@@ -50,18 +50,17 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     name: ClassVar[str] = "pronounce"
     num_tokens: ClassVar[int] = len(_LETTERS)
-    stress: bool = fields.option(
+    stress: bool = fields.field(
         False,
         "whether vowels have their stress, as AA1: 69 phonemes, not 39",
-        fields.boolean,
     )
-    longest: int = fields.option(
+    longest: int = fields.field(
         20,
         "most letters of a word, and phonemes of its pronunciation; others are left "
         "out",
         fields.integer(1, 32),
     )
-    held_out_fraction: float = fields.option(
+    held_out_fraction: float = fields.field(
         0.1, "share of the words to evaluate on", checks.fraction
     )
 

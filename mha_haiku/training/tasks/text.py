@@ -49,28 +49,27 @@ class TextTask(base.DataTask):
 
     baseline_name = "unigram"
     model_defaults = {"embedding.max_length": 64}
-    sequence_length: int = fields.option(64, "tokens in an example", sampling.count(1))
-    path: str = fields.option(
+    sequence_length: int = fields.field(64, "tokens in an example", sampling.count(1))
+    path: str = fields.field(
         "",
         "a UTF-8 file or a folder of them; empty: Python's own documentation",
-        fields.text,
         section="data",
     )
-    tokenizer: str = fields.option(
+    tokenizer: str = fields.field(
         "characters",
         "what a token is: characters, bpe (byte-pair encoding), or as a file has it, "
         "tokenizer.json",
         _tokenizer_name,
         section="data",
     )
-    vocabulary_size: int = fields.option(
+    vocabulary_size: int = fields.field(
         256,
         "largest number of tokens that the tokenizer may have; of a file's the "
         "smallest number of classes",
         sampling.count(1),
         section="data",
     )
-    held_out_fraction: float = fields.option(
+    held_out_fraction: float = fields.field(
         0.1,
         "share of the text to evaluate on, from its end",
         checks.fraction,

@@ -21,13 +21,13 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
     The tokens of sources and targets are the same; lengths and tokens are uniform.
     """
 
-    min_length: int = fields.option(
+    min_length: int = fields.field(
         4, "tokens of the shortest source", sampling.count(1)
     )
-    max_length: int = fields.option(
+    max_length: int = fields.field(
         16, "tokens of the longest source", sampling.count(1)
     )
-    num_tokens: int = fields.option(10, "number of different tokens", sampling.count(2))
+    num_tokens: int = fields.field(10, "number of different tokens", sampling.count(2))
 
     def __post_init__(self):
         super().__post_init__()

@@ -22,8 +22,8 @@ class UniformTokensTask(base.UniformTask):
     each is uniform on its own.
     """
 
-    sequence_length: int = fields.option(16, "tokens in an example", sampling.count(1))
-    num_tokens: int = fields.option(10, "number of different tokens", sampling.count(2))
+    sequence_length: int = fields.field(16, "tokens in an example", sampling.count(1))
+    num_tokens: int = fields.field(10, "number of different tokens", sampling.count(2))
 
     @abc.abstractmethod
     def targets(self, inputs: jax.Array) -> jax.Array:
