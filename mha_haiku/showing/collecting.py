@@ -75,8 +75,8 @@ def see(
     Args:
       attention_map: The map.
       examples: Which of the N examples.
-      bins: To how many rows and columns the map is pooled, at most; None: not at all.
-      kind: Of its layer, for the roles of heads; there are roles of whole maps.
+      bins: The largest number of rows and columns of a pooled map; None: it is whole.
+      kind: The kind of its layer, for the roles of heads, which whole maps have.
       tokens: The tokens of the queries, which some statistics and roles need.
       lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
@@ -91,19 +91,19 @@ def see(
     if has_numbers:
         statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
         numbers = per_head(statistics)
-        if pooled is None:
+    if pooled is None:
+        weights = attention_map.weights()
+        if has_numbers:
             evidence = heads.role_evidence(
                 attention_map, statistics, kind, tokens=tokens, lengths=lengths
             )
-    if pooled is None:
-        weights = attention_map.weights()
+        if has_channels:
+            query, key, exact = zoom.channels(attention_map)
+            channels = query, key, jnp.full(query.shape[:-2], exact)
     else:
         weights = statistics.pooled if has_numbers else attention_map.pooled(*pooled)
-    if pooled is not None and has_patches:
-        patches = zoom.patches(*gathered((attention_map, weights)))
-    if pooled is None and has_channels:
-        query, key, exact = zoom.channels(attention_map)
-        channels = query, key, jnp.full(query.shape[:-2], exact)
+        if has_patches:
+            patches = zoom.patches(*gathered((attention_map, weights)))
     origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
         masked = zoom.masked_cells(attention_map, *(pooled or ()))
@@ -137,16 +137,11 @@ def map_set(
     step: int | None = None,
     dtype: DTypeLike = np.float32,
 ) -> MapSet:
-    """Returns the set of what was seen of all layers, on the host.
+    """Returns the set of what was seen of L layers, on the host.
 
-    Args:
-      name: Of the set.
-      layers: The L layers.
-      seen: What was seen of each, on the host.
-      examples: The N examples, which have all but their maps. Their axes may be shorter
-        than the maps, whose other rows and columns are padding then and left out.
-      step: Of the training; None: none.
-      dtype: Of weights and channels.
+    The N examples have all but their maps. Their axes may be shorter than the maps,
+    whose other rows and columns are padding then and left out. `dtype` is that of
+    weights and channels.
     """
     columns = [range(len(layer.heads)) for layer in layers]
     numbers = summary([each.numbers for each in seen], columns)
@@ -154,8 +149,8 @@ def map_set(
     told = None
     if all(each.evidence for each in seen):
         sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in seen]
-        told = heads.roles_of_evidence(sums)
-        told = Roles(told.names, told.deciding)
+        found = heads.roles_of_evidence(sums)
+        told = Roles(found.names, found.deciding)
     return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
 
 
@@ -228,11 +223,9 @@ def summary(
 ) -> dict[str, PerHead]:
     """Returns means and standard errors over examples, `[L, H]`, of each statistic.
 
-    Args:
-      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
-        a number be missing.
-      columns: For each layer the column of each head in the result, such as its index
-        in the unpruned layer.
+    For each layer there are the result of `per_head`, `[N, H]`, where H may differ and
+    a number be missing, and the column of each head in the result, such as its index in
+    the unpruned layer.
     """
     num_heads = 1 + max(max(places, default=-1) for places in columns)
 
@@ -244,20 +237,15 @@ def summary(
         return rows
 
     names = dict.fromkeys(name for layer in statistics for name in layer)
-    entries = {
-        name: (alignment.UNIT, alignment.label(name))
-        for name in names
-        if name not in attention.STATISTICS
-    }
-    entries |= {
-        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
-    }
-    return {
-        name: PerHead(
-            over_layers(means.mean, name),
-            *entry,
-            over_layers(means.standard_error, name),
-        )
-        for name, entry in entries.items()
-        if name in names
-    }
+    known = attention.STATISTICS
+    found = {}
+    for name in [
+        *(x for x in names if x not in known),
+        *(x for x in known if x in names),
+    ]:
+        entry = known.get(name)
+        unit = alignment.UNIT if entry is None else entry.unit
+        label = alignment.label(name) if entry is None else entry.label
+        mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
+        found[name] = PerHead(mean, unit, label, error)
+    return found

@@ -67,10 +67,7 @@ class Scale(NamedTuple):
     def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
         """Returns the scale for some numbers; NaN are ignored.
 
-        Args:
-          values: Any shape.
-          unit: Their unit. Nats, keys, positions, bits and the units of a metric have
-            no upper end; any other unit measures a share, so its scale goes up to 1.
+        A unit that is not among `_OPEN_UNITS` measures a share: the scale goes up to 1.
         """
         known = values[np.isfinite(values)]
         top = rounded_up(np.abs(known).max(initial=0.0))
@@ -110,11 +107,7 @@ def is_possible() -> bool:
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of file formats, all of which matplotlib can write if it is there.
-
-    Raises:
-      ConfigError: If it cannot write one, or there is none.
-    """
+    """Returns names of file formats, which matplotlib can write if it is there."""
     formats = tuple(formats)
     if not formats:
         raise checks.ConfigError("format must name one at least, such as png.")
@@ -232,17 +225,10 @@ def heat_map(
     heads: Sequence[Sequence[str]] | None = None,
     kinds: Sequence[str] = (),
 ) -> None:
-    """Draws a number of each head, heads by layer, with its colour bar.
+    """Draws a number of each head, `[L, H]`, with its colour bar; NaN is grey.
 
-    Args:
-      axes: Where to.
-      values: `[L, H]`; NaN, drawn grey, where a layer has fewer heads.
-      unit: Beside the colour bar.
-      title: Above the axes.
-      layers: The number of each layer, within its kind where there are kinds.
-      heads: For each layer the names of its heads, which are not their places; they
-        stand in the cells. None: cells have numbers, and heads are named below.
-      kinds: The kind of each layer; (): there is one kind.
+    Names of heads, where they are given, stand in the cells: names are not places.
+    Without them cells have numbers, and heads are named below.
     """
     scale = Scale.of(values, unit)
     axes.set_facecolor(absent())

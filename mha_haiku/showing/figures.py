@@ -50,11 +50,7 @@ def pictures(
 
 
 def layer_figure(maps: MapSet, layer: int, scale: "Normalize") -> "Figure":
-    """Draws the heads of one layer, with a colour scale from 0 to the largest weight.
-
-    Returns:
-      A figure that belongs to no window.
-    """
+    """Draws the heads of one layer, on a scale from 0 to the largest weight."""
     from matplotlib import cm
 
     heads, example, mean = maps.layers[layer].heads, maps.examples[0], maps.mean
@@ -267,19 +263,10 @@ def of_panels(
 ) -> "Figure":
     """Draws maps of the same queries and keys, on one colour scale.
 
-    Args:
-      panels: At least one.
-      queries: Down the side; tokens are shown up to 64 positions.
-      keys: Along the bottom.
-      columns: Panels beside each other; None: a grid near a square.
-      colours: A colour map of matplotlib.
-      scale: "linear", "root" (small weights are seen) or "log" (very small ones too);
-        None: "linear" up to 32 keys, else "root".
-      size: Width and height in inches; None: by the number of panels.
-      title: Above all of them.
-
-    Returns:
-      A figure that belongs to no window.
+    Tokens are shown up to 64 positions. Without `columns` the grid is near a square.
+    The scale is "linear", "root" (small weights are seen) or "log" (very small ones
+    too); None: "linear" up to 32 keys, else "root". The size is in inches; None: by the
+    number of panels.
     """
     if columns is None:
         count = len(panels)

@@ -266,8 +266,8 @@ class MapSet:
           written_by: The command that writes such a file, for the message of an error.
 
         Raises:
-          ConfigError: If the file is missing, damaged or of another version, lacks an
-            array, or holds arrays whose types, shapes or values do not fit together.
+          ConfigError: If the file is missing, damaged or of another version, or what it
+            holds does not fit together.
         """
         found = archive.load(path, cls, written_by=written_by)
         try:
@@ -276,11 +276,7 @@ class MapSet:
             raise checks.ConfigError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the set, whole or not at all, as `showing.archive` says.
-
-        Raises:
-          ConfigError: If the file cannot be written.
-        """
+        """Writes the set, whole or not at all, as `showing.archive` says."""
         return archive.save(path, self)
 
     @property
@@ -340,10 +336,7 @@ class MapSet:
         return _numbers_at(wanted, self.numbers)
 
     def check(self, *, is_finite: bool = False) -> "MapSet":
-        """Returns the set, in which all sizes fit together.
-
-        Args:
-          is_finite: Whether no weight may be NaN.
+        """Returns the set, in which all sizes fit together; `is_finite`: without NaN.
 
         Raises:
           ValueError: If a number of positions, heads, layers, bins or pictures differs
@@ -380,10 +373,7 @@ def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
 
 
 def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
-    """Returns values at places (layer, head), a list of these for each layer.
-
-    What is missing is where a place is None, and where a list is shorter than others.
-    """
+    """Returns values at places (layer, head), a list per layer; `missing` at None."""
     if values is None:
         return None
     shape = len(places), max(map(len, places), default=0), *values.shape[2:]

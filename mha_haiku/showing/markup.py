@@ -90,16 +90,11 @@ def heat_table(
     titles: np.ndarray | None = None,
     shown: np.ndarray | None = None,
 ) -> Html:
-    """Returns a table whose cells have the colours of their numbers.
+    """Returns a table whose cells have the colours of their numbers `[R, H]`.
 
-    Args:
-      values: `[R, H]`; NaN where there is nothing.
-      rows: The name of each row.
-      columns: The name of each column; None: columns are heads.
-      meanings: What each means, shown where one points at it.
-      scales: The colour scale of each row.
-      titles: `[R, H]` text that a cell shows where one points at it; None: its number.
-      shown: `[R, H]` text in the cells; None: their numbers, where there is room.
+    Columns without names are heads. Where one points at a row's name its meaning is
+    shown, and at a cell its title (None: its number). `shown` is the text in the cells
+    (None: their numbers, where there is room); cells of NaN are empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
     head = [tag("th", "head" if columns is None else "", style=_NAME)]
@@ -166,14 +161,10 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
 def thumbnails(
     maps: np.ndarray, *, columns: int, side: int, gap: int = 4
 ) -> np.ndarray:
-    """Returns maps beside each other, on one scale from 0: `[height, width, 3]` uint8.
+    """Returns maps next to each other, on one scale from 0: `[height, width, 3]` uint8.
 
-    Args:
-      maps: `[N, P, Q]`; NaN, drawn grey, where a cell is masked.
-      columns: Maps beside each other.
-      side: The most pixels of a map's side; of larger ones a pixel is the largest
-        weight of its cells.
-      gap: Pixels between maps.
+    Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
+    larger maps a pixel is the largest weight of its cells. `gap` is in pixels.
     """
     maps = np.asarray(maps, float)
     largest = drawing.rounded_up(np.nanmax(maps, initial=0.0))

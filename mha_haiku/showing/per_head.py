@@ -53,15 +53,10 @@ def table(
     roles: np.ndarray | None = None,
     shown: str = tables.WITH_ERROR,
 ) -> tables.Table:
-    """Returns a row per head, with each number, its standard error and its ranks.
+    """Returns a row per head, with its numbers, their standard errors and ranks.
 
-    Args:
-      numbers: The numbers.
-      layers: Their layers.
-      heads: For each layer the names of its columns.
-      kinds: The kind of each layer.
-      roles: `[L, H]`, what each head does; None: there is no such column.
-      shown: How the text shows a number and its standard error.
+    There is a column of roles `[L, H]` where they are given. `shown` is the format of a
+    number and its standard error in text.
     """
     keys = ["kind"] * bool(kinds) + ["layer", "head"] + ["role"] * (roles is not None)
     columns = list(map(tables.Column, keys))

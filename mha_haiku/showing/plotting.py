@@ -64,53 +64,56 @@ def plot(
         do not fit, or an argument is not for this figure.
       ModuleNotFoundError: If matplotlib is not installed.
     """
-    of_maps = {
-        "head": head,
-        "layer": layer,
-        "tokens": tokens,
-        "key_tokens": key_tokens,
-        "colours": colours,
-        "scale": scale,
-    }
     if size is not None:
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
-    what, *sides = sets.maps_of(what)
-    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
-        of_maps[name] = own if of_maps[name] is None else of_maps[name]
+    given = sets.given(what, tokens, key_tokens)
+    what, *sides = given
     with drawing.style():
         if given_maps.is_maps(what):
-            figure = _maps(what, example=example, size=size, title=title, **of_maps)
+            whole = _of_maps(given, layer, example)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
-            figure = _of_set(what, example=example, size=size, title=title, **of_maps)
-        else:
-            given = [name for name, value in of_maps.items() if value is not None]
-            if given or example != 0:
+            if sides != [None, None]:
                 raise ValueError(
-                    f"{(given or ['example'])[0]} is for attention maps, and not for "
-                    f"{type(what).__name__}."
+                    "tokens must be None for saved maps, which have their own."
                 )
+            whole = _of_set(what, layer, example)
+        else:
+            of_maps = {
+                "head": head,
+                "layer": layer,
+                "tokens": tokens,
+                "key_tokens": key_tokens,
+                "colours": colours,
+                "scale": scale,
+                "example": example or None,
+            }
+            for name, value in of_maps.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} is for attention maps, and not for "
+                        f"{type(what).__name__}."
+                    )
             figure = figure_of(what, title=title)
             if size is not None:
                 figure.set_size_inches(size)
-    return figure
+            return figure
+        if head is not None:
+            whole = _with_heads(whole, head)
+        return _drawn_set(whole, colours=colours, scale=scale, size=size, title=title)
 
 
-def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    maps, kinds = given_maps.named_maps(what), given_maps.kinds_of(what)
+def _of_maps(given: sets.Given, layer, example) -> MapSet:
+    """Returns an example of some layers of maps that are in memory."""
+    maps, kinds = given_maps.named_maps(given.maps), given_maps.kinds_of(given.maps)
     last = list(maps.values())[-1]
-    sides = given_maps.sides(last, tokens, key_tokens)
+    sides = given_maps.sides(last, given.tokens, given.key_tokens)
     checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
     chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
     maps = dict(list(maps.items())[i] for i in chosen)
     kinds = [kinds[i] for i in chosen] if kinds else ()
-    if not kinds:
-        given_maps.named_maps(maps)
-    whole = given_maps.map_set(
-        maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
-    )
-    return _drawn_set(whole, **options)
+    return given_maps.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:
@@ -135,9 +138,8 @@ def _is_saved(what: Any) -> bool:
     return _is_file(what) and Path(what).name == "maps.npz"
 
 
-def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    if tokens is not None or key_tokens is not None:
-        raise ValueError("tokens must be None for saved maps, which have their own.")
+def _of_set(what, layer, example) -> MapSet:
+    """Returns an example of some layers of a set, or of what has one."""
     whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
@@ -147,16 +149,18 @@ def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Fi
         weights=tuple(one.weights[i] for i in chosen),
         masked=tuple(one.masked_cells(i) for i in chosen),
     )
-    layers = tuple(whole.layers[i] for i in chosen)
-    whole = MapSet(whole.name, layers, (one,))
-    if head is not None:
-        wanted, places = list(map(str, _list_of(head))), []
-        for layer in layers:
-            for name in wanted:
-                checks.choice(f"head of {layer.name}", name, layer.heads)
-            places.append([layer.heads.index(name) for name in wanted])
-        whole = whole.with_heads(places)
-    return _drawn_set(whole, **options)
+    return MapSet(whole.name, tuple(whole.layers[i] for i in chosen), (one,))
+
+
+def _with_heads(whole, head) -> MapSet:
+    wanted, places = list(map(str, np.atleast_1d(head).tolist())), []
+    if not wanted:
+        raise ValueError(f"head must be a list of heads, as [0, 2], got {head!r}.")
+    for layer in whole.layers:
+        for name in wanted:
+            checks.choice(f"head of {layer.name}", name, layer.heads)
+        places.append([layer.heads.index(name) for name in wanted])
+    return whole.with_heads(places)
 
 
 def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
@@ -178,6 +182,8 @@ def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
                 f"{where}head {name}", one.weights[i][j], own, axes.aligned_cells()
             )
             shown_panels.append(panel)
+    if not shown_panels:
+        raise ValueError("maps must have heads, got none in any of them.")
     if len(shown_panels) > _MOST_PANELS:
         raise ValueError(
             f"head and layer must choose at most {_MOST_PANELS} maps for a figure, got "
@@ -262,9 +268,3 @@ def drawn(picture: functools.partial, title: str | None) -> "Figure":
     """Returns the figure of a picture."""
     titled = {} if title is None else {"title": title}
     return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)
-
-
-def _list_of(head) -> list[int] | None:
-    if head is None:
-        return None
-    return [head] if not np.ndim(head) else list(head)

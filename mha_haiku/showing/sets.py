@@ -46,13 +46,19 @@ def maps_of(value: Any) -> Given:
     return Given(value)
 
 
+def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
+    """Returns the maps in a value; tokens that are given replace those that it has."""
+    maps, own, own_keys = maps_of(value)
+    return Given(
+        maps,
+        own if tokens is None else tokens,
+        own_keys if key_tokens is None else key_tokens,
+    )
+
+
 @functools.singledispatch
 def map_set_of(value: Any) -> MapSet:
-    """Returns the maps that something has by itself: a run, on held-out examples.
-
-    Raises:
-      TypeError: If it has none.
-    """
+    """Returns the maps that something has by itself: a run, on held-out examples."""
     raise TypeError(f"compare must be a run or its folder, got {type(value).__name__}.")
 
 
@@ -65,9 +71,7 @@ def _(value: MapSet) -> MapSet:
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
     """Returns what the page of something shows that has maps by itself.
 
-    Args:
-      value: As of `map_set_of`.
-      compare: Another, or a dict of one by its name; None: nothing.
+    `compare` is another such thing, or a dict of one by its name; None: nothing.
     """
     return joined(value, compare)
 

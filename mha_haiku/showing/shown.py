@@ -60,11 +60,7 @@ def view(value: Any, **given: Any) -> View:
 
 @functools.singledispatch
 def fragment(value: Any) -> markup.Html:
-    """Returns an object as HTML without a script.
-
-    Raises:
-      TypeError: If it is nothing that can be shown.
-    """
+    """Returns an object as HTML without a script."""
     raise TypeError(
         "what is shown must be attention maps, a run or its folder, statistics, "
         f"importance, roles, a mask or parameters, got {type(value).__name__}."
@@ -154,20 +150,15 @@ def _(mask: masks.Mask) -> markup.Html:
 
 
 def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
-    """Returns means of each statistic over examples, `[1, H]`, and standard errors.
-
-    Statistics per query are averaged.
-
-    Raises:
-      ValueError: If there are no examples or no heads.
-    """
+    """Returns means of each statistic over examples, `[1, H]`, and standard errors."""
     count = np.asarray(statistics.num_queries)
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
     means = {}
     for name in attention.STATISTICS:
         each = getattr(statistics, name)
-        if each is not None and np.ndim(each) > count.ndim:  # 0 where it is masked
+        # Of statistics per query the mean; they are 0 where the query is masked.
+        if each is not None and np.ndim(each) > count.ndim:
             means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
     found = collecting.per_head(statistics._replace(**means)) | {"num_queries": count}
     num_heads = count.shape[-1]
@@ -205,13 +196,8 @@ def of_parameters(
 ) -> markup.Html:
     """Returns the sizes of all parameters, and of each head how large they are.
 
-    Args:
-      params: By the names of modules and of their parameters.
-      heads: The names of the heads of a layer, or a list of such for each layer: how
-        many there are is not known from the parameters. None: sizes alone.
-
-    Raises:
-      ValueError: If a parameter does not hold that many heads.
+    `heads` names the heads of a layer, or those of each layer in a list: how many there
+    are is not known from the parameters. None: sizes alone.
     """
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))
@@ -228,11 +214,8 @@ def head_norms(
 ) -> np.ndarray:
     """Returns the norm of each head's own parameters, `[L, H]`.
 
-    That is the root of the sum of squares of the queries' and the output's weights (and
-    biases and scores) that belong to the head alone; NaN where a layer has fewer heads.
-
-    Raises:
-      ValueError: If a parameter does not hold that many heads.
+    Those are the weights of queries and of the output (and biases and scores) that
+    belong to the head alone; NaN where a layer has fewer heads.
     """
     squares = np.zeros((len(heads), max(map(len, heads), default=0)))
     for module, arrays in params.items():

@@ -23,9 +23,7 @@ class View:
     inline: str
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Writes the document, into a folder that may be missing, and returns the path.
-
-        It is written whole or not at all.
+        """Writes the document, whole or not at all, and returns the path.
 
         Raises:
           ConfigError: If it cannot be written.

@@ -272,7 +272,7 @@ def test_what_is_traced_shows_its_short_repr_and_no_page(attention_map):
         ({"names": ["a", "b"]}, "names must be 1 different ones"),
         ({"heads": []}, "heads must be a list of heads"),
         ({"heads": 2}, "heads must be a list of heads"),
-        ({"heads": [5]}, "heads of attention must be an integer from 0 to 4, got 5"),
+        ({"heads": [5]}, "heads must be one of 0, 1, 2, 3, 4; got '5'"),
         ({"compare": make_map(keys=5)}, "compare must have the batch axes, T and S"),
         ({"budget": 100}, "budget must be at least [0-9,]+ bytes here, got 100"),
         ({"budget": 0}, "budget must be an integer of at least 1"),

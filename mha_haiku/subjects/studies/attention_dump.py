@@ -28,7 +28,12 @@ from mha_haiku.showing import (
     page,
 )
 from mha_haiku.showing.map_set import Answers, Axes, Axis, Example, Images, MapSet
-from mha_haiku.subjects.studies import dossiers, head_statistics, imported_runs
+from mha_haiku.subjects.studies import (
+    dossiers,
+    head_statistics,
+    imported_runs,
+    workbench,
+)
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -312,12 +317,6 @@ def _aligned(layers, maps, alignments) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def rows_of(examples: tasks.Example) -> list[tasks.Example]:
-    """Returns the examples of a batch on the host, one by one."""
-    count = len(examples.inputs)
-    return [jax.tree.map(lambda x, i=i: x[i], examples) for i in range(count)]
-
-
 def _indices(run, examples, indices) -> list[int]:
     """Returns the indices of the held-out examples to show."""
     with checks.user_mistakes():
@@ -404,7 +403,9 @@ def _examples(
         return tuple(pair for pair in labelled if pair[0])
 
     examples = []
-    for n, (name, row) in enumerate(zip(names, rows_of(example), strict=True)):
+    for n, (name, row) in enumerate(
+        zip(names, workbench.rows_of(example), strict=True)
+    ):
         tokens, read, predicted = task.labels(row), None, None
         lengths, sizes = [row.lengths], [len(tokens)]
         if row.decoder_inputs is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
-from mha_haiku.subjects.studies import attention_dump, imported_runs
+from mha_haiku.subjects.studies import attention_dump, imported_runs, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import files, folders
@@ -274,7 +274,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
     size = min(len(job.given), BATCH)
-    given_tokens, given_lengths = _padded(job.given_tokens)
+    given_tokens, given_lengths = workbench.padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources
         room = task.sequence_length - given_tokens.shape[1]
@@ -339,7 +339,7 @@ def of_held_out(
             row[:length]
             for row, length in zip(examples.inputs, examples.lengths, strict=True)
         )
-        texts = list(map(task.question, attention_dump.rows_of(examples)))
+        texts = list(map(task.question, workbench.rows_of(examples)))
         tokens = _room_of_answers(run, tokens)
     else:
         half = task.sequence_length // 2
@@ -373,11 +373,11 @@ def _example(job, texts) -> tasks.Example:
     task = job.bench.run.task
     if job.kind == "prompt":
         rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
-        inputs, lengths = _padded(rows)
+        inputs, lengths = workbench.padded(rows)
         return tasks.Example(inputs, inputs, np.zeros(inputs.shape, "f4"), lengths)
     end = [task.end_token]
-    inputs, lengths = _padded([text.given_tokens for text in texts])
-    targets, decoder_lengths = _padded(
+    inputs, lengths = workbench.padded([text.given_tokens for text in texts])
+    targets, decoder_lengths = workbench.padded(
         [np.append(text.tokens, end[: text.is_ended]) for text in texts]
     )
     decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=task.start_token)
@@ -390,15 +390,6 @@ def _example(job, texts) -> tasks.Example:
         decoder_inputs[:, :-1],
         decoder_lengths,
     )
-
-
-def _padded(rows) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of tokens filled up with 0, `[B, t]`, and their lengths."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    padded = np.zeros((len(rows), lengths.max()), np.int32)
-    for row, into in zip(rows, padded, strict=True):
-        into[: len(row)] = row
-    return padded, lengths
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 import ml_collections
 
-from mha_haiku.subjects.studies import attention_dump, generation, workbench
+from mha_haiku.subjects.studies import generation, workbench
 from mha_haiku.training.runs import files, progress
 
 _TOKENS = 48  # of a prompt, and of what is written behind it, at most
@@ -45,7 +45,7 @@ class Samples(workbench.TrainingStudy):
             generation.strategy(kind),
             most=_TOKENS,
         )
-        rows = attention_dump.rows_of(examples) if kind == "source" else ()
+        rows = workbench.rows_of(examples) if kind == "source" else ()
         self._right = [run.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:

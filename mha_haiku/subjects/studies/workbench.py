@@ -295,6 +295,21 @@ class Bench:
             yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
 
 
+def rows_of(batch: tasks.Example) -> list[tasks.Example]:
+    """Returns the examples of a batch on the host, one by one."""
+    count = len(batch.inputs)
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+
+
+def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of tokens filled up with 0, `[B, T]`, and their lengths, `[B]`."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.zeros((len(rows), lengths.max()), np.int32)
+    for row, into in zip(rows, tokens, strict=True):
+        into[: len(row)] = row
+    return tokens, lengths
+
+
 def command(script: str, root: str | os.PathLike) -> str:
     """Returns the command line of a script for the run in a folder, for a message.
 
