@@ -20,8 +20,15 @@ from mha_haiku.core import attention
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, means
 from mha_haiku.showing import zoom
-from mha_haiku.showing.map_set import Channels, Example, Layer, MapSet, Patch, Roles
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import (
+    Channels,
+    Example,
+    Layer,
+    MapSet,
+    Patch,
+    PerHead,
+    Roles,
+)
 
 Array = jax.Array
 
@@ -120,12 +127,6 @@ def see(
 see_alone = jax.jit(
     see, static_argnames=("bins", "kind", "has_numbers", "has_patches", "has_channels")
 )
-
-
-def layer(kind: str, number: int, index: int, names: Sequence[int]) -> Layer:
-    """Returns a layer of a run's model, with the names of some of its heads."""
-    name = f"{kind or 'layer'} {number}"
-    return Layer(name, tuple(map(str, names)), kind, index, number)
 
 
 def map_set(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mha_haiku.showing import drawing
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import logging
 import math
 import textwrap
@@ -22,6 +23,8 @@ from mha_haiku.core import checks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from mha_haiku.showing.map_set import Layer
 
 _logger = logging.getLogger(__name__)
 
@@ -218,17 +221,16 @@ def figure_class() -> type["Figure"]:
 def heat_map(
     axes: "Axes",
     values: np.ndarray,
+    layers: Sequence["Layer"],
     *,
     unit: str,
     title: str,
-    layers: Sequence[int],
-    heads: Sequence[Sequence[str]] | None = None,
-    kinds: Sequence[str] = (),
+    names: Sequence[Sequence[str]] | None = None,
 ) -> None:
     """Draws a number of each head, `[L, H]`, with its colour bar; NaN is grey.
 
-    Names of heads, where they are given, stand in the cells: names are not places.
-    Without them cells have numbers, and heads are named below.
+    Names of heads, for each layer, stand in the cells: they are not places. Without
+    them cells have numbers, and heads are named below.
     """
     scale = Scale.of(values, unit)
     axes.set_facecolor(absent())
@@ -245,26 +247,24 @@ def heat_map(
     bar.set_label(unit, fontsize=7)
     bar.ax.tick_params(labelsize=7)
     bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
-    rows = layers
-    if kinds:
-        rows = [f"{kind} {i}" for kind, i in zip(kinds, layers, strict=True)]
-    for i in range(1, len(kinds)):
-        if kinds[i] != kinds[i - 1]:  # a gap between kinds
-            axes.axhline(i - 0.5, color=axes.figure.get_facecolor(), lw=3)
-    for set_ticks, names in (
-        (axes.set_xticks, [] if heads else range(values.shape[1])),
-        (axes.set_yticks, rows),
+    for i, (layer, after) in enumerate(itertools.pairwise(layers)):
+        if layer.kind != after.kind:  # a gap between kinds
+            axes.axhline(i + 0.5, color=axes.figure.get_facecolor(), lw=3)
+    for set_ticks, labels in (
+        (axes.set_xticks, [] if names else range(values.shape[1])),
+        (axes.set_yticks, [x.name if x.kind else x.number for x in layers]),
     ):
-        every = max(1, math.ceil(len(names) / 16))
-        set_ticks(range(0, len(names), every), names[::every], fontsize=7)
+        every = max(1, math.ceil(len(labels) / 16))
+        set_ticks(range(0, len(labels), every), labels[::every], fontsize=7)
     axes.tick_params(length=2, pad=2)
-    axes.set_xlabel("head, by its name" if heads else "head", fontsize=8, labelpad=1)
-    axes.set_ylabel("" if kinds else "layer", fontsize=8, labelpad=2)
+    axes.set_xlabel("head, by its name" if names else "head", fontsize=8, labelpad=1)
+    has_kinds = any(layer.kind for layer in layers)
+    axes.set_ylabel("" if has_kinds else "layer", fontsize=8, labelpad=2)
     if any(size > most for size, most in zip(values.shape, _MOST_NUMBERS, strict=True)):
         return
     for (i, h), value in np.ndenumerate(values):
         if not np.isnan(value):
-            text = number(value) if heads is None else str(heads[i][h])
+            text = number(value) if names is None else str(names[i][h])
             where = {"ha": "center", "va": "center", "color": scale.ink(value)}
             axes.text(h, i, text, fontsize=7, **where)
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from mha_haiku.core import checks, display
 from mha_haiku.showing import archive
-from mha_haiku.showing.per_head import PerHead
 
 MOST_LIKELIEST = 3
 IMAGE_KINDS = ("positions", "grid")
@@ -207,6 +206,38 @@ class Layer(NamedTuple):
     kind: str = ""
     index: int | None = None
     number: int | None = None
+
+    @classmethod
+    def of_model(
+        cls, kind: str, number: int, index: int, heads: Iterable[int]
+    ) -> "Layer":
+        """Returns a layer of a model, with the names of some of its heads."""
+        name = f"{kind or 'layer'} {number}"
+        return cls(name, tuple(map(str, heads)), kind, index, number)
+
+    @property
+    def address(self) -> str:
+        """How a flag names it: "3", or "cross.3" where there are kinds."""
+        return f"{self.kind}.{self.number}" if self.kind else f"{self.number}"
+
+
+class PerHead(NamedTuple):
+    """A number of each head.
+
+    Attributes:
+      mean: `[L, H]` over examples; NaN where a layer has fewer heads.
+      unit: The unit of the number.
+      label: What the number is, in a few words.
+      standard_error: `[L, H]`, of the mean; None if unknown.
+      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
+        unknown.
+    """
+
+    mean: np.ndarray
+    unit: str
+    label: str
+    standard_error: np.ndarray | None = None
+    ranks: np.ndarray | None = None
 
 
 class Roles(NamedTuple):
@@ -479,10 +510,9 @@ def _check_axes(axes: Axes, of: str) -> None:
 
 
 def _check_patch(patch, example, layers, of) -> None:
-    if patch.layer not in range(len(layers)):
-        raise ValueError(f"patches {of} must be of its layers, got {patch.layer}.")
-    if patch.head not in range(len(layers[patch.layer].heads)):
-        raise ValueError(f"patches {of} must be of its heads, got {patch.head}.")
+    checks.integer_in(f"layer of a patch {of}", patch.layer, 0, len(layers) - 1)
+    last = len(layers[patch.layer].heads) - 1
+    checks.integer_in(f"head of a patch {of}", patch.head, 0, last)
     _rises(f"query_edges of a patch {of}", patch.query_edges)
     _rises(f"key_edges of a patch {of}", patch.key_edges)
     axes = example.axes(layers[patch.layer])
@@ -498,9 +528,7 @@ def _check_patch(patch, example, layers, of) -> None:
 
 
 def _check_images(images: Images, keys: Axis, of: str) -> None:
-    if images.kind not in IMAGE_KINDS:
-        kinds = " or ".join(map(repr, IMAGE_KINDS))
-        raise ValueError(f"images {of} must be of kind {kinds}, got {images.kind!r}.")
+    checks.choice(f"kind of images {of}", images.kind, IMAGE_KINDS)
     pixels, count = np.asarray(images.pixels), len(keys.tokens)
     if pixels.dtype != np.uint8:
         raise ValueError(f"images {of} must be uint8, got {pixels.dtype}.")

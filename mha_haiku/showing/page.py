@@ -26,8 +26,7 @@ import numpy as np
 
 from mha_haiku.showing import dossier, labels, map_set
 from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet, PerHead
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options

@@ -14,13 +14,10 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.lab import heads
 from mha_haiku.showing import drawing, figures, given_maps, per_head, sets, shown
-from mha_haiku.showing.map_set import MapSet
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_MOST_PANELS = 256
 
 
 def plot(
@@ -101,7 +98,9 @@ def plot(
             return figure
         if head is not None:
             whole = _with_heads(whole, head)
-        return _drawn_set(whole, colours=colours, scale=scale, size=size, title=title)
+        return figures.of_example(
+            whole, colours=colours, scale=scale, size=size, title=title
+        )
 
 
 def _of_maps(given: sets.Given, layer, example) -> MapSet:
@@ -163,49 +162,6 @@ def _with_heads(whole, head) -> MapSet:
     return whole.with_heads(places)
 
 
-def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
-    import matplotlib
-
-    colours = colours or "viridis"
-    checks.choice("colours", colours, list(matplotlib.colormaps))
-    if scale is not None:
-        checks.choice("scale", scale, figures.SCALES)
-    (one,) = whole.examples
-    axes = one.axes(whole.layers[0])
-    shown_panels = []
-    for i, layer in enumerate(whole.layers):
-        masked = one.masked_cells(i)
-        for j, name in enumerate(layer.heads):
-            own = masked[j] if masked is not None and masked.ndim == 3 else masked
-            where = f"{layer.name}, " if len(whole.layers) > 1 else ""
-            panel = figures.Panel(
-                f"{where}head {name}", one.weights[i][j], own, axes.aligned_cells()
-            )
-            shown_panels.append(panel)
-    if not shown_panels:
-        raise ValueError("maps must have heads, got none in any of them.")
-    if len(shown_panels) > _MOST_PANELS:
-        raise ValueError(
-            f"head and layer must choose at most {_MOST_PANELS} maps for a figure, got "
-            f"{len(shown_panels)}."
-        )
-    widths = {len(layer.heads) for layer in whole.layers}
-    is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
-    (first, *others) = whole.layers
-    if title is None and not others and (first.kind or first.name.startswith("layer")):
-        title = first.name
-    return figures.of_panels(
-        shown_panels,
-        queries=axes.queries,
-        keys=axes.keys,
-        columns=max(widths) if is_grid else None,
-        colours=colours,
-        scale=scale,
-        size=size,
-        title=title or "",
-    )
-
-
 @functools.singledispatch
 def figure_of(what: Any, *, title: str | None) -> "Figure":
     """Returns the figure of what is no map."""
@@ -220,9 +176,10 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 
 @figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
+    numbers = shown.numbers_of(what)
+    layers = _layers((), numbers["num_queries"].mean)
     draw = per_head.statistics_picture.__wrapped__
-    title = title or "Statistics of heads"
-    return draw(shown.numbers_of(what), title=title, layers=[0])
+    return draw(numbers, layers, title=title or "Statistics of heads")
 
 
 @figure_of.register(heads.Importance)
@@ -231,13 +188,10 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     numbers = PerHead(
         what.mean, "units of the metric", "importance", what.standard_error
     )
-    num_layers, num_heads = what.mean.shape
     return per_head.importance_picture.__wrapped__(
         {"importance": numbers},
+        _layers(what.kinds, what.mean),
         title=title or f"Importance of heads, {count} examples",
-        heads=[list(range(num_heads))] * num_layers,
-        layers=_numbers(what.kinds) or None,
-        kinds=what.kinds,
     )
 
 
@@ -250,18 +204,22 @@ def _(what: heads.Roles, *, title: str | None) -> "Figure":
     drawing.heat_map(
         sheet.subplots(),
         np.where(what.names == "", np.nan, np.nan_to_num(scores)),
+        _layers(what.kinds, scores),
         unit="score",
         title="the score that decides the role; 0 where none does",
-        layers=_numbers(what.kinds) or range(num_layers),
-        heads=what.names.tolist(),
-        kinds=what.kinds,
+        names=what.names.tolist(),
     )
     return sheet
 
 
-def _numbers(kinds: Sequence[str]) -> list[int]:
-    """Returns the number of each layer within its kind."""
-    return [i - kinds.index(kind) for i, kind in enumerate(kinds)]
+def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
+    """Returns the layers of values `[L, H]`, by the kind of each; (): of one kind."""
+    kinds = kinds or ("",) * len(values)
+    heads = range(values.shape[1])
+    return [
+        Layer.of_model(kind, i - kinds.index(kind), i, heads)
+        for i, kind in enumerate(kinds)
+    ]
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":

@@ -16,8 +16,7 @@ from mha_haiku.core import attention, display, masks
 from mha_haiku.core.modules import anatomy
 from mha_haiku.lab import heads
 from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
-from mha_haiku.showing.map_set import MapSet
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import MapSet, PerHead
 from mha_haiku.showing.view import View, document
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn

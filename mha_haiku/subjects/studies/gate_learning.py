@@ -195,9 +195,6 @@ def learn(
       The run, the pruned model before and after tuning, and the one from scratch; the
       first two without targets.
 
-    Raises:
-      ConfigError: If every head closes, or `out` holds a run.
-
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
     with checks.user_mistakes():

@@ -107,39 +107,36 @@ def strategy(
     """Returns how tokens are chosen.
 
     Args:
-      kind: "prompt" or "source", which tells the temperature if it is left out:
-        `TEMPERATURE`, or 0.
+      kind: "prompt" or "source", which tells the default temperature: `TEMPERATURE`, or
+        0.
       temperature: 0 takes the likeliest token (greedy).
-      top_k: Only that many of the likeliest tokens are drawn from.
-      top_p: Only the fewest likeliest tokens with that much probability are.
+      top_k: The number of likeliest tokens that are drawn from.
+      top_p: The probability of the likeliest tokens that are drawn from.
       beam: Width of a beam search, which draws nothing.
-      length_penalty: Of the beam search.
+      length_penalty: The power of the length that scores of a beam are divided by.
 
     Raises:
       ConfigError: If one is out of its range, or two exclude each other.
     """
     with checks.user_mistakes():
-        drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        cuts = {"top_k": top_k, "top_p": top_p}
         if beam is not None:
             checks.integer_in("beam", beam, 1, _MOST_WIDTH)
             penalty = checks.non_negative_number("length_penalty", length_penalty or 0)
+            drawn = {"temperature": temperature, **cuts}
             _refuse_others("beam, which draws no tokens", drawn)
             return decoding.Beam(beam, float(penalty))
         if length_penalty is not None:
             raise ValueError("length_penalty needs a beam search: give beam=4, say.")
         if top_k is not None:
             checks.positive_integer("top_k", top_k)
-        if top_p is not None:
-            checks.positive_number("top_p", top_p)
-            if top_p > 1:
-                raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}.")
-        is_greedy = kind == "source" and top_k is None and top_p is None
+        if top_p is not None and checks.positive_number("top_p", top_p) > 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}.")
         if temperature is None:
+            is_greedy = kind == "source" and top_k is None and top_p is None
             temperature = 0.0 if is_greedy else TEMPERATURE
-        checks.non_negative_number("temperature", temperature)
-        if temperature == 0:
-            which = "temperature 0, which takes the likeliest token"
-            _refuse_others(which, {"top_k": top_k, "top_p": top_p})
+        if checks.non_negative_number("temperature", temperature) == 0:
+            _refuse_others("temperature 0, which takes the likeliest token", cuts)
             return decoding.Greedy()
     return decoding.Sampled(float(temperature), top_k, top_p)
 
@@ -186,11 +183,7 @@ def job(
     """Returns the texts to write, checked: from prompts or sources, as `kind` says.
 
     Other arguments are as of `Job`; without `tokens` there are `TOKENS`, or as many as
-    the model has positions; of sources as many as the task's targets have.
-
-    Raises:
-      ConfigError: If the run does not write from this, a text is empty, too long, or
-        has characters that the tokenizer lacks, or there is no room for the tokens.
+    the model has positions; for sources as many as the task's targets have.
     """
     check_given(bench, kind)
     task = bench.run.task
@@ -229,9 +222,8 @@ class Stream:
 
     def __init__(self, job: Job):
         self._job = job
-        self._tokens: list[int] = []
+        self._tokens: list[int] = []  # with the end token
         self._text: Text | None = None
-        self._is_ended = False
 
     def __iter__(self) -> Iterator[str]:
         job, task = self._job, self._job.bench.run.task
@@ -250,10 +242,9 @@ class Stream:
             key=_key(job, 0),
             chunk=CHUNK,
         ):
-            if int(token) == task.end_token:
-                self._is_ended = True
-                break
             self._tokens.append(int(token))
+            if int(token) == task.end_token:
+                break
             yield utf8.decode(task.piece(int(token)))
         yield utf8.decode(b"", final=True)
 
@@ -261,9 +252,7 @@ class Stream:
         """Returns what has been written so far."""
         if self._text is not None:
             return self._text
-        end = [self._job.bench.run.task.end_token]
-        tokens = np.array(self._tokens + end[: self._is_ended], np.int32)
-        return _text(self._job, 0, tokens, float("nan"))
+        return _text(self._job, 0, np.array(self._tokens, np.int32), float("nan"))
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
@@ -326,19 +315,17 @@ def of_held_out(
     most: int = TOKENS,
     seed: int = 0,
 ) -> tuple[Job, tasks.Example]:
-    """Returns the job to write from held-out examples, and these.
+    """Returns the job to write from held-out examples, and the examples.
 
-    Of a source the answer is written, of at most `tokens`; the first half of a text is
-    gone on with, and both are of at most `most` tokens. The run's parameters are not
+    A source is answered with at most `tokens` tokens; the first half of a text is
+    continued, and both are of at most `most` tokens. The run's parameters are not
     needed yet.
     """
     run, task = bench.run, bench.run.task
     examples = jax.device_get(bench.held_out(indices))
     if given(run.config) == "source":
-        rows = tuple(
-            row[:length]
-            for row, length in zip(examples.inputs, examples.lengths, strict=True)
-        )
+        pairs = zip(examples.inputs, examples.lengths, strict=True)
+        rows = tuple(row[:length] for row, length in pairs)
         texts = list(map(task.question, workbench.rows_of(examples)))
         tokens = _room_of_answers(run, tokens)
     else:
@@ -352,19 +339,14 @@ def of_held_out(
 def write_attention(
     job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
 ) -> Path:
-    """Writes the attention maps of texts into attention/generated in the run's folder.
+    """Writes the maps of up to 64 texts into attention/generated in the run's folder.
 
-    Of more than 64 texts those of the first 64. Returns the path of the page.
+    Returns the path of the page.
     """
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
-    attention_dump.dump(
-        job.bench,
-        own=attention_dump.Own(
-            batch=_example(job, texts),
-            names=[f"text {i}" for i in range(len(texts))],
-        ),
-        out=folder,
-    )
+    names = [f"text {i}" for i in range(len(texts))]
+    own = attention_dump.Own(batch=_example(job, texts), names=names)
+    attention_dump.dump(job.bench, own=own, out=folder)
     return attention_dump.write_report(folder, formats)[-1]
 
 
@@ -436,13 +418,11 @@ def _text(job, i, written, log_probability) -> Text:
 
 
 def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
-    """Returns the bench and number of tokens for texts that go on with prompts.
-
-    Distances beyond those of its training are nothing that a model has learnt: past
-    them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
-    tokens, about that of a unigram. If each token sees the T - 1 before it instead, it
-    stays at 1.2.
-    """
+    """Returns the bench and number of tokens for texts that continue prompts."""
+    # Distances beyond those of its training are nothing that a model has learnt: past
+    # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
+    # tokens, about that of a unigram. If each token sees the T - 1 before it instead,
+    # the loss stays at 1.2.
     run = bench.run
     embedding, trained = run.config.model.embedding, run.task.sequence_length
     is_imported = imported_runs.is_imported(run.config)

@@ -17,7 +17,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.showing import collecting, per_head, tables
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Layer, PerHead
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
@@ -31,19 +31,16 @@ class HeadStatistics(NamedTuple):
 
     Attributes:
       title: The run, its step, and what means are over.
-      layers: The L layers, by their numbers, within their kind where there are kinds.
-      numbers: By the names of `attention.STATISTICS`, `[L, H]` each. Columns are heads
-        by their index in the unpruned layer, NaN where a head was pruned. Statistics
-        that need tokens are left out where inputs are features, and NaN of
-        cross-attention, whose queries and keys are of two texts.
-      kinds: The kind of each layer; () in a model of one kind.
+      layers: The L layers, each with the heads of the unpruned layer.
+      numbers: By the names of `attention.STATISTICS`, `[L, H]` each, NaN where a head
+        was pruned. Statistics that need tokens are left out where inputs are features,
+        and NaN for cross-attention, whose queries and keys are of two texts.
       roles: What each head does, `[L, H]` like the numbers; None: not known.
     """
 
     title: str
-    layers: tuple[int, ...]
+    layers: tuple[Layer, ...]
     numbers: dict[str, PerHead]
-    kinds: tuple[str, ...] = ()
     roles: heads.Roles | None = None
 
     def __repr__(self) -> str:
@@ -51,18 +48,11 @@ class HeadStatistics(NamedTuple):
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
-    @property
-    def heads(self) -> list[list[int]]:
-        """For each layer the names of its columns."""
-        return [list(range(self.numbers["entropy"].mean.shape[1]))] * len(self.layers)
-
     def table(self) -> tables.Table:
         """Returns a row per head; as text it shows means only."""
         return per_head.table(
             self.numbers,
-            layers=self.layers,
-            heads=self.heads,
-            kinds=self.kinds,
+            self.layers,
             roles=None if self.roles is None else self.roles.names,
             shown="{0:.3g}",
         )
@@ -86,11 +76,7 @@ class HeadStatistics(NamedTuple):
     def picture(self) -> functools.partial:
         """Gives a heat map of each statistic, as the bytes of a file."""
         return functools.partial(
-            per_head.statistics_picture,
-            self.numbers,
-            title=self.title,
-            layers=self.layers,
-            kinds=self.kinds,
+            per_head.statistics_picture, self.numbers, self.layers, title=self.title
         )
 
 
@@ -103,9 +89,6 @@ def measure(
     examples have the same weight. Where the task says where the rows of cross-attention
     should look, the shares of its alignments are among the numbers; see
     `heads.alignment`. Layers are chosen as `chosen_layers` says.
-
-    Raises:
-      ConfigError: If there is no such layer, or `examples` is below 1.
     """
     names = models.heads_of_layers(bench.run.config.model)
     layers = chosen_layers(bench.run.config.model, layers)
@@ -149,9 +132,9 @@ def measure(
     kinds = tuple(names[i].kind for i in layers if names[i].kind)
     sums = [{x: y.sum(0) for x, y in each.items()} for each in evidence]
     roles = heads.roles_of_evidence(sums, columns=columns, kinds=kinds)
-    return HeadStatistics(
-        title, tuple(names[i].layer for i in layers), numbers, kinds, roles
-    )
+    every = range(numbers["entropy"].mean.shape[1])
+    shown = [Layer.of_model(names[i].kind, names[i].layer, i, every) for i in layers]
+    return HeadStatistics(title, tuple(shown), numbers, roles)
 
 
 def _aligned(task, layers, example) -> tuple[list[dict], list[dict]]:
@@ -166,11 +149,7 @@ def _aligned(task, layers, example) -> tuple[list[dict], list[dict]]:
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
-    """Returns the wanted ones of `count` layers or heads; None means all.
-
-    Raises:
-      ConfigError: If one of them does not exist, or `wanted` is empty.
-    """
+    """Returns the wanted ones of `count` layers or heads; None means all."""
     if wanted is None:
         return list(range(count))
     if not wanted:
@@ -182,13 +161,8 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
 def chosen_layers(config: Any, wanted: Sequence[int | str] | None) -> list[int]:
     """Returns the indices of the wanted layers, counted over all kinds.
 
-    Args:
-      config: `config.model`.
-      wanted: Indices, addresses ("cross.0"; "3" where there is one kind), or kinds
-        ("cross"), which are all layers of them; None means all.
-
-    Raises:
-      ConfigError: If one of them does not exist, or `wanted` is empty.
+    They are indices, addresses ("cross.0"; "3" where there is one kind), or kinds
+    ("cross"), which are all layers of them; None means all.
     """
     layers = models.heads_of_layers(config)
     result = None if wanted is None else []

@@ -71,19 +71,13 @@ def write(
         if the model has fewer positions. Own text may be as long as the model allows.
       path: The text that examples are from, as `config.data.path`; "": Python's own
         documentation.
-
-    Raises:
-      ConfigError: If the model cannot be read or has no task, or the folder or the text
-        cannot be used.
-      SaveError: If the parameters cannot be written.
     """
     folders.check_free(workdir)  # before the work
     run = in_memory(
         interop.load(source), source, sequence_length=sequence_length, path=path
     )
-    _ = (
-        run.task.held_out_data
-    )  # now, so that errors in a text show before anything is made
+    # Now, so that errors in a text show before anything is made.
+    _ = run.task.held_out_data
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
     folder = folders.write_run(workdir, run.config, params, run.task)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -97,11 +91,7 @@ def in_memory(
     sequence_length: int | None = None,
     path: str = "",
 ) -> folders.Run:
-    """Returns a pretrained model as a run at step 0; other arguments as of `write`.
-
-    Raises:
-      ConfigError: If the model has no task.
-    """
+    """Returns a pretrained model as a run at step 0; other arguments as of `write`."""
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
     configuration.check_fields(config)

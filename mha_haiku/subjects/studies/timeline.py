@@ -14,7 +14,7 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
 from mha_haiku.showing import curves, drawing
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.training.runs import files, folders, metrics_log
 
