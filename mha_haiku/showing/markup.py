@@ -18,6 +18,7 @@ from mha_haiku.showing import drawing, labels
 
 _MOST_COLUMNS = 16  # up to which cells have their numbers in them
 _LONGEST = 200
+_GAP = 4  # pixels between thumbnails
 _CELL = "padding:2px 6px;text-align:right;border:0;white-space:nowrap"
 _NAME = "padding:2px 6px;text-align:left;border:0;font-weight:normal"
 
@@ -158,13 +159,11 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
     return "#" + bytes(rgb.tolist()).hex(), ink
 
 
-def thumbnails(
-    maps: np.ndarray, *, columns: int, side: int, gap: int = 4
-) -> np.ndarray:
+def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     """Returns maps next to each other, on one scale from 0: `[height, width, 3]` uint8.
 
     Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
-    larger maps a pixel is the largest weight of its cells. `gap` is in pixels.
+    larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
     largest = drawing.rounded_up(np.nanmax(maps, initial=0.0))
@@ -174,7 +173,7 @@ def thumbnails(
     small = [each.repeat(times, 0).repeat(times, 1) for each in small]
     height, width = small[0].shape
     rows = -(-len(small) // columns)
-    across = min(columns, len(small))
+    across, gap = min(columns, len(small)), _GAP
     sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
     sheet[:] = PAPER
     scale = drawing.Scale(0.0, largest, "viridis")

@@ -8,7 +8,7 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.showing import dossier, fitting, given_maps, markup, page, sets, shown
-from mha_haiku.showing.view import View
+from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook

@@ -4,9 +4,12 @@ L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have
 at their elements alone and no script.
 """
 
+import dataclasses
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,11 +20,40 @@ from mha_haiku.core.modules import anatomy
 from mha_haiku.lab import heads
 from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
 from mha_haiku.showing.map_set import MapSet, PerHead
-from mha_haiku.showing.view import View, document
+from mha_haiku.training.runs import files
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
 _MOST_MASKS = 8
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class View:
+    """Something to look at: in a notebook by itself, in a browser once saved.
+
+    Attributes:
+      title: What it is.
+      html: A whole HTML document, which asks for no other file.
+      inline: What a notebook shows, as HTML.
+    """
+
+    title: str
+    html: str
+    inline: str
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Writes the document, whole or not at all, and returns the path.
+
+        Raises:
+          ConfigError: If it cannot be written.
+        """
+        return files.write(path, self.html)
+
+    def __repr__(self) -> str:
+        return f"View({self.title!r}, {len(self.html.encode()):,} bytes)"
+
+    def _repr_html_(self) -> str:
+        return self.inline
 
 
 def html(value: Any) -> str:
@@ -54,7 +86,20 @@ def view(value: Any, **given: Any) -> View:
             f"{next(iter(given))} must be None for {type(value).__name__}, which has "
             "no maps."
         )
-    return View(title, document(title, content), content)
+    return View(title, _document(title, content), content)
+
+
+def _document(title: str, fragment: str) -> str:
+    """Returns a whole HTML document around a fragment that has no script."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "img-src data:; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{markup.escaped(title)}</title></head>\n"
+        f'<body style="font-family:sans-serif">{fragment}</body>\n</html>\n'
+    )
 
 
 @functools.singledispatch

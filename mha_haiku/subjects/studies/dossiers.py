@@ -29,25 +29,10 @@ def of_folder(
     workdir: str | os.PathLike,
     *,
     compare: str | os.PathLike | None = None,
-    step: int | None = None,
 ) -> dossier.Dossier:
-    """Returns all that the folder of a run with saved maps has of its heads.
-
-    That may be together with another run, or of the snapshot of one step alone.
-    """
+    """Returns all that the folder of a run with saved maps has of its heads."""
     root = checks.as_path(workdir)
     folder = folders.Folder(root).attention
-    if step is not None:
-        with checks.user_mistakes():
-            checks.non_negative_integer("step", step)
-        steps = steps_of(folders.Folder(root))
-        if step not in steps:
-            have = "none" if not steps else f"those of {', '.join(map(str, steps))}"
-            raise ConfigError(
-                f"There is no snapshot of step {step} in {folder / 'snapshots'}; it "
-                f"has {have}."
-            )
-        return of_maps(folder / "snapshots" / str(step), compare=compare)
     if not (folder / "maps.npz").exists():
         raise ConfigError(
             f"There are no maps in {folder}.\n"

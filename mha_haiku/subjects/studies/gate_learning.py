@@ -26,6 +26,7 @@ from mha_haiku.training import devices, losses, stepping
 from mha_haiku.training.runs import folders, loop
 
 _STEPS_PER_DISPATCH = 100
+_FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
 
 
 class Learned(NamedTuple):
@@ -78,7 +79,6 @@ def learn_gates(
     penalty: float,
     steps: int,
     gate_learning_rate: float = 0.1,
-    initial: float = 2.0,
 ) -> Learned:
     """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
@@ -94,7 +94,6 @@ def learn_gates(
       steps: The number of training steps.
       gate_learning_rate: Adam's, for the logits of the gates; larger than that of the
         parameters, as the logits change by several units.
-      initial: The logits at the start; 2 is open with probability 0.97.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
@@ -152,7 +151,7 @@ def learn_gates(
         max_steps=_STEPS_PER_DISPATCH,
         measure=measure,
     )
-    log_alpha = [jnp.full(len(part.names), initial) for part in parts]
+    log_alpha = [jnp.full(len(part.names), _FIRST_LOGIT) for part in parts]
     params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
     if has_drift:
         params["whole"] = jax.tree.map(jnp.array, run.params)

@@ -201,7 +201,6 @@ class Bench:
         *,
         metric: str | None = None,
         name: str = "",
-        whole: folders.Run | None = None,
     ) -> heads.Measured:
         """Returns the run as what measures of heads take.
 
@@ -210,13 +209,11 @@ class Bench:
           metric: "loss", "accuracy" for the share of wrong answers, "exact_match" for
             the share of examples with any, or "drift"; None: the first of the task.
           name: The name of the progress bar; "": no bar.
-          whole: For the drift, the run to compare with; None: this one.
         """
         run, metric = self.run, self.metric(metric)
         batches = self.batches(examples, name=name)
         if metric == "drift":
-            whole = whole and (whole.model, whole.params)
-            return heads.measured_by_drift(run.model, run.params, batches, whole=whole)
+            return heads.measured_by_drift(run.model, run.params, batches)
         function = heads.metrics.loss
         if metric == "accuracy":
             function = heads.metrics.mistakes(run.task.correct)
