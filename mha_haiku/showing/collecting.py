@@ -33,14 +33,57 @@ from mha_haiku.showing.map_set import (
 Array = jax.Array
 
 
+class Known(NamedTuple):
+    """What is known of the heads of one layer, on each of N examples.
+
+    Attributes:
+      numbers: Statistics and shares of alignments by name, `[N, H]`.
+      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for pooled maps.
+      places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
+        of cross-attention, for `aligned`; else None.
+    """
+
+    numbers: dict[str, Any]
+    evidence: dict[str, Any]
+    places: Any = None
+
+    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Known":
+        """Returns also how often heads look where they should, `[N, T, S]` by name."""
+        if self.places is None:
+            return self
+        shares = {x: alignment.shares(self.places, y) for x, y in alignments.items()}
+        evidence = self.evidence | alignment.evidence(shares)
+        return Known(self.numbers | shares, evidence)
+
+
+def known(
+    attention_map: attention.AttentionMap,
+    kind: str = "",
+    *,
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+    statistics: attention.Statistics | None = None,
+) -> Known:
+    """Returns what is known of the heads of a map, inside of a program.
+
+    Arguments are as of `see`; statistics that were computed already are handed over.
+    """
+    if statistics is None:
+        statistics = attention_map.statistics(tokens=tokens)
+    evidence = heads.role_evidence(
+        attention_map, statistics, kind, tokens=tokens, lengths=lengths
+    )
+    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
+    numbers, places = _flat((per_head(statistics), places), attention_map)
+    return Known(numbers, evidence, places)
+
+
 class Seen(NamedTuple):
     """What is shown of the map of one layer.
 
     Attributes:
       weights: `[N, H, P, Q]`.
-      numbers: As of `per_head`, `[N, H]`; {} if they were not wanted.
-      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} where they are
-        not told: of pooled maps, and without numbers.
+      known: Numbers and roles of its heads.
       masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
         examples start at different positions.
       patches: Finer parts of a pooled map; None without them.
@@ -49,8 +92,7 @@ class Seen(NamedTuple):
     """
 
     weights: Any
-    numbers: dict[str, Any]
-    evidence: dict[str, Any]
+    known: Known
     masked: Any
     patches: zoom.Patches | None
     channels: tuple[Any, Any, Any] | None
@@ -91,36 +133,36 @@ def see(
       has_channels: Whether a whole map has its queries and keys.
       gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
-    numbers, evidence = {}, {}
-    patches = masked = channels = pooled = None
+    told, patches, masked, channels, pooled = Known({}, {}), None, None, None, None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
-    if has_numbers:
-        statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
-        numbers = per_head(statistics)
     if pooled is None:
         weights = attention_map.weights()
         if has_numbers:
-            evidence = heads.role_evidence(
-                attention_map, statistics, kind, tokens=tokens, lengths=lengths
-            )
+            told = known(attention_map, kind, tokens=tokens, lengths=lengths)
         if has_channels:
             query, key, exact = zoom.channels(attention_map)
             channels = query, key, jnp.full(query.shape[:-2], exact)
+    elif has_numbers:
+        statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
+        weights = statistics.pooled
+        told = Known(_flat(per_head(statistics), attention_map), {})
     else:
-        weights = statistics.pooled if has_numbers else attention_map.pooled(*pooled)
-        if has_patches:
-            patches = zoom.patches(*gathered((attention_map, weights)))
+        weights = attention_map.pooled(*pooled)
+    if pooled is not None and has_patches:
+        patches = zoom.patches(*gathered((attention_map, weights)))
     origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
         masked = zoom.masked_cells(attention_map, *(pooled or ()))
+    weights, *others = _flat((weights, masked, patches, channels), attention_map)
+    return jax.tree.map(lambda x: x[examples], Seen(weights, told, *others))
+
+
+def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
+    """Returns arrays whose batch axes, those of the map, are one."""
     batch_shape = attention_map.shape[:-3]
-    count = math.prod(batch_shape)
-    seen = jax.tree.map(
-        lambda x: x.reshape(count, *x.shape[len(batch_shape) :]),
-        Seen(weights, numbers, {}, masked, patches, channels),
-    )
-    return jax.tree.map(lambda x: x[examples], seen._replace(evidence=evidence))
+    count, axes = math.prod(batch_shape), len(batch_shape)
+    return jax.tree.map(lambda x: x.reshape(count, *x.shape[axes:]), tree)
 
 
 # Outside of any other program; what has one shape compiles once.
@@ -145,12 +187,11 @@ def map_set(
     weights and channels.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    numbers = summary([each.numbers for each in seen], columns)
+    numbers = summary([each.known.numbers for each in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
     told = None
-    if all(each.evidence for each in seen):
-        sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in seen]
-        found = heads.roles_of_evidence(sums)
+    if all(each.known.evidence for each in seen):
+        found = roles([each.known for each in seen])
         told = Roles(found.names, found.deciding)
     return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
 
@@ -202,6 +243,12 @@ def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
         if part.size and part.any():
             patches.append(Patch(layer, head, *edges, part))
     return patches
+
+
+def roles(of_layers: Sequence[Known], **options: Any) -> heads.Roles:
+    """Returns the roles of heads, over all examples; see `heads.roles_of_evidence`."""
+    sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
+    return heads.roles_of_evidence(sums, **options)
 
 
 def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:

@@ -192,31 +192,25 @@ def measured(
         num_bins=num_bins,
         is_own=own is not None,
     )
-    aligned, mean = [], None
-    if is_whole:
-        aligned = [_aligned(shown, [each.weights for each in seen], alignments)]
-        seen = [
-            each._replace(evidence=each.evidence | alignment.evidence(scores))
-            for each, scores in zip(seen, aligned[0], strict=True)
-        ]
+    seen = [each._replace(known=each.known.aligned(alignments)) for each in seen]
+    mean = None
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         batches = bench.observations(
             observe, range(count), batch_size=batch_size, name="means of maps"
         )
-        aligned, of_batches = [], []
-        for batch, _, seen_of_batch in batches:
-            maps = [each.weights for each in seen_of_batch]
-            of_batches.append([x.mean(axis=0) for x in maps])
+        numbers, maps = [], []
+        for batch, _, of_layers in batches:
+            maps.append([each.weights.mean(axis=0) for each in of_layers])
             known = alignment.of_batch(run.task.alignments, batch)
-            aligned.append(_aligned(shown, maps, known))
-        maps = zip(*of_batches, strict=True)
-        maps = [np.mean(each, axis=0, dtype=np.float32) for each in maps]
+            numbers.append([each.known.aligned(known).numbers for each in of_layers])
+        maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
-    for i, batches in enumerate(zip(*aligned, strict=True)):
-        scores = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-        seen[i] = seen[i]._replace(numbers=scores | seen[i].numbers)
+        numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
+        for each, own in zip(seen, numbers, strict=True):
+            shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
+            each.known.numbers.update(shares)
     dtype = run.config.attention.dtype
     found = collecting.map_set(
         bench.title, shown, seen, bare, step=run.step, dtype=dtype
@@ -296,16 +290,6 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
         return example, answers, list(seen)
 
     return bench.program(observe)
-
-
-def _aligned(layers, maps, alignments) -> list[dict[str, np.ndarray]]:
-    """Returns for each cross layer the scores `[N, H]` of each alignment, else {}."""
-    return [
-        {x: alignment.scores(weights, known) for x, known in alignments.items()}
-        if layer.kind == "cross"
-        else {}
-        for layer, weights in zip(layers, maps, strict=True)
-    ]
 
 
 def _indices(run, examples, indices) -> list[int]:

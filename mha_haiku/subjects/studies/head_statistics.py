@@ -22,7 +22,6 @@ from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-_PLACES = "places"  # of the largest weights of cross-attention
 _WIDTH_OF_ROLES = max(map(len, heads.ROLES))
 
 
@@ -94,24 +93,18 @@ def measure(
     layers = chosen_layers(bench.run.config.model, layers)
     is_all = len(layers) == len(names)
     bench = (bench.compact() if is_all else bench).placed()
-    run = bench.run
     batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
 
     def observe(params, example):
-        def numbers(attention_map, kind):
-            tokens = running.tokens(example, kind)
-            statistics = attention_map.statistics(tokens=tokens)
-            found = collecting.per_head(statistics)
-            if kind == "cross":
-                found[_PLACES] = attention_map.top(1).positions[..., 0]
-            lengths = running.key_lengths(example, kind)
-            evidence = heads.role_evidence(
-                attention_map, statistics, kind, tokens=tokens, lengths=lengths
+        def known(attention_map, kind):
+            return collecting.known(
+                attention_map,
+                kind,
+                tokens=running.tokens(example, kind),
+                lengths=running.key_lengths(example, kind),
             )
-            return found, evidence
 
-        found = bench.observed(params, example, numbers, layers)[1]
-        return found, None if example.decoder_inputs is None else example
+        return example, bench.observed(params, example, known, layers)[1]
 
     batches = bench.observations(
         bench.program(observe),
@@ -119,10 +112,13 @@ def measure(
         batch_size=batch_size,
         name="head statistics",
     )
-    batches = [_aligned(run.task, *batch) for batch in batches]
-    statistics, evidence = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    aligned = []
+    for example, of_layers in batches:
+        alignments = alignment.of_batch(bench.run.task.alignments, example)
+        aligned.append([each.aligned(alignments) for each in of_layers])
+    known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [names[i].names for i in layers]
-    numbers = collecting.summary(statistics, columns)
+    numbers = collecting.summary([each.numbers for each in known], columns)
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(
             f"In {examples} held-out examples every query is fully masked."
@@ -130,22 +126,10 @@ def measure(
     plural = "" if examples == 1 else "s"
     title = f"{bench.title}: means over {examples} held-out example{plural}"
     kinds = tuple(names[i].kind for i in layers if names[i].kind)
-    sums = [{x: y.sum(0) for x, y in each.items()} for each in evidence]
-    roles = heads.roles_of_evidence(sums, columns=columns, kinds=kinds)
+    roles = collecting.roles(known, columns=columns, kinds=kinds)
     every = range(numbers["entropy"].mean.shape[1])
     shown = [Layer.of_model(names[i].kind, names[i].layer, i, every) for i in layers]
     return HeadStatistics(title, tuple(shown), numbers, roles)
-
-
-def _aligned(task, layers, example) -> tuple[list[dict], list[dict]]:
-    """Returns numbers and evidence of roles, with what the task says of alignment."""
-    known = {} if example is None else alignment.of_batch(task.alignments, example)
-    for numbers, evidence in layers:
-        places = numbers.pop(_PLACES, None)
-        if places is not None:
-            numbers |= {x: alignment.shares(places, y) for x, y in known.items()}
-            evidence |= alignment.evidence(numbers)
-    return [numbers for numbers, _ in layers], [evidence for _, evidence in layers]
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
