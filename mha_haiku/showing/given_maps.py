@@ -28,7 +28,7 @@ class Sides(NamedTuple):
 
     Attributes:
       queries: For each example the text of its T queries.
-      keys: Likewise of its S keys.
+      keys: For each example the text of its S keys.
       images: For each example a `Images` or None.
     """
 

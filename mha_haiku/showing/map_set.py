@@ -87,7 +87,7 @@ class Patch(NamedTuple):
       layer: The place of the layer in the set.
       head: The place of the head in the layer.
       query_edges: `[P + 1]` rising positions, of a part of the queries.
-      key_edges: `[Q + 1]`, likewise.
+      key_edges: `[Q + 1]` rising positions, of a part of the keys.
       weights: `[P, Q]`.
     """
 

@@ -153,7 +153,7 @@ def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
 
 
 def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
-    """Returns the colour of a number and that of ink on it, as CSS names them."""
+    """Returns the colour of a number and of the ink on it, as CSS names them."""
     rgb = colours(np.array(value), scale)
     ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink

@@ -24,7 +24,7 @@ class Given(NamedTuple):
     Attributes:
       maps: As `mh.show` takes them; or anything else, where there are no maps.
       tokens: As of `mh.show`.
-      key_tokens: Likewise.
+      key_tokens: As of `mh.show`.
     """
 
     maps: Any

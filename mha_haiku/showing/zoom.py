@@ -20,7 +20,7 @@ Array = jax.Array
 
 PATCHES = (2, 4, 6)
 SIDE = 32
-_FACTOR = 8  # between the grain of a level and that of the next
+_FACTOR = 8  # between the grains of a level and of the next
 _TILE = 2**20  # weights that are computed at once
 
 

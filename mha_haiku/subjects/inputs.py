@@ -1,4 +1,4 @@
-"""From what a user has at hand to a batch: texts, token ids, arrays, examples.
+"""From what a user has to a batch: texts, token ids, arrays, examples.
 
 B batch, T positions, D width of features.
 """

@@ -283,7 +283,7 @@ class Subject:
     ) -> heads.Edges:
         """Returns what changes when one head reads of another what the other text has.
 
-        Arguments are as of `patch`, and by keyword those of `heads.path_patching`.
+        Arguments are as of `patch`, and by keyword as of `heads.path_patching`.
         """
         pair, _ = self._pair(clean, corrupted, answers)
         if self.model.config is None:

@@ -89,7 +89,7 @@ def score(
 
 
 def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the 95 percent interval of a score, from those of each alone.
+    """Returns the ends of the 95 % interval of a score, from scores of single answers.
 
     Source: of a share Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """

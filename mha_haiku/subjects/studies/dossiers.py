@@ -1,8 +1,8 @@
 """Joins what lies in a run's folder to the dossier of a page: maps, numbers, roles.
 
 Beside the maps these are statistics, importance where it was measured, snapshots of the
-training, and another run to compare with. Nothing is run, but for the matching of heads
-with those of another run.
+training, and another run to compare with. Nothing is run, but to match heads with the
+heads of another run.
 
 N examples, L layers, H heads, T positions.
 """
@@ -47,7 +47,7 @@ def of_maps(
     """Returns a dossier of the `maps.npz` of a folder.
 
     That may be a run's attention, one inside of it, or any. Heads of another run to
-    `compare` are matched with those of the run in which the maps are.
+    `compare` are matched with the heads of the run in which the maps are.
     """
     folder = checks.as_path(folder)
     own = MapSet.load(folder / "maps.npz")

@@ -1,6 +1,6 @@
 """Gates learned on a trained run, with a penalty per open head, so that heads close.
 
-The gates are parameters beside those of the model; the training step is the usual one.
+The gates are parameters next to the model's; the training step is the usual one.
 L layers, H heads of a layer.
 """
 
@@ -92,7 +92,7 @@ def learn_gates(
       bench: The run, with unstacked layers; a converged one, as in the source.
       penalty: Nats per open head.
       steps: The number of training steps.
-      gate_learning_rate: Adam's, for the logits of the gates; larger than that of the
+      gate_learning_rate: Adam's, for the logits of the gates; larger than for the
         parameters, as the logits change by several units.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
@@ -187,7 +187,7 @@ def learn(
     together, becomes the run `out/scratch`. Without targets neither is trained; of a
     model that had learnt elsewhere, or started from another run, only the first.
 
-    The training with gates is that of `learn_gates`; then the pruned model takes
+    Gates are trained as in `learn_gates`; then the pruned model takes
     `tuning_steps`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Texts that a run writes: prompts that it goes on with, sources that it answers.
+"""Texts that a run writes: prompts that it continues, sources that it answers.
 
 B texts decoded together, t tokens of a prompt or source, n of what is written, T
 positions of the training's examples.
@@ -27,7 +27,7 @@ from mha_haiku.training.runs import files, folders
 _logger = logging.getLogger("mha_haiku")
 
 TOKENS = 200  # of a text, unless somebody asks for more
-TEMPERATURE = 0.8  # of texts that go on with a prompt
+TEMPERATURE = 0.8  # of texts that continue a prompt
 CHUNK = 4  # tokens of a stream that come at a time, behind the first
 BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
@@ -419,7 +419,7 @@ def _text(job, i, written, log_probability) -> Text:
 
 def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
     """Returns the bench and number of tokens for texts that continue prompts."""
-    # Distances beyond those of its training are nothing that a model has learnt: past
+    # A model has learnt nothing of distances beyond its training's: past
     # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
     # tokens, about that of a unigram. If each token sees the T - 1 before it instead,
     # the loss stays at 1.2.

@@ -25,7 +25,7 @@ from mha_haiku.training.runs import configuration, folders
 
 # Of the examples, where the model allows as many; studies take time with the length.
 _LENGTHS = {"language_model": 128, "masked_language_model": 128, "sentences": 64}
-_TOKENIZER = "tokenizer.json"  # that of the run's folder
+_TOKENIZER = "tokenizer.json"  # in the run's folder
 _IN_PYTHON = "mh.interop.load reads it in Python."
 
 

@@ -38,9 +38,9 @@ class Point(NamedTuple):
       metrics: What `held_out` returns.
       parameters: The number of the model's parameters.
       examples_per_second: Of its forward pass, measured: the median of runs that
-        alternate with those of the whole model.
-      speed_up: Measured seconds of the whole model over those of this one.
-      ideal_speed_up: Operations of the whole model over those of this one.
+        alternate with runs of the whole model.
+      speed_up: Measured seconds of the whole model over this one's.
+      ideal_speed_up: Operations of the whole model over this one's.
     """
 
     layers: Sequence[models.LayerHeads]
@@ -276,7 +276,7 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
         return None
     training = run.config.training
     count = training.evaluation_examples
-    batches = Batches(Bench(run, folders.Folder(Path())), count, training.batch_size)
+    batches = Batches(Bench(run), count, training.batch_size)
     return heads.drift.vectors(run.model, run.params, batches)[:count]
 
 
@@ -310,7 +310,7 @@ class _Timed:
 
     def __init__(self, run: folders.Run):
         self.size = run.config.training.batch_size
-        example = Bench(run, folders.Folder(Path())).held_out(range(self.size))
+        example = Bench(run).held_out(range(self.size))
 
         @jax.jit
         def forward(params, example):

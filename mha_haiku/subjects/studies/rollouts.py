@@ -96,7 +96,7 @@ def measure(
       examples: The number of held-out examples; N of them have a target that counts.
       flow_examples: The number of these for which flow, which is slow, is computed.
       draws: The number of random tokens over which changes are averaged.
-      published: Numbers to compare with, if the run is that of a paper: `PUBLISHED`.
+      published: Numbers to compare with, if the run is a paper's: `PUBLISHED`.
     """
     _check(bench.run)
     with checks.user_mistakes():

@@ -15,7 +15,7 @@ _SHOWN = 60  # characters of each
 class Samples(workbench.TrainingStudy):
     """Shows texts at each evaluation, and appends them to samples.jsonl.
 
-    Causal models go on with the first half of held-out examples, encoder-decoders
+    Causal models continue the first half of held-out examples, encoder-decoders
     answer their sources: the same at every step, with the same seed. A line of
     samples.jsonl has the `step` and a `generation.Text`, of an answer the `right` one.
     Models that write no text, and `config.training.samples` of 0, make none.
@@ -49,7 +49,7 @@ class Samples(workbench.TrainingStudy):
         self._right = [run.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:
-        """Returns whether the run is evaluated at `step`: where it goes on, too."""
+        """Returns whether the run is evaluated at `step`, also after it was resumed."""
         is_last = step == self._config.training.steps
         return step > 0 and (step % self.every == 0 or is_last)
 

@@ -41,7 +41,7 @@ class Bench:
     """
 
     run: folders.Run
-    folder: folders.Folder
+    folder: folders.Folder = folders.Folder(Path())
     progress: Callable[..., Iterator] = progress.over
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
