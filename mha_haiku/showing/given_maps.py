@@ -68,9 +68,16 @@ def is_maps(value: Any) -> bool:
 
 def named_maps(
     value: Any, names: Sequence[str] | None = None
-) -> dict[str, attention.AttentionMap]:
-    """Returns the map of each layer by its name, checked to be maps of equal sizes."""
-    value, kinds = _of_output(value), kinds_of(value)
+) -> tuple[dict[str, attention.AttentionMap], tuple[str, ...]]:
+    """Returns the map of each layer by its name, and of an encoder-decoder its kind.
+
+    They are checked to be maps of equal sizes; those of a kind, where there are kinds.
+    """
+    value = value.maps if isinstance(value, models.Output) else value
+    kinds: tuple[str, ...] = ()
+    if isinstance(value, models.Maps):
+        pairs = zip(models.KINDS, value.kinds, strict=True)
+        kinds = tuple(kind for kind, count in pairs for _ in range(count))
     if isinstance(value, attention.AttentionMap):
         found = {"attention": value}
     elif kinds:
@@ -113,20 +120,7 @@ def named_maps(
                 f"{names!r}."
             )
         found = dict(zip(names, found.values(), strict=True))
-    return found
-
-
-def kinds_of(value: Any) -> tuple[str, ...]:
-    """Returns the kind of each map of an encoder-decoder; () of other maps."""
-    value = _of_output(value)
-    if not isinstance(value, models.Maps):
-        return ()
-    pairs = zip(models.KINDS, value.kinds, strict=True)
-    return tuple(kind for kind, count in pairs for _ in range(count))
-
-
-def _of_output(value: Any) -> Any:
-    return value.maps if isinstance(value, models.Output) else value
+    return found, kinds
 
 
 def map_set(

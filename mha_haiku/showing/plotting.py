@@ -105,7 +105,7 @@ def plot(
 
 def _of_maps(given: sets.Given, layer, example) -> MapSet:
     """Returns an example of some layers of maps that are in memory."""
-    maps, kinds = given_maps.named_maps(given.maps), given_maps.kinds_of(given.maps)
+    maps, kinds = given_maps.named_maps(given.maps)
     last = list(maps.values())[-1]
     sides = given_maps.sides(last, given.tokens, given.key_tokens)
     checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)

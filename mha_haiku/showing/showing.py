@@ -99,14 +99,14 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
 
 
 def _of_maps(value, *, tokens, key_tokens, images, names, compare):
-    maps, kinds = given_maps.named_maps(value, names), given_maps.kinds_of(value)
+    maps, kinds = given_maps.named_maps(value, names)
     # The last: with a decoder that is a cross map, which has both texts.
     sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
         return dossier.Dossier(title, (given_maps.map_set(maps, sides, kinds=kinds),))
     name, other = sets.named(compare)
-    others = given_maps.named_maps(sets.maps_of(other).maps, names)
+    others, _ = given_maps.named_maps(sets.maps_of(other).maps, names)
     given_maps.check_same_sizes(maps, others)
     both = (
         given_maps.map_set(maps, sides, name="first", kinds=kinds),

@@ -383,13 +383,10 @@ def _examples(
         lengths, sizes = [row.lengths], [len(tokens)]
         if row.decoder_inputs is not None:
             read = task.decoder_labels(row)
+            predicted = list(map(task.class_label, classes[n].tolist()))
             lengths, sizes = [*lengths, row.decoder_lengths], [*sizes, len(read)]
         pairs = zip(lengths, sizes, strict=True)
         lengths = [size if x is None else max(1, int(x)) for x, size in pairs]
-        if read is not None:
-            end = len(read) if row.decoder_lengths is None else int(row.decoder_lengths)
-            predicted = [task.class_label(c) for c in classes[n, :end].tolist()]
-            predicted += [""] * (len(read) - end)
         known = None if aligned is None else aligned[n]
         queries, keys, kinds = _axes(num_bins, lengths, tokens, read, predicted, known)
         whole = classes.shape[1] == 1 < sizes[-1]
