@@ -169,7 +169,7 @@ def measured(
         examples_at = bench.held_out
     else:
         batch_size = bench.whole_batch(len(indices))
-        examples_at = lambda places: jax.tree.map(lambda x: x[places], batch)  # noqa: E731
+        examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
     batches = bench.observations(
         observe,
         indices,
@@ -208,7 +208,7 @@ def measured(
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
-        for each, own in zip(seen, numbers, strict=True):
+        for each, own in zip(seen, numbers, strict=True):  # over all these examples
             shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
             each.known.numbers.update(shares)
     dtype = run.config.attention.dtype
