@@ -348,16 +348,14 @@ class Subject:
         checks.integer_in("layer", layer, 0, len(names) - 1)
         path = names[layer].removesuffix("/heads")
         found = _strongest(self.model, path)(self.params, batch)
-        checks.integer_in("head", head, 0, found["key"].shape[1] - 1)
-        found = {name: np.asarray(x)[:, head] for name, x in found.items()}
-        values, keys = found[by], found["key"]
-        kind = running.kind_of(path)
-        valid = np.asarray(running.valid(values.shape[1], batch, kind)) & (keys >= 0)
-        if by == "weight":  # of a query with one key it is 1, always
-            valid &= found["sees several"]
-        values = np.where(valid, values, -np.inf)
-        queries = values.argmax(-1)
-        best = values.max(-1)
+        weights, keys, sizes = map(np.asarray, found)
+        checks.integer_in("head", head, 0, keys.shape[1] - 1)
+        values = (weights if by == "weight" else sizes)[:, head]
+        # The largest weight of a query that sees one key is always 1.
+        sees = keys[:, head, :, -1 if by == "weight" else 0] >= 0
+        valid = running.valid(values.shape[1], batch, running.kind_of(path))
+        values = np.where(sees & np.asarray(valid), values, -np.inf)
+        queries, best = values.argmax(-1), values.max(-1)
         order = np.argsort(-best, kind="stable")
         order = order[np.isfinite(best[order])][:count]
         tokens = self._labels(batch)[0]
@@ -367,7 +365,7 @@ class Subject:
             by,
             order,
             queries[order],
-            keys[order, queries[order]],
+            keys[order, head, queries[order], 0],
             best[order],
             tuple(tokens[i] for i in order) if tokens else (),
         )
@@ -556,7 +554,7 @@ def _is_edited(model) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _strongest(model, path):
-    """Returns a program that finds the largest weight of each query, and its key."""
+    """Returns a program: each query's largest weight, its two keys, output's norm."""
 
     @jax.jit
     def run(params, batch):
@@ -569,12 +567,6 @@ def _strongest(model, path):
             f"{path}/heads": lambda x: jnp.linalg.norm(x, axis=-1).swapaxes(-1, -2),
         }
         _, found = running.look(model, params, batch, at)
-        weights, keys = found[f"{path}/map"]
-        return {
-            "weight": weights,
-            "key": keys[..., 0],
-            "size": found[f"{path}/heads"],
-            "sees several": keys[..., -1] >= 0,
-        }
+        return *found[f"{path}/map"], found[f"{path}/heads"]
 
     return run

@@ -336,15 +336,13 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     if not inputs.size:
         raise ConfigError("tokens must not be empty.")
     length, trained = inputs.shape[1], run.task.sequence_length
-    embedding = run.config.model.embedding
-    is_imported = imported_runs.is_imported(run.config)
-    is_limited = is_imported or embedding.positions == "learned"
-    if is_limited and length > embedding.max_length:
+    most = imported_runs.most_positions(run.config)
+    if most is not None and length > most:
         raise ConfigError(
-            f"tokens must be at most config.model.embedding.max_length "
-            f"{embedding.max_length} (positions of the model), got {length}."
+            f"tokens must be at most config.model.embedding.max_length {most} "
+            f"(positions of the model), got {length}."
         )
-    if length > trained and not is_imported:
+    if length > trained and not imported_runs.is_imported(run.config):
         _logger.warning(
             f"{length} tokens are more than the {trained} of the model's training: "
             f"what it does past these it has not learnt."

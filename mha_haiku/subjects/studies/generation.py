@@ -423,11 +423,9 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
     # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
     # tokens, about that of a unigram. If each token sees the T - 1 before it instead,
     # the loss stays at 1.2.
-    run = bench.run
-    embedding, trained = run.config.model.embedding, run.task.sequence_length
-    is_imported = imported_runs.is_imported(run.config)
-    if is_imported or embedding.positions == "learned":
-        most = embedding.max_length
+    run, trained = bench.run, bench.run.task.sequence_length
+    most = imported_runs.most_positions(run.config)
+    if most is not None:
         if prompt >= most:
             raise ConfigError(
                 f"prompt must be of at most {most - 1} tokens, as the model has {most} "
@@ -443,7 +441,7 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
         checks.integer_in("tokens", wanted, 1, _MOST_TOKENS)
     if prompt + wanted <= trained:
         return bench, wanted
-    if embedding.positions == "sinusoidal":
+    if run.config.model.embedding.positions == "sinusoidal":
         _logger.warning(
             f"{prompt + wanted} tokens are more than the {trained} of the model's "
             f"training: what it does past these it has not learnt."
@@ -470,9 +468,7 @@ def _windowed(bench, reach) -> Bench:
 
 def _room_of_answers(run, tokens) -> int:
     """Returns the number of tokens of an answer; the start token takes a position."""
-    embedding, most = run.config.model.embedding, _MOST_TOKENS
-    if embedding.positions == "learned":
-        most = embedding.max_length
+    most = imported_runs.most_positions(run.config) or _MOST_TOKENS
     with checks.user_mistakes():
         wanted = run.task.target_length if tokens is None else tokens
         return checks.integer_in("tokens", wanted, 1, most)

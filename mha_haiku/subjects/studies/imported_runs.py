@@ -107,6 +107,13 @@ def is_imported(config: ml_collections.ConfigDict) -> bool:
     return "data" in config and config.data.tokenizer == _TOKENIZER
 
 
+def most_positions(config: ml_collections.ConfigDict) -> int | None:
+    """Returns how many positions the model of a run has; None: any number."""
+    embedding = config.model.embedding
+    is_limited = is_imported(config) or embedding.positions == "learned"
+    return embedding.max_length if is_limited else None
+
+
 def _task_name(imported: interop.Imported, source) -> str:
     """Returns the task of a model."""
     config, sizes = imported.config, interop.sizes_of(imported.config, imported.params)
