@@ -53,7 +53,7 @@ def sides(
     keys = _texts("key_tokens", key_tokens, count, num_keys)
     if not keys and num_queries == num_keys:
         keys = queries
-    return Sides(queries, keys, _all_images(images, count, num_keys))
+    return Sides(queries, keys, _all_images(images, count))
 
 
 def is_maps(value: Any) -> bool:
@@ -105,13 +105,9 @@ def named_maps(
                 f"maps must be known to be shown, got one that is traced: {each!r}; "
                 "return it from the compiled function."
             )
-    of_kinds: dict[str, dict] = {}
-    for kind, (name, each) in zip(
-        kinds or ("",) * len(found), found.items(), strict=True
-    ):
-        of_kinds.setdefault(kind, {})[name] = each
-    for own in of_kinds.values():
-        _check_sizes(own)
+    kind_of = dict(zip(found, kinds, strict=True)) if kinds else {}
+    for kind in dict.fromkeys(kinds or [""]):
+        _check_sizes({x: y for x, y in found.items() if kind_of.get(x, "") == kind})
     if names is not None:
         names = [names] if isinstance(names, str) else list(map(str, names))
         if len(set(names)) != len(found) or len(names) != len(found):
@@ -281,7 +277,7 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     )
 
 
-def _all_images(images: Any, count: int, length: int) -> tuple:
+def _all_images(images: Any, count: int) -> tuple:
     """Returns N `Images`; () where there are none."""
     if images is None:
         return ()
@@ -292,19 +288,14 @@ def _all_images(images: Any, count: int, length: int) -> tuple:
             f"images must be those of {count} examples, or of one for all, got "
             f"{len(rows)}."
         )
-    return tuple(_images(each, length) for each in rows)
+    return tuple(map(_images, rows))
 
 
-def _images(images: Any, length: int) -> Images:
+def _images(images: Any) -> Images:
+    """Returns pixels as `Images`, whose shape is checked with all else of a set."""
     if isinstance(images, Images):
         return images
     pixels = np.asarray(images)
-    is_grey, is_coloured = pixels.ndim == 3, pixels.ndim == 4 and pixels.shape[-1] == 3
-    if not (is_grey or is_coloured) or len(pixels) != length:
-        raise ValueError(
-            f"images must be [S, h, w] or [S, h, w, 3] with S = {length} positions, "
-            f"got shape {pixels.shape}."
-        )
     if pixels.dtype.kind == "f":
         if not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1):
             raise ValueError(

@@ -97,7 +97,7 @@ def plot(
                 figure.set_size_inches(size)
             return figure
         if head is not None:
-            whole = _with_heads(whole, head)
+            whole = sets.with_heads(whole, head if np.ndim(head) else [head])
         return figures.of_example(
             whole, colours=colours, scale=scale, size=size, title=title
         )
@@ -149,17 +149,6 @@ def _of_set(what, layer, example) -> MapSet:
         masked=tuple(one.masked_cells(i) for i in chosen),
     )
     return MapSet(whole.name, tuple(whole.layers[i] for i in chosen), (one,))
-
-
-def _with_heads(whole, head) -> MapSet:
-    wanted, places = list(map(str, np.atleast_1d(head).tolist())), []
-    if not wanted:
-        raise ValueError(f"head must be a list of heads, as [0, 2], got {head!r}.")
-    for layer in whole.layers:
-        for name in wanted:
-            checks.choice(f"head of {layer.name}", name, layer.heads)
-        places.append([layer.heads.index(name) for name in wanted])
-    return whole.with_heads(places)
 
 
 @functools.singledispatch

@@ -95,23 +95,17 @@ def has_own(value: Any) -> bool:
     return map_set_of.dispatch(type(value)) is not map_set_of.dispatch(object)
 
 
-def with_heads(whole: Dossier, heads: Any) -> Dossier:
-    """Returns a dossier of some heads, by their names in the unpruned model."""
+def with_heads(maps: MapSet, heads: Any) -> MapSet:
+    """Returns the set of some heads, by their names in the unpruned model."""
     if not np.ndim(heads) or not len(heads):
         raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
-    wanted = list(map(str, heads))
-
-    def chosen(maps):
-        known = {name for layer in maps.layers for name in layer.heads}
-        for name in wanted:
-            checks.choice("heads", name, sorted(known, key=int))
-        places = [
-            [layer.heads.index(name) for name in wanted if name in layer.heads]
-            for layer in maps.layers
-        ]
-        return maps.with_heads(places)
-
-    return whole._replace(sets=tuple(map(chosen, whole.sets)), matches=None)
+    known = sorted({name for layer in maps.layers for name in layer.heads}, key=int)
+    wanted = [checks.choice("heads", str(head), known) for head in heads]
+    places = [
+        [layer.heads.index(name) for name in wanted if name in layer.heads]
+        for layer in maps.layers
+    ]
+    return maps.with_heads(places)
 
 
 def named(value: Any) -> tuple[str, Any]:

@@ -80,7 +80,8 @@ def show(
                 )
         whole = sets.dossier_of(value, compare)
     if heads is not None:
-        whole = sets.with_heads(whole, heads)
+        own = tuple(sets.with_heads(each, heads) for each in whole.sets)
+        whole = whole._replace(sets=own, matches=None)
     return of_dossier(whole, budget=budget)
 
 
