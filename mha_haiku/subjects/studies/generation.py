@@ -122,23 +122,19 @@ def strategy(
         cuts = {"top_k": top_k, "top_p": top_p}
         if beam is not None:
             checks.integer_in("beam", beam, 1, _MOST_WIDTH)
-            penalty = checks.non_negative_number("length_penalty", length_penalty or 0)
             drawn = {"temperature": temperature, **cuts}
             _refuse_others("beam, which draws no tokens", drawn)
-            return decoding.Beam(beam, float(penalty))
+            return decoding.Beam(beam, float(length_penalty or 0))
         if length_penalty is not None:
             raise ValueError("length_penalty needs a beam search: give beam=4, say.")
-        if top_k is not None:
-            checks.positive_integer("top_k", top_k)
-        if top_p is not None and checks.positive_number("top_p", top_p) > 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}.")
         if temperature is None:
             is_greedy = kind == "source" and top_k is None and top_p is None
             temperature = 0.0 if is_greedy else TEMPERATURE
-        if checks.non_negative_number("temperature", temperature) == 0:
-            _refuse_others("temperature 0, which takes the likeliest token", cuts)
-            return decoding.Greedy()
-    return decoding.Sampled(float(temperature), top_k, top_p)
+        sampled = decoding.Sampled(float(temperature), top_k, top_p)
+        if temperature:
+            return sampled
+        _refuse_others("temperature 0, which takes the likeliest token", cuts)
+    return decoding.Greedy()
 
 
 class Job(NamedTuple):
