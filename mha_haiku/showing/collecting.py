@@ -62,14 +62,9 @@ def known(
     *,
     tokens: Array | None = None,
     lengths: Array | None = None,
-    statistics: attention.Statistics | None = None,
 ) -> Known:
-    """Returns what is known of the heads of a map, inside of a program.
-
-    Arguments are as of `see`; statistics that were computed already are handed over.
-    """
-    if statistics is None:
-        statistics = attention_map.statistics(tokens=tokens)
+    """Returns what is known of the heads of a whole map; arguments as of `see`."""
+    statistics = attention_map.statistics(tokens=tokens)
     evidence = heads.role_evidence(
         attention_map, statistics, kind, tokens=tokens, lengths=lengths
     )
@@ -133,7 +128,8 @@ def see(
       has_channels: Whether a whole map has its queries and keys.
       gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
-    told, patches, masked, channels, pooled = Known({}, {}), None, None, None, None
+    told = Known({}, {})
+    patches = masked = channels = pooled = None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
     if pooled is None:
