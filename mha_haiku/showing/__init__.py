@@ -4,7 +4,6 @@ from mha_haiku.showing import answers as _answers  # noqa: F401  (shows itself)
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.showing.plotting import plot
 from mha_haiku.showing.showing import show
-from mha_haiku.showing.shown import html
-from mha_haiku.showing.view import View
+from mha_haiku.showing.shown import View, html
 
 __all__ = ["MapSet", "View", "html", "plot", "show"]

@@ -3,8 +3,8 @@
 L layers, H heads of a layer, T positions.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,10 @@ class Grid(NamedTuple):
       values: The numbers.
       rows: The name of each row.
       columns: The name of each column.
-      unit: Of the numbers.
+      unit: The unit of the numbers.
+      title: What they are.
+      caption: The title of the table, which says more.
+      note: What stands below the table.
       texts: What stands in the cells, of the shape of the numbers; None: the numbers.
     """
 
@@ -32,9 +35,12 @@ class Grid(NamedTuple):
     rows: Sequence[str]
     columns: Sequence[str]
     unit: str
+    title: str
+    caption: str
+    note: str
     texts: np.ndarray | None = None
 
-    def html(self, title: str, note: str) -> markup.Html:
+    def html(self) -> markup.Html:
         """Returns the table that a notebook shows."""
         scale = self._scale()
         table = markup.heat_table(
@@ -44,13 +50,13 @@ class Grid(NamedTuple):
             scales=[scale] * len(self.rows),
             shown=self.texts,
         )
-        return markup.block(title, table, note=note)
+        return markup.block(self.caption, table, note=self.note)
 
-    def figure(self, title: str) -> "Figure":
-        """Returns the figure that `mh.plot` gives."""
+    def figure(self, title: str | None) -> "Figure":
+        """Returns the figure that `mh.plot` gives; None: with its own title."""
         width = (0.4 if self.texts is None else 0.75) * len(self.columns) + 2
         height = max(2.0, 0.3 * len(self.rows) + 1.4)
-        sheet = drawing.sheet(max(4.0, width), height, title=title)
+        sheet = drawing.sheet(max(4.0, width), height, title=title or self.title)
         axes = sheet.subplots()
         self.draw(axes)
         if self.texts is not None:
@@ -90,25 +96,61 @@ def visible(text: str) -> str:
     return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
 
-@shown.fragment.register
-def _(patched: heads.Patched) -> markup.Html:
-    return _of_patched(patched).html(
-        f"Patching: {patched.unit}, means of {len(patched.base)} pairs",
-        "From what is changed: each cell is one activation of the other text.",
+def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
+    """Lets objects of a class be shown and drawn as the grid of their numbers."""
+    shown.fragment.register(kind, lambda value: grid(value).html())
+    plotting.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
+
+
+def _of_patched(patched: heads.Patched) -> Grid:
+    """Returns the means."""
+    mean, axes = patched.mean, patched.axes
+    layers = [heads.running.label(patched.kinds, i) for i in range(len(mean))]
+    rows, columns = layers, list(map(visible, patched.tokens))
+    if axes == ("layer",):
+        mean, columns = mean[:, None], [patched.unit]
+    elif axes == ("layer", "head"):
+        columns = [f"head {i}" for i in range(mean.shape[1])]
+    else:
+        columns = columns or [str(i) for i in range(mean.shape[-1])]
+        if axes != ("layer", "position"):
+            num_heads = range(mean.shape[1])
+            rows = [f"{layer}, head {head}" for layer in layers for head in num_heads]
+            mean = mean.reshape(-1, mean.shape[-1])
+    return Grid(
+        mean,
+        rows,
+        columns,
+        patched.unit,
+        title="Activation patching",
+        caption=f"Patching: {patched.unit}, means of {len(patched.base)} pairs",
+        note="From what is changed: each cell is one activation of the other text.",
     )
 
 
-@shown.fragment.register
-def _(edges: heads.Edges) -> markup.Html:
-    return _of_edges(edges).html(
-        f"Paths between heads: {edges.unit}, means of {len(edges.base)} pairs",
-        "Rows write, columns read, by queries (q), keys (k) or values (v).",
+def _of_edges(edges: heads.Edges) -> Grid:
+    """Returns the means by sender and by receiver with its kind."""
+    senders = list(dict.fromkeys(map(tuple, edges.senders.tolist())))
+    pairs = zip(edges.receivers.tolist(), edges.kinds.tolist(), strict=True)
+    receivers = [(*receiver, kind) for receiver, kind in pairs]
+    columns = sorted(set(receivers), key=lambda each: (each[0] < 0, each))
+    values = np.full((len(senders), len(columns)), np.nan)
+    for i, receiver in enumerate(receivers):
+        row = senders.index(tuple(edges.senders[i].tolist()))
+        values[row, columns.index(receiver)] = edges.mean[i]
+    return Grid(
+        values,
+        [f"{layer}.{head}" for layer, head in senders],
+        ["logits" if x < 0 else f"{x}.{h} {kind}" for x, h, kind in columns],
+        edges.unit,
+        title="Paths",
+        caption=f"Paths between heads: {edges.unit}, means of {len(edges.base)} pairs",
+        note="Rows write, columns read, by queries (q), keys (k) or values (v).",
     )
 
 
-@plotting.figure_of.register(heads.Patched)
-def _(what: heads.Patched, *, title: str | None) -> "Figure":
-    return _of_patched(what).figure(title or "Activation patching")
+shows(heads.Patched, _of_patched)
+shows(heads.Edges, _of_edges)
 
 
 @plotting.figure_of.register(heads.Edges)
@@ -118,7 +160,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     sheet = drawing.sheet(
         6 + 0.3 * len(grid.columns),
         max(3.0, 0.25 * len(grid.rows) + 1.5),
-        title=title or "Paths",
+        title=title or grid.title,
     )
     graph, cells = sheet.subplots(1, 2)
     ends = np.concatenate([what.senders, what.receivers])
@@ -144,41 +186,3 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     graph.set_title("red raises the metric, blue lowers it")
     grid.draw(cells)
     return sheet
-
-
-def _of_patched(patched) -> Grid:
-    """Returns the means."""
-    mean, axes = patched.mean, patched.axes
-    layers = [heads.running.label(patched.kinds, i) for i in range(len(mean))]
-    positions = list(map(visible, patched.tokens))
-    if axes == ("layer",):
-        return Grid(mean[:, None], layers, [patched.unit], patched.unit)
-    if axes == ("layer", "head"):
-        columns = [f"head {i}" for i in range(mean.shape[1])]
-        return Grid(mean, layers, columns, patched.unit)
-    positions = positions or [str(i) for i in range(mean.shape[-1])]
-    if axes == ("layer", "position"):
-        return Grid(mean, layers, positions, patched.unit)
-    rows = [
-        f"{layer}, head {head}" for layer in layers for head in range(mean.shape[1])
-    ]
-    return Grid(mean.reshape(-1, mean.shape[-1]), rows, positions, patched.unit)
-
-
-def _of_edges(edges) -> Grid:
-    """Returns the means by sender and by receiver with its kind."""
-    senders = list(dict.fromkeys(map(tuple, edges.senders.tolist())))
-    receivers = [
-        (*receiver, kind)
-        for receiver, kind in zip(
-            edges.receivers.tolist(), edges.kinds.tolist(), strict=True
-        )
-    ]
-    columns = sorted(set(receivers), key=lambda each: (each[0] < 0, each))
-    values = np.full((len(senders), len(columns)), np.nan)
-    for i, receiver in enumerate(receivers):
-        row = senders.index(tuple(edges.senders[i].tolist()))
-        values[row, columns.index(receiver)] = edges.mean[i]
-    names = ["logits" if x < 0 else f"{x}.{h} {kind}" for x, h, kind in columns]
-    rows = [f"{layer}.{head}" for layer, head in senders]
-    return Grid(values, rows, names, edges.unit)

@@ -29,11 +29,7 @@ _NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or fals
 
 
 def save(path: str | os.PathLike[str], record: Any) -> Path:
-    """Writes a record, whole or not at all.
-
-    Raises:
-      ConfigError: If the file cannot be written.
-    """
+    """Writes a record, whole or not at all."""
     arrays: dict[str, np.ndarray] = {}
     fields = {"format": FORMAT, "record": _encoded(record, "", arrays, {})}
     arrays[_FIELDS] = np.array(json.dumps(fields))
@@ -41,16 +37,9 @@ def save(path: str | os.PathLike[str], record: Any) -> Path:
 
 
 def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
-    """Returns the record in a file, after checking the type of each field.
+    """Returns the record of a class in a file, after checking the type of each field.
 
-    Args:
-      path: The file.
-      kind: The class of the record.
-      written_by: The command that writes such a file, for the message of an error.
-
-    Raises:
-      ConfigError: If the file is missing or damaged, is of another format, or lacks a
-        field.
+    `written_by` is the command that writes such a file, for the message of an error.
     """
     arrays = arrays_of(path)
     try:
@@ -70,11 +59,7 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
 
 
 def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file by their names, without unpickling anything.
-
-    Raises:
-      ConfigError: If the file is missing, damaged, or not of plain arrays.
-    """
+    """Returns the arrays of an .npz file by name, without unpickling anything."""
     try:
         path = checks.regular_file(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -86,24 +71,15 @@ def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             f"{path} cannot be read: {error.strerror or error}."
         ) from None
     # Raised for files that are not archives, are damaged, or hold pickled objects.
-    except (
-        EOFError,
-        TypeError,
-        ValueError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise checks.ConfigError(
             f"{path} is not a readable .npz archive of plain arrays: {error}"
         ) from None
 
 
 def _encoded(value, name, arrays, names) -> Any:
-    """Returns what JSON holds of a value; an array becomes its name.
-
-    An array that stands in several places is stored once: `names` has the arrays by
-    their identity.
-    """
+    """Returns what JSON holds of a value; an array becomes its name."""
+    # `names` has arrays by identity: one that stands in several places is stored once.
 
     def inner(part, key):
         return _encoded(part, f"{name}.{key}" if name else str(key), arrays, names)
@@ -131,11 +107,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def _decoded(kind, value, name, arrays) -> Any:
-    """Returns a value of a type, from what JSON holds of it.
-
-    Raises:
-      ValueError: If it is of another type.
-    """
+    """Returns a value of a type, from what JSON holds of it."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
 
     def inner(part_kind, part, key):

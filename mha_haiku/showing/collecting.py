@@ -20,10 +20,57 @@ from mha_haiku.core import attention
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, means
 from mha_haiku.showing import zoom
-from mha_haiku.showing.map_set import Channels, Example, Layer, MapSet, Patch, Roles
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import (
+    Channels,
+    Example,
+    Layer,
+    MapSet,
+    Patch,
+    PerHead,
+    Roles,
+)
 
 Array = jax.Array
+
+
+class Known(NamedTuple):
+    """What is known of the heads of one layer, on each of N examples.
+
+    Attributes:
+      numbers: Statistics and shares of alignments by name, `[N, H]`.
+      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for pooled maps.
+      places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
+        of cross-attention, for `aligned`; else None.
+    """
+
+    numbers: dict[str, Any]
+    evidence: dict[str, Any]
+    places: Any = None
+
+    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Known":
+        """Returns also how often heads look where they should, `[N, T, S]` by name."""
+        if self.places is None:
+            return self
+        shares = {x: alignment.shares(self.places, y) for x, y in alignments.items()}
+        evidence = self.evidence | alignment.evidence(shares)
+        return Known(self.numbers | shares, evidence)
+
+
+def known(
+    attention_map: attention.AttentionMap,
+    kind: str = "",
+    *,
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+) -> Known:
+    """Returns what is known of the heads of a whole map; arguments as of `see`."""
+    statistics = attention_map.statistics(tokens=tokens)
+    evidence = heads.role_evidence(
+        attention_map, statistics, kind, tokens=tokens, lengths=lengths
+    )
+    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
+    numbers, places = _flat((per_head(statistics), places), attention_map)
+    return Known(numbers, evidence, places)
 
 
 class Seen(NamedTuple):
@@ -31,9 +78,7 @@ class Seen(NamedTuple):
 
     Attributes:
       weights: `[N, H, P, Q]`.
-      numbers: As of `per_head`, `[N, H]`; {} if they were not wanted.
-      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} where they are
-        not told: of pooled maps, and without numbers.
+      known: Numbers and roles of its heads.
       masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
         examples start at different positions.
       patches: Finer parts of a pooled map; None without them.
@@ -42,8 +87,7 @@ class Seen(NamedTuple):
     """
 
     weights: Any
-    numbers: dict[str, Any]
-    evidence: dict[str, Any]
+    known: Known
     masked: Any
     patches: zoom.Patches | None
     channels: tuple[Any, Any, Any] | None
@@ -75,8 +119,8 @@ def see(
     Args:
       attention_map: The map.
       examples: Which of the N examples.
-      bins: To how many rows and columns the map is pooled, at most; None: not at all.
-      kind: Of its layer, for the roles of heads; there are roles of whole maps.
+      bins: The largest number of rows and columns of a pooled map; None: it is whole.
+      kind: The kind of its layer, for the roles of heads, which whole maps have.
       tokens: The tokens of the queries, which some statistics and roles need.
       lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
@@ -84,48 +128,43 @@ def see(
       has_channels: Whether a whole map has its queries and keys.
       gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
-    numbers, evidence = {}, {}
+    told = Known({}, {})
     patches = masked = channels = pooled = None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
-    if has_numbers:
-        statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
-        numbers = per_head(statistics)
-        if pooled is None:
-            evidence = heads.role_evidence(
-                attention_map, statistics, kind, tokens=tokens, lengths=lengths
-            )
     if pooled is None:
         weights = attention_map.weights()
+        if has_numbers:
+            told = known(attention_map, kind, tokens=tokens, lengths=lengths)
+        if has_channels:
+            query, key, exact = zoom.channels(attention_map)
+            channels = query, key, jnp.full(query.shape[:-2], exact)
+    elif has_numbers:
+        statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
+        weights = statistics.pooled
+        told = Known(_flat(per_head(statistics), attention_map), {})
     else:
-        weights = statistics.pooled if has_numbers else attention_map.pooled(*pooled)
+        weights = attention_map.pooled(*pooled)
     if pooled is not None and has_patches:
         patches = zoom.patches(*gathered((attention_map, weights)))
-    if pooled is None and has_channels:
-        query, key, exact = zoom.channels(attention_map)
-        channels = query, key, jnp.full(query.shape[:-2], exact)
     origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
         masked = zoom.masked_cells(attention_map, *(pooled or ()))
+    weights, *others = _flat((weights, masked, patches, channels), attention_map)
+    return jax.tree.map(lambda x: x[examples], Seen(weights, told, *others))
+
+
+def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
+    """Returns arrays whose batch axes, those of the map, are one."""
     batch_shape = attention_map.shape[:-3]
-    count = math.prod(batch_shape)
-    seen = jax.tree.map(
-        lambda x: x.reshape(count, *x.shape[len(batch_shape) :]),
-        Seen(weights, numbers, {}, masked, patches, channels),
-    )
-    return jax.tree.map(lambda x: x[examples], seen._replace(evidence=evidence))
+    count, axes = math.prod(batch_shape), len(batch_shape)
+    return jax.tree.map(lambda x: x.reshape(count, *x.shape[axes:]), tree)
 
 
 # Outside of any other program; what has one shape compiles once.
 see_alone = jax.jit(
     see, static_argnames=("bins", "kind", "has_numbers", "has_patches", "has_channels")
 )
-
-
-def layer(kind: str, number: int, index: int, names: Sequence[int]) -> Layer:
-    """Returns a layer of a run's model, with the names of some of its heads."""
-    name = f"{kind or 'layer'} {number}"
-    return Layer(name, tuple(map(str, names)), kind, index, number)
 
 
 def map_set(
@@ -137,25 +176,19 @@ def map_set(
     step: int | None = None,
     dtype: DTypeLike = np.float32,
 ) -> MapSet:
-    """Returns the set of what was seen of all layers, on the host.
+    """Returns the set of what was seen of L layers, on the host.
 
-    Args:
-      name: Of the set.
-      layers: The L layers.
-      seen: What was seen of each, on the host.
-      examples: The N examples, which have all but their maps. Their axes may be shorter
-        than the maps, whose other rows and columns are padding then and left out.
-      step: Of the training; None: none.
-      dtype: Of weights and channels.
+    The N examples have all but their maps. Their axes may be shorter than the maps,
+    whose other rows and columns are padding then and left out. `dtype` is that of
+    weights and channels.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    numbers = summary([each.numbers for each in seen], columns)
+    numbers = summary([each.known.numbers for each in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
     told = None
-    if all(each.evidence for each in seen):
-        sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in seen]
-        told = heads.roles_of_evidence(sums)
-        told = Roles(told.names, told.deciding)
+    if all(each.known.evidence for each in seen):
+        found = roles([each.known for each in seen])
+        told = Roles(found.names, found.deciding)
     return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
 
 
@@ -208,6 +241,12 @@ def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
     return patches
 
 
+def roles(of_layers: Sequence[Known], **options: Any) -> heads.Roles:
+    """Returns the roles of heads, over all examples; see `heads.roles_of_evidence`."""
+    sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
+    return heads.roles_of_evidence(sums, **options)
+
+
 def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
     """Returns the numbers that are one per head, `[N, H]`, by their names.
 
@@ -228,11 +267,9 @@ def summary(
 ) -> dict[str, PerHead]:
     """Returns means and standard errors over examples, `[L, H]`, of each statistic.
 
-    Args:
-      statistics: For each layer the result of `per_head`, `[N, H]`; H may differ, and
-        a number be missing.
-      columns: For each layer the column of each head in the result, such as its index
-        in the unpruned layer.
+    For each layer there are the result of `per_head`, `[N, H]`, where H may differ and
+    a number be missing, and the column of each head in the result, such as its index in
+    the unpruned layer.
     """
     num_heads = 1 + max(max(places, default=-1) for places in columns)
 
@@ -244,20 +281,15 @@ def summary(
         return rows
 
     names = dict.fromkeys(name for layer in statistics for name in layer)
-    entries = {
-        name: (alignment.UNIT, alignment.label(name))
-        for name in names
-        if name not in attention.STATISTICS
-    }
-    entries |= {
-        name: (entry.unit, entry.label) for name, entry in attention.STATISTICS.items()
-    }
-    return {
-        name: PerHead(
-            over_layers(means.mean, name),
-            *entry,
-            over_layers(means.standard_error, name),
-        )
-        for name, entry in entries.items()
-        if name in names
-    }
+    known = attention.STATISTICS
+    found = {}
+    for name in [
+        *(x for x in names if x not in known),
+        *(x for x in known if x in names),
+    ]:
+        entry = known.get(name)
+        unit = alignment.UNIT if entry is None else entry.unit
+        label = alignment.label(name) if entry is None else entry.label
+        mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
+        found[name] = PerHead(mean, unit, label, error)
+    return found

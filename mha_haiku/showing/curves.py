@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mha_haiku.showing import drawing
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,13 +53,8 @@ def learning(
 ) -> "Figure":
     """Returns a PNG: loss and accuracy over the steps of a training.
 
-    Args:
-      reports: The lines of metrics.jsonl: `step`, and with it `loss`, `accuracy`,
-        `held_out_loss` and `held_out_accuracy` where a line has them.
-      title: The name of the run.
-      baseline: "loss" and "accuracy" of the best answer without the input, or of
-        another simple one.
-      baseline_name: The name of that answer.
+    `reports` are the lines of metrics.jsonl, and `baseline` has "loss" and "accuracy"
+    of the best answer without the input, or of another simple one.
     """
     units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
 
@@ -96,13 +91,9 @@ def timeline(
 ) -> "Figure":
     """Returns a PNG: a panel per score with a line per head, coloured by layer.
 
-    Args:
-      steps: `[P]`.
-      scores: By their names, each with a mean `[P, L, H]`, NaN where there is no head.
-        A score without a unit is a share, from 0 to 1.
-      title: The name of the run.
-      labels: What each layer is called, as "cross 0", where heads are of several kinds;
-        each kind has colours of its own. (): there is one kind.
+    Steps are `[P]`, and the mean of each score `[P, L, H]`, NaN where there is no head;
+    a score without a unit is a share, from 0 to 1. Where heads are of several kinds,
+    labels name each layer, as "cross 0", and each kind has colours of its own.
     """
     from matplotlib import lines
 

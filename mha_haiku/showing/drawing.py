@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import logging
 import math
 import textwrap
@@ -22,6 +23,8 @@ from mha_haiku.core import checks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from mha_haiku.showing.map_set import Layer
 
 _logger = logging.getLogger(__name__)
 
@@ -67,10 +70,7 @@ class Scale(NamedTuple):
     def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
         """Returns the scale for some numbers; NaN are ignored.
 
-        Args:
-          values: Any shape.
-          unit: Their unit. Nats, keys, positions, bits and the units of a metric have
-            no upper end; any other unit measures a share, so its scale goes up to 1.
+        A unit that is not among `_OPEN_UNITS` measures a share: the scale goes up to 1.
         """
         known = values[np.isfinite(values)]
         top = rounded_up(np.abs(known).max(initial=0.0))
@@ -110,11 +110,7 @@ def is_possible() -> bool:
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of file formats, all of which matplotlib can write if it is there.
-
-    Raises:
-      ConfigError: If it cannot write one, or there is none.
-    """
+    """Returns names of file formats, which matplotlib can write if it is there."""
     formats = tuple(formats)
     if not formats:
         raise checks.ConfigError("format must name one at least, such as png.")
@@ -225,24 +221,16 @@ def figure_class() -> type["Figure"]:
 def heat_map(
     axes: "Axes",
     values: np.ndarray,
+    layers: Sequence["Layer"],
     *,
     unit: str,
     title: str,
-    layers: Sequence[int],
-    heads: Sequence[Sequence[str]] | None = None,
-    kinds: Sequence[str] = (),
+    names: Sequence[Sequence[str]] | None = None,
 ) -> None:
-    """Draws a number of each head, heads by layer, with its colour bar.
+    """Draws a number of each head, `[L, H]`, with its colour bar; NaN is grey.
 
-    Args:
-      axes: Where to.
-      values: `[L, H]`; NaN, drawn grey, where a layer has fewer heads.
-      unit: Beside the colour bar.
-      title: Above the axes.
-      layers: The number of each layer, within its kind where there are kinds.
-      heads: For each layer the names of its heads, which are not their places; they
-        stand in the cells. None: cells have numbers, and heads are named below.
-      kinds: The kind of each layer; (): there is one kind.
+    Names of heads, for each layer, stand in the cells: they are not places. Without
+    them cells have numbers, and heads are named below.
     """
     scale = Scale.of(values, unit)
     axes.set_facecolor(absent())
@@ -259,26 +247,24 @@ def heat_map(
     bar.set_label(unit, fontsize=7)
     bar.ax.tick_params(labelsize=7)
     bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
-    rows = layers
-    if kinds:
-        rows = [f"{kind} {i}" for kind, i in zip(kinds, layers, strict=True)]
-    for i in range(1, len(kinds)):
-        if kinds[i] != kinds[i - 1]:  # a gap between kinds
-            axes.axhline(i - 0.5, color=axes.figure.get_facecolor(), lw=3)
-    for set_ticks, names in (
-        (axes.set_xticks, [] if heads else range(values.shape[1])),
-        (axes.set_yticks, rows),
+    for i, (layer, after) in enumerate(itertools.pairwise(layers)):
+        if layer.kind != after.kind:  # a gap between kinds
+            axes.axhline(i + 0.5, color=axes.figure.get_facecolor(), lw=3)
+    for set_ticks, labels in (
+        (axes.set_xticks, [] if names else range(values.shape[1])),
+        (axes.set_yticks, [x.name if x.kind else x.number for x in layers]),
     ):
-        every = max(1, math.ceil(len(names) / 16))
-        set_ticks(range(0, len(names), every), names[::every], fontsize=7)
+        every = max(1, math.ceil(len(labels) / 16))
+        set_ticks(range(0, len(labels), every), labels[::every], fontsize=7)
     axes.tick_params(length=2, pad=2)
-    axes.set_xlabel("head, by its name" if heads else "head", fontsize=8, labelpad=1)
-    axes.set_ylabel("" if kinds else "layer", fontsize=8, labelpad=2)
+    axes.set_xlabel("head, by its name" if names else "head", fontsize=8, labelpad=1)
+    has_kinds = any(layer.kind for layer in layers)
+    axes.set_ylabel("" if has_kinds else "layer", fontsize=8, labelpad=2)
     if any(size > most for size, most in zip(values.shape, _MOST_NUMBERS, strict=True)):
         return
     for (i, h), value in np.ndenumerate(values):
         if not np.isnan(value):
-            text = number(value) if heads is None else str(heads[i][h])
+            text = number(value) if names is None else str(names[i][h])
             where = {"ha": "center", "va": "center", "color": scale.ink(value)}
             axes.text(h, i, text, fontsize=7, **where)
 

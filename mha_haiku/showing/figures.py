@@ -11,10 +11,11 @@ P query and Q key bins, which are single positions in a whole map.
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mha_haiku.core import checks
 from mha_haiku.showing import drawing, labels
 from mha_haiku.showing.map_set import Axis, MapSet
 
@@ -31,6 +32,7 @@ _LONGEST_TOKEN = 12  # characters
 _MOST_LINEAR = 32
 
 SCALES = ("linear", "root", "log")
+_MOST_PANELS = 256
 _LONGEST_TOKEN_OF_PANELS = 16
 _SMALLEST = 6.0  # points of a label
 _SIDE = 2.2  # inches of a panel
@@ -50,11 +52,7 @@ def pictures(
 
 
 def layer_figure(maps: MapSet, layer: int, scale: "Normalize") -> "Figure":
-    """Draws the heads of one layer, with a colour scale from 0 to the largest weight.
-
-    Returns:
-      A figure that belongs to no window.
-    """
+    """Draws the heads of one layer, on a scale from 0 to the largest weight."""
     from matplotlib import cm
 
     heads, example, mean = maps.layers[layer].heads, maps.examples[0], maps.mean
@@ -238,84 +236,80 @@ def _norm(largest: float, scale: str) -> "Normalize":
     return colors.PowerNorm(1.0 if scale == "linear" else 0.5, vmin=0.0, vmax=top)
 
 
-class Panel(NamedTuple):
-    """The map of one head.
-
-    Attributes:
-      title: Above it.
-      weights: `[P, Q]`.
-      masked: Booleans `[P, Q]`, drawn grey; None: no cell.
-      aligned: Booleans `[P, Q]`, drawn with a frame; None: no cell.
-    """
-
-    title: str
-    weights: np.ndarray
-    masked: np.ndarray | None = None
-    aligned: np.ndarray | None = None
-
-
-def of_panels(
-    panels: Sequence[Panel],
+def of_example(
+    maps: MapSet,
     *,
-    queries: Axis,
-    keys: Axis,
-    columns: int | None = None,
-    colours: str = "viridis",
+    colours: str | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
-    title: str = "",
+    title: str | None = None,
 ) -> "Figure":
-    """Draws maps of the same queries and keys, on one colour scale.
+    """Draws the heads of a set of one example, whose layers have the same axes.
 
-    Args:
-      panels: At least one.
-      queries: Down the side; tokens are shown up to 64 positions.
-      keys: Along the bottom.
-      columns: Panels beside each other; None: a grid near a square.
-      colours: A colour map of matplotlib.
-      scale: "linear", "root" (small weights are seen) or "log" (very small ones too);
-        None: "linear" up to 32 keys, else "root".
-      size: Width and height in inches; None: by the number of panels.
-      title: Above all of them.
-
-    Returns:
-      A figure that belongs to no window.
+    Tokens are shown up to 64 positions. The scale is "linear", "root" (small weights
+    are seen) or "log" (very small ones too); None: "linear" up to 32 keys, else "root".
+    The size is in inches; None: by the number of heads.
     """
-    if columns is None:
-        count = len(panels)
+    import matplotlib
+
+    colours = colours or "viridis"
+    checks.choice("colours", colours, list(matplotlib.colormaps))
+    if scale is not None:
+        checks.choice("scale", scale, SCALES)
+    (one,) = maps.examples
+    first, *others = maps.layers
+    sides = one.axes(first)
+    queries, keys, aligned = sides.queries, sides.keys, sides.aligned_cells()
+    places = [(i, h) for i, x in enumerate(maps.layers) for h in range(len(x.heads))]
+    count, widths = len(places), {len(layer.heads) for layer in maps.layers}
+    if not places:
+        raise ValueError("maps must have heads, got none in any of them.")
+    if count > _MOST_PANELS:
+        raise ValueError(
+            f"head and layer must choose at most {_MOST_PANELS} maps for a figure, got "
+            f"{count}."
+        )
+    if others and len(widths) == 1 and max(widths) > 1:  # a row for each layer
+        columns = max(widths)
+    else:
         columns = count if count <= 4 else math.ceil(math.sqrt(count))
-    rows = -(-len(panels) // columns)
+    rows = -(-count // columns)
+    if title is None and not others and (first.kind or first.name.startswith("layer")):
+        title = first.name
     if size is None:
         tall = _SIDE * min(3.0, max(0.3, queries.bins / keys.bins))
         size = (columns * _SIDE + 1.6, rows * (tall + 0.3) + 0.7)
     if scale is None:
         scale = "linear" if keys.bins <= _MOST_LINEAR else "root"
-    largest = max(float(np.nanmax(x.weights, initial=0.0)) for x in panels)
+    largest = max(float(np.nanmax(x, initial=0.0)) for x in one.weights)
     norm = _norm(largest, scale)
 
-    sheet = drawing.sheet(*size, title=_literal(title))
+    sheet = drawing.sheet(*size, title=_literal(title or ""))
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     image = None
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        hidden = np.isnan(panel.weights)
-        if panel.masked is not None:
-            hidden = hidden | (panel.masked & (panel.weights == 0))
+    for axes, (i, h) in zip(grid.flat, places, strict=False):
+        layer, weights, masked = maps.layers[i], one.weights[i][h], one.masked_cells(i)
+        hidden = np.isnan(weights)
+        if masked is not None:
+            masked = masked[h] if masked.ndim == 3 else masked
+            hidden = hidden | (masked & (weights == 0))
         axes.set_facecolor(drawing.absent())
         image = axes.imshow(
-            np.ma.masked_array(panel.weights.astype(np.float32), hidden),
+            np.ma.masked_array(weights.astype(np.float32), hidden),
             norm=norm,
             cmap=colours,
             interpolation="nearest",
         )
-        if panel.aligned is not None:
-            drawing.frames(axes, panel.aligned)
-        name = _literal(panel.title, 40)
+        if aligned is not None:
+            drawing.frames(axes, aligned)
+        name = f"{layer.name}, " if others else ""
+        name = _literal(f"{name}head {layer.heads[h]}", 40)
         axes.set_title(name, fontsize=9, parse_math=False)
-    for axes in list(grid.flat)[len(panels) :]:
+    for axes in list(grid.flat)[count:]:
         axes.set_axis_off()
     left = list(grid[:, 0])
     # The lowest panels of all columns.
-    low = [grid[(len(panels) - 1 - i) // columns, i] for i in range(columns)]
+    low = [grid[(count - 1 - i) // columns, i] for i in range(columns)]
     for axes in left:
         axes.set_ylabel(_named("query", queries), fontsize=8)
     for axes in low:

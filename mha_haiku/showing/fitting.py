@@ -50,10 +50,8 @@ def fitted(
     Queries and keys go first; then weights are rounded, down to 0.016, of which the
     page says its precision; then all examples go but one (a mean of examples stays),
     and finer parts, of which there are never more than take a third of the room; then
-    the grain becomes coarser, and last there are fewer heads. Notes say so.
-
-    Raises:
-      ValueError: If not even the least of it fits the budget, which is in bytes.
+    the grain becomes coarser, and last there are fewer heads. Notes say so. The budget
+    is in bytes.
     """
     cut = _guess(whole, budget)
     for _ in range(_STEPS):
@@ -213,10 +211,8 @@ def _joined(edges: np.ndarray, join: int) -> np.ndarray:
 
 
 def _joined_weights(weights, edges, join) -> np.ndarray:
-    """Returns maps `[H, P, Q]` of fewer bins: sums over keys, means over queries.
-
-    A bin counts with its number of queries, or not at all where none of them sees.
-    """
+    """Returns maps `[H, P, Q]` of fewer bins: sums over keys, means over queries."""
+    # A bin counts with its number of queries, or not at all where none of them sees.
     if join == 1:
         return weights
     rows = np.arange(0, weights.shape[-2], join)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, checks, display, models
+from mha_haiku.core import attention, display, models
 from mha_haiku.core.attention import scores
 from mha_haiku.showing import collecting
 from mha_haiku.showing.map_set import Axes, Axis, Example, Images, Layer, MapSet
@@ -28,7 +28,7 @@ class Sides(NamedTuple):
 
     Attributes:
       queries: For each example the text of its T queries.
-      keys: Likewise of its S keys.
+      keys: For each example the text of its S keys.
       images: For each example a `Images` or None.
     """
 
@@ -46,19 +46,14 @@ def sides(
     key_tokens: Any = None,
     images: Any = None,
 ) -> Sides:
-    """Returns what stands along the sides of a map; arguments as of `show`.
-
-    Raises:
-      ValueError: If there are not as many texts or images as examples and positions, or
-        values of images are out of range.
-    """
+    """Returns what stands along the sides of a map; arguments as of `show`."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     count = math.prod(batch_shape)
     queries = _texts("tokens", tokens, count, num_queries)
     keys = _texts("key_tokens", key_tokens, count, num_keys)
     if not keys and num_queries == num_keys:
         keys = queries
-    return Sides(queries, keys, _all_images(images, count, num_keys))
+    return Sides(queries, keys, _all_images(images, count))
 
 
 def is_maps(value: Any) -> bool:
@@ -73,15 +68,16 @@ def is_maps(value: Any) -> bool:
 
 def named_maps(
     value: Any, names: Sequence[str] | None = None
-) -> dict[str, attention.AttentionMap]:
-    """Returns the map of each layer by its name.
+) -> tuple[dict[str, attention.AttentionMap], tuple[str, ...]]:
+    """Returns the map of each layer by its name, and of an encoder-decoder its kind.
 
-    Raises:
-      TypeError: If something else than maps is among them.
-      ValueError: If there is none, maps are traced or differ in batch axes, T or S, or
-        the names are not one for each.
+    They are checked to be maps of equal sizes; those of a kind, where there are kinds.
     """
-    value, kinds = _of_output(value), kinds_of(value)
+    value = value.maps if isinstance(value, models.Output) else value
+    kinds: tuple[str, ...] = ()
+    if isinstance(value, models.Maps):
+        pairs = zip(models.KINDS, value.kinds, strict=True)
+        kinds = tuple(kind for kind, count in pairs for _ in range(count))
     if isinstance(value, attention.AttentionMap):
         found = {"attention": value}
     elif kinds:
@@ -109,9 +105,9 @@ def named_maps(
                 f"maps must be known to be shown, got one that is traced: {each!r}; "
                 "return it from the compiled function."
             )
+    kind_of = dict(zip(found, kinds, strict=True)) if kinds else {}
     for kind in dict.fromkeys(kinds or [""]):
-        own = dict(zip(found, kinds, strict=True)) if kinds else {}
-        _check_sizes({x: y for x, y in found.items() if own.get(x, "") == kind})
+        _check_sizes({x: y for x, y in found.items() if kind_of.get(x, "") == kind})
     if names is not None:
         names = [names] if isinstance(names, str) else list(map(str, names))
         if len(set(names)) != len(found) or len(names) != len(found):
@@ -120,27 +116,13 @@ def named_maps(
                 f"{names!r}."
             )
         found = dict(zip(names, found.values(), strict=True))
-    return found
-
-
-def kinds_of(value: Any) -> tuple[str, ...]:
-    """Returns the kind of each map of an encoder-decoder; () of other maps."""
-    value = _of_output(value)
-    if not isinstance(value, models.Maps):
-        return ()
-    pairs = zip(models.KINDS, value.kinds, strict=True)
-    return tuple(kind for kind, count in pairs for _ in range(count))
-
-
-def _of_output(value: Any) -> Any:
-    return value.maps if isinstance(value, models.Output) else value
+    return found, kinds
 
 
 def map_set(
     maps: Mapping[str, attention.AttentionMap],
     sides: Sides = _NOTHING,
     *,
-    wanted: Sequence[int] | None = None,
     only: int | None = None,
     name: str = "",
     kinds: Sequence[str] = (),
@@ -151,25 +133,20 @@ def map_set(
     Args:
       maps: By the names of their layers; see `named_maps`.
       sides: What stands along them.
-      wanted: Which heads of every layer; None: all.
       only: Which one of the examples; None: the first ones.
-      name: Of the set.
+      name: The name of the set.
       kinds: The kind of each map, where there are several. `sides` are those of the
         cross maps then.
       has_numbers: Whether there are statistics of the heads, which take a second to
         compile.
-
-    Raises:
-      ValueError: If there is no such head.
     """
     kinds = kinds or ("",) * len(maps)
     batch_shape = next(iter(maps.values())).shape[:-3]
     count = min(math.prod(batch_shape), _MOST_EXAMPLES)
     shown = list(range(count)) if only is None else [only]
     is_whole = all(max(each.shape[-2:]) <= WHOLE for each in maps.values())
-    layers, seen = [], []
+    layers, seen, edges = [], [], {}
     for (layer, each), kind in zip(maps.items(), kinds, strict=True):
-        heads = _chosen_heads(layer, each.shape[-3], wanted)
         found = collecting.see_alone(
             each,
             examples=np.array(shown),
@@ -179,15 +156,12 @@ def map_set(
             has_numbers=has_numbers,
             has_channels=_has_channels(each, len(shown)),
         )
-        seen.append(jax.device_get(found).of_heads(heads))
-        layers.append(Layer(layer, tuple(map(str, heads)), kind))
-    edges = {
-        kind: [
+        seen.append(jax.device_get(found))
+        layers.append(Layer(layer, tuple(map(str, range(each.shape[-3]))), kind))
+        edges[kind] = [
             attention.bin_edges(size, size if is_whole else _BINS)
             for size in each.shape[-2:]
         ]
-        for kind, each in zip(kinds, maps.values(), strict=True)
-    }
     places = np.transpose(np.unravel_index(shown, batch_shape or (1,))).tolist()
     examples = []
     for example, place in zip(shown, places, strict=True):
@@ -247,16 +221,6 @@ def _check_sizes(maps) -> None:
         raise ValueError("maps must have heads, got none in any of them.")
 
 
-def _chosen_heads(name, num_heads, wanted) -> list[int]:
-    if wanted is None:
-        return list(range(num_heads))
-    if not np.ndim(wanted) or not len(wanted):
-        raise ValueError(f"heads must be a list of heads, as [0, 2], got {wanted!r}.")
-    for head in wanted:
-        checks.integer_in(f"heads of {name}", head, 0, num_heads - 1)
-    return [int(head) for head in wanted]
-
-
 def _axes(sides, kind, example, edges) -> Axes:
     """Returns what stands along the maps of a kind of layers."""
     texts = {
@@ -313,7 +277,7 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     )
 
 
-def _all_images(images: Any, count: int, length: int) -> tuple:
+def _all_images(images: Any, count: int) -> tuple:
     """Returns N `Images`; () where there are none."""
     if images is None:
         return ()
@@ -324,19 +288,14 @@ def _all_images(images: Any, count: int, length: int) -> tuple:
             f"images must be those of {count} examples, or of one for all, got "
             f"{len(rows)}."
         )
-    return tuple(_images(each, length) for each in rows)
+    return tuple(map(_images, rows))
 
 
-def _images(images: Any, length: int) -> Images:
+def _images(images: Any) -> Images:
+    """Returns pixels as `Images`, whose shape is checked with all else of a set."""
     if isinstance(images, Images):
         return images
     pixels = np.asarray(images)
-    is_grey, is_coloured = pixels.ndim == 3, pixels.ndim == 4 and pixels.shape[-1] == 3
-    if not (is_grey or is_coloured) or len(pixels) != length:
-        raise ValueError(
-            f"images must be [S, h, w] or [S, h, w, 3] with S = {length} positions, "
-            f"got shape {pixels.shape}."
-        )
     if pixels.dtype.kind == "f":
         if not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1):
             raise ValueError(

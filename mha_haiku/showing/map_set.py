@@ -18,7 +18,6 @@ import numpy as np
 
 from mha_haiku.core import checks, display
 from mha_haiku.showing import archive
-from mha_haiku.showing.per_head import PerHead
 
 MOST_LIKELIEST = 3
 IMAGE_KINDS = ("positions", "grid")
@@ -88,7 +87,7 @@ class Patch(NamedTuple):
       layer: The place of the layer in the set.
       head: The place of the head in the layer.
       query_edges: `[P + 1]` rising positions, of a part of the queries.
-      key_edges: `[Q + 1]`, likewise.
+      key_edges: `[Q + 1]` rising positions, of a part of the keys.
       weights: `[P, Q]`.
     """
 
@@ -208,6 +207,38 @@ class Layer(NamedTuple):
     index: int | None = None
     number: int | None = None
 
+    @classmethod
+    def of_model(
+        cls, kind: str, number: int, index: int, heads: Iterable[int]
+    ) -> "Layer":
+        """Returns a layer of a model, with the names of some of its heads."""
+        name = f"{kind or 'layer'} {number}"
+        return cls(name, tuple(map(str, heads)), kind, index, number)
+
+    @property
+    def address(self) -> str:
+        """How a flag names it: "3", or "cross.3" where there are kinds."""
+        return f"{self.kind}.{self.number}" if self.kind else f"{self.number}"
+
+
+class PerHead(NamedTuple):
+    """A number of each head.
+
+    Attributes:
+      mean: `[L, H]` over examples; NaN where a layer has fewer heads.
+      unit: The unit of the number.
+      label: What the number is, in a few words.
+      standard_error: `[L, H]`, of the mean; None if unknown.
+      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
+        unknown.
+    """
+
+    mean: np.ndarray
+    unit: str
+    label: str
+    standard_error: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+
 
 class Roles(NamedTuple):
     """What heads do.
@@ -266,8 +297,8 @@ class MapSet:
           written_by: The command that writes such a file, for the message of an error.
 
         Raises:
-          ConfigError: If the file is missing, damaged or of another version, lacks an
-            array, or holds arrays whose types, shapes or values do not fit together.
+          ConfigError: If the file is missing, damaged or of another version, or what it
+            holds does not fit together.
         """
         found = archive.load(path, cls, written_by=written_by)
         try:
@@ -276,11 +307,7 @@ class MapSet:
             raise checks.ConfigError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the set, whole or not at all, as `showing.archive` says.
-
-        Raises:
-          ConfigError: If the file cannot be written.
-        """
+        """Writes the set, whole or not at all, as `showing.archive` says."""
         return archive.save(path, self)
 
     @property
@@ -340,10 +367,7 @@ class MapSet:
         return _numbers_at(wanted, self.numbers)
 
     def check(self, *, is_finite: bool = False) -> "MapSet":
-        """Returns the set, in which all sizes fit together.
-
-        Args:
-          is_finite: Whether no weight may be NaN.
+        """Returns the set, in which all sizes fit together; `is_finite`: without NaN.
 
         Raises:
           ValueError: If a number of positions, heads, layers, bins or pictures differs
@@ -380,10 +404,7 @@ def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
 
 
 def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
-    """Returns values at places (layer, head), a list of these for each layer.
-
-    What is missing is where a place is None, and where a list is shorter than others.
-    """
+    """Returns values at places (layer, head), a list per layer; `missing` at None."""
     if values is None:
         return None
     shape = len(places), max(map(len, places), default=0), *values.shape[2:]
@@ -489,10 +510,9 @@ def _check_axes(axes: Axes, of: str) -> None:
 
 
 def _check_patch(patch, example, layers, of) -> None:
-    if patch.layer not in range(len(layers)):
-        raise ValueError(f"patches {of} must be of its layers, got {patch.layer}.")
-    if patch.head not in range(len(layers[patch.layer].heads)):
-        raise ValueError(f"patches {of} must be of its heads, got {patch.head}.")
+    checks.integer_in(f"layer of a patch {of}", patch.layer, 0, len(layers) - 1)
+    last = len(layers[patch.layer].heads) - 1
+    checks.integer_in(f"head of a patch {of}", patch.head, 0, last)
     _rises(f"query_edges of a patch {of}", patch.query_edges)
     _rises(f"key_edges of a patch {of}", patch.key_edges)
     axes = example.axes(layers[patch.layer])
@@ -508,9 +528,7 @@ def _check_patch(patch, example, layers, of) -> None:
 
 
 def _check_images(images: Images, keys: Axis, of: str) -> None:
-    if images.kind not in IMAGE_KINDS:
-        kinds = " or ".join(map(repr, IMAGE_KINDS))
-        raise ValueError(f"images {of} must be of kind {kinds}, got {images.kind!r}.")
+    checks.choice(f"kind of images {of}", images.kind, IMAGE_KINDS)
     pixels, count = np.asarray(images.pixels), len(keys.tokens)
     if pixels.dtype != np.uint8:
         raise ValueError(f"images {of} must be uint8, got {pixels.dtype}.")

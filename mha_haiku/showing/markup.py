@@ -18,6 +18,7 @@ from mha_haiku.showing import drawing, labels
 
 _MOST_COLUMNS = 16  # up to which cells have their numbers in them
 _LONGEST = 200
+_GAP = 4  # pixels between thumbnails
 _CELL = "padding:2px 6px;text-align:right;border:0;white-space:nowrap"
 _NAME = "padding:2px 6px;text-align:left;border:0;font-weight:normal"
 
@@ -90,16 +91,11 @@ def heat_table(
     titles: np.ndarray | None = None,
     shown: np.ndarray | None = None,
 ) -> Html:
-    """Returns a table whose cells have the colours of their numbers.
+    """Returns a table whose cells have the colours of their numbers `[R, H]`.
 
-    Args:
-      values: `[R, H]`; NaN where there is nothing.
-      rows: The name of each row.
-      columns: The name of each column; None: columns are heads.
-      meanings: What each means, shown where one points at it.
-      scales: The colour scale of each row.
-      titles: `[R, H]` text that a cell shows where one points at it; None: its number.
-      shown: `[R, H]` text in the cells; None: their numbers, where there is room.
+    Columns without names are heads. Where one points at a row's name its meaning is
+    shown, and at a cell its title (None: its number). `shown` is the text in the cells
+    (None: their numbers, where there is room); cells of NaN are empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
     head = [tag("th", "head" if columns is None else "", style=_NAME)]
@@ -157,23 +153,17 @@ def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
 
 
 def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
-    """Returns the colour of a number and that of ink on it, as CSS names them."""
+    """Returns the colour of a number and of the ink on it, as CSS names them."""
     rgb = colours(np.array(value), scale)
     ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink
 
 
-def thumbnails(
-    maps: np.ndarray, *, columns: int, side: int, gap: int = 4
-) -> np.ndarray:
-    """Returns maps beside each other, on one scale from 0: `[height, width, 3]` uint8.
+def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
+    """Returns maps next to each other, on one scale from 0: `[height, width, 3]` uint8.
 
-    Args:
-      maps: `[N, P, Q]`; NaN, drawn grey, where a cell is masked.
-      columns: Maps beside each other.
-      side: The most pixels of a map's side; of larger ones a pixel is the largest
-        weight of its cells.
-      gap: Pixels between maps.
+    Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
+    larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
     largest = drawing.rounded_up(np.nanmax(maps, initial=0.0))
@@ -183,7 +173,7 @@ def thumbnails(
     small = [each.repeat(times, 0).repeat(times, 1) for each in small]
     height, width = small[0].shape
     rows = -(-len(small) // columns)
-    across = min(columns, len(small))
+    across, gap = min(columns, len(small)), _GAP
     sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
     sheet[:] = PAPER
     scale = drawing.Scale(0.0, largest, "viridis")

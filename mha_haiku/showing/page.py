@@ -26,8 +26,7 @@ import numpy as np
 
 from mha_haiku.showing import dossier, labels, map_set
 from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet, PerHead
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
@@ -42,11 +41,7 @@ _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
-    """Returns the page, a whole HTML document, to be stored as UTF-8.
-
-    Raises:
-      ValueError: If sizes in the dossier do not fit together; see `dossier.check`.
-    """
+    """Returns the page, a whole HTML document, to be stored as UTF-8."""
     script = "\n".join(map(_source, _source("order.txt").split()))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
@@ -94,9 +89,6 @@ def contents(shown: Dossier) -> dict[str, Any]:
       example `kinds`: what layers of a kind have in place of these
       (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
       pairs of positions.
-
-    Raises:
-      ValueError: See `dossier.check`.
     """
     dossier.check(shown)
     cells = sum(
@@ -152,8 +144,7 @@ def encode(
 
     Args:
       weights: `[H, P, Q]`.
-      masked: Booleans that broadcast to `weights`: cells without any weight that are
-        masked; None: no cell.
+      masked: Booleans that broadcast to `weights`; None: no cell is masked.
       levels: The code of the largest weight of a map: 253 or 65533.
       rounding: Weights are rounded to multiples of this first, or to a sixteenth of
         their map's largest if that is less.

@@ -1,18 +1,17 @@
 """Numbers per head, as a table and as pictures: what heads do, how much they matter.
 
-L layers, H heads. Where heads are of several kinds, as in an encoder-decoder, `kinds`
-has that of each layer, and `layers` are their numbers within it; `heads` has for each
-layer the names of its heads. Each number comes with
-its name, label and unit, so that any number can be shown.
+L layers, H heads. Each number comes with its name, label and unit, so that any number
+can be shown.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mha_haiku.showing import drawing, tables
+from mha_haiku.showing.map_set import Layer, PerHead
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,48 +21,23 @@ _COLUMNS = 4  # of heat maps in a picture
 _MOST_NAMES = 40  # heads, up to which each has its name below its bar
 
 
-class PerHead(NamedTuple):
-    """A number of each head.
-
-    Attributes:
-      mean: `[L, H]` over examples; NaN where a layer has fewer heads.
-      unit: The unit of the number.
-      label: What the number is, in a few words.
-      standard_error: `[L, H]`, of the mean; None if unknown.
-      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
-        unknown.
-    """
-
-    mean: np.ndarray
-    unit: str
-    label: str
-    standard_error: np.ndarray | None = None
-    ranks: np.ndarray | None = None
-
-
 Numbers = Mapping[str, PerHead]
 
 
 def table(
     numbers: Numbers,
+    layers: Sequence[Layer],
     *,
-    layers: Sequence[int],
-    heads: Sequence[Sequence[int]],
-    kinds: Sequence[str] = (),
     roles: np.ndarray | None = None,
     shown: str = tables.WITH_ERROR,
 ) -> tables.Table:
-    """Returns a row per head, with each number, its standard error and its ranks.
+    """Returns a row per head, with its numbers, their standard errors and ranks.
 
-    Args:
-      numbers: The numbers.
-      layers: Their layers.
-      heads: For each layer the names of its columns.
-      kinds: The kind of each layer.
-      roles: `[L, H]`, what each head does; None: there is no such column.
-      shown: How the text shows a number and its standard error.
+    There is a column of roles `[L, H]` where they are given. `shown` is the format of a
+    number and its standard error in text.
     """
-    keys = ["kind"] * bool(kinds) + ["layer", "head"] + ["role"] * (roles is not None)
+    has_kinds = any(layer.kind for layer in layers)
+    keys = ["kind"] * has_kinds + ["layer", "head"] + ["role"] * (roles is not None)
     columns = list(map(tables.Column, keys))
     for name, each in numbers.items():
         csv = (name, f"{name}_standard_error")
@@ -74,9 +48,8 @@ def table(
     rows = []
     exists = ~np.isnan([each.mean for each in numbers.values()]).all(0)
     for i, h in np.argwhere(exists).tolist():
-        row = {"layer": layers[i], "head": heads[i][h]}
-        if kinds:
-            row["kind"] = kinds[i]
+        layer = layers[i]
+        row = {"layer": layer.number, "head": int(layer.heads[h]), "kind": layer.kind}
         if roles is not None:
             row["role"] = roles[i, h]
         for name, each in numbers.items():
@@ -99,7 +72,7 @@ def legend(numbers: Numbers) -> str:
 
 @drawing.picture
 def statistics_picture(
-    numbers: Numbers, *, title: str, layers: Sequence[int], kinds: Sequence[str] = ()
+    numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
     """Returns a heat map of each number, heads by layer, as the bytes of a PNG file."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
@@ -112,18 +85,11 @@ def statistics_picture(
         columns * across,
         0.7 + rows * down,
         title=title,
-        note=f"A cell is a head: the mean over its queries.{_grey(numbers, kinds)}",
+        note=f"A cell is a head: the mean over its queries.{_grey(numbers, layers)}",
     )
     grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
     for axes, each in zip(grid, numbers.values(), strict=False):
-        drawing.heat_map(
-            axes,
-            each.mean,
-            unit=each.unit,
-            title=each.label,
-            layers=layers,
-            kinds=kinds,
-        )
+        drawing.heat_map(axes, each.mean, layers, unit=each.unit, title=each.label)
     for axes in grid[len(numbers) :]:
         axes.set_axis_off()
     return sheet
@@ -131,16 +97,10 @@ def statistics_picture(
 
 @drawing.picture
 def importance_picture(
-    numbers: Numbers,
-    *,
-    title: str,
-    heads: Sequence[Sequence[int]],
-    layers: Sequence[int] | None = None,
-    kinds: Sequence[str] = (),
+    numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
-    """Returns a PNG: a row per measure, heads by layer and beside it heads in order."""
+    """Returns a PNG: a row per measure, heads by layer and next to it in order."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
-    layers = range(num_layers) if layers is None else layers
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
 
     sheet = drawing.sheet(
@@ -148,32 +108,22 @@ def importance_picture(
         0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
         title=title,
         note="Left: a cell is a head, with its name. Right: the most important "
-        f"head first, mean and standard error.{_grey(numbers, kinds)}",
+        f"head first, mean and standard error.{_grey(numbers, layers)}",
     )
     grid = sheet.subplots(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
     )
     for (cells, bars), (name, each) in zip(grid, numbers.items(), strict=True):
+        names = [layer.heads for layer in layers]
         drawing.heat_map(
-            cells,
-            each.mean,
-            unit=each.unit,
-            title=name,
-            layers=layers,
-            heads=heads,
-            kinds=kinds,
+            cells, each.mean, layers, unit=each.unit, title=name, names=names
         )
-        _draw_bars(bars, name, each, heads, layers, kinds)
+        _draw_bars(bars, name, each, layers)
     return sheet
 
 
 def _draw_bars(
-    axes: "Axes",
-    name: str,
-    numbers: PerHead,
-    heads: Sequence[Sequence[int]],
-    layers: Sequence[int],
-    kinds: Sequence[str],
+    axes: "Axes", name: str, numbers: PerHead, layers: Sequence[Layer]
 ) -> None:
     from matplotlib import patches
 
@@ -183,19 +133,17 @@ def _draw_bars(
     spread = None
     if numbers.standard_error is not None:
         spread = np.nan_to_num(numbers.standard_error[places])
-    colours = [drawing.KINDS[kinds[i]] for i, _ in order.tolist()] if kinds else None
+    kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
+    colours = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
     axes.bar(
         range(len(order)),
         numbers.mean[places],
         yerr=spread,
-        color=colours or "tab:blue",
+        color=colours,
         capsize=2,
     )
     if kinds:
-        legend = [
-            patches.Patch(color=drawing.KINDS[kind], label=kind)
-            for kind in dict.fromkeys(kinds)
-        ]
+        legend = [patches.Patch(color=drawing.KINDS[x], label=x) for x in kinds]
         axes.legend(handles=legend, fontsize=7)
     axes.axhline(0, color="0.5", lw=0.5)
     label = "" if numbers.label == name else numbers.label
@@ -203,13 +151,12 @@ def _draw_bars(
     axes.tick_params(labelsize=7)
     axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
     shown = order.tolist() if len(order) <= _MOST_NAMES else []
-    names = [f"{layers[i]}.{heads[i][h]}" for i, h in shown]
-    if kinds:
-        names = [f"{kinds[i]}.{x}" for (i, _), x in zip(shown, names, strict=True)]
+    names = [f"{layers[i].address}.{layers[i].heads[h]}" for i, h in shown]
     axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
 
 
-def _grey(numbers: Numbers, kinds: Sequence[str]) -> str:
+def _grey(numbers: Numbers, layers: Sequence[Layer]) -> str:
     lacks = any(np.isnan(each.mean).any() for each in numbers.values())
-    what = "head, or the number is not of its kind" if kinds else "head"
+    has_kinds = any(layer.kind for layer in layers)
+    what = "head, or the number is not of its kind" if has_kinds else "head"
     return f" Grey: there is no such {what}." if lacks else ""

@@ -14,13 +14,10 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.lab import heads
 from mha_haiku.showing import drawing, figures, given_maps, per_head, sets, shown
-from mha_haiku.showing.map_set import MapSet
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_MOST_PANELS = 256
 
 
 def plot(
@@ -64,53 +61,58 @@ def plot(
         do not fit, or an argument is not for this figure.
       ModuleNotFoundError: If matplotlib is not installed.
     """
-    of_maps = {
-        "head": head,
-        "layer": layer,
-        "tokens": tokens,
-        "key_tokens": key_tokens,
-        "colours": colours,
-        "scale": scale,
-    }
     if size is not None:
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
-    what, *sides = sets.maps_of(what)
-    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
-        of_maps[name] = own if of_maps[name] is None else of_maps[name]
+    given = sets.given(what, tokens, key_tokens)
+    what, *sides = given
     with drawing.style():
         if given_maps.is_maps(what):
-            figure = _maps(what, example=example, size=size, title=title, **of_maps)
+            whole = _of_maps(given, layer, example)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
-            figure = _of_set(what, example=example, size=size, title=title, **of_maps)
-        else:
-            given = [name for name, value in of_maps.items() if value is not None]
-            if given or example != 0:
+            if sides != [None, None]:
                 raise ValueError(
-                    f"{(given or ['example'])[0]} is for attention maps, and not for "
-                    f"{type(what).__name__}."
+                    "tokens must be None for saved maps, which have their own."
                 )
+            whole = _of_set(what, layer, example)
+        else:
+            of_maps = {
+                "head": head,
+                "layer": layer,
+                "tokens": tokens,
+                "key_tokens": key_tokens,
+                "colours": colours,
+                "scale": scale,
+                "example": example or None,
+            }
+            for name, value in of_maps.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} is for attention maps, and not for "
+                        f"{type(what).__name__}."
+                    )
             figure = figure_of(what, title=title)
             if size is not None:
                 figure.set_size_inches(size)
-    return figure
+            return figure
+        if head is not None:
+            whole = sets.with_heads(whole, head if np.ndim(head) else [head])
+        return figures.of_example(
+            whole, colours=colours, scale=scale, size=size, title=title
+        )
 
 
-def _maps(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    maps, kinds = given_maps.named_maps(what), given_maps.kinds_of(what)
+def _of_maps(given: sets.Given, layer, example) -> MapSet:
+    """Returns an example of some layers of maps that are in memory."""
+    maps, kinds = given_maps.named_maps(given.maps)
     last = list(maps.values())[-1]
-    sides = given_maps.sides(last, tokens, key_tokens)
+    sides = given_maps.sides(last, given.tokens, given.key_tokens)
     checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
     chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
     maps = dict(list(maps.items())[i] for i in chosen)
     kinds = [kinds[i] for i in chosen] if kinds else ()
-    if not kinds:
-        given_maps.named_maps(maps)
-    whole = given_maps.map_set(
-        maps, sides, wanted=_list_of(head), only=example, kinds=kinds, has_numbers=False
-    )
-    return _drawn_set(whole, **options)
+    return given_maps.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:
@@ -135,9 +137,8 @@ def _is_saved(what: Any) -> bool:
     return _is_file(what) and Path(what).name == "maps.npz"
 
 
-def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Figure":
-    if tokens is not None or key_tokens is not None:
-        raise ValueError("tokens must be None for saved maps, which have their own.")
+def _of_set(what, layer, example) -> MapSet:
+    """Returns an example of some layers of a set, or of what has one."""
     whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
@@ -147,57 +148,7 @@ def _of_set(what, *, head, layer, example, tokens, key_tokens, **options) -> "Fi
         weights=tuple(one.weights[i] for i in chosen),
         masked=tuple(one.masked_cells(i) for i in chosen),
     )
-    layers = tuple(whole.layers[i] for i in chosen)
-    whole = MapSet(whole.name, layers, (one,))
-    if head is not None:
-        wanted, places = list(map(str, _list_of(head))), []
-        for layer in layers:
-            for name in wanted:
-                checks.choice(f"head of {layer.name}", name, layer.heads)
-            places.append([layer.heads.index(name) for name in wanted])
-        whole = whole.with_heads(places)
-    return _drawn_set(whole, **options)
-
-
-def _drawn_set(whole, *, colours, scale, size, title) -> "Figure":
-    import matplotlib
-
-    colours = colours or "viridis"
-    checks.choice("colours", colours, list(matplotlib.colormaps))
-    if scale is not None:
-        checks.choice("scale", scale, figures.SCALES)
-    (one,) = whole.examples
-    axes = one.axes(whole.layers[0])
-    shown_panels = []
-    for i, layer in enumerate(whole.layers):
-        masked = one.masked_cells(i)
-        for j, name in enumerate(layer.heads):
-            own = masked[j] if masked is not None and masked.ndim == 3 else masked
-            where = f"{layer.name}, " if len(whole.layers) > 1 else ""
-            panel = figures.Panel(
-                f"{where}head {name}", one.weights[i][j], own, axes.aligned_cells()
-            )
-            shown_panels.append(panel)
-    if len(shown_panels) > _MOST_PANELS:
-        raise ValueError(
-            f"head and layer must choose at most {_MOST_PANELS} maps for a figure, got "
-            f"{len(shown_panels)}."
-        )
-    widths = {len(layer.heads) for layer in whole.layers}
-    is_grid = len(whole.layers) > 1 and len(widths) == 1 and max(widths) > 1
-    (first, *others) = whole.layers
-    if title is None and not others and (first.kind or first.name.startswith("layer")):
-        title = first.name
-    return figures.of_panels(
-        shown_panels,
-        queries=axes.queries,
-        keys=axes.keys,
-        columns=max(widths) if is_grid else None,
-        colours=colours,
-        scale=scale,
-        size=size,
-        title=title or "",
-    )
+    return MapSet(whole.name, tuple(whole.layers[i] for i in chosen), (one,))
 
 
 @functools.singledispatch
@@ -214,9 +165,10 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 
 @figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
+    numbers = shown.numbers_of(what)
+    layers = _layers((), numbers["num_queries"].mean)
     draw = per_head.statistics_picture.__wrapped__
-    title = title or "Statistics of heads"
-    return draw(shown.numbers_of(what), title=title, layers=[0])
+    return draw(numbers, layers, title=title or "Statistics of heads")
 
 
 @figure_of.register(heads.Importance)
@@ -225,13 +177,10 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     numbers = PerHead(
         what.mean, "units of the metric", "importance", what.standard_error
     )
-    num_layers, num_heads = what.mean.shape
     return per_head.importance_picture.__wrapped__(
         {"importance": numbers},
+        _layers(what.kinds, what.mean),
         title=title or f"Importance of heads, {count} examples",
-        heads=[list(range(num_heads))] * num_layers,
-        layers=_numbers(what.kinds) or None,
-        kinds=what.kinds,
     )
 
 
@@ -244,27 +193,25 @@ def _(what: heads.Roles, *, title: str | None) -> "Figure":
     drawing.heat_map(
         sheet.subplots(),
         np.where(what.names == "", np.nan, np.nan_to_num(scores)),
+        _layers(what.kinds, scores),
         unit="score",
         title="the score that decides the role; 0 where none does",
-        layers=_numbers(what.kinds) or range(num_layers),
-        heads=what.names.tolist(),
-        kinds=what.kinds,
+        names=what.names.tolist(),
     )
     return sheet
 
 
-def _numbers(kinds: Sequence[str]) -> list[int]:
-    """Returns the number of each layer within its kind."""
-    return [i - kinds.index(kind) for i, kind in enumerate(kinds)]
+def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
+    """Returns the layers of values `[L, H]`, by the kind of each; (): of one kind."""
+    kinds = kinds or ("",) * len(values)
+    heads = range(values.shape[1])
+    return [
+        Layer.of_model(kind, i - kinds.index(kind), i, heads)
+        for i, kind in enumerate(kinds)
+    ]
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":
     """Returns the figure of a picture."""
     titled = {} if title is None else {"title": title}
     return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)
-
-
-def _list_of(head) -> list[int] | None:
-    if head is None:
-        return None
-    return [head] if not np.ndim(head) else list(head)

@@ -24,7 +24,7 @@ class Given(NamedTuple):
     Attributes:
       maps: As `mh.show` takes them; or anything else, where there are no maps.
       tokens: As of `mh.show`.
-      key_tokens: Likewise.
+      key_tokens: As of `mh.show`.
     """
 
     maps: Any
@@ -46,13 +46,19 @@ def maps_of(value: Any) -> Given:
     return Given(value)
 
 
+def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
+    """Returns the maps in a value; tokens that are given replace those that it has."""
+    maps, own, own_keys = maps_of(value)
+    return Given(
+        maps,
+        own if tokens is None else tokens,
+        own_keys if key_tokens is None else key_tokens,
+    )
+
+
 @functools.singledispatch
 def map_set_of(value: Any) -> MapSet:
-    """Returns the maps that something has by itself: a run, on held-out examples.
-
-    Raises:
-      TypeError: If it has none.
-    """
+    """Returns the maps that something has by itself: a run, on held-out examples."""
     raise TypeError(f"compare must be a run or its folder, got {type(value).__name__}.")
 
 
@@ -65,9 +71,7 @@ def _(value: MapSet) -> MapSet:
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
     """Returns what the page of something shows that has maps by itself.
 
-    Args:
-      value: As of `map_set_of`.
-      compare: Another, or a dict of one by its name; None: nothing.
+    `compare` is another such thing, or a dict of one by its name; None: nothing.
     """
     return joined(value, compare)
 
@@ -91,23 +95,17 @@ def has_own(value: Any) -> bool:
     return map_set_of.dispatch(type(value)) is not map_set_of.dispatch(object)
 
 
-def with_heads(whole: Dossier, heads: Any) -> Dossier:
-    """Returns a dossier of some heads, by their names in the unpruned model."""
+def with_heads(maps: MapSet, heads: Any) -> MapSet:
+    """Returns the set of some heads, by their names in the unpruned model."""
     if not np.ndim(heads) or not len(heads):
         raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
-    wanted = list(map(str, heads))
-
-    def chosen(maps):
-        known = {name for layer in maps.layers for name in layer.heads}
-        for name in wanted:
-            checks.choice("heads", name, sorted(known, key=int))
-        places = [
-            [layer.heads.index(name) for name in wanted if name in layer.heads]
-            for layer in maps.layers
-        ]
-        return maps.with_heads(places)
-
-    return whole._replace(sets=tuple(map(chosen, whole.sets)), matches=None)
+    known = sorted({name for layer in maps.layers for name in layer.heads}, key=int)
+    wanted = [checks.choice("heads", str(head), known) for head in heads]
+    places = [
+        [layer.heads.index(name) for name in wanted if name in layer.heads]
+        for layer in maps.layers
+    ]
+    return maps.with_heads(places)
 
 
 def named(value: Any) -> tuple[str, Any]:

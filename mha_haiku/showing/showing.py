@@ -8,7 +8,7 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.showing import dossier, fitting, given_maps, markup, page, sets, shown
-from mha_haiku.showing.view import View
+from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook
@@ -60,39 +60,33 @@ def show(
         budget is below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
-    given = {
+    value, tokens, key_tokens = sets.given(maps_or_run, tokens, key_tokens)
+    sides = {
         "tokens": tokens,
         "key_tokens": key_tokens,
         "images": images,
         "names": names,
-        "heads": heads,
-        "compare": compare,
     }
-    value, *sides = sets.maps_of(maps_or_run)
-    for name, own in zip(("tokens", "key_tokens"), sides, strict=True):
-        given[name] = own if given[name] is None else given[name]
     if given_maps.is_maps(value):
-        return _of_maps(value, budget=budget, **given)
-    if not sets.has_own(value):
-        return shown.view(value, **given)
-    for name in ("tokens", "key_tokens", "images", "names"):
-        if given[name] is not None:
-            raise ValueError(
-                f"{name} must be None for a run, which has examples of its own; "
-                "show(run.maps(text), tokens=...) shows others."
-            )
-    whole = sets.dossier_of(value, compare)
-    return of_dossier(
-        whole if heads is None else sets.with_heads(whole, heads), budget=budget
-    )
+        whole = _of_maps(value, compare=compare, **sides)
+    elif not sets.has_own(value):
+        return shown.view(value, **sides, heads=heads, compare=compare)
+    else:
+        for name, own in sides.items():
+            if own is not None:
+                raise ValueError(
+                    f"{name} must be None for a run, which has examples of its own; "
+                    "show(run.maps(text), tokens=...) shows others."
+                )
+        whole = sets.dossier_of(value, compare)
+    if heads is not None:
+        own = tuple(sets.with_heads(each, heads) for each in whole.sets)
+        whole = whole._replace(sets=own, matches=None)
+    return of_dossier(whole, budget=budget)
 
 
 def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
-    """Returns the view of a dossier, of which as much is shown as fits.
-
-    Raises:
-      ValueError: If parts of it do not fit together, or nothing fits.
-    """
+    """Returns the view of a dossier, of which as much is shown as fits."""
     pages = {}
 
     def render(shown):
@@ -105,25 +99,21 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(value, *, tokens, key_tokens, images, names, heads, compare, budget):
-    maps, kinds = given_maps.named_maps(value, names), given_maps.kinds_of(value)
+def _of_maps(value, *, tokens, key_tokens, images, names, compare):
+    maps, kinds = given_maps.named_maps(value, names)
     # The last: with a decoder that is a cross map, which has both texts.
     sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
-        both = (given_maps.map_set(maps, sides, wanted=heads, kinds=kinds),)
-        return of_dossier(dossier.Dossier(title, both), budget=budget)
+        return dossier.Dossier(title, (given_maps.map_set(maps, sides, kinds=kinds),))
     name, other = sets.named(compare)
-    other = sets.maps_of(other).maps
-    own_name, other_name = "first", name or "second"
-    others = given_maps.named_maps(other, names)
+    others, _ = given_maps.named_maps(sets.maps_of(other).maps, names)
     given_maps.check_same_sizes(maps, others)
-    own = {"wanted": heads, "kinds": kinds}
     both = (
-        given_maps.map_set(maps, sides, name=own_name, **own),
-        given_maps.map_set(others, sides, name=other_name, **own),
+        given_maps.map_set(maps, sides, name="first", kinds=kinds),
+        given_maps.map_set(others, sides, name=name or "second", kinds=kinds),
     )
-    return of_dossier(dossier.Dossier(title, both), budget=budget)
+    return dossier.Dossier(title, both)
 
 
 def _title(maps, kinds) -> str:
@@ -139,12 +129,10 @@ def _title(maps, kinds) -> str:
 
 
 def _inline(whole: dossier.Dossier, html: str) -> str:
-    """Returns a page for a notebook: a frame, above a picture for where there is none.
-
-    The frame has its document inside, so that it is alive after the notebook was saved
-    and opened again, and no rights of the page around it. Picture and frame are in one
-    place of a grid: whoever strips frames leaves the picture.
-    """
+    """Returns a page for a notebook: a frame above a picture, seen without frames."""
+    # The frame has its document inside, so that it is alive after the notebook was
+    # saved and opened again, and no rights of the page around it. Picture and frame
+    # are in one place of a grid: whoever strips frames leaves the picture.
     escaped = html.replace("&", "&amp;").replace("'", "&#39;")
     title = markup.escaped(whole.title)
     frame = (

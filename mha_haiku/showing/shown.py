@@ -4,9 +4,12 @@ L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have
 at their elements alone and no script.
 """
 
+import dataclasses
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,13 +19,41 @@ from mha_haiku.core import attention, display, masks
 from mha_haiku.core.modules import anatomy
 from mha_haiku.lab import heads
 from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
-from mha_haiku.showing.map_set import MapSet
-from mha_haiku.showing.per_head import PerHead
-from mha_haiku.showing.view import View, document
+from mha_haiku.showing.map_set import MapSet, PerHead
+from mha_haiku.training.runs import files
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
 _MOST_MASKS = 8
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class View:
+    """Something to look at: in a notebook by itself, in a browser once saved.
+
+    Attributes:
+      title: What it is.
+      html: A whole HTML document, which asks for no other file.
+      inline: What a notebook shows, as HTML.
+    """
+
+    title: str
+    html: str
+    inline: str
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Writes the document, whole or not at all, and returns the path.
+
+        Raises:
+          ConfigError: If it cannot be written.
+        """
+        return files.write(path, self.html)
+
+    def __repr__(self) -> str:
+        return f"View({self.title!r}, {len(self.html.encode()):,} bytes)"
+
+    def _repr_html_(self) -> str:
+        return self.inline
 
 
 def html(value: Any) -> str:
@@ -55,16 +86,25 @@ def view(value: Any, **given: Any) -> View:
             f"{next(iter(given))} must be None for {type(value).__name__}, which has "
             "no maps."
         )
-    return View(title, document(title, content), content)
+    return View(title, _document(title, content), content)
+
+
+def _document(title: str, fragment: str) -> str:
+    """Returns a whole HTML document around a fragment that has no script."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "img-src data:; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{markup.escaped(title)}</title></head>\n"
+        f'<body style="font-family:sans-serif">{fragment}</body>\n</html>\n'
+    )
 
 
 @functools.singledispatch
 def fragment(value: Any) -> markup.Html:
-    """Returns an object as HTML without a script.
-
-    Raises:
-      TypeError: If it is nothing that can be shown.
-    """
+    """Returns an object as HTML without a script."""
     raise TypeError(
         "what is shown must be attention maps, a run or its folder, statistics, "
         f"importance, roles, a mask or parameters, got {type(value).__name__}."
@@ -154,20 +194,15 @@ def _(mask: masks.Mask) -> markup.Html:
 
 
 def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
-    """Returns means of each statistic over examples, `[1, H]`, and standard errors.
-
-    Statistics per query are averaged.
-
-    Raises:
-      ValueError: If there are no examples or no heads.
-    """
+    """Returns means of each statistic over examples, `[1, H]`, and standard errors."""
     count = np.asarray(statistics.num_queries)
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
     means = {}
     for name in attention.STATISTICS:
         each = getattr(statistics, name)
-        if each is not None and np.ndim(each) > count.ndim:  # 0 where it is masked
+        # Of statistics per query the mean; they are 0 where the query is masked.
+        if each is not None and np.ndim(each) > count.ndim:
             means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
     found = collecting.per_head(statistics._replace(**means)) | {"num_queries": count}
     num_heads = count.shape[-1]
@@ -205,13 +240,8 @@ def of_parameters(
 ) -> markup.Html:
     """Returns the sizes of all parameters, and of each head how large they are.
 
-    Args:
-      params: By the names of modules and of their parameters.
-      heads: The names of the heads of a layer, or a list of such for each layer: how
-        many there are is not known from the parameters. None: sizes alone.
-
-    Raises:
-      ValueError: If a parameter does not hold that many heads.
+    `heads` names the heads of a layer, or those of each layer in a list: how many there
+    are is not known from the parameters. None: sizes alone.
     """
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))
@@ -228,11 +258,8 @@ def head_norms(
 ) -> np.ndarray:
     """Returns the norm of each head's own parameters, `[L, H]`.
 
-    That is the root of the sum of squares of the queries' and the output's weights (and
-    biases and scores) that belong to the head alone; NaN where a layer has fewer heads.
-
-    Raises:
-      ValueError: If a parameter does not hold that many heads.
+    Those are the weights of queries and of the output (and biases and scores) that
+    belong to the head alone; NaN where a layer has fewer heads.
     """
     squares = np.zeros((len(heads), max(map(len, heads), default=0)))
     for module, arrays in params.items():

@@ -20,7 +20,7 @@ Array = jax.Array
 
 PATCHES = (2, 4, 6)
 SIDE = 32
-_FACTOR = 8  # between the grain of a level and that of the next
+_FACTOR = 8  # between the grains of a level and of the next
 _TILE = 2**20  # weights that are computed at once
 
 
@@ -42,14 +42,11 @@ def masked_cells(
     rows: int | None = None,
     columns: int | None = None,
 ) -> Array:
-    """Returns where a map has no weight because its mask forbids it.
+    """Returns where a map has no weight because its mask forbids it, `[B..., H, P, Q]`.
 
-    Of a map that is pooled to at most so many rows and columns it returns the cells.
-
-    Returns:
-      `[B..., H, P, Q]` booleans, H being 1 where all heads have the same mask. In a
-      pooled map a cell counts as masked if it lies outside of the keys between the
-      first and the last that a query of its bin may attend to.
+    H is 1 where all heads have the same mask. Of a map that is pooled to at most so
+    many rows and columns, a cell counts as masked if it lies outside of the keys
+    between the first and the last that a query of its bin may attend to.
     """
     mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
     *batch, heads, num_queries, num_keys = attention_map.shape
@@ -84,9 +81,8 @@ def masked_cells(
 def channels(attention_map: attention.AttentionMap) -> tuple[Array, Array, bool]:
     """Returns queries and keys whose products, summed over channels, are the scores.
 
-    Returns:
-      Scaled queries `[B..., H, T, K]`, keys `[B..., H, S, K]`, and whether the scores
-      are these sums alone: a dot product without a bias or a soft cap.
+    They are scaled queries `[B..., H, T, K]`, keys `[B..., H, S, K]`, and whether the
+    scores are these sums alone: a dot product without a bias or a soft cap.
     """
     weighting, heads = attention_map.weighting, attention_map.shape[-3]
     score = weighting.score
@@ -113,13 +109,11 @@ def patches(
 
     Args:
       attention_map: The map, `[B..., H, T, S]`.
-      pooled: `[B..., H, P, Q]`, what `attention_map.pooled` gives of all of it.
-      counts: How many parts a head has at each level; where there are more levels,
-        the last number holds for these too.
+      pooled: `[B..., H, P, Q]`, what `attention_map.pooled` gives of all of it. Where
+        its bins are single positions there are no parts: None.
+      counts: The number of parts of a head at each level; the last is of all further
+        levels too.
       side: R, bins along the sides of a part; no more than there are positions.
-
-    Returns:
-      The parts of all levels; None where the map is not pooled.
     """
     shape = attention_map.shape
     *batch, heads, num_queries, num_keys = shape
@@ -135,10 +129,7 @@ def patches(
     mass = pooled.reshape(flat, *pooled.shape[-2:]) * np.diff(edges[0])[None, :, None]
     # Of each head the parts to look into: where they start, and their mass by cell.
     starts = jnp.zeros((flat, 1, 2), jnp.int32)
-    mass = mass[:, None]
-    cells = edges
-    parts = []
-    level = 0
+    mass, cells, parts, level = mass[:, None], edges, [], 0
     while width > 1:
         width = _finer(width)
         count = counts[min(level, len(counts) - 1)]

@@ -1,4 +1,4 @@
-"""From what a user has at hand to a batch: texts, token ids, arrays, examples.
+"""From what a user has to a batch: texts, token ids, arrays, examples.
 
 B batch, T positions, D width of features.
 """
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks
+from mha_haiku.subjects.studies import workbench
 from mha_haiku.training import tasks
 
 
@@ -39,11 +40,7 @@ def of_task(task: tasks.Task) -> Codec:
 
 
 def of_tokenizer(tokenizer: Any) -> Codec:
-    """Returns the codec of a tokenizer: of `tokenizers`, `transformers` or similar.
-
-    Raises:
-      TypeError: If it has no `encode`, or no `decode`.
-    """
+    """Returns the codec of a tokenizer of `tokenizers`, `transformers` or similar."""
     for name in ("encode", "decode"):
         if not callable(getattr(tokenizer, name, None)):
             raise TypeError(
@@ -64,33 +61,23 @@ def of_tokenizer(tokenizer: Any) -> Codec:
 def batch(codec: Codec | None, inputs: Any) -> tuple[tasks.Example, bool]:
     """Returns inputs as a batch without targets, and whether they were one example.
 
-    Args:
-      codec: What encodes a text; None: there is no tokenizer.
-      inputs: A text or a list of texts, token ids `[T]` or `[B, T]`, features
-        `[B, T, D]`, or a batch of examples, which stays as it is.
-
-    Raises:
-      TypeError: If inputs are something else.
-      ValueError: If they are empty, or a text without a tokenizer.
+    They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
+    `[B, T, D]`, or a batch of examples, which stays as it is.
     """
     if isinstance(inputs, tasks.Example):
         return inputs, False
-    is_texts = isinstance(inputs, list | tuple) and any(
-        isinstance(x, str) for x in inputs
-    )
+    is_list = isinstance(inputs, list | tuple)
+    is_texts = is_list and any(isinstance(x, str) for x in inputs)
     if isinstance(inputs, str) or is_texts:
         if codec is None:
             raise ValueError(
                 "inputs must be arrays: the model has no tokenizer.\n"
                 "mh.wrap(function, params, tokenizer=...) gives it one."
             )
-        texts = [inputs] if isinstance(inputs, str) else inputs
-        inputs = [np.asarray(codec.encode(text), np.int32) for text in texts]
-        tokens, lengths = padded(inputs)
-        return example(tokens, lengths), not is_texts
-    if isinstance(inputs, list | tuple) and inputs and np.ndim(inputs[0]) == 1:
-        tokens, lengths = padded([np.asarray(row) for row in inputs])
-        return example(tokens, lengths), False
+        texts = inputs if is_texts else [inputs]
+        return _of_rows([codec.encode(text) for text in texts]), not is_texts
+    if is_list and inputs and np.ndim(inputs[0]) == 1:
+        return _of_rows(inputs), False
     array = np.asarray(inputs)
     if array.dtype.kind not in "iuf" or array.ndim not in (1, 2, 3) or not array.size:
         raise TypeError(
@@ -99,26 +86,20 @@ def batch(codec: Codec | None, inputs: Any) -> tuple[tasks.Example, bool]:
             f"{array.dtype}, shape {array.shape}."
         )
     is_one = array.ndim == 1
-    return example(array[None] if is_one else array, None), is_one
+    return _example(array[None] if is_one else array), is_one
 
 
-def example(tokens: np.ndarray, lengths: np.ndarray | None = None) -> tasks.Example:
-    """Returns a batch without targets."""
-    if lengths is not None and (lengths == tokens.shape[1]).all():
-        lengths = None
+def _of_rows(rows) -> tasks.Example:
+    rows = [np.asarray(row, np.int32) for row in rows]
+    if not all(map(len, rows)):
+        raise ValueError("inputs must not be empty.")
+    tokens, lengths = workbench.padded(rows)
+    return _example(tokens, None if (lengths == tokens.shape[1]).all() else lengths)
+
+
+def _example(tokens, lengths=None) -> tasks.Example:
     targets = np.zeros(tokens.shape[:2], np.int32)
     return tasks.Example(tokens, targets, np.zeros(targets.shape, np.float32), lengths)
-
-
-def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of tokens as `[B, T]`, and the length of each, `[B]`."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    if not lengths.all():
-        raise ValueError("inputs must not be empty.")
-    tokens = np.zeros((len(rows), lengths.max()), np.int32)
-    for row, own in zip(tokens, rows, strict=True):
-        row[: len(own)] = own
-    return tokens, lengths
 
 
 def labels(codec: Codec | None, batch: tasks.Example) -> tuple[tuple[str, ...], ...]:
@@ -131,18 +112,13 @@ def labels(codec: Codec | None, batch: tasks.Example) -> tuple[tuple[str, ...], 
 
 
 def one_token(codec: Codec | None, token: Any) -> int:
-    """Returns a token, given by its number or by a text of one token.
-
-    Raises:
-      ValueError: If the text is of several tokens.
-    """
+    """Returns a token, given by its number or by a text of one token."""
     if not isinstance(token, str):
         return int(token)
-    with checks.user_mistakes():
-        if codec is None:
-            raise ValueError(
-                f"{token!r} must be a token's number: there is no tokenizer."
-            )
+    if codec is None:
+        raise checks.ConfigError(
+            f"{token!r} must be a token's number: there is no tokenizer."
+        )
     tokens = np.asarray(codec.prompt(token)).tolist()
     if len(tokens) != 1:
         raise ValueError(

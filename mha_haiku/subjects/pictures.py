@@ -4,7 +4,6 @@ L layers, H heads of a layer, T positions.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,17 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.showing import curves, drawing, given_maps, markup, plotting, sets, shown
-from mha_haiku.showing.answers import Grid, visible
+from mha_haiku.showing import (
+    answers,
+    curves,
+    drawing,
+    given_maps,
+    markup,
+    plotting,
+    sets,
+    shown,
+)
+from mha_haiku.showing.answers import visible
 from mha_haiku.showing.dossier import Dossier
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
@@ -143,14 +151,6 @@ def _(statistics: head_statistics.HeadStatistics) -> markup.Html:
 
 
 @shown.fragment.register
-def _(lens: Lens) -> markup.Html:
-    return _of_lens(lens).html(
-        "Logit lens: the likeliest next token after each layer",
-        "The colour is the probability. Columns are the tokens that are read.",
-    )
-
-
-@shown.fragment.register
 def _(strongest: Strongest) -> markup.Html:
     rows = strongest.rows()
     columns = list(rows[0]) if rows else []
@@ -165,25 +165,7 @@ def _(strongest: Strongest) -> markup.Html:
     )
 
 
-@shown.fragment.register
-def _(circuits: Circuits) -> markup.Html:
-    return _of_circuits(circuits).html(
-        f"{circuits.kind.upper()}-composition of heads, from weights alone",
-        "Rows write, columns read; layer and head. Random weights are not at 0.",
-    )
-
-
 # --- As a figure
-
-
-@plotting.figure_of.register(Circuits)
-def _(what: Circuits, *, title: str | None) -> "Figure":
-    return _of_circuits(what).figure(title or f"{what.kind.upper()}-composition")
-
-
-@plotting.figure_of.register(Lens)
-def _(what: Lens, *, title: str | None) -> "Figure":
-    return _of_lens(what).figure(title or "Logit lens")
 
 
 @plotting.figure_of.register(Strongest)
@@ -210,17 +192,15 @@ def _(what: Strongest, *, title: str | None) -> "Figure":
 @plotting.figure_of.register(os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
-    checks.choice("what", path.name, [*_FILES, "maps.npz"])
-    return _FILES[path.name](path, title)
-
-
-def _timeline(path, title) -> "Figure":
-    if not files.read_lines(path):
-        raise checks.ConfigError(f"{path} has no lines.")
-    return plotting.drawn(timelines.picture(path), title)
-
-
-def _metrics(path, title) -> "Figure":
+    files_of_a_run = ["metrics.jsonl", "timeline.jsonl", "pruning.csv", "maps.npz"]
+    name = checks.choice("what", path.name, files_of_a_run)
+    if name == "pruning.csv":
+        curve = pruning.read_curve(path)
+        return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
+    if name == "timeline.jsonl":
+        if not files.read_lines(path):
+            raise checks.ConfigError(f"{path} has no lines.")
+        return plotting.drawn(timelines.picture(path), title)
     reports = metrics_log.read(path)
     if not reports:
         raise checks.ConfigError(f"{path} has no reports.")
@@ -228,31 +208,38 @@ def _metrics(path, title) -> "Figure":
     return curves.learning.__wrapped__(reports, title=title)
 
 
-def _pruning(path, title) -> "Figure":
-    curve = pruning.read_curve(path)
-    return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
-
-
-_FILES: dict[str, Callable] = {
-    "metrics.jsonl": _metrics,
-    "timeline.jsonl": _timeline,
-    "pruning.csv": _pruning,
-}
-
-
 # --- Numbers in rows and columns
 
 
-def _of_circuits(circuits) -> Grid:
+def _of_circuits(circuits: Circuits) -> answers.Grid:
     senders, receivers = circuits.pairs()
     if not senders:
         raise ValueError("there are no two layers of which one reads the other.")
     values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
     names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
-    return Grid(values, *names, "composition")
+    kind = circuits.kind.upper()
+    return answers.Grid(
+        values,
+        *names,
+        "composition",
+        title=f"{kind}-composition",
+        caption=f"{kind}-composition of heads, from weights alone",
+        note="Rows write, columns read; layer and head. Random weights are not at 0.",
+    )
 
 
-def _of_lens(lens) -> Grid:
-    texts = np.vectorize(visible, otypes=[str])(lens.texts)
-    columns = [visible(x) for x in lens.tokens]
-    return Grid(lens.probabilities, lens.names, columns, "probability", texts)
+def _of_lens(lens: Lens) -> answers.Grid:
+    return answers.Grid(
+        lens.probabilities,
+        lens.names,
+        [visible(x) for x in lens.tokens],
+        "probability",
+        title="Logit lens",
+        caption="Logit lens: the likeliest next token after each layer",
+        note="The colour is the probability. Columns are the tokens that are read.",
+        texts=np.vectorize(visible, otypes=[str])(lens.texts),
+    )
+
+
+answers.shows(Circuits, _of_circuits)
+answers.shows(Lens, _of_lens)

@@ -19,7 +19,13 @@ from mha_haiku.core import checks, display, models, sites
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.subjects import answers, inputs
-from mha_haiku.subjects.studies import generation, head_statistics, pruned_runs, pruning
+from mha_haiku.subjects.studies import (
+    generation,
+    head_statistics,
+    pruned_runs,
+    pruning,
+    workbench,
+)
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import folders
@@ -63,13 +69,12 @@ class Subject:
         codec = None if run.task.num_tokens is None else inputs.of_task(run.task)
         return cls(run.model, run.params, name, run=run, codec=codec)
 
+    _repr_html_ = display.html
+
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
         step = f", step {self.run.step:,}" if self.run and self.run.step else ""
         return f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters)"
-
-    def _repr_html_(self) -> str:
-        return display.html(self)
 
     @property
     def config(self) -> models.ModelConfig | None:
@@ -113,18 +118,16 @@ class Subject:
     def maps(self, inputs: Any) -> answers.TextMaps:
         """Returns the attention map of each layer, with the tokens along its sides."""
         batch, _ = self._batch(inputs)
-        labels = self._labels(batch)
-        if self.model.config is not None:
+        if self.model.config is None:
+            _, maps = self.look(batch, ["*/map"])
+        else:
             maps = running.run(self.model, self.params, batch).maps
-            return answers.TextMaps(maps, *labels)
-        return answers.TextMaps(self.look(batch, ["*/map"])[1], *labels)
+        return answers.TextMaps(maps, *self._labels(batch))
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the model's `Output`, and what is at its sites, by name.
 
-        Args:
-          inputs: A text, or as for every verb.
-          at: Patterns, or functions by pattern, as of `mh.look`.
+        `at` has patterns, or functions by pattern, as of `mh.look`.
         """
         batch, _ = self._batch(inputs)
         return running.look(self.model, self.params, batch, at)
@@ -140,27 +143,24 @@ class Subject:
         return self._with_model(_edited(self.model, dict(edits)))
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
-        """Returns the subject without what some heads pass on.
-
-        Args:
-          *chosen: Pairs of an attention part's index and a head.
-        """
-        if self.model.config is None:
-            names = self._parts()
-        else:
-            places = models.heads_of_layers(self.model.config)
-            names = [f"{place.path}/heads" for place in places]
-        edits = {}
-        for layer in {layer for layer, _ in chosen}:
+        """Returns the subject with ablated heads: (attention layer, head), ..."""
+        names = self._parts()
+        by_layer: dict[int, list[int]] = {}
+        for layer, head in chosen:
             checks.integer_in("layer", layer, 0, len(names) - 1)
-            own = np.array([head for each, head in chosen if each == layer])
+            by_layer.setdefault(layer, []).append(head)
 
-            def without(values, own=own):
-                checks.integer_in("head", int(own.max()), 0, values.shape[-2] - 1)
-                return values.at[..., own, :].set(0)
+        def without(values, heads):
+            for head in heads:
+                checks.integer_in("head", head, 0, values.shape[-2] - 1)
+            return values.at[..., np.array(heads), :].set(0)
 
-            edits[names[layer]] = without
-        return self.edited(edits)
+        return self.edited(
+            {
+                names[layer]: functools.partial(without, heads=own)
+                for layer, own in by_layer.items()
+            }
+        )
 
     def generate(
         self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
@@ -170,9 +170,9 @@ class Subject:
         Args:
           prompt: The text.
           tokens: The most tokens to write.
-          seed: Seeds what is drawn.
-          **strategy: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty`, as
-            of `studies.generation.strategy`.
+          seed: Seed of the sampling.
+          **strategy: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty` of
+            `studies.generation.strategy`.
 
         Raises:
           ConfigError: If the model continues no text, or the prompt is too long.
@@ -181,14 +181,8 @@ class Subject:
         kind = generation.given(bench.run.config)
         if kind is None:
             self._refuse("generate", "does not continue a text")
-        job = generation.job(
-            bench,
-            kind,
-            [prompt],
-            generation.strategy(kind, **strategy),
-            tokens=tokens,
-            seed=seed,
-        )
+        how = generation.strategy(kind, **strategy)
+        job = generation.job(bench, kind, [prompt], how, tokens=tokens, seed=seed)
         (text,) = generation.write(job)
         return text.text
 
@@ -200,13 +194,8 @@ class Subject:
             `drift`, a mean over examples, and `neighbours`, the share of examples whose
             nearest other example stays the same.
         """
-        run = self._bench("metrics").run
-        vectors = (
-            None
-            if whole is None
-            else pruned_runs.vectors_of(whole._bench("metrics").run)
-        )
-        return pruned_runs.held_out(run, vectors)
+        before = whole and pruned_runs.vectors_of(whole._bench("metrics").run)
+        return pruned_runs.held_out(self._bench("metrics").run, before)
 
     # --- What its heads do
 
@@ -225,18 +214,15 @@ class Subject:
     ) -> heads.Measured:
         """Returns model, metric and batches, which the measures of `mh.heads` take.
 
-        Args:
-          examples: How many held-out examples; a wrapped function has its own.
-          metric: As of `importance`.
+        The arguments are those of `importance`.
         """
         if self.batches is not None:
             own = self.metric or heads.metrics.loss
             return heads.Measured(self.model, own, self.params, self.batches)
         if self.run is None:
             self._refuse("measuring", "has no examples; pass examples to mh.wrap")
-        return self._bench("measuring").measured(
-            examples, metric=metric, name="examples"
-        )
+        bench = self._bench("measuring")
+        return bench.measured(examples, metric=metric, name="examples")
 
     def importance(
         self,
@@ -249,7 +235,7 @@ class Subject:
 
         Args:
           measure: A name of `heads.MEASURES`.
-          examples: How many held-out examples.
+          examples: The number of held-out examples; a wrapped function has its own.
           metric: "loss", "accuracy", "exact_match" or "drift"; None: the task's own.
         """
         checks.choice("measure", measure, heads.MEASURES)
@@ -261,34 +247,28 @@ class Subject:
         corrupted: Any,
         *,
         answers: tuple[Any, Any] | None = None,
-        what: str = "heads",
-        per_position: bool = False,
         into: str = "corrupted",
+        **options: Any,
     ) -> heads.Patched:
-        """Returns what changes when an activation is that of the other text.
+        """Returns what changes when an activation is replaced by the other text's.
 
-        The metric is the logit of the wrong answer less that of the right one, at the
-        last position: patching what carries the answer makes it fall.
+        The metric is the logit of the wrong answer less the logit of the right one, at
+        the last position: patching what carries the answer makes it fall.
 
         Args:
           clean: A text, or several.
           corrupted: Texts of the same numbers of tokens.
           answers: The right and the wrong answer: tokens, or texts of one token each;
             None: what the model answers to the clean and to the corrupted text.
-          what: "heads" or "layers", as of `heads.activation_patching`.
-          per_position: Whether each position is patched alone.
           into: Which run is patched, "clean" or "corrupted".
+          **options: `what` and `per_position` of `heads.activation_patching`.
 
         Raises:
           ValueError: If the texts differ in length, or the answers are the same.
         """
         pair, tokens = self._pair(clean, corrupted, answers)
         found = heads.activation_patching(
-            self._on(pair[0]),
-            [pair[1]],
-            what=what,
-            per_position=per_position,
-            into=into,
+            self._on(pair[0]), [pair[1]], into=into, **options
         )
         return dataclasses.replace(found, tokens=tokens, unit=_LOGITS)
 
@@ -302,7 +282,7 @@ class Subject:
     ) -> heads.Edges:
         """Returns what changes when one head reads of another what the other text has.
 
-        Arguments are as of `patch`, and by keyword those of `heads.path_patching`.
+        Arguments are as of `patch`, and by keyword as of `heads.path_patching`.
         """
         pair, _ = self._pair(clean, corrupted, answers)
         if self.model.config is None:
@@ -330,9 +310,8 @@ class Subject:
     def circuits(self, kind: str = "k", *, folded: bool = False) -> answers.Circuits:
         """Returns how much each head reads of each other one, from weights alone.
 
-        Args:
-          kind: Through which a head reads: "q", "k" or "v".
-          folded: Whether norms are in the weights; see `heads.circuits.compositions`.
+        It reads by its "q", "k" or "v", as `kind` says; `folded` is an argument of
+        `heads.circuits.compositions`.
         """
         scores = heads.circuits.compositions(
             self.model, self.params, kind, folded=folded
@@ -351,8 +330,8 @@ class Subject:
         """Returns where in the data a head attends most, or writes most.
 
         Args:
-          layer: The layer.
-          head: The head.
+          layer: The layer, of all attention parts.
+          head: Its head.
           examples: How many held-out examples to search, or inputs: a list of texts.
           by: "weight": the largest weight of a query, of queries that see another key;
             "size": the Euclidean norm of what the head passes on.
@@ -368,16 +347,14 @@ class Subject:
         checks.integer_in("layer", layer, 0, len(names) - 1)
         path = names[layer].removesuffix("/heads")
         found = _strongest(self.model, path)(self.params, batch)
-        checks.integer_in("head", head, 0, found["key"].shape[1] - 1)
-        found = {name: np.asarray(x)[:, head] for name, x in found.items()}
-        values, keys = found[by], found["key"]
-        kind = running.kind_of(path)
-        valid = np.asarray(running.valid(values.shape[1], batch, kind)) & (keys >= 0)
-        if by == "weight":  # of a query with one key it is 1, always
-            valid &= found["sees several"]
-        values = np.where(valid, values, -np.inf)
-        queries = values.argmax(-1)
-        best = values.max(-1)
+        weights, keys, sizes = map(np.asarray, found)
+        checks.integer_in("head", head, 0, keys.shape[1] - 1)
+        values = (weights if by == "weight" else sizes)[:, head]
+        # The largest weight of a query that sees one key is always 1.
+        sees = keys[:, head, :, -1 if by == "weight" else 0] >= 0
+        valid = running.valid(values.shape[1], batch, running.kind_of(path))
+        values = np.where(sees & np.asarray(valid), values, -np.inf)
+        queries, best = values.argmax(-1), values.max(-1)
         order = np.argsort(-best, kind="stable")
         order = order[np.isfinite(best[order])][:count]
         tokens = self._labels(batch)[0]
@@ -387,7 +364,7 @@ class Subject:
             by,
             order,
             queries[order],
-            keys[order, queries[order]],
+            keys[order, head, queries[order], 0],
             best[order],
             tuple(tokens[i] for i in order) if tokens else (),
         )
@@ -397,36 +374,24 @@ class Subject:
     def prune(self, keep: float | Sequence[Sequence[int]] = 0.5) -> "Subject":
         """Returns the subject without some of its heads, for good.
 
-        Args:
-          keep: The heads that each layer keeps; or the share of all heads to keep, the
-            most important ones by ablation.
-
-        Raises:
-          ValueError: If there are no such heads, or the model has no config.
+        `keep` names the heads that each layer keeps; or it is the share of all heads to
+        keep, the most important ones by ablation.
         """
         bench = self._bench("prune")
         if isinstance(keep, int | float):
             share = checks.positive_number("keep", keep)
             if share > 1:
                 raise ValueError(f"keep must be a share of at most 1, got {keep!r}.")
-            keep = _most_important(
-                self.importance().mean,
-                models.heads_of_layers(self.model.config),
-                share,
-            )
-        run = bench.run
-        params, pruned = heads.prune(run.params, run.config.model, keep)
-        config = run.config.replace(model=pruned)
-        model = folders.make_model(config, run.task)
-        run = run._replace(config=config, model=model, params=params)
-        return dataclasses.replace(self, model=model, params=params, run=run)
+            order = heads.order(self.importance().mean)
+            count = max(1, round(share * len(order)))
+            keep = pruned_runs.kept_after(bench.run, order, count)
+        run = pruned_runs.prune(bench.run, keep)
+        return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Returns the subject trained on for some steps, as a run of its own.
+        """Returns the subject trained further for some steps, as a run in a new folder.
 
-        Args:
-          workdir: The folder of the new run; the same call resumes it.
-          steps: The number of training steps, each with the run's own batch size.
+        The same call resumes it.
 
         Raises:
           ConfigError: If the folder holds another run, or cannot be written to.
@@ -439,12 +404,9 @@ class Subject:
     def save(self, folder: str | os.PathLike, *, family: str | None = None) -> Path:
         """Writes the model as a folder that `transformers` and `mh.load` open.
 
-        Heads that were pruned are there with weights of 0, as no config.json of theirs
-        says that a head is missing; `family="mha_haiku"` leaves them out.
-
-        Args:
-          folder: Where to.
-          family: As of `interop.save`.
+        Pruned heads are there with weights of 0, as a config.json of `transformers`
+        cannot say that a head is missing; `family="mha_haiku"` leaves them out. Other
+        families are those of `interop.save`.
         """
         config = self.model.config
         if config is None or _is_edited(self.model):
@@ -488,9 +450,7 @@ class Subject:
         """Returns the texts at queries and keys of each example; (): unknown."""
         if batch.decoder_inputs is None or self.run is None:
             return inputs.labels(self.codec, batch), ()
-        count = len(batch.inputs)
-        rows = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
-        task = self.run.task
+        rows, task = workbench.rows_of(batch), self.run.task
         return (
             tuple(tuple(task.decoder_labels(row)) for row in rows),
             tuple(tuple(task.labels(row)) for row in rows),
@@ -570,17 +530,6 @@ class Subject:
 _LOGITS = "logit difference"
 
 
-def _most_important(mean, places, share) -> list[list[int]]:
-    """Returns the names of the share of all heads that matter most, by layers."""
-    order = heads.order(mean)  # from the least important on
-    count = max(1, round(share * len(order)))
-    kept = set(order[len(order) - count :])
-    return [
-        [name for i, name in enumerate(place.names) if (layer, i) in kept]
-        for layer, place in enumerate(places)
-    ]
-
-
 def _edited(model, edits) -> models.Model:
     """Returns a model with edits, also token by token and with scanned layers."""
     decoding = model.decoding
@@ -603,7 +552,7 @@ def _is_edited(model) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _strongest(model, path):
-    """Returns a program that finds the largest weight of each query, and its key."""
+    """Returns a program: each query's largest weight, its two keys, output's norm."""
 
     @jax.jit
     def run(params, batch):
@@ -616,12 +565,6 @@ def _strongest(model, path):
             f"{path}/heads": lambda x: jnp.linalg.norm(x, axis=-1).swapaxes(-1, -2),
         }
         _, found = running.look(model, params, batch, at)
-        weights, keys = found[f"{path}/map"]
-        return {
-            "weight": weights,
-            "key": keys[..., 0],
-            "size": found[f"{path}/heads"],
-            "sees several": keys[..., -1] >= 0,
-        }
+        return *found[f"{path}/map"], found[f"{path}/heads"]
 
     return run

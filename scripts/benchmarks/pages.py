@@ -25,7 +25,7 @@ import numpy as np
 from experiments import command_line
 from mha_haiku.core import checks
 from mha_haiku.showing import dossier, fitting, map_set, page
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 from scripts.benchmarks import command, duel, results, worker
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.showing import dossier, map_set
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 
 L, H, T, S = 2, 3, 5, 7
 HOSTILE = [

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from mha_haiku.showing import map_set, per_head
+from mha_haiku.showing import map_set
 from tests.browser import samples
 from tests.browser.samples import H, L
 
@@ -14,8 +14,8 @@ def _maps(name: str = "", *, shape=(L, H), step: int | None = None, **more):
     return dataclasses.replace(
         samples.maps(name=name, step=step),
         numbers={
-            "squared_weights": per_head.PerHead(mean, "weight²", "sum of squares"),
-            "entropy": per_head.PerHead(mean, "nats", "entropy"),
+            "squared_weights": map_set.PerHead(mean, "weight²", "sum of squares"),
+            "entropy": map_set.PerHead(mean, "nats", "entropy"),
         },
         roles=map_set.Roles(np.full(shape, "previous_token"), np.full(shape, 0.75)),
         **more,
@@ -37,7 +37,7 @@ def test_bars_of_small_heads_have_a_legend(drawn):
     shown = samples.of_size(12, 30, 8)
     (maps,) = shown.sets
     numbers = np.random.default_rng(0).random((12, 30))
-    numbers = {"entropy": per_head.PerHead(numbers, "nats", "entropy")}
+    numbers = {"entropy": map_set.PerHead(numbers, "nats", "entropy")}
     maps = dataclasses.replace(maps, numbers=numbers)
     opened = drawn(samples.show(maps), viewport={"width": 900, "height": 800})
     assert opened.locator("#overview.small").count() == 1
@@ -64,7 +64,7 @@ def test_one_head_has_no_order(drawn):
     assert opened.locator("#rank").is_visible()
     one = samples.of_size(1, 1, 6).sets[0]
     mean = np.ones((1, 1))
-    one = dataclasses.replace(one, numbers={"x": per_head.PerHead(mean, "nats", "x")})
+    one = dataclasses.replace(one, numbers={"x": map_set.PerHead(mean, "nats", "x")})
     opened = drawn(samples.show(one))
     assert not opened.locator("#rank").is_visible()
 

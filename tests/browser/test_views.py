@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from mha_haiku.showing import map_set, page, per_head
+from mha_haiku.showing import map_set, page
 from tests.browser import samples
 
 L, H, T, S = samples.L, samples.H, samples.T, samples.S
@@ -140,7 +140,7 @@ def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
         drawn,
         "map",
         numbers={
-            "ablation": per_head.PerHead(mean, "nats", "a label", mean / 10, ranks)
+            "ablation": map_set.PerHead(mean, "nats", "a label", mean / 10, ranks)
         },
         roles=map_set.Roles(np.full((L, H), "induction"), np.full((L, H), 0.75)),
         missing=(("entropy", "python -m experiments.head_statistics"),),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.showing import dossier, map_set, per_head
+from mha_haiku.showing import dossier, map_set
 from tests.showing.small_maps import make_map
 
 HOSTILE = (
@@ -215,7 +215,7 @@ def whole(rng):
             None,
         ),
     )
-    ablation = per_head.PerHead(
+    ablation = map_set.PerHead(
         np.array([[0.5, -0.125], [2, np.nan]]),
         "nats",
         "rise of the loss",

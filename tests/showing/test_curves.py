@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.showing import curves
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 
 P, L, H = 5, 2, 3
 

@@ -64,11 +64,20 @@ _GRID = map_set.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
         ),
         ({"images": map_set.Images(np.zeros((5, 2, 3)))}, "uint8, got float64"),
         ({"images": _GRID._replace(pixels=np.zeros(3, np.uint8))}, "[h, w, 3], got"),
-        ({"images": _GRID._replace(kind="rows")}, "'positions' or 'grid', got 'rows'"),
+        (
+            {"images": _GRID._replace(kind="rows")},
+            "must be one of positions, grid; got 'rows'",
+        ),
         ({"images": _GRID._replace(columns=3)}, "at most 4 patches from position 1"),
         ({"images": _GRID._replace(rows=0)}, "rows and columns, got 0 x 2"),
-        ({"patches": (_PATCH._replace(layer=2),)}, "of its layers, got 2"),
-        ({"patches": (_PATCH._replace(head=2),)}, "of its heads, got 2"),
+        (
+            {"patches": (_PATCH._replace(layer=2),)},
+            "layer of a patch of 'held-out example 3' must be an integer from 0 to 1",
+        ),
+        (
+            {"patches": (_PATCH._replace(head=2),)},
+            "head of a patch of 'held-out example 3' must be an integer from 0 to 1",
+        ),
         ({"patches": (_PATCH._replace(key_edges=np.array([1, 0])),)}, "that rise"),
         (
             {"patches": (_PATCH._replace(query_edges=np.array([2, 3, 4])),)},

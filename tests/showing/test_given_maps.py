@@ -18,7 +18,8 @@ def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
         "padding": masks.padding(np.array([2, 4])),
     }[kind]
     attention_map = make_map(mask=mask)
-    whole = given_maps.map_set({"one": attention_map}, wanted=[3, 1], has_numbers=False)
+    whole = given_maps.map_set({"one": attention_map}, has_numbers=False)
+    whole = whole.with_heads([[3, 1]])
     expected = zoom.masked_cells(attention_map, *((bins, bins) if bins else ()))
     for example, cells in zip(whole.examples, np.asarray(expected), strict=True):
         cells = cells[[3, 1]] if len(cells) > 1 else cells[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.showing import per_head
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Layer, PerHead
 
 NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
 NAMES += ("largest_at_next",)
@@ -23,9 +23,12 @@ def _numbers(layers=L, num_heads=H, names=NAMES):
     }
 
 
-def _table(numbers, layers=(0, 4), **options):
-    names = [range(H)] * L
-    return per_head.table(numbers, layers=layers, heads=names, **options)
+def _layers(numbers, heads=range(H)):
+    return [Layer.of_model("", i, i, heads) for i in numbers]
+
+
+def _table(numbers, **options):
+    return per_head.table(numbers, _layers((0, 4)), **options)
 
 
 def test_a_row_per_head_has_every_number_with_its_unit():
@@ -73,7 +76,7 @@ def _sheet(numbers, **options):
 
 def test_each_number_has_a_panel_with_its_title_and_unit():
     numbers = _numbers()
-    sheet = _sheet(numbers, title="$title_", layers=(0, 4))
+    sheet = _sheet(numbers, layers=_layers((0, 4)), title="$title_")
     panels = [axes for axes in sheet.axes if axes.get_images()]
     assert len(panels) == len(numbers)
     for axes, each in zip(panels, numbers.values(), strict=True):
@@ -87,12 +90,16 @@ def test_each_number_has_a_panel_with_its_title_and_unit():
     assert sheet.get_suptitle().startswith("$title_\n")
     assert "Grey" not in sheet.get_suptitle()
     numbers["entropy"].mean[0, 0] = np.nan
-    assert "Grey" in _sheet(numbers, title="", layers=(0, 4)).get_suptitle()
+    assert "Grey" in _sheet(numbers, layers=_layers((0, 4)), title="").get_suptitle()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (12, 12), (40, 2), (2, 40)])
 def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
-    sheet = _sheet(_numbers(*shape), title="title", layers=range(shape[0]))
+    sheet = _sheet(
+        _numbers(*shape),
+        layers=_layers(range(shape[0]), range(shape[1])),
+        title="title",
+    )
     width, height = sheet.get_size_inches() * sheet.dpi
     assert max(width, height) < 6000
     sheet.canvas.draw()
@@ -110,7 +117,8 @@ def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
 def test_importance_has_heads_by_layer_and_in_order():
     numbers = {"ablation": _numbers()["entropy"]}
     names = [[0, 1, 5], [2, 3, 4]]
-    sheet = per_head.importance_picture.__wrapped__(numbers, title="t", heads=names)
+    layers = [Layer.of_model("", i, i, each) for i, each in enumerate(names)]
+    sheet = per_head.importance_picture.__wrapped__(numbers, layers, title="t")
     cells, bars = sheet.axes[:2]
     assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
     order = [text.get_text() for text in bars.get_xticklabels()]
@@ -122,13 +130,14 @@ def test_importance_has_heads_by_layer_and_in_order():
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_numbers_that_are_all_alike_can_be_drawn(value):
     numbers = {"x": PerHead(np.full((1, 2), value), "nats", "what x is")}
-    assert per_head.statistics_picture(numbers, title="title", layers=(0,))
-    assert per_head.importance_picture(numbers, title="title", heads=[[0, 1]])
+    layers = _layers((0,), (0, 1))
+    assert per_head.statistics_picture(numbers, layers, title="title")
+    assert per_head.importance_picture(numbers, layers, title="title")
 
 
 def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
-    options = {"title": "title", "layers": (0, 1)}
+    options = {"title": "title", "layers": _layers((0, 1))}
     picture = per_head.statistics_picture(_numbers(), **options)
     assert picture == per_head.statistics_picture(_numbers(), **options)
     assert min(image.open(io.BytesIO(picture)).size) > 400

@@ -141,7 +141,7 @@ def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": 5}, "heads of attention must be an integer from 0 to 4, got 5"),
+        ({"head": 5}, "heads must be one of 0, 1, 2, 3, 4; got '5'"),
         ({"head": []}, "heads must be a list of heads"),
         ({"layer": 1}, "layer must be an integer from 0 to 0, got 1"),
         ({"example": 2}, "example must be an integer from 0 to 1, got 2"),

@@ -7,7 +7,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import dossier, given_maps, per_head
+from mha_haiku.showing import dossier, given_maps, map_set
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import (
     attention_dump,
@@ -72,13 +72,12 @@ def test_numbers_are_those_that_were_computed(trained):
     assert (saved.standard_error > 0).all()
 
     numbers = {
-        "ablation": per_head.PerHead(
+        "ablation": map_set.PerHead(
             np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
         )
     }
-    result = head_importance.HeadImportance(
-        "", ((0, 1), (0, 1)), {}, numbers, np.eye(1), 30, (0, 1)
-    )
+    layers = tuple(map_set.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
+    result = head_importance.HeadImportance("", layers, {}, numbers, np.eye(1), 30)
     written = folders.Folder(trained).heads
     head_importance.write(result, written)
     (maps,) = dossiers.of_folder(trained).sets
@@ -91,7 +90,7 @@ def test_numbers_are_those_that_were_computed(trained):
 
 
 def test_numbers_go_by_the_names_of_layers_and_heads():
-    number = per_head.PerHead(
+    number = map_set.PerHead(
         np.array([[1.0, 2, 3], [4, 5, np.nan]]),
         "nats",
         "what",

@@ -98,13 +98,13 @@ def test_learning_closes_the_heads_that_are_not_needed(make_config):
 
 
 @pytest.mark.slow
-def test_parameters_learn_together_with_gates(make_config):
+def test_parameters_learn_together_with_gates(make_config, monkeypatch):
+    monkeypatch.setattr(gate_learning, "_FIRST_LOGIT", 8.0)
     known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=3)
     known.params["logits"]["w"] *= 0.1
     known.params["logits"]["b"] *= 0.1
     bench = _known_bench(known, make_config, optimizer__learning_rate=0.1)
-    options = {"penalty": 0.0, "steps": 40, "initial": 8.0}
-    found = gate_learning.learn_gates(bench, **options)
+    found = gate_learning.learn_gates(bench, penalty=0.0, steps=40)
     assert found.loss[-5:].mean() < 0.5 * found.loss[0]
 
 

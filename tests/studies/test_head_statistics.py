@@ -14,6 +14,7 @@ from mha_haiku import heads, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.showing import collecting
+from mha_haiku.showing.map_set import Layer
 from mha_haiku.subjects.studies import head_statistics
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
@@ -111,7 +112,8 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
             found = float(line[f"{name}_standard_error"])
             np.testing.assert_allclose(found, error, 1e-3, 1e-5)
     title = "run (reverse), step 0: means over 7 held-out examples"
-    assert (table.title, table.layers) == (title, (0, 1))
+    numbers_of_layers = [layer.number for layer in table.layers]
+    assert (table.title, numbers_of_layers) == (title, [0, 1])
     for name, each in table.numbers.items():
         assert each.unit and each.label, name
 
@@ -178,7 +180,7 @@ def test_chosen_layers_are_those_of_the_whole(of_task):
     of_task(Padded())
     whole = head_statistics.measure(Bench.load("anywhere"), examples=N)
     one = head_statistics.measure(Bench.load("anywhere"), examples=N, layers=[1])
-    assert one.layers == (1,)
+    assert [layer.number for layer in one.layers] == [1]
     for name, each in whole.numbers.items():
         np.testing.assert_allclose(one.numbers[name].mean, each.mean[1:], 1e-5, 1e-6)
 
@@ -196,7 +198,8 @@ def test_layers_may_have_different_numbers_of_heads():
     )
     np.testing.assert_array_equal(mean, [[2, 2, 3], [5.5, nothing, nothing]])
     np.testing.assert_allclose(error, [[1, 0, nothing], [0.5, nothing, nothing]])
-    table = head_statistics.HeadStatistics("title", (0, 4), numbers)
+    layers = tuple(Layer.of_model("", i, i, range(3)) for i in (0, 4))
+    table = head_statistics.HeadStatistics("title", layers, numbers)
     lines = table.table().csv().splitlines()
     assert lines == [
         "layer,head,entropy,entropy_standard_error",

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.studies import attention_dump, dossiers, snapshots
 from mha_haiku.subjects.studies.workbench import Bench
@@ -104,7 +103,3 @@ def test_snapshots_are_the_steps_of_a_dossier(watched):
     shown = dossiers.of_folder(folder.root)
     assert [each.step for each in shown.sets] == [5, 10, 30]
     assert shown.sets[-1].numbers and not shown.sets[0].numbers
-    (one,) = dossiers.of_folder(folder.root, step=10).sets
-    _assert_same(one.examples, _saved(folder, 10).examples)
-    with pytest.raises(ConfigError, match="step 7 in .*; it has those of 5, 10, 30"):
-        dossiers.of_folder(folder.root, step=7)

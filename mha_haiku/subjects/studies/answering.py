@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.subjects.studies import attention_dump, generation
+from mha_haiku.subjects.studies import generation, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
 
@@ -77,7 +77,7 @@ def score(
         name: (value, *_interval(value, np.array([each[name] for each in alone])))
         for name, value in task.score(answers, batch).items()
     }
-    rows = attention_dump.rows_of(batch)
+    rows = workbench.rows_of(batch)
     right = [task.answer(row.targets) for row in rows]
     is_right = np.array(
         [
@@ -89,7 +89,7 @@ def score(
 
 
 def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the 95 percent interval of a score, from those of each alone.
+    """Returns the ends of the 95 % interval of a score, from scores of single answers.
 
     Source: of a share Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """

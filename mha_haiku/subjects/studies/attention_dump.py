@@ -27,8 +27,21 @@ from mha_haiku.showing import (
     map_set,
     page,
 )
-from mha_haiku.showing.map_set import Answers, Axes, Axis, Example, Images, MapSet
-from mha_haiku.subjects.studies import dossiers, head_statistics, imported_runs
+from mha_haiku.showing.map_set import (
+    Answers,
+    Axes,
+    Axis,
+    Example,
+    Images,
+    Layer,
+    MapSet,
+)
+from mha_haiku.subjects.studies import (
+    dossiers,
+    head_statistics,
+    imported_runs,
+    workbench,
+)
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -66,18 +79,15 @@ def dump(
     out: str | os.PathLike | None = None,
     **options: Any,
 ) -> Path:
-    """Runs a trained model and writes its attention, a `MapSet`, to maps.npz.
+    """Writes what `measured` returns to maps.npz in a folder, and returns its path.
 
-    Arguments and errors are those of `measured`, and `out` is the folder to write to;
-    None means `attention` in the run's folder, and `attention/own_text` there for own
-    inputs.
-
-    Returns:
-      The path of maps.npz.
+    Without `out` that is `attention` in the run's folder, and `attention/own_text`
+    there for own inputs.
     """
     maps = measured(bench, own=own, **options)
-    folder = bench.folder.attention
-    folder = folder if own is None else folder / "own_text"
+    folder = (
+        bench.folder.attention if own is None else bench.folder.attention / "own_text"
+    )
     folder = folder if out is None else checks.as_path(out)
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes
@@ -109,43 +119,38 @@ def measured(
       bench: The run.
       layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
       heads: Which heads of every layer; None means all.
-      examples: The number of held-out examples, the first; None means
-        `config.attention.examples`.
+      examples: How many held-out examples; None means `config.attention.examples`.
       indices: Indices of held-out examples, in place of the first.
       own: Inputs to run on instead.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
       channels: Whether there are queries and keys too, where maps are whole.
-      devices: Those that divide the work; None: all of all processes.
+      devices: The devices that divide the work; None: all of all processes.
 
     Returns:
-      The set, with the roles of heads where maps are whole. Its numbers are those of
-      `attention.Statistics` that are one per head and, where maps are whole, for each
-      of `Task.alignments` the share of `heads.alignment` (over the examples of the mean
-      if there is one; NaN but for cross-attention).
+      The set, with statistics and, where maps are whole, with roles and for each of
+      `Task.alignments` the share of `heads.alignment` (over the examples of the mean if
+      there is one; NaN but for cross-attention).
 
     Raises:
       ConfigError: If there is no such layer, head, example or token.
     """
     run = bench.run
+    length, target_length = run.task.sequence_length, run.task.target_length or 0
     if own is None:
         indices = _indices(run, examples, indices)
         names_of_examples = [f"held-out example {i}" for i in indices]
     else:
-        own, names_of_examples = _own_batch(run, own)
-    length, target_length = run.task.sequence_length, run.task.target_length or 0
-    if own is not None:
-        length = own.inputs.shape[1]
-        if own.decoder_inputs is not None:
-            target_length = own.decoder_inputs.shape[1]
-    longest = max(length, target_length)
-    is_whole = weights or longest <= run.config.attention.full_length
+        batch, names_of_examples = _own_batch(run, own)
+        length, indices = batch.inputs.shape[1], range(len(batch.inputs))
+        if batch.decoder_inputs is not None:
+            target_length = batch.decoder_inputs.shape[1]
+    is_whole = weights or max(length, target_length) <= run.config.attention.full_length
     num_bins = None if is_whole else run.config.attention.pooled_size
     layer_heads = models.heads_of_layers(run.config.model)
     layers = head_statistics.chosen_layers(run.config.model, layers)
-    wanted = head_statistics.chosen(
-        "heads", heads, run.config.model.attention.num_heads
-    )
+    num_heads = run.config.model.attention.num_heads
+    wanted = head_statistics.chosen("heads", heads, num_heads)
     # Heads go by their index in the unpruned layer; a pruned one has some of them.
     chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
     places = [
@@ -161,20 +166,20 @@ def measured(
     )
     if own is None:
         batch_size = bench.batch_size(len(indices), _BATCH_POSITIONS)
-        batches = bench.observations(
-            observe, indices, batch_size=batch_size, name="attention maps"
-        )
-        seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+        examples_at = bench.held_out
     else:
-        count = len(own.inputs)
-        filled = np.minimum(np.arange(bench.whole_batch(count)), count - 1)
-        example = jax.tree.map(lambda x: x[filled], own)
-        with progress.during("attention maps: compiling"):
-            seen = jax.device_get(observe(bench.run.params, example))
-        seen = jax.tree.map(lambda x: x[:count], seen)
-    example, answers, seen = seen
+        batch_size = bench.whole_batch(len(indices))
+        examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
+    batches = bench.observations(
+        observe,
+        indices,
+        batch_size=batch_size,
+        name="attention maps",
+        examples_at=examples_at,
+    )
+    example, answers, seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     shown = [
-        collecting.layer(layer_heads[i].kind, layer_heads[i].layer, i, names)
+        Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
         for i, names in zip(layers, chosen, strict=True)
     ]
     alignments = alignment.of_batch(run.task.alignments, example)
@@ -187,31 +192,25 @@ def measured(
         num_bins=num_bins,
         is_own=own is not None,
     )
-    aligned, mean = [], None
-    if is_whole:
-        aligned = [_aligned(shown, [each.weights for each in seen], alignments)]
-        seen = [
-            each._replace(evidence=each.evidence | alignment.evidence(scores))
-            for each, scores in zip(seen, aligned[0], strict=True)
-        ]
+    seen = [each._replace(known=each.known.aligned(alignments)) for each in seen]
+    mean = None
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         batches = bench.observations(
             observe, range(count), batch_size=batch_size, name="means of maps"
         )
-        aligned, of_batches = [], []
-        for batch, _, seen_of_batch in batches:
-            maps = [each.weights for each in seen_of_batch]
-            of_batches.append([x.mean(axis=0) for x in maps])
+        numbers, maps = [], []
+        for batch, _, of_layers in batches:
+            maps.append([each.weights.mean(axis=0) for each in of_layers])
             known = alignment.of_batch(run.task.alignments, batch)
-            aligned.append(_aligned(shown, maps, known))
-        maps = zip(*of_batches, strict=True)
-        maps = [np.mean(each, axis=0, dtype=np.float32) for each in maps]
+            numbers.append([each.known.aligned(known).numbers for each in of_layers])
+        maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
-    for i, batches in enumerate(zip(*aligned, strict=True)):
-        scores = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-        seen[i] = seen[i]._replace(numbers=scores | seen[i].numbers)
+        numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
+        for each, own in zip(seen, numbers, strict=True):  # over all these examples
+            shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
+            each.known.numbers.update(shares)
     dtype = run.config.attention.dtype
     found = collecting.map_set(
         bench.title, shown, seen, bare, step=run.step, dtype=dtype
@@ -227,20 +226,15 @@ def write_report(
     *,
     compare: str | os.PathLike | None = None,
 ) -> list[Path]:
-    """Writes one picture per layer and `index.html` beside a folder's `maps.npz`.
+    """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
-    Each file appears whole or not at all. Pictures of layers that `maps.npz` no longer
-    has are removed, so that the folder never mixes two runs. Without matplotlib a
-    warning is logged and only the page is written. `compare` is the folder of another
-    run; see `dossiers`.
+    Pictures of layers that `maps.npz` no longer has are removed, so that the folder
+    never mixes two runs. Without matplotlib a warning is logged and only the page is
+    written. `compare` is the folder of another run; see `dossiers`.
 
     Returns:
       The written files: `layer_00.png`, `layer_01.png`, ... (`encoder_00.png`,
       `cross_00.png`, ... where layers are of several kinds), then `index.html`.
-
-    Raises:
-      ConfigError: If `maps.npz` is missing or is not what a run writes, or a file
-        cannot be written.
     """
     folder = checks.as_path(folder)
     maps = MapSet.load(folder / "maps.npz")
@@ -261,11 +255,7 @@ def write_report(
 
 
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
-    """Returns a function of parameters and a batch of examples.
-
-    It returns the batch, the likeliest classes with their probabilities, and for each
-    layer what is `collecting.Seen` of its map.
-    """
+    """Returns a program that gives a batch, its answers, and each layer's `Seen`."""
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
     shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
@@ -300,22 +290,6 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
         return example, answers, list(seen)
 
     return bench.program(observe)
-
-
-def _aligned(layers, maps, alignments) -> list[dict[str, np.ndarray]]:
-    """Returns for each cross layer the scores `[N, H]` of each alignment, else {}."""
-    return [
-        {x: alignment.scores(weights, known) for x, known in alignments.items()}
-        if layer.kind == "cross"
-        else {}
-        for layer, weights in zip(layers, maps, strict=True)
-    ]
-
-
-def rows_of(examples: tasks.Example) -> list[tasks.Example]:
-    """Returns the examples of a batch on the host, one by one."""
-    count = len(examples.inputs)
-    return [jax.tree.map(lambda x, i=i: x[i], examples) for i in range(count)]
 
 
 def _indices(run, examples, indices) -> list[int]:
@@ -362,15 +336,13 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     if not inputs.size:
         raise ConfigError("tokens must not be empty.")
     length, trained = inputs.shape[1], run.task.sequence_length
-    embedding = run.config.model.embedding
-    is_imported = imported_runs.is_imported(run.config)
-    is_limited = is_imported or embedding.positions == "learned"
-    if is_limited and length > embedding.max_length:
+    most = imported_runs.most_positions(run.config)
+    if most is not None and length > most:
         raise ConfigError(
-            f"tokens must be at most config.model.embedding.max_length "
-            f"{embedding.max_length} (positions of the model), got {length}."
+            f"tokens must be at most config.model.embedding.max_length {most} "
+            f"(positions of the model), got {length}."
         )
-    if length > trained and not is_imported:
+    if length > trained and not imported_runs.is_imported(run.config):
         _logger.warning(
             f"{length} tokens are more than the {trained} of the model's training: "
             f"what it does past these it has not learnt."
@@ -384,10 +356,8 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
 def _examples(
     task, names, example, answers, aligned, *, num_bins, is_own
 ) -> list[Example]:
-    """Returns the examples of a batch on the host, without their maps.
-
-    A user's text has predictions everywhere and targets nowhere.
-    """
+    """Returns the examples of a batch on the host, without their maps."""
+    # A user's text has predictions everywhere and targets nowhere.
     classes = np.asarray(example.targets).reshape(len(names), -1)
     counts = np.asarray(example.weights).reshape(classes.shape) > 0
     shown = counts | is_own
@@ -404,18 +374,17 @@ def _examples(
         return tuple(pair for pair in labelled if pair[0])
 
     examples = []
-    for n, (name, row) in enumerate(zip(names, rows_of(example), strict=True)):
+    for n, (name, row) in enumerate(
+        zip(names, workbench.rows_of(example), strict=True)
+    ):
         tokens, read, predicted = task.labels(row), None, None
         lengths, sizes = [row.lengths], [len(tokens)]
         if row.decoder_inputs is not None:
             read = task.decoder_labels(row)
+            predicted = list(map(task.class_label, classes[n].tolist()))
             lengths, sizes = [*lengths, row.decoder_lengths], [*sizes, len(read)]
         pairs = zip(lengths, sizes, strict=True)
         lengths = [size if x is None else max(1, int(x)) for x, size in pairs]
-        if read is not None:
-            end = len(read) if row.decoder_lengths is None else int(row.decoder_lengths)
-            predicted = [task.class_label(c) for c in classes[n, :end].tolist()]
-            predicted += [""] * (len(read) - end)
         known = None if aligned is None else aligned[n]
         queries, keys, kinds = _axes(num_bins, lengths, tokens, read, predicted, known)
         whole = classes.shape[1] == 1 < sizes[-1]
@@ -446,10 +415,13 @@ def _examples(
 
 def _mean(name, example, maps) -> Example:
     """Returns the mean of whole maps, whose tokens are not known."""
-    tokens, read = [""] * example.inputs.shape[1], None
-    if example.decoder_inputs is not None:
-        read = [""] * example.decoder_inputs.shape[1]
-    lengths = [len(each) for each in (tokens, read) if each is not None]
+    tokens, *decoder = (
+        [""] * each.shape[1]
+        for each in (example.inputs, example.decoder_inputs)
+        if each is not None
+    )
+    read = decoder[0] if decoder else None
+    lengths = [len(each) for each in (tokens, *decoder)]
     queries, keys, kinds = _axes(None, lengths, tokens, read, read)
     return Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
 
@@ -457,17 +429,10 @@ def _mean(name, example, maps) -> Example:
 def _axes(
     num_bins, lengths, tokens, read=None, predicted=None, aligned=None
 ) -> tuple[Axis, Axis, dict[str, Axes]]:
-    """Returns the queries, the keys, and what layers of a kind have in their place.
-
-    Args:
-      num_bins: Of pooled maps; None: maps are whole.
-      lengths: How many positions are valid: of the input, and with a decoder of that.
-      tokens: The text of each position of the input.
-      read: The tokens that the decoder reads; None: there is no decoder. Answers are
-        the decoder's, whose axes are therefore those of the example.
-      predicted: The tokens that it should predict.
-      aligned: Booleans `[T, S]`: where cross-attention should look; None: not known.
-    """
+    """Returns the queries, the keys, and what layers of a kind have in their place."""
+    # Valid positions have `lengths`, and tokens are those of the input. A decoder has
+    # `read` tokens and should predict others. Answers are the decoder's, whose axes are
+    # therefore those of the example; `aligned` `[T, S]` is for cross-attention.
 
     def axis(texts, length, label="", notes=()):
         edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))

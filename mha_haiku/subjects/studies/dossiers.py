@@ -1,8 +1,8 @@
 """Joins what lies in a run's folder to the dossier of a page: maps, numbers, roles.
 
 Beside the maps these are statistics, importance where it was measured, snapshots of the
-training, and another run to compare with. Nothing is run, but for the matching of heads
-with those of another run.
+training, and another run to compare with. Nothing is run, but to match heads with the
+heads of another run.
 
 N examples, L layers, H heads, T positions.
 """
@@ -29,29 +29,10 @@ def of_folder(
     workdir: str | os.PathLike,
     *,
     compare: str | os.PathLike | None = None,
-    step: int | None = None,
 ) -> dossier.Dossier:
-    """Returns all that the folder of a run with saved maps has of its heads.
-
-    That may be together with another run, or of the snapshot of one step alone.
-
-    Raises:
-      ConfigError: If maps or the snapshot are missing, or a file is not what a run
-        writes.
-    """
+    """Returns all that the folder of a run with saved maps has of its heads."""
     root = checks.as_path(workdir)
     folder = folders.Folder(root).attention
-    if step is not None:
-        with checks.user_mistakes():
-            checks.non_negative_integer("step", step)
-        steps = steps_of(folders.Folder(root))
-        if step not in steps:
-            have = "none" if not steps else f"those of {', '.join(map(str, steps))}"
-            raise ConfigError(
-                f"There is no snapshot of step {step} in {folder / 'snapshots'}; it "
-                f"has {have}."
-            )
-        return of_maps(folder / "snapshots" / str(step), compare=compare)
     if not (folder / "maps.npz").exists():
         raise ConfigError(
             f"There are no maps in {folder}.\n"
@@ -66,8 +47,7 @@ def of_maps(
     """Returns a dossier of the `maps.npz` of a folder.
 
     That may be a run's attention, one inside of it, or any. Heads of another run to
-    `compare` are matched with those of the run in which the maps are. Errors are those
-    of `of_folder`.
+    `compare` are matched with the heads of the run in which the maps are.
     """
     folder = checks.as_path(folder)
     own = MapSet.load(folder / "maps.npz")
@@ -82,9 +62,9 @@ def of_maps(
             moments = [each for each in moments if each.step != own.step]
             own = dataclasses.replace(own, name=f"step {own.step}")
             moments = sorted([*moments, own], key=lambda each: each.step)
-            return dossier.Dossier(title, tuple(moments), notes=tuple(notes))
-        own = dataclasses.replace(own, step=None)
-        return dossier.Dossier(title, (own,), notes=tuple(notes))
+        else:
+            moments = [dataclasses.replace(own, step=None)]
+        return dossier.Dossier(title, tuple(moments), notes=tuple(notes))
     other_root = checks.as_path(compare)
     other = _with_importance(MapSet.load(compared(compare)), other_root)
     if own.name == other.name:  # told apart by their folders
@@ -110,11 +90,7 @@ def steps_of(folder: folders.Folder) -> list[int]:
 
 
 def compared(workdir: str | os.PathLike) -> Path:
-    """Returns the saved maps of a run that another is compared with.
-
-    Raises:
-      ConfigError: If it has none.
-    """
+    """Returns the saved maps of a run that another is compared with."""
     root = checks.as_path(workdir)
     path = folders.Folder(root).attention / "maps.npz"
     if not path.exists():

@@ -1,6 +1,6 @@
 """Gates learned on a trained run, with a penalty per open head, so that heads close.
 
-The gates are parameters beside those of the model; the training step is the usual one.
+The gates are parameters next to the model's; the training step is the usual one.
 L layers, H heads of a layer.
 """
 
@@ -26,6 +26,7 @@ from mha_haiku.training import devices, losses, stepping
 from mha_haiku.training.runs import folders, loop
 
 _STEPS_PER_DISPATCH = 100
+_FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
 
 
 class Learned(NamedTuple):
@@ -78,7 +79,6 @@ def learn_gates(
     penalty: float,
     steps: int,
     gate_learning_rate: float = 0.1,
-    initial: float = 2.0,
 ) -> Learned:
     """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
@@ -92,9 +92,8 @@ def learn_gates(
       bench: The run, with unstacked layers; a converged one, as in the source.
       penalty: Nats per open head.
       steps: The number of training steps.
-      gate_learning_rate: Adam's, for the logits of the gates; larger than that of the
+      gate_learning_rate: Adam's, for the logits of the gates; larger than for the
         parameters, as the logits change by several units.
-      initial: The logits at the start; 2 is open with probability 0.97.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
@@ -152,7 +151,7 @@ def learn_gates(
         max_steps=_STEPS_PER_DISPATCH,
         measure=measure,
     )
-    log_alpha = [jnp.full(len(part.names), initial) for part in parts]
+    log_alpha = [jnp.full(len(part.names), _FIRST_LOGIT) for part in parts]
     params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
     if has_drift:
         params["whole"] = jax.tree.map(jnp.array, run.params)
@@ -188,15 +187,12 @@ def learn(
     together, becomes the run `out/scratch`. Without targets neither is trained; of a
     model that had learnt elsewhere, or started from another run, only the first.
 
-    The training with gates is that of `learn_gates`; then the pruned model takes
+    Gates are trained as in `learn_gates`; then the pruned model takes
     `tuning_steps`.
 
     Returns:
       The run, the pruned model before and after tuning, and the one from scratch; the
       first two without targets.
-
-    Raises:
-      ConfigError: If every head closes, or `out` holds a run.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """

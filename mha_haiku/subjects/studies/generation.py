@@ -1,4 +1,4 @@
-"""Texts that a run writes: prompts that it goes on with, sources that it answers.
+"""Texts that a run writes: prompts that it continues, sources that it answers.
 
 B texts decoded together, t tokens of a prompt or source, n of what is written, T
 positions of the training's examples.
@@ -18,7 +18,7 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
-from mha_haiku.subjects.studies import attention_dump, imported_runs
+from mha_haiku.subjects.studies import attention_dump, imported_runs, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders
@@ -26,7 +26,7 @@ from mha_haiku.training.runs import configuration, files, folders
 _logger = logging.getLogger("mha_haiku")
 
 TOKENS = 200  # of a text, unless somebody asks for more
-TEMPERATURE = 0.8  # of texts that go on with a prompt
+TEMPERATURE = 0.8  # of texts that continue a prompt
 CHUNK = 4  # tokens of a stream that come at a time, behind the first
 BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
@@ -106,41 +106,34 @@ def strategy(
     """Returns how tokens are chosen.
 
     Args:
-      kind: "prompt" or "source", which tells the temperature if it is left out:
-        `TEMPERATURE`, or 0.
+      kind: "prompt" or "source", which tells the default temperature: `TEMPERATURE`, or
+        0.
       temperature: 0 takes the likeliest token (greedy).
-      top_k: Only that many of the likeliest tokens are drawn from.
-      top_p: Only the fewest likeliest tokens with that much probability are.
+      top_k: The number of likeliest tokens that are drawn from.
+      top_p: The probability of the likeliest tokens that are drawn from.
       beam: Width of a beam search, which draws nothing.
-      length_penalty: Of the beam search.
+      length_penalty: The power of the length that scores of a beam are divided by.
 
     Raises:
       ConfigError: If one is out of its range, or two exclude each other.
     """
     with checks.user_mistakes():
-        drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        cuts = {"top_k": top_k, "top_p": top_p}
         if beam is not None:
             checks.integer_in("beam", beam, 1, _MOST_WIDTH)
-            penalty = checks.non_negative_number("length_penalty", length_penalty or 0)
+            drawn = {"temperature": temperature, **cuts}
             _refuse_others("beam, which draws no tokens", drawn)
-            return decoding.Beam(beam, float(penalty))
+            return decoding.Beam(beam, float(length_penalty or 0))
         if length_penalty is not None:
             raise ValueError("length_penalty needs a beam search: give beam=4, say.")
-        if top_k is not None:
-            checks.positive_integer("top_k", top_k)
-        if top_p is not None:
-            checks.positive_number("top_p", top_p)
-            if top_p > 1:
-                raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}.")
-        is_greedy = kind == "source" and top_k is None and top_p is None
         if temperature is None:
+            is_greedy = kind == "source" and top_k is None and top_p is None
             temperature = 0.0 if is_greedy else TEMPERATURE
-        checks.non_negative_number("temperature", temperature)
-        if temperature == 0:
-            which = "temperature 0, which takes the likeliest token"
-            _refuse_others(which, {"top_k": top_k, "top_p": top_p})
-            return decoding.Greedy()
-    return decoding.Sampled(float(temperature), top_k, top_p)
+        sampled = decoding.Sampled(float(temperature), top_k, top_p)
+        if temperature:
+            return sampled
+        _refuse_others("temperature 0, which takes the likeliest token", cuts)
+    return decoding.Greedy()
 
 
 class Job(NamedTuple):
@@ -185,11 +178,7 @@ def job(
     """Returns the texts to write, checked: from prompts or sources, as `kind` says.
 
     Other arguments are as of `Job`; without `tokens` there are `TOKENS`, or as many as
-    the model has positions; of sources as many as the task's targets have.
-
-    Raises:
-      ConfigError: If the run does not write from this, a text is empty, too long, or
-        has characters that the tokenizer lacks, or there is no room for the tokens.
+    the model has positions; for sources as many as the task's targets have.
     """
     check_given(bench, kind)
     task = bench.run.task
@@ -228,9 +217,8 @@ class Stream:
 
     def __init__(self, job: Job):
         self._job = job
-        self._tokens: list[int] = []
+        self._tokens: list[int] = []  # with the end token
         self._text: Text | None = None
-        self._is_ended = False
 
     def __iter__(self) -> Iterator[str]:
         job, task = self._job, self._job.bench.run.task
@@ -249,10 +237,9 @@ class Stream:
             key=_key(job, 0),
             chunk=CHUNK,
         ):
-            if int(token) == task.end_token:
-                self._is_ended = True
-                break
             self._tokens.append(int(token))
+            if int(token) == task.end_token:
+                break
             yield utf8.decode(task.piece(int(token)))
         yield utf8.decode(b"", final=True)
 
@@ -260,9 +247,7 @@ class Stream:
         """Returns what has been written so far."""
         if self._text is not None:
             return self._text
-        end = [self._job.bench.run.task.end_token]
-        tokens = np.array(self._tokens + end[: self._is_ended], np.int32)
-        return _text(self._job, 0, tokens, float("nan"))
+        return _text(self._job, 0, np.array(self._tokens, np.int32), float("nan"))
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
@@ -273,7 +258,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
     size = min(len(job.given), BATCH)
-    given_tokens, given_lengths = _padded(job.given_tokens)
+    given_tokens, given_lengths = workbench.padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources
         room = task.sequence_length - given_tokens.shape[1]
@@ -325,20 +310,18 @@ def of_held_out(
     most: int = TOKENS,
     seed: int = 0,
 ) -> tuple[Job, tasks.Example]:
-    """Returns the job to write from held-out examples, and these.
+    """Returns the job to write from held-out examples, and the examples.
 
-    Of a source the answer is written, of at most `tokens`; the first half of a text is
-    gone on with, and both are of at most `most` tokens. The run's parameters are not
+    A source is answered with at most `tokens` tokens; the first half of a text is
+    continued, and both are of at most `most` tokens. The run's parameters are not
     needed yet.
     """
     run, task = bench.run, bench.run.task
     examples = jax.device_get(bench.held_out(indices))
     if given(run.config) == "source":
-        rows = tuple(
-            row[:length]
-            for row, length in zip(examples.inputs, examples.lengths, strict=True)
-        )
-        texts = list(map(task.question, attention_dump.rows_of(examples)))
+        pairs = zip(examples.inputs, examples.lengths, strict=True)
+        rows = tuple(row[:length] for row, length in pairs)
+        texts = list(map(task.question, workbench.rows_of(examples)))
         tokens = _room_of_answers(run, tokens)
     else:
         half = task.sequence_length // 2
@@ -351,19 +334,14 @@ def of_held_out(
 def write_attention(
     job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
 ) -> Path:
-    """Writes the attention maps of texts into attention/generated in the run's folder.
+    """Writes the maps of up to 64 texts into attention/generated in the run's folder.
 
-    Of more than 64 texts those of the first 64. Returns the path of the page.
+    Returns the path of the page.
     """
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
-    attention_dump.dump(
-        job.bench,
-        own=attention_dump.Own(
-            batch=_example(job, texts),
-            names=[f"text {i}" for i in range(len(texts))],
-        ),
-        out=folder,
-    )
+    names = [f"text {i}" for i in range(len(texts))]
+    own = attention_dump.Own(batch=_example(job, texts), names=names)
+    attention_dump.dump(job.bench, own=own, out=folder)
     return attention_dump.write_report(folder, formats)[-1]
 
 
@@ -372,11 +350,11 @@ def _example(job, texts) -> tasks.Example:
     task = job.bench.run.task
     if job.kind == "prompt":
         rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
-        inputs, lengths = _padded(rows)
+        inputs, lengths = workbench.padded(rows)
         return tasks.Example(inputs, inputs, np.zeros(inputs.shape, "f4"), lengths)
     end = [task.end_token]
-    inputs, lengths = _padded([text.given_tokens for text in texts])
-    targets, decoder_lengths = _padded(
+    inputs, lengths = workbench.padded([text.given_tokens for text in texts])
+    targets, decoder_lengths = workbench.padded(
         [np.append(text.tokens, end[: text.is_ended]) for text in texts]
     )
     decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=task.start_token)
@@ -389,15 +367,6 @@ def _example(job, texts) -> tasks.Example:
         decoder_inputs[:, :-1],
         decoder_lengths,
     )
-
-
-def _padded(rows) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of tokens filled up with 0, `[B, t]`, and their lengths."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    padded = np.zeros((len(rows), lengths.max()), np.int32)
-    for row, into in zip(rows, padded, strict=True):
-        into[: len(row)] = row
-    return padded, lengths
 
 
 @contextlib.contextmanager
@@ -444,18 +413,14 @@ def _text(job, i, written, log_probability) -> Text:
 
 
 def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
-    """Returns the bench and number of tokens for texts that go on with prompts.
-
-    Distances beyond those of its training are nothing that a model has learnt: past
-    them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
-    tokens, about that of a unigram. If each token sees the T - 1 before it instead, it
-    stays at 1.2.
-    """
-    run = bench.run
-    embedding, trained = run.config.model.embedding, run.task.sequence_length
-    is_imported = imported_runs.is_imported(run.config)
-    if is_imported or embedding.positions == "learned":
-        most = embedding.max_length
+    """Returns the bench and number of tokens for texts that continue prompts."""
+    # A model has learnt nothing of distances beyond its training's: past
+    # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
+    # tokens, about that of a unigram. If each token sees the T - 1 before it instead,
+    # the loss stays at 1.2.
+    run, trained = bench.run, bench.run.task.sequence_length
+    most = imported_runs.most_positions(run.config)
+    if most is not None:
         if prompt >= most:
             raise ConfigError(
                 f"prompt must be of at most {most - 1} tokens, as the model has {most} "
@@ -471,7 +436,7 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
         checks.integer_in("tokens", wanted, 1, _MOST_TOKENS)
     if prompt + wanted <= trained:
         return bench, wanted
-    if embedding.positions == "sinusoidal":
+    if run.config.model.embedding.positions == "sinusoidal":
         _logger.warning(
             f"{prompt + wanted} tokens are more than the {trained} of the model's "
             f"training: what it does past these it has not learnt."
@@ -497,9 +462,7 @@ def _windowed(bench, reach) -> Bench:
 
 def _room_of_answers(run, tokens) -> int:
     """Returns the number of tokens of an answer; the start token takes a position."""
-    embedding, most = run.config.model.embedding, _MOST_TOKENS
-    if embedding.positions == "learned":
-        most = embedding.max_length
+    most = imported_runs.most_positions(run.config) or _MOST_TOKENS
     with checks.user_mistakes():
         wanted = run.task.target_length if tokens is None else tokens
         return checks.integer_in("tokens", wanted, 1, most)

@@ -14,9 +14,8 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
-from mha_haiku.showing import collecting, per_head, tables
-from mha_haiku.showing.map_set import MapSet
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing import per_head, tables
+from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
@@ -34,29 +33,23 @@ class HeadImportance(NamedTuple):
 
     Attributes:
       title: Which run and step, and what is measured.
-      heads: For each layer the names of its heads.
+      layers: The L layers with their heads.
       measures: The importance by each measure, by its name in `heads.MEASURES`.
       numbers: Means `[L, H]`, standard errors and ranks of these, with unit and label.
       agreement: `[M, M]`, Spearman's rank correlation of the measures.
       step: The step of the run.
-      layers: The number of each layer, within its kind where there are kinds.
-      kinds: The kind of each layer; () in a model of one kind.
     """
 
     title: str
-    heads: tuple[tuple[int, ...], ...]
+    layers: tuple[Layer, ...]
     measures: dict[str, heads.Importance]
     numbers: dict[str, PerHead]
     agreement: np.ndarray
     step: int
-    layers: tuple[int, ...]
-    kinds: tuple[str, ...] = ()
 
     def table(self) -> tables.Table:
         """Returns a row per head."""
-        return per_head.table(
-            self.numbers, layers=self.layers, heads=self.heads, kinds=self.kinds
-        )
+        return per_head.table(self.numbers, self.layers)
 
     def text(self) -> str:
         """Returns the table as text, and below it how far the measures agree."""
@@ -80,12 +73,7 @@ class HeadImportance(NamedTuple):
     def picture(self) -> functools.partial:
         """Gives the heads by layer and by rank, as the bytes of a file."""
         return functools.partial(
-            per_head.importance_picture,
-            self.numbers,
-            title=self.title,
-            heads=self.heads,
-            layers=self.layers,
-            kinds=self.kinds,
+            per_head.importance_picture, self.numbers, self.layers, title=self.title
         )
 
 
@@ -109,9 +97,6 @@ def measure(
       ablation_value: What an ablated head passes on: a name of
         `workbench.ABLATION_VALUES`.
       measures: Names of `heads.MEASURES`; None means all.
-
-    Raises:
-      ConfigError: If there is no such metric, ablation_value or measure.
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
     with checks.user_mistakes():
@@ -150,13 +135,14 @@ def measure(
     return HeadImportance(
         f"{bench.title}: {examples} held-out example{plural}, "
         f"ablated heads pass on {_PASSED[ablation_value]}",
-        tuple(layer.names for layer in layers),
+        tuple(
+            Layer.of_model(layer.kind, layer.layer, i, layer.names)
+            for i, layer in enumerate(layers)
+        ),
         measured,
         numbers,
         np.array(agreement),
         bench.run.step,
-        tuple(layer.layer for layer in layers),
-        tuple(layer.kind for layer in layers if layer.kind),
     )
 
 
@@ -166,14 +152,7 @@ def write(
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
     """Writes head_importance.csv, a picture, and a `MapSet` of the numbers as .npz."""
-    kinds = result.kinds or ("",) * len(result.layers)
-    layers = tuple(
-        collecting.layer(kind, number, i, names)
-        for i, (kind, number, names) in enumerate(
-            zip(kinds, result.layers, result.heads, strict=True)
-        )
-    )
-    maps = MapSet(result.title, layers, (), result.step, result.numbers)
+    maps = MapSet(result.title, result.layers, (), result.step, result.numbers)
     maps.save(Path(folder) / "head_importance.npz")
     return workbench.write(
         folder, "head_importance", result.table(), result.picture, formats

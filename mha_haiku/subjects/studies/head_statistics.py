@@ -17,12 +17,11 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.showing import collecting, per_head, tables
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import Layer, PerHead
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-_PLACES = "places"  # of the largest weights of cross-attention
 _WIDTH_OF_ROLES = max(map(len, heads.ROLES))
 
 
@@ -31,19 +30,16 @@ class HeadStatistics(NamedTuple):
 
     Attributes:
       title: The run, its step, and what means are over.
-      layers: The L layers, by their numbers, within their kind where there are kinds.
-      numbers: By the names of `attention.STATISTICS`, `[L, H]` each. Columns are heads
-        by their index in the unpruned layer, NaN where a head was pruned. Statistics
-        that need tokens are left out where inputs are features, and NaN of
-        cross-attention, whose queries and keys are of two texts.
-      kinds: The kind of each layer; () in a model of one kind.
+      layers: The L layers, each with the heads of the unpruned layer.
+      numbers: By the names of `attention.STATISTICS`, `[L, H]` each, NaN where a head
+        was pruned. Statistics that need tokens are left out where inputs are features,
+        and NaN for cross-attention, whose queries and keys are of two texts.
       roles: What each head does, `[L, H]` like the numbers; None: not known.
     """
 
     title: str
-    layers: tuple[int, ...]
+    layers: tuple[Layer, ...]
     numbers: dict[str, PerHead]
-    kinds: tuple[str, ...] = ()
     roles: heads.Roles | None = None
 
     def __repr__(self) -> str:
@@ -51,18 +47,11 @@ class HeadStatistics(NamedTuple):
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
-    @property
-    def heads(self) -> list[list[int]]:
-        """For each layer the names of its columns."""
-        return [list(range(self.numbers["entropy"].mean.shape[1]))] * len(self.layers)
-
     def table(self) -> tables.Table:
         """Returns a row per head; as text it shows means only."""
         return per_head.table(
             self.numbers,
-            layers=self.layers,
-            heads=self.heads,
-            kinds=self.kinds,
+            self.layers,
             roles=None if self.roles is None else self.roles.names,
             shown="{0:.3g}",
         )
@@ -86,11 +75,7 @@ class HeadStatistics(NamedTuple):
     def picture(self) -> functools.partial:
         """Gives a heat map of each statistic, as the bytes of a file."""
         return functools.partial(
-            per_head.statistics_picture,
-            self.numbers,
-            title=self.title,
-            layers=self.layers,
-            kinds=self.kinds,
+            per_head.statistics_picture, self.numbers, self.layers, title=self.title
         )
 
 
@@ -103,32 +88,23 @@ def measure(
     examples have the same weight. Where the task says where the rows of cross-attention
     should look, the shares of its alignments are among the numbers; see
     `heads.alignment`. Layers are chosen as `chosen_layers` says.
-
-    Raises:
-      ConfigError: If there is no such layer, or `examples` is below 1.
     """
     names = models.heads_of_layers(bench.run.config.model)
     layers = chosen_layers(bench.run.config.model, layers)
     is_all = len(layers) == len(names)
     bench = (bench.compact() if is_all else bench).placed()
-    run = bench.run
     batch_size = bench.batch_size(examples, _BATCH_POSITIONS)
 
     def observe(params, example):
-        def numbers(attention_map, kind):
-            tokens = running.tokens(example, kind)
-            statistics = attention_map.statistics(tokens=tokens)
-            found = collecting.per_head(statistics)
-            if kind == "cross":
-                found[_PLACES] = attention_map.top(1).positions[..., 0]
-            lengths = running.key_lengths(example, kind)
-            evidence = heads.role_evidence(
-                attention_map, statistics, kind, tokens=tokens, lengths=lengths
+        def known(attention_map, kind):
+            return collecting.known(
+                attention_map,
+                kind,
+                tokens=running.tokens(example, kind),
+                lengths=running.key_lengths(example, kind),
             )
-            return found, evidence
 
-        found = bench.observed(params, example, numbers, layers)[1]
-        return found, None if example.decoder_inputs is None else example
+        return example, bench.observed(params, example, known, layers)[1]
 
     batches = bench.observations(
         bench.program(observe),
@@ -136,10 +112,13 @@ def measure(
         batch_size=batch_size,
         name="head statistics",
     )
-    batches = [_aligned(run.task, *batch) for batch in batches]
-    statistics, evidence = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    aligned = []
+    for example, of_layers in batches:
+        alignments = alignment.of_batch(bench.run.task.alignments, example)
+        aligned.append([each.aligned(alignments) for each in of_layers])
+    known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [names[i].names for i in layers]
-    numbers = collecting.summary(statistics, columns)
+    numbers = collecting.summary([each.numbers for each in known], columns)
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(
             f"In {examples} held-out examples every query is fully masked."
@@ -147,30 +126,14 @@ def measure(
     plural = "" if examples == 1 else "s"
     title = f"{bench.title}: means over {examples} held-out example{plural}"
     kinds = tuple(names[i].kind for i in layers if names[i].kind)
-    sums = [{x: y.sum(0) for x, y in each.items()} for each in evidence]
-    roles = heads.roles_of_evidence(sums, columns=columns, kinds=kinds)
-    return HeadStatistics(
-        title, tuple(names[i].layer for i in layers), numbers, kinds, roles
-    )
-
-
-def _aligned(task, layers, example) -> tuple[list[dict], list[dict]]:
-    """Returns numbers and evidence of roles, with what the task says of alignment."""
-    known = {} if example is None else alignment.of_batch(task.alignments, example)
-    for numbers, evidence in layers:
-        places = numbers.pop(_PLACES, None)
-        if places is not None:
-            numbers |= {x: alignment.shares(places, y) for x, y in known.items()}
-            evidence |= alignment.evidence(numbers)
-    return [numbers for numbers, _ in layers], [evidence for _, evidence in layers]
+    roles = collecting.roles(known, columns=columns, kinds=kinds)
+    every = range(numbers["entropy"].mean.shape[1])
+    shown = [Layer.of_model(names[i].kind, names[i].layer, i, every) for i in layers]
+    return HeadStatistics(title, tuple(shown), numbers, roles)
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
-    """Returns the wanted ones of `count` layers or heads; None means all.
-
-    Raises:
-      ConfigError: If one of them does not exist, or `wanted` is empty.
-    """
+    """Returns the wanted ones of `count` layers or heads; None means all."""
     if wanted is None:
         return list(range(count))
     if not wanted:
@@ -184,13 +147,8 @@ def chosen_layers(
 ) -> list[int]:
     """Returns the indices of the wanted layers, counted over all kinds.
 
-    Args:
-      config: `config.model`.
-      wanted: Indices, addresses ("cross.0"; "3" where there is one kind), or kinds
-        ("cross"), which are all layers of them; None means all.
-
-    Raises:
-      ConfigError: If one of them does not exist, or `wanted` is empty.
+    They are indices, addresses ("cross.0"; "3" where there is one kind), or kinds
+    ("cross"), which are all layers of them; None means all.
     """
     layers = models.heads_of_layers(config)
     result = None if wanted is None else []

@@ -24,7 +24,7 @@ from mha_haiku.training.runs import configuration, folders
 
 # Of the examples, where the model allows as many; studies take time with the length.
 _LENGTHS = {"language_model": 128, "masked_language_model": 128, "sentences": 64}
-_TOKENIZER = "tokenizer.json"  # that of the run's folder
+_TOKENIZER = "tokenizer.json"  # in the run's folder
 _IN_PYTHON = "mh.interop.load reads it in Python."
 
 
@@ -70,19 +70,13 @@ def write(
         if the model has fewer positions. Own text may be as long as the model allows.
       path: The text that examples are from, as `config.data.path`; "": Python's own
         documentation.
-
-    Raises:
-      ConfigError: If the model cannot be read or has no task, or the folder or the text
-        cannot be used.
-      SaveError: If the parameters cannot be written.
     """
     folders.check_free(workdir)  # before the work
     run = in_memory(
         interop.load(source), source, sequence_length=sequence_length, path=path
     )
-    _ = (
-        run.task.held_out_data
-    )  # now, so that errors in a text show before anything is made
+    # Now, so that errors in a text show before anything is made.
+    _ = run.task.held_out_data
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
     folder = folders.write_run(workdir, run.config, params, run.task)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -96,11 +90,7 @@ def in_memory(
     sequence_length: int | None = None,
     path: str = "",
 ) -> folders.Run:
-    """Returns a pretrained model as a run at step 0; other arguments as of `write`.
-
-    Raises:
-      ConfigError: If the model has no task.
-    """
+    """Returns a pretrained model as a run at step 0; other arguments as of `write`."""
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
     configuration.check_fields(config)
@@ -114,6 +104,13 @@ def in_memory(
 def is_imported(config: configuration.RunConfig) -> bool:
     """Returns whether the config of a run is of a model that had learnt elsewhere."""
     return getattr(config.data, "tokenizer", None) == _TOKENIZER
+
+
+def most_positions(config: ml_collections.ConfigDict) -> int | None:
+    """Returns how many positions the model of a run has; None: any number."""
+    embedding = config.model.embedding
+    is_limited = is_imported(config) or embedding.positions == "learned"
+    return embedding.max_length if is_limited else None
 
 
 def _task_name(imported: interop.Imported, source) -> str:

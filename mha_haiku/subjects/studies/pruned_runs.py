@@ -3,6 +3,8 @@
 N examples, L layers, H heads of a layer, S sizes of a sweep.
 """
 
+import collections
+import functools
 import itertools
 import os
 import time
@@ -36,9 +38,9 @@ class Point(NamedTuple):
       metrics: What `held_out` returns.
       parameters: The number of the model's parameters.
       examples_per_second: Of its forward pass, measured: the median of runs that
-        alternate with those of the whole model.
-      speed_up: Measured seconds of the whole model over those of this one.
-      ideal_speed_up: Operations of the whole model over those of this one.
+        alternate with runs of the whole model.
+      speed_up: Measured seconds of the whole model over this one's.
+      ideal_speed_up: Operations of the whole model over this one's.
     """
 
     layers: Sequence[models.LayerHeads]
@@ -74,7 +76,7 @@ def order_of(
 ) -> list[tuple[int, int]]:
     """Returns the run's heads as (layer, index in the layer), the first to go first.
 
-    That is by one of `ORDERS`, on some held-out examples. Layers of the run must be
+    The order is one of `ORDERS`, on some held-out examples. Layers of the run must be
     unstacked. The greedy order need not go past the `worst` mean metric: heads that
     would are last, in no particular order. None: it goes to the end.
     """
@@ -86,13 +88,14 @@ def order_of(
         return [all_heads[place] for place in generator.permutation(len(all_heads))]
     close = bench.ablation_value(ablation_value, examples)
     if by == "greedy":
-
-        def show(steps):
-            return bench.progress(steps, name="greedy order", unit="head")
-
-        of = bench.measured(examples)
         steps = heads.greedy_order(
-            of, ablation_value=close, worst=worst, tries=_TRIES, progress=show
+            bench.measured(examples),
+            ablation_value=close,
+            worst=worst,
+            tries=_TRIES,
+            progress=functools.partial(
+                bench.progress, name="greedy order", unit="head"
+            ),
         )
         first = [step.head for step in steps]
         return first + [head for head in _heads(bench.run) if head not in first]
@@ -109,19 +112,16 @@ def _heads(run) -> list[tuple[int, int]]:
 def closed_in_order(
     bench: Bench, order: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> list[float]:
-    """Returns the metric with the last heads of an order open, for some counts of them.
+    """Returns the `decisive` metric with the last heads of an order, by their number.
 
-    It is the `decisive` one of pruned models, from one compiled program. Layers of the
-    run must be unstacked; `order` is as of `order_of`.
+    It is from one compiled program. Layers of the run must be unstacked; `order` is as
+    of `order_of`.
     """
     layers = models.heads_of_layers(bench.run.config.model)
     shape = len(layers), max(len(layer.names) for layer in layers)
     metric = decisive(bench.run.task)
-    of = bench.measured(
-        bench.run.config.training.evaluation_examples,
-        metric=metric,
-        name="heads closed",
-    )
+    examples = bench.run.config.training.evaluation_examples
+    of = bench.measured(examples, metric=metric, name="heads closed")
     (found,) = ablated(of, [order], [len(order) - count for count in counts], shape)
     return (found if metric == "drift" else 1 - found).tolist()
 
@@ -132,9 +132,9 @@ def ablated(
     counts: Sequence[int],
     shape: tuple[int, int],
 ) -> np.ndarray:
-    """Returns the mean metric `[orders, counts]` with the first heads of orders closed.
+    """Returns the mean metric `[orders, counts]` with the first heads ablated.
 
-    Orders are of (layer, index in the layer), and `shape` is that of the gates (L, H).
+    Orders are of (layer, index in the layer), and the gates have the shape (L, H).
     """
     gates = np.ones((len(orders), len(counts), *shape), np.float32)
     for patterns, order in zip(gates, orders, strict=True):
@@ -146,11 +146,7 @@ def ablated(
 
 
 def decisive(task: tasks.Task) -> str:
-    """Returns the metric of pruned models that is drawn and that may fall or rise.
-
-    That is the drift of tasks without targets, and the exact match of tasks with whole
-    answers.
-    """
+    """Returns the metric of pruned models that is drawn and that may fall or rise."""
     if "loss" not in task.metrics:
         return "drift"
     return "exact_match" if task.counts_exact else "accuracy"
@@ -228,7 +224,7 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
 def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, float]:
     """Returns the held-out loss and accuracy of a run's parameters.
 
-    Of a task without targets it returns `drift`, a mean over examples, and
+    For a task without targets it returns `drift`, a mean over examples, and
     `neighbours`, the share of examples whose nearest other example stays the same, both
     compared with the vectors of the whole model; None: this run is whole.
     """
@@ -260,9 +256,6 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     The new run is to take that many training steps; 0: it is only pruned. Where there
     are some, the folder may hold this run already, which is left as it is: a killed
     process has trained it.
-
-    Raises:
-      ConfigError: If there is a run in the folder, or it cannot be written to.
     """
     config = run.config.replace(training=dict(steps=max(steps, 1)))
     folder = folders.Folder(checks.as_path(workdir))
@@ -279,18 +272,18 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
     if "loss" in run.task.metrics:
         return None
     training = run.config.training
-    count, size = training.evaluation_examples, training.batch_size
-    batches = Batches(Bench(run, folders.Folder(Path())), count, size)
+    count = training.evaluation_examples
+    batches = Batches(Bench(run), count, training.batch_size)
     return heads.drift.vectors(run.model, run.params, batches)[:count]
 
 
 def kinds(layers: Sequence[models.LayerHeads]) -> dict[str, int]:
     """Returns how many heads there are of each kind; {} in a model of one kind."""
-    counts: dict[str, int] = {}
+    counts = collections.Counter()
     for layer in layers:
         if layer.kind:
-            counts[layer.kind] = counts.get(layer.kind, 0) + len(layer.names)
-    return counts
+            counts[layer.kind] += len(layer.names)
+    return dict(counts)
 
 
 def names(layers: Sequence[models.LayerHeads]) -> str:
@@ -303,8 +296,10 @@ def names(layers: Sequence[models.LayerHeads]) -> str:
 
 def columns(metrics: Mapping[str, float]) -> list[Column]:
     """Returns the columns of what `held_out` returns."""
-    units = {"loss": "nats"}
-    return [Column(name, units.get(name, ""), "{:.4f}") for name in sorted(metrics)]
+    return [
+        Column(name, "nats" if name == "loss" else "", "{:.4f}")
+        for name in sorted(metrics)
+    ]
 
 
 class _Timed:
@@ -312,7 +307,7 @@ class _Timed:
 
     def __init__(self, run: folders.Run):
         self.size = run.config.training.batch_size
-        example = Bench(run, folders.Folder(Path())).held_out(range(self.size))
+        example = Bench(run).held_out(range(self.size))
 
         @jax.jit
         def forward(params, example):
@@ -331,10 +326,8 @@ class _Timed:
 
 
 def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
-    """Returns the median seconds of the two, measured in turns.
-
-    In turns, so that a slower phase of the machine affects both alike.
-    """
+    """Returns the median seconds of the two."""
+    # Measured alternately, so that a slower phase of the machine affects both alike.
     seconds: list[tuple[float, float]] = []
     end = time.perf_counter() + _TIMED_SECONDS
     while time.perf_counter() < end or len(seconds) < 5:

@@ -72,16 +72,11 @@ class Pruned(NamedTuple):
     @property
     def picture(self) -> functools.partial:
         """Gives the curve of a sweep, as the bytes of a file."""
-        drawn = curves.pruning
-        return functools.partial(drawn, curve(self), title=self.title)
+        return functools.partial(curves.pruning, curve(self), title=self.title)
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
-    """Prunes a run's heads and units in memory; `save` writes the result.
-
-    Raises:
-      ConfigError: If the request is not valid.
-    """
+    """Prunes a run's heads and units in memory; `save` writes the result."""
     check(request)
     bench = bench.looped()
     whole = bench.run
@@ -197,10 +192,7 @@ def text(result: Pruned) -> str:
 def write(
     result: Pruned, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Writes pruning.csv, a line per model of a sweep, and the curve beside it.
-
-    Arguments, results and errors are those of `workbench.write`.
-    """
+    """Writes pruning.csv, a line per model, and the curve; see `workbench.write`."""
     return workbench.write(folder, "pruning", table(result), result.picture, formats)
 
 
@@ -210,11 +202,7 @@ def curve(result: Pruned) -> curves.Pruning:
 
 
 def read_curve(path: str | os.PathLike) -> curves.Pruning:
-    """Returns the curve in a pruning.csv that `write` wrote.
-
-    Raises:
-      ConfigError: If it cannot be read, or is none.
-    """
+    """Returns the curve in a pruning.csv that `write` wrote."""
     text = checks.text_of(path, path)
     try:
         return _curve(text)
@@ -282,22 +270,20 @@ def _fewest(bench, run, order, drop) -> int:
     if "loss" not in whole.task.metrics:
         counts = list(range(len(order), -1, -1))
         drifts = pruned_runs.closed_in_order(bench, order, counts)
-        above = [
-            count for count, each in zip(counts, drifts, strict=True) if each > drop
-        ]
+        above = [x for x, drift in zip(counts, drifts, strict=True) if drift > drop]
         return min(len(order), 1 + above[0]) if above else 0
-    metric = pruned_runs.decisive(whole.task)
-    least = None
+    metric, least = pruned_runs.decisive(whole.task), None
     counts = range(len(order), -1, -1)
     for count in bench.progress(counts, name="fewest heads", unit="model"):
         if least is None:  # here, where the bar shows
             least = pruned_runs.held_out(whole)[metric] - drop
         value = pruned_runs.held_out(_with_heads(run, order, count))[metric]
-        if value < least and count == len(order):
+        if value >= least:
+            continue
+        if count == len(order):
             raise ConfigError(
                 f"Without these hidden units the {metric.replace('_', ' ')} is "
                 f"{value:.4f}, which is below the {least:.4f} that metric_drop allows."
             )
-        if value < least:
-            return count + 1
+        return count + 1
     return 0

@@ -96,11 +96,7 @@ def measure(
       examples: The number of held-out examples; N of them have a target that counts.
       flow_examples: The number of these for which flow, which is slow, is computed.
       draws: The number of random tokens over which changes are averaged.
-      published: Numbers to compare with, if the run is that of a paper: `PUBLISHED`.
-
-    Raises:
-      ConfigError: If the task is not one of tokens with an answer at each position, or
-        the model is an encoder-decoder.
+      published: Numbers to compare with, if the run is a paper's: `PUBLISHED`.
     """
     _check(bench.run)
     with checks.user_mistakes():
@@ -209,10 +205,9 @@ def table(study: Study) -> Table:
 def write(
     study: Study, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Writes rollout.csv, a line per measure and layer, and the picture beside it.
+    """Writes rollout.csv and the picture next to it; see `workbench.write`.
 
-    Arguments, results and errors are those of `workbench.write`. Layers count from 1;
-    `correlation` is that with the sizes of changes.
+    Layers count from 1; `correlation` is with the sizes of changes.
     """
     return workbench.write(folder, "rollout", table(study), study.picture, formats)
 
@@ -253,13 +248,11 @@ def _correlations(scores, importance, counted) -> np.ndarray:
     """Returns Spearman's correlations of `[L, T]` scores with `[T]`, where counted."""
     from scipy import stats
 
+    if counted.sum() < 2:
+        return np.full(len(scores), np.nan)
     ranks = stats.rankdata(np.vstack([scores, importance])[:, counted], axis=-1)
-    ranks -= ranks.mean(-1, keepdims=True)
-    sizes = np.sqrt((ranks**2).sum(-1))
-    products = sizes[:-1] * sizes[-1]
-    constant = products == 0
-    correlations = ranks[:-1] @ ranks[-1] / np.where(constant, 1, products)
-    return np.where(constant, np.nan, correlations)
+    with np.errstate(invalid="ignore"):  # NaN where all ranks are the same
+        return np.corrcoef(ranks)[-1, :-1]
 
 
 def look(
@@ -267,11 +260,9 @@ def look(
 ) -> dict[str, Any]:
     """Returns the effect of each input and the measures, for a batch; under jit.
 
-    Returns:
-      `row [N]`, the position of the answer; `asks [N]`, whether the example has one;
-      `counted [N, T]`, the inputs to rank; `drop [N, T]`, how much the probability of
-      the right answer falls without each; and `measures`, `[N, L, T]` by name, for the
-      first 1 to L layers.
+    These are `row [N]`, the position of the answer; `asks [N]`, whether there is one;
+    `counted [N, T]`, the inputs to rank; `drop [N, T]`; and `measures`, `[N, L, T]` by
+    name, for the first 1 to L layers.
     """
     example = evaluation.held_out_batch(run.task, run.config.seed, data, indices)
     key = stepping.stream(run.config.seed, "held_out")
@@ -297,11 +288,8 @@ def drops(
 ) -> Array:
     """Returns how much the probability of the right answer falls without each input.
 
-    The answers are those at the positions `row [N]`, and `blanks [draws, N, T]` replace
-    the inputs in turn.
-
-    Returns:
-      `[N, T]`, the mean over draws.
+    That is `[N, T]`, the mean over draws. The answers are at the positions `row [N]`,
+    and `blanks [draws, N, T]` replace the inputs in turn.
     """
     positions = jnp.arange(run.task.sequence_length)
 

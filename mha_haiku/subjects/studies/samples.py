@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from mha_haiku.subjects.studies import attention_dump, generation, workbench
+from mha_haiku.subjects.studies import generation, workbench
 from mha_haiku.training.runs import configuration, files, progress
 
 _TOKENS = 48  # of a prompt, and of what is written behind it, at most
@@ -13,7 +13,7 @@ _SHOWN = 60  # characters of each
 class Samples(workbench.TrainingStudy):
     """Shows texts at each evaluation, and appends them to samples.jsonl.
 
-    Causal models go on with the first half of held-out examples, encoder-decoders
+    Causal models continue the first half of held-out examples, encoder-decoders
     answer their sources: the same at every step, with the same seed. A line of
     samples.jsonl has the `step` and a `generation.Text`, of an answer the `right` one.
     Models that write no text, and `config.training.samples` of 0, make none.
@@ -43,11 +43,11 @@ class Samples(workbench.TrainingStudy):
             generation.strategy(kind),
             most=_TOKENS,
         )
-        rows = attention_dump.rows_of(examples) if kind == "source" else ()
+        rows = workbench.rows_of(examples) if kind == "source" else ()
         self._right = [run.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:
-        """Returns whether the run is evaluated at `step`: where it goes on, too."""
+        """Returns whether the run is evaluated at `step`, also after it was resumed."""
         is_last = step == self._config.training.steps
         return step > 0 and (step % self.every == 0 or is_last)
 

@@ -14,7 +14,7 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
 from mha_haiku.showing import curves, drawing
-from mha_haiku.showing.per_head import PerHead
+from mha_haiku.showing.map_set import PerHead
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.training.runs import files, folders, metrics_log
 
@@ -98,10 +98,9 @@ def picture(path: Path) -> functools.partial:
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
-    """Writes `timeline.png` into a run's folder of heads.
+    """Writes `timeline.png` into a run's folder of heads, and returns its path.
 
-    Returns:
-      The path of the first picture; None without a timeline or without matplotlib.
+    That is None without a timeline or without matplotlib.
     """
     folder = folders.Folder(checks.as_path(workdir))
     if not files.read_lines(folder.timeline) or not drawing.is_possible():
@@ -113,10 +112,9 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
 def draw_metrics(
     workdir: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> Path | None:
-    """Writes `learning_curve.png`, from metrics.jsonl, beside the run's maps.
+    """Writes `learning_curve.png` next to the run's maps, and returns its path.
 
-    Returns:
-      The path of the first picture; None without reports or without matplotlib.
+    That is None without reports or without matplotlib.
     """
     folder = folders.Folder(checks.as_path(workdir))
     reports = metrics_log.read(folder.metrics)

@@ -47,17 +47,13 @@ class Bench:
     """
 
     run: folders.Run
-    folder: folders.Folder
+    folder: folders.Folder = folders.Folder(Path())
     progress: Callable[..., Iterator] = progress.over
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(cls, workdir: str | os.PathLike, step: int | None = None) -> "Bench":
-        """Returns the bench of a run.
-
-        Raises:
-          ConfigError: If there is no such run or step.
-        """
+        """Returns the bench of a run."""
         run = folders.load_run(workdir, step)
         return cls(run, folders.Folder(checks.as_path(workdir)))
 
@@ -184,21 +180,15 @@ class Bench:
         data = run.task.held_out_data
 
         def make(data, indices):
-            example = evaluation.held_out_batch(
-                run.task, run.config.seed, data, indices
+            return self.spread(
+                evaluation.held_out_batch(run.task, run.config.seed, data, indices)
             )
-            return self.spread(example)
 
-        return (data if run.placement is None else run.placement.put(data)), jax.jit(
-            make
-        )
+        placed = data if run.placement is None else run.placement.put(data)
+        return placed, jax.jit(make)
 
     def batch_size(self, examples: int, positions: int = _BATCH_POSITIONS) -> int:
-        """Returns how many of `examples` fit a batch of at most `positions` positions.
-
-        Raises:
-          ConfigError: If `examples` is not a number of examples.
-        """
+        """Returns how many of `examples` fit a batch of at most so many positions."""
         with checks.user_mistakes():
             checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
         task = self.run.task
@@ -215,25 +205,19 @@ class Bench:
         *,
         metric: str | None = None,
         name: str = "",
-        whole: folders.Run | None = None,
     ) -> heads.Measured:
-        """Returns the run as what measures of heads.
+        """Returns the run as what measures of heads take.
 
         Args:
           examples: How many held-out examples, rounded up to whole batches.
           metric: "loss", "accuracy" for the share of wrong answers, "exact_match" for
-            that of examples with any, or "drift"; None: the own one of the task.
+            the share of examples with any, or "drift"; None: the first of the task.
           name: The name of the progress bar; "": no bar.
-          whole: For the drift, the run to compare with; None: this one.
-
-        Raises:
-          ConfigError: If the task has no such metric.
         """
         run, metric = self.run, self.metric(metric)
         batches = self.batches(examples, name=name)
         if metric == "drift":
-            whole = whole and (whole.model, whole.params)
-            return heads.measured_by_drift(run.model, run.params, batches, whole=whole)
+            return heads.measured_by_drift(run.model, run.params, batches)
         function = heads.metrics.loss
         if metric == "accuracy":
             function = heads.metrics.mistakes(run.task.correct)
@@ -242,11 +226,7 @@ class Bench:
         return heads.Measured(run.model, function, run.params, batches)
 
     def metric(self, name: str | None = None) -> str:
-        """Returns the name of a metric of the task; None: of its own one.
-
-        Raises:
-          ConfigError: If the task has no such metric.
-        """
+        """Returns the name of a metric, of which the task has one; None: its first."""
         task = self.run.task
         own = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
         with checks.user_mistakes():
@@ -260,12 +240,9 @@ class Bench:
         return name or own[0]
 
     def ablation_value(self, name: str, examples: int) -> heads.AblationValue:
-        """Returns what closed heads pass on, by a name of `ABLATION_VALUES`.
+        """Returns what ablated heads pass on, by a name of `ABLATION_VALUES`.
 
         A mean is over that many held-out examples.
-
-        Raises:
-          ConfigError: If there is no such value.
         """
         with checks.user_mistakes():
             checks.choice("ablation_value", name, ABLATION_VALUES)
@@ -281,22 +258,40 @@ class Bench:
         *,
         batch_size: int,
         name: str,
+        examples_at: Callable[[Sequence[int]], tasks.Example] | None = None,
     ) -> Iterator[Any]:
-        """Yields the results of a program on held-out examples, per batch, on the host.
+        """Yields the results of a program on examples, per batch, on the host.
 
         Args:
           observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
-          indices: Those of the examples.
-          batch_size: That of all batches: the last is filled up by repeating its last
-            example, and the repetitions are dropped from the result.
+          indices: The indices of the examples.
+          batch_size: The size of all batches: the last is filled up by repeating its
+            last example, and the repetitions are dropped from the result.
           name: The name of the progress bar.
+          examples_at: From indices to a batch; None: `held_out`.
         """
+        examples_at = examples_at or self.held_out
         starts = range(0, len(indices), batch_size)
         for start in self.progress(starts, name=name, unit="batch"):
             batch = list(indices[start : start + batch_size])
             filled = batch + batch[-1:] * (batch_size - len(batch))
-            results = jax.device_get(observe(self.run.params, self.held_out(filled)))
+            results = jax.device_get(observe(self.run.params, examples_at(filled)))
             yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
+
+
+def rows_of(batch: tasks.Example) -> list[tasks.Example]:
+    """Returns the examples of a batch on the host, one by one."""
+    count = len(batch.inputs)
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+
+
+def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of tokens filled up with 0, `[B, T]`, and their lengths, `[B]`."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.zeros((len(rows), lengths.max()), np.int32)
+    for row, into in zip(rows, tokens, strict=True):
+        into[: len(row)] = row
+    return tokens, lengths
 
 
 def command(script: str, root: str | os.PathLike) -> str:
@@ -319,20 +314,10 @@ def write(
     picture: Callable[..., bytes],
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
-    """Writes a study's table as NAME.csv, and its picture beside it.
+    """Writes a study's table as NAME.csv, and its picture next to it.
 
-    Args:
-      folder: The folder to write to; created if it is missing.
-      name: Of the files.
-      table: The table.
-      picture: From a `format` to a file's bytes; see `drawing.picture`.
-      formats: Of the picture's files.
-
-    Returns:
-      The paths of the table and, where matplotlib is installed, of the picture.
-
-    Raises:
-      ConfigError: If a file cannot be written.
+    `picture` gives a file's bytes in a `format`; see `drawing.picture`. Returns the
+    paths of the table and, where matplotlib is installed, of the pictures.
     """
     path = Path(folder) / f"{name}.csv"
     return [files.write(path, table.csv()), *write_pictures(path, picture, formats)]
