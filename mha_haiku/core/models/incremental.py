@@ -132,8 +132,8 @@ def decoding(
     is_causal = config.family in ("causal", "encoder_decoder")
     if num_tokens is None or not is_causal or not has_logits:
         return None
-    has_table = config.embedding.positions == "learned"
-    longest = config.embedding.max_length if has_table else None
+    scheme = modules.POSITION_SCHEMES[config.embedding.positions]
+    longest = config.embedding.max_length if "max_length" in scheme.fields else None
     transformed = hk.transform(
         functools.partial(forward, is_training=False, stack=modules.looped)
     )

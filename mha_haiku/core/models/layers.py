@@ -81,19 +81,12 @@ def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
       config: `config.model`.
       kind: "encoder" or "decoder" of a model with both; "" where there is one stack.
     """
-    is_causal = config.family == "causal" or kind == "decoder"
-    if config.embedding.positions == "alibi":
-        result = positions.alibi(config.attention.num_heads)
-    elif config.embedding.positions == "t5":
-        result = modules.RelativePositions(
-            config.attention.num_heads,
-            bidirectional=not is_causal,
-            name="decoder_relative_positions"
-            if kind == "decoder"
-            else "relative_positions",
-        )()
-    else:
+    make_bias = modules.PositionScheme.of(config.embedding).bias
+    if make_bias is None:
         return None
+    is_causal = config.family == "causal" or kind == "decoder"
+    prefix = "decoder_" if kind == "decoder" else ""
+    result = make_bias(config.attention.num_heads, prefix, bidirectional=not is_causal)
     if config.attention.kept_heads is None:
         return result
     return [
@@ -215,13 +208,10 @@ def _parts(config, i) -> dict[str, Any]:
 
 def _rotary(config, i):
     """Returns what turns the queries and keys of layer i among all, or None."""
-    if config.embedding.positions != "rotary":
+    rotate = modules.PositionScheme.of(config.embedding).rotate
+    if rotate is None:
         return None
-    return functools.partial(
-        positions.rotary,
-        max_period=config.embedding.rotary_period,
-        frequencies=parts.frequencies(config)[i],
-    )
+    return functools.partial(rotate, frequencies=parts.frequencies(config)[i])
 
 
 def _qk_norm(config):
