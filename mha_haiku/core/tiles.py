@@ -116,22 +116,21 @@ def batch_axes(ndim: int) -> str:
     return "Bb"[:ndim] + "b" * (ndim - 2)
 
 
-def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
-    """Makes a frozen dataclass a pytree with leaves `data` and static fields `meta`.
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """Returns a field of a `pytree` that is no leaf: programs are compiled for it."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def pytree(cls: type) -> type:
+    """Makes a class a frozen dataclass and a pytree, leaves all fields but `static`.
 
     It shows the shapes of its arrays and none of their numbers, if it does not say
     otherwise itself.
     """
-
-    def register(cls):
-        if cls.__repr__ is object.__repr__:
-            cls.__repr__ = display.record
-        cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        return jax.tree_util.register_dataclass(
-            cls, data_fields=list(data), meta_fields=list(meta)
-        )
-
-    return register
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = display.record
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    return jax.tree_util.register_dataclass(cls)
 
 
 def checked_pytree(name: str, value: Any) -> Any:

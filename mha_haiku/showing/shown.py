@@ -4,6 +4,7 @@ L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have
 at their elements alone and no script.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -169,7 +170,8 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
         each = getattr(statistics, name)
         if each is not None and np.ndim(each) > count.ndim:  # 0 where it is masked
             means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
-    found = collecting.per_head(statistics._replace(**means)) | {"num_queries": count}
+    means = dataclasses.replace(statistics, values=statistics.values | means)
+    found = collecting.per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]
     layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
     return collecting.summary([layer], [range(num_heads)])

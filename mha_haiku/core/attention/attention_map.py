@@ -28,7 +28,7 @@ def register(engine: Any) -> None:
     _engine = engine
 
 
-@tiles.pytree(data=("query", "key", "logsumexp", "weighting", "value"), meta=("mesh",))
+@tiles.pytree
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
@@ -52,7 +52,7 @@ class AttentionMap:
     logsumexp: Array
     weighting: Weighting
     value: Array | None = None
-    mesh: jax.sharding.Mesh | None = None
+    mesh: jax.sharding.Mesh | None = tiles.static(None)
 
     def __repr__(self) -> str:
         try:

@@ -29,10 +29,7 @@ from mha_haiku.core.attention.weighting import Weighting
 Array = jax.Array
 
 
-@tiles.pytree(
-    data=("key", "value", "query", "logsumexp", "gates", "before"),
-    meta=("is_ring", "is_source"),
-)
+@tiles.pytree
 class Cache:
     """What attention keeps of the tokens so far.
 
@@ -58,8 +55,8 @@ class Cache:
     logsumexp: Array | None = None
     gates: Array | None = None
     before: Array | None = None
-    is_ring: bool = False
-    is_source: bool = False
+    is_ring: bool = tiles.static(False)
+    is_source: bool = tiles.static(False)
 
     def mixed(self, key: Array, mix: Callable[[Array], Array]) -> tuple[Array, "Cache"]:
         """Returns the new key mixed with the one before it, and the cache after it.
@@ -224,10 +221,7 @@ class Cache:
         return jnp.moveaxis(self.key, -1, -3), jnp.moveaxis(self.value, -2, -3)
 
 
-@tiles.pytree(
-    data=("lengths", "before"),
-    meta=("size", "window", "keep_queries", "is_source"),
-)
+@tiles.pytree
 class Prompt:
     """Attention among the tokens of prompts, which leaves a cache behind.
 
@@ -242,10 +236,10 @@ class Prompt:
     """
 
     lengths: Array
-    size: int
-    window: int | None = None
-    keep_queries: bool = False
-    is_source: bool = False
+    size: int = tiles.static()
+    window: int | None = tiles.static(None)
+    keep_queries: bool = tiles.static(False)
+    is_source: bool = tiles.static(False)
     before: Array | None = None
 
     def mixed(

@@ -105,7 +105,7 @@ def unnormalized() -> Normalizer:
     return Unnormalized()
 
 
-@tiles.pytree(data=("logits",))
+@tiles.pytree
 class Sink(Normalizer):
     """Softmax with a sink; logits are `[]`, `[H]` or `[B..., H]`."""
 
@@ -131,7 +131,7 @@ class Sink(Normalizer):
             )
 
 
-@tiles.pytree()
+@tiles.pytree
 class Unnormalized(Normalizer):
     """No denominator, that is 1."""
 

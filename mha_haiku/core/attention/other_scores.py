@@ -70,7 +70,7 @@ def linear() -> scores.Score:
     return Linear()
 
 
-@tiles.pytree(data=("weight",))
+@tiles.pytree
 class Additive(scores.Score):
     """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
 
@@ -101,7 +101,7 @@ class Additive(scores.Score):
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
 
 
-@tiles.pytree(data=("scale",))
+@tiles.pytree
 class Cosine(scores.Score):
     """`scale * cos(query, key)`; the scale is `[H]` or `[B..., H]`, H may be 1."""
 
@@ -133,12 +133,12 @@ def _directions(x: Array) -> Array:
     return x * jax.lax.rsqrt(jnp.where(size == 0, 1, size))
 
 
-@tiles.pytree(meta=("scale", "offset"))
+@tiles.pytree
 class Sigmoid(scores.Score):
     """`log sigmoid(scale * query . key + offset)`."""
 
-    scale: float | None
-    offset: float
+    scale: float | None = tiles.static()
+    offset: float = tiles.static()
 
     def __call__(self, query, key):
         return jax.nn.log_sigmoid(self._inside(query, key))
@@ -153,7 +153,7 @@ class Sigmoid(scores.Score):
         return scores.DotProduct(self.scale, None)(query, key) + self.offset
 
 
-@tiles.pytree()
+@tiles.pytree
 class Linear(scores.Score):
     """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
 

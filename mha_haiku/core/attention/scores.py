@@ -127,12 +127,12 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     return DotProduct(scale, soft_cap)
 
 
-@tiles.pytree(meta=("scale", "soft_cap"))
+@tiles.pytree
 class DotProduct(Score):
     """`scale * query . key`."""
 
-    scale: float | None
-    soft_cap: float | None
+    scale: float | None = tiles.static()
+    soft_cap: float | None = tiles.static()
 
     def __call__(self, query, key):
         scale = self.scale_of(query.shape[-1])
@@ -159,11 +159,11 @@ class DotProduct(Score):
         return 1 / math.sqrt(size) if self.scale is None else self.scale
 
 
-@tiles.pytree(meta=("function",))
+@tiles.pytree
 class OfFunction(Score):
     """What a function of the queries and keys of one head says."""
 
-    function: ScoreFunction
+    function: ScoreFunction = tiles.static()
 
     def __call__(self, query, key):
         of_heads = jax.vmap(self._of_head, in_axes=(-2, -2))

@@ -5,14 +5,11 @@ of them in a tile; P bins of queries and Q bins of keys in a pooled map. `statis
 says what an entry is.
 """
 
-import inspect
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import display
+from mha_haiku.core import display, tiles
 from mha_haiku.core.attention.statistic import (
     HeadStatistic,
     RowSum,
@@ -274,29 +271,40 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
     )
 }
 
-_Fields = NamedTuple(
-    "_Fields", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
-)
 
-
-class Statistics(_Fields):
+@tiles.pytree
+class Statistics:
     """What a head does, averaged over the queries that see a key.
 
-    Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
-    masked), but for the last ones. A query that counts and sees NaN makes its head NaN.
-    Positions, distances and tokens are those of the inputs. What needs an argument that
-    was not given is None.
+    Each of `STATISTICS`, which says its unit and meaning, is an attribute: `[B..., H]`,
+    or `[B..., H, T]` per query on request (0 where it is fully masked); None where it
+    needs an argument that was not given. A query that counts and sees NaN makes its
+    head NaN. Positions, distances and tokens are those of the inputs.
+
+    Attributes:
+      values: The statistics by name, without those that are None.
+      received: `[B..., H, S]`, the mass that each key receives from all queries.
+      pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.
     """
 
-    __slots__ = ()
+    values: dict[str, Array]
+    received: Array
+    pooled: Array | None = None
+
+    def __getattr__(self, name: str) -> Array | None:
+        if name not in STATISTICS:
+            raise AttributeError(f"Statistics has no {name!r}; it has {[*STATISTICS]}.")
+        return self.values.get(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *STATISTICS]
 
     def __repr__(self) -> str:
-        per_head = [name for name in STATISTICS if getattr(self, name) is not None]
-        missing = [name for name in STATISTICS if getattr(self, name) is None]
+        missing = [name for name in STATISTICS if name not in self.values]
         shape = ",".join(map(str, getattr(self.num_queries, "shape", ())))
         dtype = getattr(self.entropy, "dtype", "values")
         parts = [
-            f"{len(per_head)} of {dtype}[{shape}]",
+            f"{len(self.values)} of {dtype}[{shape}]",
             f"received {display.array(self.received)}",
         ]
         if getattr(self.entropy, "ndim", 0) > getattr(self.num_queries, "ndim", 0):
@@ -308,18 +316,3 @@ class Statistics(_Fields):
         return f"Statistics({'; '.join(parts)})"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
-
-
-Statistics.__doc__ = "\n".join(
-    [
-        inspect.getdoc(Statistics),
-        "\nAttributes:",
-        *(
-            f"  {entry.name}: {entry.label[0].upper()}{entry.label[1:]}, in "
-            f"{entry.unit}{f' ({entry.source})' if entry.source else ''}."
-            for entry in STATISTICS.values()
-        ),
-        "  received: `[B..., H, S]`, the mass that each key receives from all queries.",
-        "  pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.",
-    ]
-)

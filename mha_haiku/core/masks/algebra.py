@@ -241,7 +241,7 @@ class Mask(abc.ABC):
         return blocks.rows(self, num_queries, num_keys, origin, lambda x: x.sum(-1))
 
 
-@tiles.pytree()
+@tiles.pytree
 class Full(Mask):
     """Everything may attend to everything."""
 
@@ -302,7 +302,7 @@ class _Pair(Mask):
         self.right.check_lengths(num_keys)
 
 
-@tiles.pytree(data=("left", "right"))
+@tiles.pytree
 class Intersection(_Pair):
     """What both masks allow."""
 
@@ -323,7 +323,7 @@ class Intersection(_Pair):
         return _overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
 
 
-@tiles.pytree(data=("left", "right"))
+@tiles.pytree
 class Union(_Pair):
     """What either mask allows."""
 
@@ -379,7 +379,7 @@ class _Wrapped(Mask):
         self.mask.check_lengths(num_keys)
 
 
-@tiles.pytree(data=("mask",))
+@tiles.pytree
 class Complement(_Wrapped):
     """What the mask forbids."""
 
@@ -395,12 +395,12 @@ class Complement(_Wrapped):
         self.mask.check_shape(*sizes)
 
 
-@tiles.pytree(data=("mask",), meta=("offset",))
+@tiles.pytree
 class Shifted(_Wrapped):
     """The mask with query t at position t + offset."""
 
     mask: Mask
-    offset: int
+    offset: int = tiles.static()
 
     def __repr__(self):
         return f"{_within(self.mask, _Pair | Complement)}.shifted({self.offset})"

@@ -84,7 +84,7 @@ def as_mask(
     return relative.where(value) if callable(value) else dense(value)
 
 
-@tiles.pytree(data=("query_ids", "key_ids"))
+@tiles.pytree
 class Segments(Mask):
     """Keys of the query's own segment."""
 
@@ -143,7 +143,7 @@ class Segments(Mask):
         return smallest, jnp.max(jnp.where(inside, ids, limits.min), initial=limits.min)
 
 
-@tiles.pytree(data=("values",))
+@tiles.pytree
 class Dense(Mask):
     """A mask spelt out as an array."""
 

@@ -79,7 +79,7 @@ class _Lengths(Mask):
         return _first_of(keys, int(known.min()))
 
 
-@tiles.pytree(data=("lengths", "query_lengths"))
+@tiles.pytree
 class Padding(_Lengths):
     """The first keys of each example, for its first queries."""
 
@@ -135,7 +135,7 @@ class Padding(_Lengths):
         return masked | (queries >= self.query_lengths[..., None, None])
 
 
-@tiles.pytree(data=("lengths",))
+@tiles.pytree
 class ValidLens(_Lengths):
     """The first keys of each example or of each query."""
 

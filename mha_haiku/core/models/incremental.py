@@ -22,10 +22,7 @@ from mha_haiku.core.modules import no_attention
 Array = jax.Array
 
 
-@tiles.pytree(
-    data=("layers", "positions", "source_lengths", "rows", "encoder_maps"),
-    meta=("size",),
-)
+@tiles.pytree
 class DecodingCache:
     """What a model keeps of the tokens so far, as a pytree.
 
@@ -46,7 +43,7 @@ class DecodingCache:
     source_lengths: Array | None
     rows: tuple[attention.AttentionMap, ...] | None
     encoder_maps: tuple[attention.AttentionMap, ...]
-    size: int
+    size: int = tiles.static()
 
     def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
         """Returns the cache at other positions, with other layers if they are given."""
@@ -66,14 +63,11 @@ class DecodingCache:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@tiles.pytree
 class Prepared:
     """Parameters as steps read them; see `Decoding.prepare`."""
 
     params: Any
-
-
-jax.tree_util.register_dataclass(Prepared, data_fields=["params"], meta_fields=[])
 
 
 class Decoding(NamedTuple):

@@ -91,7 +91,7 @@ class ScoreBias(abc.ABC):
         return jax.tree.map(jnp.add, total, *pullback(cotangent))
 
 
-@tiles.pytree(data=("values",))
+@tiles.pytree
 class DenseBias(ScoreBias):
     """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
 
@@ -191,7 +191,7 @@ class _DistanceBias(ScoreBias):
             )
 
 
-@tiles.pytree(data=("slopes",))
+@tiles.pytree
 class Alibi(_DistanceBias):
     """`-slope_h |t - s|`; slopes `[H]` or `[B..., H]`."""
 
@@ -218,14 +218,14 @@ class Alibi(_DistanceBias):
         return -slopes * tiles.lifted(distance.astype(slopes.dtype), slopes.ndim)
 
 
-@tiles.pytree(data=("table",), meta=("bidirectional", "max_distance"))
+@tiles.pytree
 class RelativeBias(_DistanceBias):
     """A bias per bucket of the distance; the table is `[H, buckets]`."""
 
     kind: ClassVar[str] = "relative"
     table: Array
-    bidirectional: bool
-    max_distance: int
+    bidirectional: bool = tiles.static()
+    max_distance: int = tiles.static()
 
     @property
     def num_heads(self):

@@ -14,7 +14,7 @@ from mha_haiku.core.masks import algebra, lengths, relative
 Array = jax.Array
 
 
-@tiles.pytree(data=("key_lengths", "query_lengths"), meta=("left", "right"))
+@tiles.pytree
 class KernelMask:
     """Keys from t - left to t + right within lengths; what is None has no end.
 
@@ -26,8 +26,8 @@ class KernelMask:
       query_lengths: Numbers of queries that see anything, likewise.
     """
 
-    left: int | None = None
-    right: int | None = None
+    left: int | None = tiles.static(None)
+    right: int | None = tiles.static(None)
     key_lengths: tuple[Array, ...] = ()
     query_lengths: tuple[Array, ...] = ()
 

@@ -112,7 +112,7 @@ def known(
     return _differentiable(run, pull_back)(maps, arguments)
 
 
-@tiles.pytree(meta=("maps", "biases", "given"))
+@tiles.pytree
 class Wanted:
     """Which gradients are wanted.
 
@@ -122,9 +122,9 @@ class Wanted:
       given: Whether that of each array that is given.
     """
 
-    maps: bool
-    biases: tuple[bool, ...]
-    given: tuple[bool, ...]
+    maps: bool = tiles.static()
+    biases: tuple[bool, ...] = tiles.static()
+    given: tuple[bool, ...] = tiles.static()
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:

@@ -133,8 +133,7 @@ def statistics(
     }
     results |= {entry.name: finished(entry) for entry in entries}
     pooled = None if grid is None else grid.rows.mean(sums.head, counts)
-    missing = dict.fromkeys(STATISTICS)
-    return Statistics(**missing | results, received=received, pooled=pooled)
+    return Statistics(results, received, pooled)
 
 
 def given_of(
