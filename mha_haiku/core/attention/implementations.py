@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import (
@@ -51,9 +52,9 @@ def register(
 
 
 def attend(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "*B T H K"],
+    key: Float[Array, "*B S G K"],
+    value: Float[Array, "*B S G V"],
     *,
     mask: masks.Mask | Array | None = None,
     bias: positions.ScoreBias | Array | None = None,
@@ -64,7 +65,7 @@ def attend(
     rng: Array | None = None,
     first_query: int | Array = 0,
     implementation: str | Implementation = "auto",
-) -> tuple[Array, attention_map.AttentionMap]:
+) -> tuple[Float[Array, "*B T H V"], attention_map.AttentionMap]:
     """Returns `softmax(score(query, key) + bias) value` and the attention map.
 
     What is masked changes nothing: the outputs and gradients are the same bit for bit
@@ -73,9 +74,6 @@ def attend(
     costs nothing.
 
     Args:
-      query: `[B..., T, H, K]`.
-      key: `[B..., S, G, K]`.
-      value: `[B..., S, G, V]`.
       mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
         None: everything is seen. True means "may attend".
       bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
@@ -103,7 +101,7 @@ def attend(
         heads and positions among the devices of a mesh.
 
     Returns:
-      Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
+      The values, and the map of shape `(B..., H, T, S)`.
 
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
@@ -127,15 +125,15 @@ def attend(
 
 
 def attend_within(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "*B T H K"],
+    key: Float[Array, "*B S G K"],
+    value: Float[Array, "*B S G V"],
     weighting: Weighting,
     *,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     implementation: str | Implementation = "auto",
-) -> tuple[Array, attention_map.AttentionMap]:
+) -> tuple[Float[Array, "*B T H V"], attention_map.AttentionMap]:
     """Returns what `attend` does, for a mask that was checked already."""
     query, key, value = _arrays(query, key, value)
     weighting = weighting.aligned(query, key.shape[-3], value.shape[-1])

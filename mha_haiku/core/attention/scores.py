@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products
@@ -50,19 +51,18 @@ class Score(abc.ABC):
     """
 
     @abc.abstractmethod
-    def __call__(self, query: Array, key: Array) -> Array:
-        """Returns `[B..., H, R, C]`."""
+    def __call__(
+        self, query: Float[Array, "*B R H K"], key: Float[Array, "*B C G K"]
+    ) -> Float[Array, "*B H R C"]:
+        """Returns the scores."""
 
     def gradients(
-        self, query: Array, key: Array, cotangent: Array
-    ) -> tuple[Array, Array, "Score"]:
-        """Returns the gradients of the query, the key and the score itself.
-
-        Args:
-          query: `[B..., R, H, K]`.
-          key: `[B..., C, G, K]`.
-          cotangent: `[B..., H, R, C]`.
-        """
+        self,
+        query: Float[Array, "*B R H K"],
+        key: Float[Array, "*B C G K"],
+        cotangent: Float[Array, "*B H R C"],
+    ) -> tuple[Float[Array, "*B R H K"], Float[Array, "*B C G K"], "Score"]:
+        """Returns the gradients of the query, the key and the score itself."""
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
@@ -182,8 +182,10 @@ class OfFunction(Score):
         return scores.astype(products.accumulation_dtype(query.dtype))
 
 
-def repeat_heads(key: Array, num_heads: int) -> Array:
-    """Returns `[..., S, H, K]` from `[..., S, G, K]`, each head H / G times."""
+def repeat_heads(
+    key: Float[Array, "*B S G K"], num_heads: int
+) -> Float[Array, "*B S H K"]:
+    """Returns each head H / G times."""
     num_key_heads = key.shape[-2]
     if num_key_heads == num_heads:
         return key

@@ -14,6 +14,7 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool
 
 from mha_haiku.core import display, tiles
 from mha_haiku.core.masks import blocks
@@ -170,16 +171,10 @@ class Mask(abc.ABC):
     @abc.abstractmethod
     def aligned_tile(
         self, rows: Array | tiles.Span, columns: Array | tiles.Span
-    ) -> Array:
-        """Returns an aligned mask at positions `rows` x `columns`.
+    ) -> Bool[Array, "..."]:
+        """Returns an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
 
-        Args:
-          rows: R positions, an array or a `tiles.Span`: `tiles.on_rows`, `take` and
-            `as_array` know both.
-          columns: C positions, likewise.
-
-        Returns:
-          Booleans that broadcast to `[B..., H, R, C]`.
+        `tiles.on_rows`, `on_columns`, `take` and `as_array` know arrays and spans.
         """
 
     def aligned(self, batch_ndim: int) -> Self:
