@@ -18,15 +18,9 @@ _DENSE_SCORES_ON_ACCELERATORS = 2**26
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Returns the name of the implementation that suits a call.
 
-    Args:
-      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
-        score matter.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-      platform: As `jax.default_backend()` names it.
-
-    Returns:
-      The first of the registered ones that says it suits; else "dense" where the scores
-      of all heads and examples are few, and "blockwise" where they are many.
+    It is the first of the registered ones that says it suits; else "dense" where the
+    scores of all heads and examples are few, and "blockwise" where they are many. Only
+    shapes, dtypes and the kinds of mask, bias and score matter.
     """
     for name, suits in preferred.items():
         if suits(inputs, dropout_rate, platform):

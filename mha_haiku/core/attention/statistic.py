@@ -75,12 +75,8 @@ class Statistic:
 class HeadStatistic:
     """A number of a head that is no mean over its queries.
 
-    Attributes:
-      name: Its name in `Statistics`.
-      unit: What it is measured in.
-      label: What it says, for tables and figures.
-      from_sums: From `HeadSums` to the statistic, `[B..., H]`.
-      source: Where it comes from.
+    Attributes are those of `Statistic`, but that `from_sums` goes from `HeadSums` to
+    the statistic, `[B..., H]`.
     """
 
     name: str

@@ -103,35 +103,23 @@ class Mask(abc.ABC):
         return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
-        """Returns which keys the queries `rows` can see at all.
+        """Returns (start, stop) of those of the `keys` that the queries `rows` can see.
 
         Keys outside are masked for all these queries; keys inside may be. The ends are
         Python integers where the mask and the ranges are static, else scalar arrays.
-
-        Args:
-          rows: (start, stop) of the queries; integers or scalar arrays.
-          keys: (start, stop) of the keys asked about, likewise.
-
-        Returns:
-          (start, stop) within `keys`.
         """
         del rows
         return keys
 
     def open_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of keys that surely all of the queries `rows` can see.
-
-        Arguments are those of `key_range`.
-        """
+        """Returns (start, stop) of keys that surely all of the queries can see."""
         del rows
         return keys[0], keys[0]
 
     def at_head(self, example: tuple, head: Array) -> Self:
         """Returns an aligned mask of one head of one example, without batch axes.
 
-        Args:
-          example: An index per batch axis; may be traced.
-          head: The index of the head, likewise.
+        `example` is an index per batch axis; all indices may be traced.
         """
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
@@ -214,9 +202,8 @@ class Mask(abc.ABC):
     ) -> Array | None:
         """Returns which keys no query from position `first_query` on sees; of aligned.
 
-        Returns:
-          Booleans that broadcast to `[B..., H, S]`, or None where each key is surely
-          seen by at least one query.
+        They are booleans that broadcast to `[B..., H, S]`, or None where each key is
+        surely seen by at least one query.
         """
         at = tiles.Origin(first_query)
         seen = blocks.reduced(self, num_queries, num_keys, at, lambda x: x.any(-2))

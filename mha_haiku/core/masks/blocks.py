@@ -23,16 +23,9 @@ def reduced(
     origin: tiles.Origin,
     function: Callable[[Array], Array],
 ) -> Array:
-    """Returns a function of the tiles `[..., R, S]` of a mask, stacked in front.
+    """Returns a function of the tiles `[..., R, S]` of an aligned mask, stacked.
 
     The last block of queries repeats the last query.
-
-    Args:
-      mask: A mask, aligned.
-      num_queries: T.
-      num_keys: S.
-      origin: Where the first query and the first key stand.
-      function: Of booleans `[..., R, S]`.
     """
     columns = origin.columns(jnp.arange(num_keys))
 

@@ -51,11 +51,7 @@ class DecodingCache:
         return dataclasses.replace(self, layers=layers, positions=positions)
 
     def by_example(self, function: Callable[[Array], Array]) -> "DecodingCache":
-        """Returns the cache of other examples.
-
-        Args:
-          function: From arrays `[B, ...]` to those of the others; for all but maps.
-        """
+        """Returns the cache of other examples, by a function of arrays `[B, ...]`."""
         own = self.layers, self.positions, self.source_lengths
         layers, positions, lengths = jax.tree.map(function, own)
         return dataclasses.replace(
@@ -114,12 +110,8 @@ def decoding(
 ) -> Decoding | None:
     """Returns a model token by token; None where no token follows from others.
 
-    Args:
-      config: `config.model`.
-      forward: The model's `forward.forward`, with all of its sizes but `stack`.
-      num_tokens: The vocabulary; None where the model reads features.
-      policy: Of the model's precision.
-      is_scanned: Whether the model's layers are scanned; steps are looped.
+    `forward` is the model's `forward.forward`, with all of its sizes but `stack`; steps
+    of scanned layers, too, are looped.
     """
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None

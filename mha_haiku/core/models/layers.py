@@ -60,13 +60,7 @@ def own_masks(
 def cross_mask(
     source: Array | None, lengths: Array | None, decoder_lengths: Array | None
 ) -> Mask | None:
-    """Returns the mask of cross-attention.
-
-    Args:
-      source: `[B, S, ...]`; may be None where there are no lengths of the decoder.
-      lengths: `[B]`, valid positions of the source; None: all S are.
-      decoder_lengths: `[B]`, those of the decoder; None: all are.
-    """
+    """Returns the mask of cross-attention; lengths of None: all positions are valid."""
     if lengths is None and decoder_lengths is None:
         return None
     if lengths is None:
@@ -77,9 +71,7 @@ def cross_mask(
 def bias(config: Any, kind: str = "") -> positions.ScoreBias | list | None:
     """Returns the score bias of all layers, or a list of one per pruned layer.
 
-    Args:
-      config: `config.model`.
-      kind: "encoder" or "decoder" of a model with both; "" where there is one stack.
+    `kind` is "encoder" or "decoder" of a model with both.
     """
     make_bias = modules.PositionScheme.of(config.embedding).bias
     if make_bias is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import haiku as hk
 import jax
+from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, masks, positions, sites
 from mha_haiku.core.modules import (
@@ -106,9 +107,8 @@ class Layer(hk.Module):
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns `x` after an attention part, its map, and its cache if one is given.
 
-        The attention reads keys from `encoded`, `[B..., S, D]`, or from x. `names` are
-        the names of the attention and its norm; without `residual` the layer decides;
-        `options` go to the attention's call.
+        The attention reads keys from `encoded`, or from x. `names` are the names of the
+        attention and its norm; `options` go to the attention's call.
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
@@ -135,7 +135,6 @@ class Layer(hk.Module):
         rate: float,
         residual: bool | None = None,
     ) -> Array:
-        """Returns `x` after the feed-forward part; arguments as in `_attended`."""
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -152,10 +151,7 @@ class Layer(hk.Module):
 
     @hk.transparent
     def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
-        """Returns a part's output added to x, normed, and what else the part returns.
-
-        The norm has the given name; `residual` says whether x is added.
-        """
+        """Returns x after a part, normed, and what else the part returns."""
         before, after, end = self._norms
         output, *rest = part(self.make_norm(name=name)(x) if before else x)
         if after:
@@ -165,7 +161,6 @@ class Layer(hk.Module):
 
     @hk.transparent
     def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
-        """Returns the attention that the sizes describe, for width D = `size`."""
         if self.key_size is None and size % self.num_heads:
             raise ValueError(
                 f"num_heads must divide the width {size} where key_size is not given, "
@@ -196,12 +191,9 @@ class EncoderLayer(Layer):
         """Initialises the module; other arguments as in `Layer`.
 
         Args:
-          make_attention: See `Layer`.
-          make_feed_forward: See `Layer`.
           parallel: Whether the feed-forward part reads what attention reads, with its
             own norm, and both are added to it (Wang and Komatsuzaki 2021, GPT-J,
             https://github.com/kingoflolz/mesh-transformer-jax).
-          **options: See `Layer`.
 
         Raises:
           ValueError: If parallel parts have no residual, or norms after it.
@@ -217,18 +209,17 @@ class EncoderLayer(Layer):
 
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "*B T D"],
         mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
         cache: LayerCache | None = None,
         first_query: int | Array = 0,
-    ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the layer's output `[B..., T, D]` and its attention map.
+    ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
+        """Returns the layer's output and its attention map.
 
         Args:
-          x: `[B..., T, D]`.
           mask: Which position may attend to which; see `MultiHeadAttention`.
           is_training: Whether there is dropout.
           bias: What is added to the scores.
@@ -330,8 +321,7 @@ class Stack(hk.Module):
     ) -> tuple:
         """Returns the output of the layers, their maps, and caches if they have any.
 
-        `call` gets a layer, x and, by their names, its own of what is given, its cache
-        and the first query where there are caches.
+        `call` gets a layer, x, and by their names what is given of this layer.
         """
         # What has an entry for each layer, and what all layers share.
         per_layer, shared = {}, {}
@@ -401,7 +391,6 @@ def dropout(x: Array, rate: float) -> Array:
 
 
 def _check_given_once(maker: str, make: Callable | None, size: str, value: Any) -> None:
-    """Raises ValueError unless a part is made by a function or by its size."""
     if make is None and value is None:
         raise ValueError(f"{size} or {maker} must be given.")
     if make is not None and value is not None:

@@ -84,13 +84,8 @@ def register(
 ) -> None:
     """Makes a choice known to configs, and its parameters to all that asks for heads.
 
-    Args:
-      choices: `SCORES`, `NORMALIZERS` or `GATES`.
-      name: What a config calls it.
-      make: See `Choice`.
-      fields: See `Choice`.
-      axes: Which axis of which of its parameters belongs to heads.
-      stays_small: See `Choice`.
+    `choices` are `SCORES`, `NORMALIZERS` or `GATES`; `axes` say which axis of which of
+    its parameters belongs to heads; for the others see `Choice`.
     """
     choices[name] = Choice(make, fields, stays_small)
     anatomy.register(axes or {})

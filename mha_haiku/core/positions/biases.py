@@ -77,11 +77,7 @@ class ScoreBias(abc.ABC):
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
     ) -> "ScoreBias":
-        """Returns `total` plus the gradient that a tile's cotangent gives.
-
-        `total` is a bias like this one, aligned, of gradients; the tile `[B..., H, R,
-        C]` is that of R rows and C columns.
-        """
+        """Returns gradients `total`, an aligned bias, plus those of a tile of it."""
 
         def tile(bias):
             values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)

@@ -41,12 +41,8 @@ class Layout:
     ) -> "Layout | None":
         """Returns the layout of a value; None where it has other axes than these.
 
-        Args:
-          axes: The factors.
-          step: The value, with its axes.
-          groups: The canonical axes; None: all that is left. A group of which the value
-            has nothing is an axis of size 1.
-          heads: The factors of heads, in order.
+        `groups` are the canonical axes; None among them: all that is left. A group of
+        which the value has nothing is an axis of size 1.
         """
         factors, heads = axes.of(*step.axes), axes.of(heads)
         given = axes.of(*(group for group in groups if group is not None))

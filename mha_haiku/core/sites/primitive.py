@@ -12,10 +12,7 @@ def under_vmaps(
 ) -> Callable:
     """Returns a function of a site's leaves as under the vmaps around the site.
 
-    Args:
-      function: Of leaves without the axes of these vmaps.
-      batched: Where each vmap has the axis of each leaf, from the innermost vmap out.
-      own_axes: Whether results have the axes where leaves do; else they come first.
+    With `own_axes` results have the axes of these vmaps where leaves do; else in front.
     """
     for axes in batched:
         function = jax.vmap(function, axes, list(axes) if own_axes else 0)

@@ -68,11 +68,8 @@ def run(
 ) -> tuple[list, dict[tuple[str, int], Any]]:
     """Returns the outputs of a level, and what was seen, by name and pattern.
 
-    Args:
-      level: Its stops say what is looked at and changed.
-      consts: The constants of its jaxpr.
-      args: The arguments of its jaxpr.
-      turns: The turn of each scan around, from the outermost.
+    Its stops say what is looked at and changed; `turns` has the turn of each scan
+    around, from the outermost.
     """
     jaxpr, seen = level.jaxpr, {}
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))

@@ -52,11 +52,8 @@ def faceted(
 ) -> Any:
     """Returns the value of a site that can be looked at in several ways.
 
-    Args:
-      value: Arrays, in any pytree.
-      facets: The ways.
-      fit: From the value and a changed one of another structure to one of its own, with
-        which the program continues; None: facets keep the structure.
+    `fit` goes from the value and a changed one of another structure to one of its own,
+    with which the program continues; None: facets keep the structure.
     """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:

@@ -39,14 +39,9 @@ class Kernel(abc.ABC):
         mask: kernel_masks.KernelMask,
         scale: float,
     ) -> Array:
-        """Returns values `[N, T, H, K]`; any where a query sees nothing.
+        """Returns the values; any where a query sees nothing.
 
-        Args:
-          query: `[N, T, H, K]`.
-          key: `[N, S, G, K]`.
-          value: `[N, S, G, K]`.
-          mask: Collapsed to N examples; lengths are at least 1.
-          scale: Of the dot products.
+        The mask is collapsed to N examples, and its lengths are at least 1.
         """
 
     @abc.abstractmethod

@@ -30,18 +30,9 @@ def forward(
     sizes: sweep.Sizes,
     first: tiles.Origin | None = None,
 ) -> Sums:
-    """Returns the sums of a map, or of a part of one.
+    """Returns the sums of a map, or of a part of one that begins at `first`.
 
-    Args:
-      observation: What is computed.
-      maps: One map; or two, of as many queries and keys, that stand side by side.
-      given: The arrays that it needs.
-      sizes: Of the tiles.
-      first: Where in the whole map a part begins; None: it is whole.
-
-    Returns:
-      Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
-      ...]` each where heads stand side by side.
+    Arguments and sums are those of `fold_gradient.fold`.
     """
     *batch_shape, num_heads, _ = maps[0].logsumexp.shape
     if observation.side_by_side:

@@ -54,12 +54,7 @@ def fold(
 ) -> Sums:
     """Returns what an observation carries after all tiles; differentiable in reverse.
 
-    Args:
-      observation: What is computed.
-      maps: One map; or two, of as many queries and keys, that stand side by side.
-      given: The arrays that it needs.
-      sizes: Of the tiles.
-      mesh: The devices that share the maps, or None.
+    `maps` is one map; or two, of as many queries and keys, that stand side by side.
 
     Returns:
       Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
@@ -87,15 +82,7 @@ def known(
     """Returns sums that are known already, with the gradient of an observation.
 
     The largest weights, say, are differentiated as the weights at the keys where they
-    stand.
-
-    Args:
-      sums: What the observation would add up to.
-      observation: The one that is differentiated.
-      maps: As in `fold`.
-      given: What it is given, or a function that returns it from the maps, which only a
-        gradient calls.
-      sizes: Of the tiles.
+    stand. `given` may be a function from the maps, which only a gradient calls.
     """
     is_given = not callable(given)
 
@@ -118,8 +105,8 @@ class Wanted:
 
     Attributes:
       maps: Whether that of anything in the maps.
-      biases: Whether that of each map's bias.
-      given: Whether that of each array that is given.
+      biases: For each map whether that of its bias.
+      given: For each array that is given.
     """
 
     maps: bool = tiles.static()
@@ -128,13 +115,7 @@ class Wanted:
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:
-    """Returns `run(maps, given)` with a gradient of its own.
-
-    Args:
-      run: Returns sums.
-      pull_back: From maps, given, cotangents of the sums (None for those of 0) and
-        `Wanted` to the gradients of maps and given.
-    """
+    """Returns `run(maps, given)`, which returns sums, with a gradient of its own."""
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
     # which sums came to nothing (`SymbolicZero`), so that neither costs anything.
@@ -191,13 +172,7 @@ def backward(
 ) -> tuple[tuple[views.Factors, ...], Given]:
     """Returns the gradients of maps and of what is given, None where not wanted.
 
-    Args:
-      observation: What is computed.
-      maps: As in `fold`.
-      given: As in `fold`.
-      cotangents: Of the sums, None for those of 0.
-      sizes: Of the tiles.
-      wanted: Which gradients are wanted.
+    Cotangents of the sums are None for those of 0.
     """
     # A query without a finite logsumexp has no weights here, and so no gradient.
     finite = tuple(
@@ -277,17 +252,7 @@ def _add_tile(
     columns: tiles.Span,
     seen_from: Any,
 ) -> tuple:
-    """Returns the gradients of a head with what a tile adds to them.
-
-    Args:
-      walk: Over the head.
-      totals: Gradients of each map's head, if wanted, of which those of keys are
-        `[K, S]`; and of what is given.
-      cotangents: Of the sums of the tile's queries, keys and head, or None.
-      block: The queries.
-      columns: The keys.
-      seen_from: As `views.Factors.scores` takes it.
-    """
+    """Returns the gradients of a head (of keys `[K, S]`) with what a tile adds."""
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
@@ -380,14 +345,7 @@ def _finished(gradients: _Gradients) -> _Gradients:
 
 
 def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
-    """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places.
-
-    Args:
-      stacked: Those of the maps, and as the last `[B..., 1, ...]` of what is given.
-      totals: Arrays of the shapes that they are to have.
-      axes: Where the heads stand in them, after B....
-      at: How many axes B... are.
-    """
+    """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places."""
     *map_grads, given_grad = stacked
     map_grads = jax.tree.map(lambda x: x.squeeze(at), map_grads)
     return tuple(
