@@ -243,49 +243,49 @@ class Full(Mask):
         return None
 
 
-class _Pair(Mask):
-    """A mask made of two."""
-
-    left: Mask
-    right: Mask
+class _Compound(Mask):
+    """A mask made of others; all but its tiles and ranges is asked of these."""
 
     def batch_ranks(self):
-        left, right = self.left.batch_ranks(), self.right.batch_ranks()
-        if left is None or right is None:
-            return right if left is None else left
-        return tuple(rank for rank in left if rank in right)
+        ranks = [part.batch_ranks() for part in self._parts().values()]
+        first, *others = [each for each in ranks if each is not None] or [None]
+        return first and tuple(n for n in first if all(n in each for each in others))
 
     def has_heads(self):
-        return self.left.has_heads() or self.right.has_heads()
+        return any(part.has_heads() for part in self._parts().values())
 
     def aligned(self, batch_ndim):
-        return self._of_both(lambda mask: mask.aligned(batch_ndim))
+        return self._of_parts(lambda mask: mask.aligned(batch_ndim))
 
     def axes(self):
-        return self._of_both(lambda mask: mask.axes())
+        return self._of_parts(lambda mask: mask.axes())
 
     def at_head(self, example, head):
-        return self._of_both(lambda mask: mask.at_head(example, head))
+        return self._of_parts(lambda mask: mask.at_head(example, head))
 
-    def _of_both(self, function):
-        return type(self)(function(self.left), function(self.right))
+    def check_shape(self, *sizes):
+        for part in self._parts().values():
+            part.check_shape(*sizes)
 
-    def _tiles(self, rows, columns) -> tuple[Array, Array]:
-        parts = [x.aligned_tile(rows, columns) for x in (self.left, self.right)]
+    def check_lengths(self, num_keys):
+        for part in self._parts().values():
+            part.check_lengths(num_keys)
+
+    def _parts(self) -> dict[str, Mask]:
+        return {name: x for name, x in vars(self).items() if isinstance(x, Mask)}
+
+    def _of_parts(self, function) -> Self:
+        changed = {name: function(part) for name, part in self._parts().items()}
+        return dataclasses.replace(self, **changed)
+
+    def _tiles(self, rows, columns) -> tuple[Array, ...]:
+        parts = [x.aligned_tile(rows, columns) for x in self._parts().values()]
         ndim = max(part.ndim for part in parts)
         return tuple(tiles.lifted(part, ndim) for part in parts)
 
-    def check_shape(self, *sizes):
-        self.left.check_shape(*sizes)
-        self.right.check_shape(*sizes)
-
-    def check_lengths(self, num_keys):
-        self.left.check_lengths(num_keys)
-        self.right.check_lengths(num_keys)
-
 
 @tiles.pytree
-class Intersection(_Pair):
+class Intersection(_Compound):
     """What both masks allow."""
 
     left: Mask
@@ -306,7 +306,7 @@ class Intersection(_Pair):
 
 
 @tiles.pytree
-class Union(_Pair):
+class Union(_Compound):
     """What either mask allows."""
 
     left: Mask
@@ -320,15 +320,11 @@ class Union(_Pair):
         return left | right
 
     def key_range(self, rows, keys):
-        left_start, left_stop = self.left.key_range(rows, keys)
-        right_start, right_stop = self.right.key_range(rows, keys)
-        return tiles.smallest(left_start, right_start), tiles.largest(
-            left_stop, right_stop
-        )
+        left, right = (x.key_range(rows, keys) for x in (self.left, self.right))
+        return tiles.smallest(left[0], right[0]), tiles.largest(left[1], right[1])
 
     def open_range(self, rows, keys):
-        left = self.left.open_range(rows, keys)
-        right = self.right.open_range(rows, keys)
+        left, right = (x.open_range(rows, keys) for x in (self.left, self.right))
         is_left = left[1] - left[0] >= right[1] - right[0]
         if isinstance(is_left, bool):
             return left if is_left else right
@@ -337,55 +333,29 @@ class Union(_Pair):
         )
 
 
-class _Wrapped(Mask):
-    """A mask made of another one."""
-
-    mask: Mask
-
-    def batch_ranks(self):
-        return self.mask.batch_ranks()
-
-    def at_head(self, example, head):
-        return dataclasses.replace(self, mask=self.mask.at_head(example, head))
-
-    def has_heads(self):
-        return self.mask.has_heads()
-
-    def aligned(self, batch_ndim):
-        return dataclasses.replace(self, mask=self.mask.aligned(batch_ndim))
-
-    def axes(self):
-        return dataclasses.replace(self, mask=self.mask.axes())
-
-    def check_lengths(self, num_keys):
-        self.mask.check_lengths(num_keys)
-
-
 @tiles.pytree
-class Complement(_Wrapped):
+class Complement(_Compound):
     """What the mask forbids."""
 
     mask: Mask
 
     def __repr__(self):
-        return f"~{_within(self.mask, _Pair)}"
+        return f"~{_within(self.mask, Intersection | Union)}"
 
     def aligned_tile(self, rows, columns):
         return ~self.mask.aligned_tile(rows, columns)
 
-    def check_shape(self, *sizes):
-        self.mask.check_shape(*sizes)
-
 
 @tiles.pytree
-class Shifted(_Wrapped):
+class Shifted(_Compound):
     """The mask with query t at position t + offset."""
 
     mask: Mask
     offset: int = tiles.static()
 
     def __repr__(self):
-        return f"{_within(self.mask, _Pair | Complement)}.shifted({self.offset})"
+        made = Intersection | Union | Complement
+        return f"{_within(self.mask, made)}.shifted({self.offset})"
 
     def shifted(self, offset):
         return self.mask.shifted(self.offset + offset)
