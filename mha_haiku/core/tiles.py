@@ -5,7 +5,7 @@ columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +121,14 @@ def static(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
+def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
+    """Returns a field of a `pytree` that is an array `[B..., *axes]`, once aligned.
+
+    Axes are letters: "H" (heads), "T" (queries), "S" (keys), "." (others).
+    """
+    return dataclasses.field(default=default, metadata={"axes": axes})
+
+
 def pytree(cls: type) -> type:
     """Makes a class a frozen dataclass and a pytree, leaves all fields but `static`.
 
@@ -131,6 +139,47 @@ def pytree(cls: type) -> type:
         cls.__repr__ = display.record
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     return jax.tree_util.register_dataclass(cls)
+
+
+class Part:
+    """What masks, biases and scores share: arrays whose axes are known by letters."""
+
+    def axes(self) -> Self:
+        """Returns an aligned part with letters of axes in the place of its arrays.
+
+        A letter an axis: those of `batch_axes`, then those of the field, see `array`.
+        What shares arrays among devices goes by it.
+
+        Raises:
+          TypeError: If an array is in another field.
+        """
+        letters = {
+            name: batch_axes(jnp.ndim(getattr(self, name)) - len(own)) + own
+            for name, own in self._own_axes().items()
+        }
+        if len(letters) != len(jax.tree.leaves(self)):
+            raise TypeError(
+                f"{type(self).__name__} must say its axes() to be shared, or have "
+                "tiles.array(...) as its fields."
+            )
+        return dataclasses.replace(self, **letters) if letters else self
+
+    def _own_axes(self) -> dict[str, str]:
+        """Returns the axes behind B... of each array, by its field."""
+        fields = getattr(self, "__dataclass_fields__", {})
+        return {
+            name: field.metadata["axes"]
+            for name, field in fields.items()
+            if "axes" in field.metadata and getattr(self, name) is not None
+        }
+
+    def _lifted(self, batch_ndim: int) -> Self:
+        """Returns the same with axes B... of size 1 where arrays have none."""
+        arrays = {
+            name: lifted(getattr(self, name), batch_ndim + len(own))
+            for name, own in self._own_axes().items()
+        }
+        return dataclasses.replace(self, **arrays) if arrays else self
 
 
 def checked_pytree(name: str, value: Any) -> Any:

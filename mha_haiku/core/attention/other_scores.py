@@ -77,7 +77,7 @@ class Additive(scores.Score):
     A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
     """
 
-    weight: Array
+    weight: Array = tiles.array("H.")
 
     def __call__(self, query, key):
         dtype = products.accumulation_dtype(query.dtype)
@@ -88,14 +88,6 @@ class Additive(scores.Score):
             (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
         )
 
-    def aligned(self, batch_ndim):
-        if jnp.ndim(self.weight) == batch_ndim + 2:
-            return self
-        return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
-
-    def axes(self):
-        return Additive(tiles.batch_axes(jnp.ndim(self.weight) - 2) + "H.")
-
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
@@ -105,20 +97,12 @@ class Additive(scores.Score):
 class Cosine(scores.Score):
     """`scale * cos(query, key)`; the scale is `[H]` or `[B..., H]`, H may be 1."""
 
-    scale: Array
+    scale: Array = tiles.array("H")
 
     def __call__(self, query, key):
         scale = self.aligned(query.ndim - 3).scale[..., None, None]
         cosines = products.pair(_directions(query), _directions(key))
         return cosines * scale.astype(cosines.dtype)
-
-    def aligned(self, batch_ndim):
-        if jnp.ndim(self.scale) == batch_ndim + 1:
-            return self
-        return Cosine(self.scale.reshape((1,) * batch_ndim + self.scale.shape))
-
-    def axes(self):
-        return Cosine(tiles.batch_axes(jnp.ndim(self.scale) - 1) + "H")
 
     def check(self, num_heads, key_size):
         if self.scale.shape[-1] not in (1, num_heads):

@@ -19,7 +19,7 @@ from mha_haiku.core.attention import products
 Array = jax.Array
 
 
-class Score(abc.ABC):
+class Score(tiles.Part, abc.ABC):
     """Scores of all pairs of R queries and C keys; a pytree.
 
     The axes of its arrays are those of `aligned`: `[B..., H, ...]`, where an axis of
@@ -27,12 +27,12 @@ class Score(abc.ABC):
     train, or a class such as this one, of minus the squared distances of queries and
     keys, at a rate for each head; it is differentiated with respect to the rates, too:
 
+        from mha_haiku.core import tiles
         from mha_haiku.core.attention import Score, attend
 
-        @jax.tree_util.register_dataclass
-        @dataclasses.dataclass(frozen=True)
+        @tiles.pytree
         class Distance(Score):
-            rate: jax.Array  # [H]
+            rate: jax.Array = tiles.array("H")  # [H]
 
             def __call__(self, query, key):
                 apart = query[..., :, None, :, :] - key[..., None, :, :, :]
@@ -40,14 +40,10 @@ class Score(abc.ABC):
                 rate = self.aligned(query.ndim - 3).rate  # [1..., H]
                 return -rate[..., None, None] * squares
 
-            def aligned(self, batch_ndim):
-                return Distance(self.rate.reshape((1,) * batch_ndim + (-1,)))
-
         attend(query, key, value, score=Distance(jnp.ones(4)))
 
     A tile may have no batch axes, as here `...` allows. Where the number of key heads
-    G is smaller than H, `repeat_heads(key, H)` comes first. Devices can share the score
-    if it says its `axes`.
+    G is smaller than H, `repeat_heads(key, H)` comes first.
     """
 
     @abc.abstractmethod
@@ -68,14 +64,7 @@ class Score(abc.ABC):
 
     def aligned(self, batch_ndim: int) -> "Score":
         """Returns the score with the axes of its arrays as `[B..., H, ...]`."""
-        del batch_ndim
-        return self
-
-    def axes(self) -> "Score":
-        """Returns an aligned score with letters for arrays; see `Mask.axes`."""
-        if jax.tree.leaves(self):
-            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
-        return self
+        return self._lifted(batch_ndim)
 
     def check(self, num_heads: int, key_size: int):
         """Raises ValueError where the score does not fit attention of these sizes."""

@@ -23,7 +23,7 @@ Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
 
 
-class Mask(abc.ABC):
+class Mask(tiles.Part, abc.ABC):
     """Which query may attend to which key; True means "may attend".
 
     Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
@@ -38,23 +38,18 @@ class Mask(abc.ABC):
         from mha_haiku.core import tiles
         from mha_haiku.core.masks import Mask, causal
 
-        @jax.tree_util.register_dataclass
-        @dataclasses.dataclass(frozen=True)
+        @tiles.pytree
         class SameColor(Mask):
-            colors: jax.Array  # [B..., S]
+            colors: jax.Array = tiles.array("S")  # [B..., S]
 
             def aligned_tile(self, rows, columns):
                 of_queries = tiles.take(self.colors, rows, axis=-1)
                 of_keys = tiles.take(self.colors, columns, axis=-1)
                 return of_queries[..., None, :, None] == of_keys[..., None, None, :]
 
-            def batch_ranks(self):
-                return (jnp.ndim(self.colors) - 1,)
-
         attend(query, key, value, mask=causal() & SameColor(colors))
 
-    `key_range` lets tiles be skipped, `check_shape` refuses arrays that do not fit, and
-    `axes` lets devices share it.
+    `key_range` lets tiles be skipped, and `check_shape` refuses arrays that do not fit.
     """
 
     __repr__, _repr_html_ = display.record, display.html
@@ -175,6 +170,8 @@ class Mask(abc.ABC):
 
     def batch_ranks(self) -> tuple[int, ...] | None:
         """Returns the possible numbers of batch axes, likeliest first; None: any."""
+        for name, axes in self._own_axes().items():
+            return (jnp.ndim(getattr(self, name)) - len(axes),)
         return None
 
     def has_heads(self) -> bool:
@@ -186,16 +183,6 @@ class Mask(abc.ABC):
 
     def check_lengths(self, num_keys: int):
         """Raises ValueError where a length, as far as known, exceeds `num_keys`."""
-
-    def axes(self) -> Self:
-        """Returns an aligned mask with the letters of its arrays' axes in their place.
-
-        A letter an axis: those of `tiles.batch_axes`, then "H" (heads), "T" (queries)
-        and "S" (keys). What shares arrays among devices goes by it.
-        """
-        if jax.tree.leaves(self):
-            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
-        return self
 
     def unseen_keys(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0

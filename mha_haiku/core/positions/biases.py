@@ -42,7 +42,7 @@ def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
     return DenseBias(value)
 
 
-class ScoreBias(abc.ABC):
+class ScoreBias(tiles.Part, abc.ABC):
     """What is added to the scores; a pytree."""
 
     @abc.abstractmethod
@@ -67,12 +67,7 @@ class ScoreBias(abc.ABC):
         They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
         a bias inside a stack of attention maps keeps its meaning.
         """
-        del batch_ndim
-        return self
-
-    def axes(self) -> "ScoreBias":
-        """Returns an aligned bias with letters for arrays; see `Mask.axes`."""
-        raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+        return self._lifted(batch_ndim)
 
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
@@ -91,16 +86,13 @@ class ScoreBias(abc.ABC):
 class DenseBias(ScoreBias):
     """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
 
-    values: Array
+    values: Array = tiles.array("HTS")
 
     def check(self, *sizes):
         tiles.check_matrix("bias", self.values, *sizes)
 
     def aligned(self, batch_ndim):
         return DenseBias(tiles.with_heads(self.values, batch_ndim))
-
-    def axes(self):
-        return DenseBias(tiles.batch_axes(jnp.ndim(self.values) - 3) + "HTS")
 
     def aligned_tile(self, rows, columns):
         return tiles.rectangle(self.values, rows, columns)
@@ -192,7 +184,7 @@ class Alibi(_DistanceBias):
     """`-slope_h |t - s|`; slopes `[H]` or `[B..., H]`."""
 
     kind: ClassVar[str] = "ALiBi"
-    slopes: Array
+    slopes: Array = tiles.array("H")
 
     @property
     def num_heads(self):
@@ -201,12 +193,6 @@ class Alibi(_DistanceBias):
     def at_heads(self, heads):
         slopes = self.slopes[..., np.array(heads, np.int32)]
         return dataclasses.replace(self, slopes=slopes)
-
-    def aligned(self, batch_ndim):
-        return Alibi(tiles.lifted(self.slopes, batch_ndim + 1))
-
-    def axes(self):
-        return Alibi(tiles.batch_axes(jnp.ndim(self.slopes) - 1) + "H")
 
     def aligned_tile(self, rows, columns):
         distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))
@@ -219,7 +205,7 @@ class RelativeBias(_DistanceBias):
     """A bias per bucket of the distance; the table is `[H, buckets]`."""
 
     kind: ClassVar[str] = "relative"
-    table: Array
+    table: Array = tiles.array("H.")
     bidirectional: bool = tiles.static()
     max_distance: int = tiles.static()
 
@@ -230,14 +216,6 @@ class RelativeBias(_DistanceBias):
     def at_heads(self, heads):
         table = self.table[..., np.array(heads, np.int32), :]
         return dataclasses.replace(self, table=table)
-
-    def aligned(self, batch_ndim):
-        table = tiles.lifted(self.table, batch_ndim + 2)
-        return dataclasses.replace(self, table=table)
-
-    def axes(self):
-        letters = tiles.batch_axes(jnp.ndim(self.table) - 2) + "H."
-        return dataclasses.replace(self, table=letters)
 
     def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):

@@ -19,9 +19,17 @@ def under_vmaps(
     return function
 
 
-# Parameters: `facets`, `fit`, the `tree` of the value, which of its leaves are `kept`
-# (all, unless a transformation dropped some), and where each vmap around has the axis
-# of each leaf, from the innermost vmap out.
+def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
+    """Returns the parameters of a site's equation, all of whose leaves are there.
+
+    They are `facets` and `fit`, the `tree` of the value, which of its leaves are `kept`
+    (all, unless a transformation dropped some), and where each vmap around has the axis
+    of each leaf, from the innermost vmap out.
+    """
+    kept = tuple(range(tree.num_leaves))
+    return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
+
+
 site_p = core.Primitive("site")
 site_p.multiple_results = True
 site_p.def_impl(lambda *leaves, **_: list(leaves))

@@ -36,6 +36,7 @@ from jax.extend import core
 
 from mha_haiku.core.sites import axes as axes_lib
 from mha_haiku.core.sites import canonical, flat, jaxprs
+from mha_haiku.core.sites.primitive import parameters
 from mha_haiku.core.sites.site import SEEN, Facet
 
 Axis = axes_lib.Axis
@@ -506,14 +507,7 @@ _READ_ELSEWHERE = 'the program reads it elsewhere, too; edit "weights" or "heads
 
 def _site(index, variables, facet) -> Site:
     leaves, tree = jax.tree.flatten(variables)
-    params = {
-        "facets": (facet,),
-        "fit": None,
-        "tree": tree,
-        "kept": tuple(range(len(leaves))),
-        "batched": (),
-    }
-    return Site(index, leaves, leaves, params)
+    return Site(index, leaves, leaves, parameters(tree, (facet,)))
 
 
 def _is_readable(value, index) -> bool:

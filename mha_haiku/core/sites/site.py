@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mha_haiku.core.sites.primitive import site_p
+from mha_haiku.core.sites.primitive import parameters, site_p
 
 SEEN = "mha_haiku_attention"
 """The scope of what a site shows already: attention there is not recognised again."""
@@ -58,14 +58,7 @@ def faceted(
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
         return value
-    leaves = site_p.bind(
-        *leaves,
-        facets=facets,
-        fit=fit,
-        tree=tree,
-        kept=tuple(range(len(leaves))),
-        batched=(),
-    )
+    leaves = site_p.bind(*leaves, **parameters(tree, facets, fit))
     return jax.tree.unflatten(tree, leaves)
 
 

@@ -29,7 +29,7 @@ class _Around(NamedTuple):
       path: The path of modules.
       lengths: The lengths of the scans, from the outermost.
       in_while: Whether a while loop is among them.
-      place: The equations that hold the level, with None for the turn of a scan.
+      place: The equations that hold the level, with None for the turns of the scans.
     """
 
     path: str = ""
@@ -60,9 +60,7 @@ class Stop:
       site: The site.
       scope: The path of its equation within the level.
       names: The full name of each facet.
-      lengths: The lengths of the scans around, from the outermost.
-      in_while: Whether it is inside of a while loop.
-      place: Where it is in the program, with None for the turns of the scans around.
+      around: What is around its level.
       group: The attention that was recognised, of which it is one; None for a site that
         is an equation of the program.
       reads: Facets that are looked at: their index, the pattern's number, a function.
@@ -74,9 +72,7 @@ class Stop:
     site: recognition.Site
     scope: str
     names: tuple[str, ...]
-    lengths: tuple[int, ...]
-    in_while: bool
-    place: tuple[int | None, ...]
+    around: _Around
     group: int | None = None
     reads: list[tuple[int, int, Callable]] = dataclasses.field(default_factory=list)
     edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
@@ -104,12 +100,12 @@ class Stop:
 
     def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
         """Returns the order of the site among all, at a turn of the scans around."""
-        turns = iter(turn)
-        return tuple(next(turns) if x is None else x for x in self.place)
+        turns, place = iter(turn), (*self.around.place, self.site.index)
+        return tuple(next(turns) if x is None else x for x in place)
 
     def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
         """Yields the turns of the scans around, and the facets' names there."""
-        for turn in itertools.product(*map(range, self.lengths)):
+        for turn in itertools.product(*map(range, self.around.lengths)):
             yield turn, tuple(naming.at_turn(name, turn) for name in self.names)
 
 
@@ -225,10 +221,7 @@ class Survey:
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             given.append(naming.of_call(name, count) if count else name)
-        place = (*around.place, site.index)
-        return Stop(
-            site, local, tuple(given), around.lengths, around.in_while, place, group
-        )
+        return Stop(site, local, tuple(given), around, group)
 
 
 def _pathless(jaxpr) -> Iterator[str]:

@@ -12,15 +12,15 @@ and bias here, and by the logsumexp into the gradient of the attention that made
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from mha_haiku.core import positions, tiles
-from mha_haiku.core.attention import reverse_only, scores
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import reverse_only
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.tiled import sweep, views
@@ -212,7 +212,7 @@ def backward(
 
     def by_head_axis(map_grads, given_grad):
         vectors = tuple((x.query, x.key) for x in map_grads)
-        others = tuple((x.bias, x.score, x.logsumexp) for x in map_grads)
+        others = tuple((x.weighting, x.logsumexp) for x in map_grads)
         return vectors, others, given_grad
 
     axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
@@ -231,15 +231,8 @@ def backward(
     if not wanted.maps:
         return (None,) * len(maps), given_grad
     map_grads = (
-        views.Factors(
-            query.astype(each.query.dtype),
-            key.astype(each.key.dtype),
-            Weighting(None, bias, score, origin=None),
-            logsumexp,
-        )
-        for each, (query, key), (bias, score, logsumexp) in zip(
-            maps, vectors, others, strict=True
-        )
+        views.Factors(query.astype(each.query.dtype), key.astype(each.key.dtype), *rest)
+        for each, (query, key), rest in zip(maps, vectors, others, strict=True)
     )
     return tuple(map_grads), given_grad
 
@@ -279,23 +272,23 @@ def _add_tile(
     log_weights_grad, own_grad = pullback(jax.tree.leaves(cotangents))
 
     def add(total, head, scores_grad):
-        weighting = head.weighting
+        weighting, grads = head.weighting, total.weighting
         query_grad, key_grad, score_grad = weighting.score.gradients(
             tiles.take(head.query, block.rows, 0)[:, None],
             tiles.take(head.key, columns, 0)[:, None],
             scores_grad[None],
         )
-        bias = total.bias
-        if bias is not None:
+        grads = grads._replace(score=jax.tree.map(jnp.add, grads.score, score_grad))
+        if grads.bias is not None:
             at = weighting.origin.at(block.rows, columns)
-            bias = weighting.bias.add_gradient(bias, scores_grad[None], *at)
+            bias = weighting.bias.add_gradient(grads.bias, scores_grad[None], *at)
+            grads = grads._replace(bias=bias)
         start = block.rows.start
-        return total._replace(
-            query=tiles.add(total.query, query_grad[:, 0], start, 0),
-            key=tiles.add(total.key, key_grad[:, 0].T, columns.start, 1),
-            logsumexp=tiles.add(total.logsumexp, -scores_grad.sum(-1), start, 0),
-            bias=bias,
-            score=jax.tree.map(jnp.add, total.score, score_grad),
+        return views.Factors(
+            tiles.add(total.query, query_grad[:, 0], start, 0),
+            tiles.add(total.key, key_grad[:, 0].T, columns.start, 1),
+            grads,
+            tiles.add(total.logsumexp, -scores_grad.sum(-1), start, 0),
         )
 
     if observation.side_by_side:
@@ -314,34 +307,22 @@ def _add_tile(
     )
 
 
-class _Gradients(NamedTuple):
-    """The gradients of a map, or of one head of it."""
-
-    query: Array
-    key: Array
-    bias: positions.ScoreBias | None
-    score: scores.Score
-    logsumexp: Array
-
-
-def _zeros(part: views.Factors, wants_bias: bool) -> _Gradients:
+def _zeros(part: views.Factors, wants_bias: bool) -> views.Factors:
     """Returns what the gradients of a map, or of a head, begin with."""
-    dtype = part.logsumexp.dtype
-    bias = part.weighting.bias if wants_bias else None
-    return _Gradients(
-        jnp.zeros(part.query.shape, dtype),
-        jnp.zeros(part.key.shape, dtype),
-        *jax.tree.map(jnp.zeros_like, (bias, part.weighting.score)),
-        jnp.zeros(part.logsumexp.shape, dtype),
+    query, key, weighting, logsumexp = part
+    bias = weighting.bias if wants_bias else None
+    weighting = Weighting(None, bias, weighting.score, origin=None)
+    return views.Factors(
+        jnp.zeros_like(query, logsumexp.dtype),
+        jnp.zeros_like(key, logsumexp.dtype),
+        *jax.tree.map(jnp.zeros_like, (weighting, logsumexp)),
     )
 
 
-def _finished(gradients: _Gradients) -> _Gradients:
+def _finished(gradients: views.Factors) -> views.Factors:
     """Returns the gradients of a head as they stand in those of all heads."""
-    bias, score = jax.tree.map(
-        lambda x: x.squeeze(0), (gradients.bias, gradients.score)
-    )
-    return gradients._replace(key=gradients.key.T, bias=bias, score=score)
+    weighting = jax.tree.map(lambda x: x.squeeze(0), gradients.weighting)
+    return gradients._replace(key=gradients.key.T, weighting=weighting)
 
 
 def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
