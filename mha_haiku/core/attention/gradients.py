@@ -31,16 +31,11 @@ _FORWARD_MODE = (
 
 
 class RowGradients(NamedTuple):
-    """What the gradient needs of each query.
+    """What the gradient needs of each query."""
 
-    Attributes:
-      values: The cotangent of the values.
-      shift: What is subtracted from the gradient of each weight.
-      logsumexp: That of the scores, inf where the query has no gradient.
-    """
-
-    values: Float[Array, "*B T H V"]
-    shift: Float[Array, "*B H T"]
+    values: Float[Array, "*B T H V"]  # the cotangent of the values
+    shift: Float[Array, "*B H T"]  # what is subtracted from the gradient of each weight
+    # That of the scores, inf where the query has no gradient.
     logsumexp: Float[Array, "*B H T"]
 
 

@@ -87,14 +87,9 @@ class HeadStatistic:
 
 
 class HeadSums(NamedTuple):
-    """The sums from which `HeadStatistic`s are made.
+    """The sums from which `HeadStatistic`s are made."""
 
-    Attributes:
-      counts: `[B..., H, T]` booleans, the queries that count.
-      received: `[B..., H, S]`, the mass that each key receives.
-      unseen: Booleans `[B..., H, S]`, which keys no query may see; None: none.
-    """
-
-    counts: Array
-    received: Array
+    counts: Array  # `[B..., H, T]` booleans, the queries that count
+    received: Array  # `[B..., H, S]`, the mass that each key receives
+    # Booleans `[B..., H, S]`, which keys no query may see; None: none.
     unseen: Array | None

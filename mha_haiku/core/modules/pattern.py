@@ -53,17 +53,13 @@ class Pattern(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A score, a normalizer or gates, as `config.model.attention` names it.
+    """A score, a normalizer or gates, as `config.model.attention` names it."""
 
-    Attributes:
-      make: See `Pattern`; takes the fields by keyword. Makes its parameters.
-      fields: The fields of `config.model.attention` that it reads.
-      stays_small: Of a score: whether its exponentials stay small, so that weights need
-        not be divided by their sum.
-    """
-
+    # See `Pattern`; takes the fields by keyword. Makes its parameters.
     make: Callable[..., Any] | None
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # the fields of `config.model.attention` that it reads
+    # Of a score: whether its exponentials stay small, so that weights need not be
+    # divided by their sum.
     stays_small: bool = False
 
 

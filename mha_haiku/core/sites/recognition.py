@@ -44,31 +44,19 @@ Step = axes_lib.Step
 
 
 class Site(NamedTuple):
-    """A site that is no equation of the program.
+    """A site that is no equation of the program."""
 
-    Attributes:
-      index: The equation in front of which it stands.
-      inputs: The variables of its leaves.
-      outputs: The variables that take what it returns.
-      params: The parameters of a site's equation.
-    """
-
-    index: int
-    inputs: list[core.Var]
-    outputs: list[core.Var]
-    params: dict[str, Any]
+    index: int  # the equation in front of which it stands
+    inputs: list[core.Var]  # the variables of its leaves
+    outputs: list[core.Var]  # the variables that take what it returns
+    params: dict[str, Any]  # of a site's equation
 
 
 class Attention(NamedTuple):
-    """An attention that was recognised.
+    """An attention that was recognised."""
 
-    Attributes:
-      eqn: The equation whose stack of names gives it a name.
-      sites: What can be looked at and changed.
-    """
-
-    eqn: core.JaxprEqn
-    sites: list[Site]
+    eqn: core.JaxprEqn  # the equation whose stack of names gives it a name
+    sites: list[Site]  # what can be looked at and changed
 
 
 _make_map: Callable | None = None

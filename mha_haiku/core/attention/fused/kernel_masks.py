@@ -16,19 +16,13 @@ Array = jax.Array
 
 @tiles.pytree
 class KernelMask:
-    """Keys from t - left to t + right within lengths; what is None has no end.
+    """Keys from t - left to t + right within lengths; what is None has no end."""
 
-    Attributes:
-      left: How far a query sees back, in positions.
-      right: How far it sees ahead.
-      key_lengths: Numbers of keys, of which the smallest counts; `[B...]` or `[B...,
-        1]` each.
-      query_lengths: Numbers of queries that see anything, likewise.
-    """
-
-    left: int | None = tiles.static(None)
-    right: int | None = tiles.static(None)
+    left: int | None = tiles.static(None)  # how far a query sees back, in positions
+    right: int | None = tiles.static(None)  # how far it sees ahead
+    # Numbers of keys, of which the smallest counts; `[B...]` or `[B..., 1]` each.
     key_lengths: tuple[Array, ...] = ()
+    # Numbers of queries that see anything, likewise.
     query_lengths: tuple[Array, ...] = ()
 
     def __and__(self, other: "KernelMask") -> "KernelMask":

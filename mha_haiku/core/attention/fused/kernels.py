@@ -20,15 +20,10 @@ Array = jax.Array
 
 
 class Kernel(abc.ABC):
-    """Values of attention by scaled dot products, under a band with lengths.
+    """Values of attention by scaled dot products, under a band with lengths."""
 
-    Attributes:
-      name: As messages call it.
-      dtypes: The names of those that it takes.
-    """
-
-    name: str
-    dtypes: tuple[str, ...]
+    name: str  # as messages call it
+    dtypes: tuple[str, ...]  # the names of those that it takes
 
     @abc.abstractmethod
     def __call__(

@@ -28,15 +28,10 @@ Meet = Callable[[tuple[Array, Array], Any, Any, Any, Any, Any], tuple[Any, Any, 
 
 
 class Ring(NamedTuple):
-    """The devices along the axis `AXIS`; methods are for inside `shard_map`.
+    """The devices along the axis `AXIS`; methods are for inside `shard_map`."""
 
-    Attributes:
-      size: n, the number of devices.
-      chunks: C, how many chunks of the sequence each has: 1 or 2.
-    """
-
-    size: int
-    chunks: int
+    size: int  # n, the number of devices
+    chunks: int  # C, how many chunks of the sequence each has: 1 or 2
 
     @classmethod
     def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":

@@ -101,17 +101,11 @@ def known(
 
 @tiles.pytree
 class Wanted:
-    """Which gradients are wanted.
+    """Which gradients are wanted."""
 
-    Attributes:
-      maps: Whether that of anything in the maps.
-      biases: For each map whether that of its bias.
-      given: For each array that is given.
-    """
-
-    maps: bool = tiles.static()
-    biases: tuple[bool, ...] = tiles.static()
-    given: tuple[bool, ...] = tiles.static()
+    maps: bool = tiles.static()  # whether that of anything in the maps
+    biases: tuple[bool, ...] = tiles.static()  # for each map whether that of its bias
+    given: tuple[bool, ...] = tiles.static()  # for each array that is given
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:

@@ -33,17 +33,11 @@ Mesh = jax.sharding.Mesh | None
 
 
 class Bins(NamedTuple):
-    """Equal bins of a range of positions.
+    """Equal bins of a range of positions."""
 
-    Attributes:
-      start: The first position.
-      stop: The position after the last.
-      width: Positions in a bin; the last bin may have fewer.
-    """
-
-    start: int
-    stop: int
-    width: int
+    start: int  # the first position
+    stop: int  # the position after the last
+    width: int  # positions in a bin; the last bin may have fewer
 
     @classmethod
     def of(cls, positions: range, most: int) -> "Bins":

@@ -31,17 +31,11 @@ _SCORES_ON_ACCELERATORS = 2**25
 
 
 class Sizes(NamedTuple):
-    """How much of the scores is computed at once.
+    """How much of the scores is computed at once."""
 
-    Attributes:
-      rows: Queries in a tile.
-      columns: Keys in a tile.
-      heads: Heads, of any examples, that are taken together.
-    """
-
-    rows: int
-    columns: int
-    heads: int
+    rows: int  # queries in a tile
+    columns: int  # keys in a tile
+    heads: int  # heads, of any examples, that are taken together
 
     def fitted(self, num_queries: int, num_keys: int) -> "Sizes":
         """Returns sizes that divide a map of T x S about evenly."""

@@ -17,19 +17,13 @@ Array = jax.Array
 
 
 class Factors(NamedTuple):
-    """What a map is made from; or one head of it, whose arrays have no B... and H.
+    """What a map is made from; or one head of it, whose arrays have no B... and H."""
 
-    Attributes:
-      query: `[B..., T, H, K]`; of a head `[T, K]`.
-      key: `[B..., S, G, K]`; of a head `[S, K]`.
-      weighting: Mask, bias, score and origin, aligned.
-      logsumexp: `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None
-        where it is not known yet.
-    """
-
-    query: Array
-    key: Array
-    weighting: Weighting
+    query: Array  # `[B..., T, H, K]`; of a head `[T, K]`
+    key: Array  # `[B..., S, G, K]`; of a head `[S, K]`
+    weighting: Weighting  # mask, bias, score and origin, aligned
+    # `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None where it is
+    # not known yet.
     logsumexp: Array | None = None
 
     def head(self, example: tuple, head: Array) -> "Factors":
