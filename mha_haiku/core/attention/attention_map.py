@@ -145,9 +145,7 @@ class AttentionMap:
     def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
         """Returns the map of one head of one example, `[1, T, S]`.
 
-        Args:
-          head: The index of the head; may be traced.
-          *example: An index per batch axis, likewise.
+        `example` has an index per batch axis; indices may be traced.
         """
         if len(example) != self.ndim - 3:
             raise ValueError(

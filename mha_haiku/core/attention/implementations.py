@@ -39,12 +39,9 @@ def register(
 ) -> None:
     """Makes an implementation known to `attend` by a name.
 
-    Args:
-      name: As `attend(implementation=)` takes it.
-      implementation: What is called.
-      suits: Whether "auto" is to take it for a call, by the shapes, dtypes and kinds of
-        mask, bias and score, and by the platform as `jax.default_backend()` names it;
-        None: never.
+    `suits` says whether "auto" is to take it for a call, by the shapes, dtypes and
+    kinds of mask, bias and score, and by the platform as `jax.default_backend()` names
+    it; None: never.
     """
     IMPLEMENTATIONS[name] = implementation
     if suits is not None:

@@ -60,14 +60,7 @@ class Observation(abc.ABC):
     def nothing(
         self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
     ) -> Sums:
-        """Returns the sums of R queries, S keys and a head before any tile.
-
-        Args:
-          num_queries: R.
-          num_keys: S.
-          given: What was given, of one head.
-          dtype: Of the weights.
-        """
+        """Returns the sums of R queries, S keys and a head before any tile."""
 
     @abc.abstractmethod
     def add(self, tile: Tile, sums: Sums) -> Sums:

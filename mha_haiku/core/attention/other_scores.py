@@ -6,6 +6,7 @@ per head. `scores.py` says what a score is.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products, scores
@@ -13,11 +14,8 @@ from mha_haiku.core.attention import products, scores
 Array = jax.Array
 
 
-def additive(weight: Array) -> scores.Score:
+def additive(weight: Float[Array, "H K"]) -> scores.Score:
     """Returns the score `weight . tanh(query + key)`.
-
-    Args:
-      weight: `[H, K]`.
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
     """
@@ -26,11 +24,8 @@ def additive(weight: Array) -> scores.Score:
     return Additive(weight)
 
 
-def cosine(scale: Array | float = 10.0) -> scores.Score:
+def cosine(scale: Float[Array, " H"] | float = 10.0) -> scores.Score:
     """Returns the score `scale * cos(query, key)`, which no length of a vector changes.
-
-    Args:
-      scale: `[H]`, or one number for all heads.
 
     Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
     head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.

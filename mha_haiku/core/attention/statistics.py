@@ -8,6 +8,7 @@ says what an entry is.
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float
 
 from mha_haiku.core import display, tiles
 from mha_haiku.core.attention.statistic import (
@@ -20,12 +21,12 @@ from mha_haiku.core.attention.statistic import (
 Array = jax.Array
 
 
-def gini(amounts: Array, left_out: Array | None = None) -> Array:
-    """Returns the Gini coefficient of amounts, 0 where all are 0.
+def gini(
+    amounts: Float[Array, "*B S"], left_out: Bool[Array, "*#B #S"] | None = None
+) -> Float[Array, "*B"]:
+    """Returns the Gini coefficient of amounts of at least 0; 0 where all are 0.
 
-    Args:
-      amounts: `[..., S]`, at least 0.
-      left_out: Booleans `[..., S]`, which take no part; None: all do.
+    Some may be left out; None: none is.
 
     Source: Sen 1973, On Economic Inequality, section 2.3.
     """

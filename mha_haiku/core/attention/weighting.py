@@ -76,6 +76,10 @@ class Weighting(NamedTuple):
         """Returns what scores depend on: without normalizer and gates."""
         return self._replace(normalizer=None, gates=None)
 
+    def moved(self, by: tiles.Origin) -> "Weighting":
+        """Returns that of a part which begins at `by`."""
+        return self._replace(origin=self.origin.moved(by))
+
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
         """Returns what is left of it for one head of one example, H = 1 and no B....
 

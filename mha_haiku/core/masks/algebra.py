@@ -14,13 +14,14 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Bool
 
 from mha_haiku.core import display, tiles
-from mha_haiku.core.masks import blocks
 
 Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
+_BLOCK = 1024  # queries that are looked at together where a whole mask is
 
 
 class Mask(tiles.Part, abc.ABC):
@@ -85,9 +86,7 @@ class Mask(tiles.Part, abc.ABC):
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
         """Returns the rectangle `rows` x `columns` of the mask, as `array` shapes it.
 
-        Args:
-          rows: Query positions: a slice with an end, a range or an array of integers.
-          columns: Key positions, likewise.
+        Positions are slices with an end, ranges or arrays of integers.
         """
         rows, columns = tiles.positions(rows), tiles.positions(columns)
         batch_ndim = self.batch_ndim()
@@ -193,7 +192,7 @@ class Mask(tiles.Part, abc.ABC):
         surely seen by at least one query.
         """
         at = tiles.Origin(first_query)
-        seen = blocks.reduced(self, num_queries, num_keys, at, lambda x: x.any(-2))
+        seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
         return ~seen.any(0)
 
     def fully_masked(
@@ -201,13 +200,38 @@ class Mask(tiles.Part, abc.ABC):
     ) -> Array | None:
         """Returns which queries see no key: as `[B..., H, T]`, or None: surely none."""
         at = tiles.Origin(first_query)
-        return ~blocks.rows(self, num_queries, num_keys, at, lambda x: x.any(-1))
+        return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
 
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
         """Returns how many keys each query sees, as `[B..., H, T]`; of aligned."""
-        return blocks.rows(self, num_queries, num_keys, origin, lambda x: x.sum(-1))
+        return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
+
+    def _by_block(self, num_queries, num_keys, origin, function) -> Array:
+        """Returns `function` of the tiles `[..., R, S]` of blocks of queries, stacked.
+
+        The last block repeats the last query.
+        """
+        columns = origin.columns(jnp.arange(num_keys))
+
+        def of_block(rows):
+            rows = origin.rows(rows)
+            tile = self.aligned_tile(rows, columns)
+            shape = *tile.shape[:-2], len(rows), num_keys
+            return function(jnp.broadcast_to(tile, shape))
+
+        if num_queries <= _BLOCK:
+            return of_block(jnp.arange(num_queries))[None]
+        count = -(-num_queries // _BLOCK)
+        queries = jnp.minimum(jnp.arange(count * _BLOCK), num_queries - 1)
+        return lax.map(of_block, queries.reshape(count, _BLOCK))
+
+    def _by_query(self, num_queries, num_keys, origin, function) -> Array:
+        """Returns `[..., T]`, what a function of tiles says of each query."""
+        stacked = self._by_block(num_queries, num_keys, origin, function)
+        joined = jnp.moveaxis(stacked, 0, -2)
+        return lax.collapse(joined, joined.ndim - 2)[..., :num_queries]
 
 
 @tiles.pytree

@@ -102,13 +102,14 @@ class Layer(hk.Module):
         make: MakeAttention | None,
         names: tuple[str, str],
         rate: float,
-        residual: bool | None = None,
+        is_added: bool = True,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns `x` after an attention part, its map, and its cache if one is given.
 
         The attention reads keys from `encoded`, or from x. `names` are the names of the
-        attention and its norm; `options` go to the attention's call.
+        attention and its norm; `options` go to the attention's call. Parallel parts are
+        not added to x here.
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
@@ -123,17 +124,12 @@ class Layer(hk.Module):
             output, *rest = make()(x, keys, keys, mask, dropout_rate=rate, **options)
             return dropout(output, rate), *rest
 
-        residual = self._attention_residual if residual is None else residual
+        residual = self._attention_residual and is_added
         return self._added(x, attend, names[1], residual)
 
     @hk.transparent
     def _fed_forward(
-        self,
-        x: Array,
-        *,
-        norm: str,
-        rate: float,
-        residual: bool | None = None,
+        self, x: Array, *, norm: str, rate: float, is_added: bool = True
     ) -> Array:
         make = self.make_feed_forward
         if make is None:
@@ -146,7 +142,7 @@ class Layer(hk.Module):
         def feed(x):
             return (dropout(make()(x, dropout_rate=rate), rate),)
 
-        residual = self._feed_forward_residual if residual is None else residual
+        residual = self._feed_forward_residual and is_added
         return self._added(x, feed, norm, residual)[0]
 
     @hk.transparent
@@ -190,10 +186,9 @@ class EncoderLayer(Layer):
     ):
         """Initialises the module; other arguments as in `Layer`.
 
-        Args:
-          parallel: Whether the feed-forward part reads what attention reads, with its
-            own norm, and both are added to it (Wang and Komatsuzaki 2021, GPT-J,
-            https://github.com/kingoflolz/mesh-transformer-jax).
+        Parallel parts both read what enters the layer, with norms of their own, and
+        both are added to it (Wang and Komatsuzaki 2021, GPT-J,
+        https://github.com/kingoflolz/mesh-transformer-jax).
 
         Raises:
           ValueError: If parallel parts have no residual, or norms after it.
@@ -233,7 +228,6 @@ class EncoderLayer(Layer):
         has_attention = self.make_attention or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
-        own = {"residual": False} if is_parallel else {}
         x = sites.site("stream", x)
         attended, *rest = self._attended(
             x,
@@ -242,16 +236,15 @@ class EncoderLayer(Layer):
             make=self.make_attention,
             names=("attention", "norm_1"),
             rate=rate,
+            is_added=not is_parallel,
             bias=bias,
-            **own,
             **cached,
         )
+        fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
         if is_parallel:
-            fed_forward = self._fed_forward(x, norm="norm_2", rate=rate, **own)
-            x = x + attended + fed_forward
+            x = x + attended + fed_forward(x, is_added=False)
         else:
-            x = sites.site("stream_after_attention", attended)
-            x = self._fed_forward(x, norm="norm_2", rate=rate)
+            x = fed_forward(sites.site("stream_after_attention", attended))
         return sites.site("stream_after_feed_forward", x), *rest
 
 

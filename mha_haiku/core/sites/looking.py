@@ -103,15 +103,12 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     """
     found = Sites()
 
-    def note(function):
-        def run(*args, **kwargs):
-            survey, *_ = _surveyed(function, args, kwargs)
-            for stop, names in survey.names():
-                found.update(zip(names, stop.views(), strict=True))
+    def note(*args):
+        survey, *_ = _surveyed(function, args, kwargs)
+        for stop, names in survey.names():
+            found.update(zip(names, stop.views(), strict=True))
 
-        return run
-
-    jax.eval_shape(functools.partial(note(function), **kwargs), *args)
+    jax.eval_shape(note, *args)
     return found
 
 

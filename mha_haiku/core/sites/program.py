@@ -268,12 +268,9 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
         (level,), consts = levels, jaxprs.consts(eqn)
         body = lambda *inputs: run(level, consts, inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
-            shardings = {
-                key: params[key]
-                for key in ("in_shardings",)
-                if all(isinstance(x, jax.sharding.Sharding) for x in params[key])
-            }
-            body = jax.jit(body, **shardings)
+            given = params["in_shardings"]
+            is_given = all(isinstance(x, jax.sharding.Sharding) for x in given)
+            body = jax.jit(body, **({"in_shardings": given} if is_given else {}))
         return body(*inputs)
     if name in jaxprs.CUSTOM:
         (level,), consts = levels, jaxprs.consts(eqn)

@@ -181,7 +181,7 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
         row.query,
         key.key,
         key.value,
-        inputs.weighting._replace(origin=inputs.weighting.origin.moved(first)),
+        inputs.weighting.moved(first),
         None if row.nonfinite is None else Nonfinite(row.nonfinite, key.nonfinite),
         rng,
     )
