@@ -8,6 +8,7 @@ folder have their names here. Kernels of accelerators and meshes of devices live
 folders of their own, which nothing here imports: they `register` what they have.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -17,7 +18,6 @@ from jaxtyping import Float
 from mha_haiku.core import checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import (
     attention_map,
-    automatic,
     dense,
     normalizers,
     scores,
@@ -33,9 +33,18 @@ Array = jax.Array
 Implementation = Callable[[Inputs, float], tuple[Array, Array]]
 IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
 
+# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
+Suits = Callable[[Inputs, float, str], bool]
+_SUITS: dict[str, Suits] = {}  # by name; asked in turn before dense and blockwise
+
+# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
+# CPUs; on accelerators a guess that keeps the scores within a quarter of a GiB.
+_DENSE_SCORES = {"cpu": 2**20}
+_DENSE_SCORES_ON_ACCELERATORS = 2**26
+
 
 def register(
-    name: str, implementation: Implementation, *, suits: automatic.Suits | None = None
+    name: str, implementation: Implementation, *, suits: Suits | None = None
 ) -> None:
     """Makes an implementation known to `attend` by a name.
 
@@ -45,7 +54,7 @@ def register(
     """
     IMPLEMENTATIONS[name] = implementation
     if suits is not None:
-        automatic.preferred[name] = suits
+        _SUITS[name] = suits
 
 
 def attend(
@@ -165,8 +174,22 @@ def named(implementation: str | Implementation) -> Implementation:
     return IMPLEMENTATIONS[implementation]
 
 
+def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
+    """Returns the name of the implementation that "auto" takes for a call.
+
+    It is the first of the registered ones that says it suits; else "dense" where the
+    scores of all heads and examples are few, and "blockwise" where they are many. Only
+    shapes, dtypes and the kinds of mask, bias and score matter.
+    """
+    for name, suits in _SUITS.items():
+        if suits(inputs, dropout_rate, platform):
+            return name
+    most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
+    return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
+
+
 def _auto(inputs, dropout_rate):
-    name = automatic.chosen(inputs, dropout_rate, jax.default_backend())
+    name = chosen(inputs, dropout_rate, jax.default_backend())
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
