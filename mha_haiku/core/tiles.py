@@ -79,7 +79,7 @@ class Origin:
 
     Attributes:
       query: An integer, or a scalar array that may be traced.
-      key: Likewise.
+      key: As the query.
     """
 
     query: int | Array = 0
@@ -147,7 +147,7 @@ class Part:
     def axes(self) -> Self:
         """Returns an aligned part with letters of axes in the place of its arrays.
 
-        A letter an axis: those of `batch_axes`, then those of the field, see `array`.
+        Each axis has a letter: first from `batch_axes`, then from the field's `array`.
         What shares arrays among devices goes by it.
 
         Raises:

@@ -40,7 +40,7 @@ class AttentionMap:
 
     Attributes:
       query: As they are compared, normalised and rotated.
-      key: Likewise.
+      key: As the query.
       logsumexp: In nats, the log of what weights are over, -inf where every key is
         masked.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.

@@ -80,7 +80,7 @@ class Cache:
         Args:
           query: The new query.
           key: The new key, which is added to the cache first; None with a source.
-          value: Its value, likewise.
+          value: Its value, as for the key.
           weighting: Mask, score and what else goes with them. Without a source the mask
             must hide later positions than the query's, as causal masks do: their slots
             may hold anything finite. `first_query` is at most one after the last that

@@ -17,7 +17,7 @@ def factors(
 ) -> Float[Array, "R C"]:
     """Returns what each weight of a tile is multiplied by: 0 or 1 / (1 - rate).
 
-    Each weight has a key of its own, folded from its head (counted over all examples),
+    Each weight has its PRNG key, folded from its head (counted over all examples),
     row and column, so that the same weights are dropped whatever tiles they are
     computed in.
     """

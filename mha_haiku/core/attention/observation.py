@@ -47,7 +47,7 @@ class Tile(NamedTuple):
     log_weights: Array  # their logarithms, finite and very low where they are 0
     rows: tiles.Span  # the queries, as positions in the map
     columns: tiles.Span  # the keys, as positions in the map
-    given: Given  # what was given of these queries and keys
+    given: Given  # of these queries and keys
 
 
 class Observation(abc.ABC):

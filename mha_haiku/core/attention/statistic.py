@@ -75,8 +75,7 @@ class Statistic:
 class HeadStatistic:
     """A number of a head that is no mean over its queries.
 
-    Attributes are those of `Statistic`, but that `from_sums` goes from `HeadSums` to
-    the statistic, `[B..., H]`.
+    Attributes: as `Statistic`; `from_sums` goes from `HeadSums` to `[B..., H]`.
     """
 
     name: str

@@ -77,7 +77,7 @@ class Weighting(NamedTuple):
         return self._replace(normalizer=None, gates=None)
 
     def moved(self, by: tiles.Origin) -> "Weighting":
-        """Returns that of a part which begins at `by`."""
+        """Returns the weighting of a part of the map, which begins at `by`."""
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":

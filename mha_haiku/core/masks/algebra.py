@@ -97,7 +97,7 @@ class Mask(tiles.Part, abc.ABC):
         return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of those of the `keys` that the queries `rows` can see.
+        """Returns (start, stop) of the `keys` that the queries `rows` can see.
 
         Keys outside are masked for all these queries; keys inside may be. The ends are
         Python integers where the mask and the ranges are static, else scalar arrays.

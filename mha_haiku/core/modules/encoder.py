@@ -314,7 +314,7 @@ class Stack(hk.Module):
     ) -> tuple:
         """Returns the output of the layers, their maps, and caches if they have any.
 
-        `call` gets a layer, x, and by their names what is given of this layer.
+        `call` gets a layer, x, and by name what is given for this layer.
         """
         # What has an entry for each layer, and what all layers share.
         per_layer, shared = {}, {}

@@ -72,7 +72,7 @@ class ScoreBias(tiles.Part, abc.ABC):
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
     ) -> "ScoreBias":
-        """Returns gradients `total`, an aligned bias, plus those of a tile of it."""
+        """Returns `total`, the gradients of an aligned bias, plus those of a tile."""
 
         def tile(bias):
             values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)

@@ -332,7 +332,7 @@ class _Search:
 
         Heads are what the program merges or contracts with the size of values, or sums:
         () if it contracts the size alone, None if nothing shows. Weights share factors
-        `shared` with values, and one of the `free` axes is that of queries.
+        `shared` with values, and one of the `free` axes holds the queries.
         """
         own, merged, waiting, seen = None, [], [heads], set()
         while waiting and len(seen) < axes_lib.FARTHEST:

@@ -22,7 +22,7 @@ class KernelMask:
     right: int | None = tiles.static(None)  # how far it sees ahead
     # Numbers of keys, of which the smallest counts; `[B...]` or `[B..., 1]` each.
     key_lengths: tuple[Array, ...] = ()
-    # Numbers of queries that see anything, likewise.
+    # Numbers of queries that see anything, of the same shapes.
     query_lengths: tuple[Array, ...] = ()
 
     def __and__(self, other: "KernelMask") -> "KernelMask":

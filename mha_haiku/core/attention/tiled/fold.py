@@ -109,9 +109,9 @@ class Walk:
     sizes: sweep.Sizes
     first: tiles.Origin | None  # where in the whole map this part begins, or None
     queries: range  # the consecutive queries that it covers
-    keys: range  # the keys, likewise
-    # Whether one mask is that of all that stand side by side. A tile may be left out
-    # only where all of them rule it out, which is not known otherwise.
+    keys: range  # the consecutive keys
+    # Whether all that stand side by side have one mask. A tile may be left out only
+    # where all masks rule it out, which is not known otherwise.
     masks_agree: bool
 
     @classmethod

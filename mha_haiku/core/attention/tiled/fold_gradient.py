@@ -103,9 +103,9 @@ def known(
 class Wanted:
     """Which gradients are wanted."""
 
-    maps: bool = tiles.static()  # whether that of anything in the maps
-    biases: tuple[bool, ...] = tiles.static()  # for each map whether that of its bias
-    given: tuple[bool, ...] = tiles.static()  # for each array that is given
+    maps: bool = tiles.static()  # the gradient of anything in the maps
+    biases: tuple[bool, ...] = tiles.static()  # for each map, the gradient of its bias
+    given: tuple[bool, ...] = tiles.static()  # for each array
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:
@@ -166,7 +166,7 @@ def backward(
 ) -> tuple[tuple[views.Factors, ...], Given]:
     """Returns the gradients of maps and of what is given, None where not wanted.
 
-    Cotangents of the sums are None for those of 0.
+    Cotangents are None in place of 0.
     """
     # A query without a finite logsumexp has no weights here, and so no gradient.
     finite = tuple(

@@ -137,8 +137,7 @@ def summed_over_heads(
 def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
     """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B....
 
-    An axis of B... in the shape may have size 1, and that of the heads any divisor of
-    H.
+    In the shape an axis of B... may have size 1, the axis of heads any divisor of H.
     """
     size = shape[batch_ndim + axis]
     *batch_shape, heads = stacked.shape[: batch_ndim + 1]
