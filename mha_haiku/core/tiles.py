@@ -45,14 +45,10 @@ class Span:
     """Positions from `start` on, `size` of them.
 
     Stands for an array of positions, but arrays are sliced by it and not gathered.
-
-    Attributes:
-      start: An integer, or a scalar array that may be traced.
-      size: An integer.
     """
 
-    start: int | Array
-    size: int
+    start: int | Array  # an integer, or a scalar array that may be traced
+    size: int  # an integer
 
     def __len__(self) -> int:
         return self.size
@@ -76,14 +72,10 @@ class Origin:
 
     Queries and keys in arrays are counted from here; masks and biases are asked at
     absolute positions, which `rows` and `columns` give.
-
-    Attributes:
-      query: An integer, or a scalar array that may be traced.
-      key: As the query.
     """
 
-    query: int | Array = 0
-    key: int | Array = 0
+    query: int | Array = 0  # an integer, or a scalar array that may be traced
+    key: int | Array = 0  # as the query
 
     def rows(self, rows: Index | Span) -> Index | Span:
         """Returns the absolute positions of queries."""

@@ -81,20 +81,16 @@ class Nonfinite(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What attention is computed from.
-
-    Attributes:
-      weighting: Mask, bias and score, aligned; implementations know softmax alone.
-      nonfinite: Which of the vectors are not finite; None: not known, without a mask.
-      rng: The key of the dropout; None: no dropout.
-    """
+    """What attention is computed from."""
 
     query: Float[Array, "*B T H K"]
     key: Float[Array, "*B S G K"]
     value: Float[Array, "*B S G V"]
+    # Mask, bias and score, aligned; implementations know softmax alone.
     weighting: Weighting
+    # Which of the vectors are not finite; None: not known, without a mask.
     nonfinite: Nonfinite | None = None
-    rng: Array | None = None
+    rng: Array | None = None  # the key of the dropout; None: no dropout
 
     def zeroed(self) -> "Inputs":
         """Returns the inputs with zeros for nonfinite queries, keys and values."""

@@ -136,6 +136,11 @@ ENTROPY = RowSum(_entropy)
 LARGEST = RowSum(_largest, is_largest=True)
 MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
 AT_OFFSETS = RowSum(_at_offsets, size=3)
+_NEAR = {  # what `_at_offsets` looks at, in its order
+    "previous": "the previous position",
+    "own": "the query's own position",
+    "next": "the next position",
+}
 
 STATISTICS: dict[str, Statistic | HeadStatistic] = {
     entry.name: entry
@@ -184,26 +189,15 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             lambda moments: moments[1],
             from_mean=_root,
         ),
-        Statistic(
-            "previous_position",
-            "share of attention",
-            "attention on the previous position",
-            (AT_OFFSETS,),
-            lambda at: at[0],
-        ),
-        Statistic(
-            "own_position",
-            "share of attention",
-            "attention on the query's own position",
-            (AT_OFFSETS,),
-            lambda at: at[1],
-        ),
-        Statistic(
-            "next_position",
-            "share of attention",
-            "attention on the next position",
-            (AT_OFFSETS,),
-            lambda at: at[2],
+        *(
+            Statistic(
+                f"{name}_position",
+                "share of attention",
+                f"attention on {position}",
+                (AT_OFFSETS,),
+                lambda at, i=i: at[i],
+            )
+            for i, (name, position) in enumerate(_NEAR.items())
         ),
         Statistic(
             "first_position",
@@ -211,29 +205,19 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             "attention on the first position",
             (linear(lambda tile: tile.columns.array() == 0),),
         ),
-        Statistic(
-            "largest_at_previous",
-            "share of queries",
-            "largest weight on the previous position",
-            (AT_OFFSETS, LARGEST),
-            # Both are of the same numbers, behind the barrier: equal to the last bit.
-            lambda at, largest: at[0] >= largest,
-            source="a head for which one of these three is 0.9 or more is positional: "
-            "Voita et al. 2019, section 5.1",
-        ),
-        Statistic(
-            "largest_at_own",
-            "share of queries",
-            "largest weight on the query's own position",
-            (AT_OFFSETS, LARGEST),
-            lambda at, largest: at[1] >= largest,
-        ),
-        Statistic(
-            "largest_at_next",
-            "share of queries",
-            "largest weight on the next position",
-            (AT_OFFSETS, LARGEST),
-            lambda at, largest: at[2] >= largest,
+        *(
+            Statistic(
+                f"largest_at_{name}",
+                "share of queries",
+                f"largest weight on {position}",
+                (AT_OFFSETS, LARGEST),
+                # Both are of the same numbers, behind the barrier: equal to the last
+                # bit.
+                lambda at, largest, i=i: at[i] >= largest,
+                source="a head for which it is 0.9 or more is positional: Voita et al. "
+                "2019, section 5.1, https://arxiv.org/abs/1905.09418",
+            )
+            for i, (name, position) in enumerate(_NEAR.items())
         ),
         Statistic(
             "chosen_positions",

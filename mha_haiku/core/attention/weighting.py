@@ -17,22 +17,18 @@ Array = jax.Array
 
 
 class Weighting(NamedTuple):
-    """Which key a query sees, how much it weighs, and what its values are gated by.
+    """Which key a query sees, how much it weighs, and what its values are gated by."""
 
-    Attributes:
-      mask: Which query may attend to which key.
-      bias: What is added to the scores, or None; see `attend`.
-      score: The score; None: scaled dot product.
-      normalizer: What weights are over; None: softmax.
-      gates: What values are multiplied by in the end; None: by nothing.
-      origin: The positions of the first query and the first key.
-    """
-
-    mask: masks.Mask = masks.full()
+    mask: masks.Mask = masks.full()  # which query may attend to which key
+    # What is added to the scores, or None; see `attend`.
     bias: positions.ScoreBias | Array | None = None
+    # The score; None: scaled dot product.
     score: scores.Score | scores.ScoreFunction | None = None
+    # What weights are over; None: softmax.
     normalizer: normalizers.Normalizer | None = None
+    # What values are multiplied by in the end; None: by nothing.
     gates: Float[Array, "*B T H #V"] | None = None
+    # The positions of the first query and the first key.
     origin: tiles.Origin = tiles.Origin()
 
     def aligned(

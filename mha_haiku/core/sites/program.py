@@ -26,14 +26,10 @@ class Resume:
     """An edit of what enters a layer: from which layer on to run, and with what.
 
     Scanned layers before it are skipped; looped ones are dead code, which XLA drops.
-
-    Attributes:
-      layer: The first layer that runs; may be traced.
-      value: What enters it, like the value of the site.
     """
 
-    layer: int | Array
-    value: Any
+    layer: int | Array  # the first layer that runs; may be traced
+    value: Any  # what enters it, like the value of the site
 
     def __call__(self, value: Any, layer: int | Array | None) -> Any:
         """Returns what enters a layer."""

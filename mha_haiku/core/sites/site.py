@@ -17,20 +17,14 @@ SEEN = "mha_haiku_attention"
 
 
 class Facet(NamedTuple):
-    """One way to look at the value of a site, and to change it.
+    """One way to look at the value of a site, and to change it."""
 
-    Attributes:
-      name: The last part of the name, such as "map" or "weights".
-      read: From the value of the site to what is seen.
-      write: From the value of the site and a changed view to the changed value; None
-        where it can only be looked at.
-      advice: What to edit instead, where it can only be looked at.
-    """
-
-    name: str
-    read: Callable[[Any], Any]
+    name: str  # the last part of the name, such as "map" or "weights"
+    read: Callable[[Any], Any]  # from the value of the site to what is seen
+    # From the value of the site and a changed view to the changed value; None where it
+    # can only be looked at.
     write: Callable[[Any, Any], Any] | None
-    advice: str = ""
+    advice: str = ""  # what to edit instead, where it can only be looked at
 
 
 def site(name: str, value: Any) -> Any:
